@@ -1,0 +1,37 @@
+# Two commands on a fresh machine with Python 3.11, make and gcc: `make search` and `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup search test lint bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(READY)
+
+# make search                              the main job on the built-in demo log
+# make search DATA=log.csv                 ... on a file of your own
+# make search DATA=log.csv OUT=runs/x ARGS="trials=50 space=wide"
+search: $(READY)
+	$(BIN)/dhen-search run $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT)) $(if $(DATA),,minutes=6) $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

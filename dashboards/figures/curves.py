@@ -1,0 +1,144 @@
+"""Learning curves relative to the baseline at the same numbers of examples, as the paper's tables give NE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from dashboards.figures.frame import Frame, frame
+from dashboards.figures.style import BLUE, PALE_BLUE, PALE_GREY, VERMILION, drawing, empty, text
+from dashboards.names import short_name
+from dashboards.rows import find, marks
+from dashboards.units import known, percent, si
+from trials.record import CurvePoint, StudyRecord, TrialRecord, relative_ne_curve
+
+HEIGHT = 430
+TITLE = "Learning curves against the baseline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveLine:
+    """One candidate's curve."""
+
+    number: int
+    name: str
+    marks: tuple[str, ...]
+    points: tuple[tuple[int, float], ...]
+    """Pairs (training examples seen, NE relative to the baseline in percent), ascending in examples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvesInfo:
+    """What the figure shows."""
+
+    lines: tuple[CurveLine, ...]
+    """Candidates with at least one point in the baseline's range, in order of number."""
+    baseline: str | None
+    """The baseline in short; None where there is none yet."""
+    last_examples: int
+    """Where the baseline's own curve ends."""
+    frame: Frame | None
+    """Of the percent axis, by how the curves end; None where there is no curve."""
+
+
+def curves_info(record: StudyRecord) -> CurvesInfo:
+    """Trials that share another trial's result are left out: their curve would cover that one's."""
+    baseline = find(record, record.baseline)
+    own = baseline.curve if baseline else ()
+    fresh = [trial for trial in record.candidates if trial.reused_from is None]
+    lines = tuple(line for trial in fresh if (line := _line(trial, record, own)).points)
+    return CurvesInfo(
+        lines=lines,
+        baseline=f"trial {baseline.number}, {short_name(baseline.model)}" if baseline and own else None,
+        last_examples=own[-1].examples if own else 0,
+        frame=frame([line.points[-1][1] for line in lines], always=[0.0]) if lines else None,
+    )
+
+
+def curves_figure(info: CurvesInfo) -> go.Figure:
+    """The baseline is the line at 0; below is better. The field is grey, the front blue."""
+    if info.baseline is None:
+        return empty("Shown as soon as the baseline has been trained.", title=TITLE)
+    if info.frame is None:
+        return empty("Shown as soon as a candidate has been evaluated.", title=TITLE)
+    subtitle = f"NE in percent of the baseline's ({info.baseline}) at the same number of training examples."
+    if info.frame.above:
+        subtitle += f" {info.frame.above} end above this frame."
+    front = tuple(line for line in info.lines if "front" in line.marks and not _named(line))
+    others = tuple(line for line in info.lines if "front" not in line.marks and not _named(line))
+    traces = [
+        *_group(others, "candidates", color=PALE_GREY, width=1),
+        *_group(front, "Pareto front", color=PALE_BLUE, width=1.5),
+        *(_named_line(line) for line in info.lines if _named(line)),
+    ]
+    figure = drawing(traces, title=TITLE, subtitle=subtitle, height=HEIGHT)
+    figure.add_hline(0, line={"color": VERMILION, "width": 1.5}, annotation_text="baseline", layer="below")
+    figure.update_annotations(font={"color": VERMILION}, selector={"text": "baseline"})
+    figure.update_xaxes(title_text="training examples seen", tickformat="~s", rangemode="tozero")
+    figure.update_yaxes(
+        title_text="NE against the baseline", ticksuffix=" %", range=[info.frame.low, info.frame.high]
+    )
+    return figure
+
+
+def _line(trial: TrialRecord, record: StudyRecord, baseline: tuple[CurvePoint, ...]) -> CurveLine:
+    pairs = relative_ne_curve(trial.curve, baseline)
+    points = tuple(pair for pair in pairs if known(pair[1]))
+    return CurveLine(
+        number=trial.number, name=short_name(trial.model), marks=marks(trial, record), points=points
+    )
+
+
+def _named(line: CurveLine) -> bool:
+    """Best and knee have a line and a label of their own."""
+    return "best" in line.marks or "knee" in line.marks
+
+
+def _group(lines: tuple[CurveLine, ...], name: str, *, color: str, width: float) -> list[go.Scatter]:
+    """Many curves as one trace with gaps: one legend entry, and quick to draw for hundreds."""
+    if not lines:
+        return []
+    xs: list[int | None] = []
+    ys: list[float | None] = []
+    hovers: list[str] = []
+    for line in lines:
+        xs += [examples for examples, _ in line.points] + [None]
+        ys += [value for _, value in line.points] + [None]
+        hovers += [*_hovers(line), ""]
+    style = {"color": color, "width": width}
+    marker = {"size": 3, "color": color}
+    return [
+        go.Scatter(
+            x=xs,
+            y=ys,
+            hovertext=hovers,
+            hoverinfo="text",
+            mode="lines+markers",
+            name=name,
+            line=style,
+            marker=marker,
+        )
+    ]
+
+
+def _named_line(line: CurveLine) -> go.Scatter:
+    names = [mark for mark in ("best", "knee") if mark in line.marks]
+    return go.Scatter(
+        x=[examples for examples, _ in line.points],
+        y=[value for _, value in line.points],
+        hovertext=_hovers(line),
+        hoverinfo="text",
+        mode="lines+markers",
+        name=f"{' and '.join(names)} (trial {line.number})",
+        line={"color": BLUE, "width": 2.5, "dash": "solid" if "best" in names else "dash"},
+        marker={"color": BLUE, "size": 7, "symbol": "star" if "best" in names else "diamond"},
+    )
+
+
+def _hovers(line: CurveLine) -> list[str]:
+    about = f"trial {line.number}" + (f": {', '.join(line.marks)}" if line.marks else "")
+    return [
+        text(about, line.name, f"{percent(value)} at {si(examples)} examples")
+        for examples, value in line.points
+    ]

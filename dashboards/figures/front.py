@@ -1,0 +1,224 @@
+"""NE on validation against FLOPs, and the Pareto front between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from dashboards.figures.frame import Frame, frame
+from dashboards.figures.style import BLUE, GREY, VERMILION, drawing, empty, text
+from dashboards.rows import TrialRow, trial_rows
+from dashboards.units import decimals, known, percent, ratio, si
+from trials.record import Outcome, StudyRecord
+
+HEIGHT = 470
+NEAR_FLOOR = 1.0
+"""The floor is drawn where it is no farther below the lowest NE than this many heights of the frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """One trial in the plane."""
+
+    number: int
+    name: str
+    ne: float
+    flops: float
+    relative_percent: float | None
+    """NE relative to the baseline."""
+    stopped: bool
+    """Before its budget was used up: its NE could have become lower."""
+    marks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontInfo:
+    """What the figure shows."""
+
+    candidates: tuple[FrontPoint, ...]
+    """Finished ones with an NE and FLOPs, in order of number."""
+    front: tuple[FrontPoint, ...]
+    """By FLOPs."""
+    baseline: FrontPoint | None
+    best: FrontPoint | None
+    knee: FrontPoint | None
+    floor: float | None
+    """Lowest reachable NE on validation."""
+    frame: Frame | None
+    """Of the NE axis; None where there is no point."""
+    floor_in_frame: bool
+
+
+def front_info(record: StudyRecord) -> FrontInfo:
+    """Who is on the front is the record's word, not worked out here."""
+    rows = trial_rows(record)
+    points = {row.number: _point(row) for row in rows if _drawable(row)}
+    numbers = {trial.number for trial in record.candidates}
+    candidates = tuple(point for number, point in points.items() if number in numbers)
+    front = [points[number] for number in record.front if number in points]
+    baseline = points.get(record.baseline) if record.baseline is not None else None
+    floor = (record.log.ne_floor or {}).get("validation")
+    frame_without = _frame(candidates, front, baseline, None)
+    near = frame_without is not None and floor is not None and _near(floor, frame_without)
+    return FrontInfo(
+        candidates=candidates,
+        front=tuple(sorted(front, key=lambda point: point.flops)),
+        baseline=baseline,
+        best=points.get(record.best) if record.best is not None else None,
+        knee=points.get(record.knee) if record.knee is not None else None,
+        floor=floor,
+        frame=_frame(candidates, front, baseline, floor if near else None),
+        floor_in_frame=near,
+    )
+
+
+def front_figure(info: FrontInfo) -> go.Figure:
+    """FLOPs on a logarithmic axis; lower left is better."""
+    if info.frame is None:
+        reason = "Shown as soon as a trial has an NE on validation."
+        return empty(reason, title="NE against FLOPs")
+    traces = [_field(info), _front_line(info), *_marked(info)]
+    subtitle = "NE on validation against FLOPs an example; lower left is better."
+    if info.frame.above:
+        subtitle += f" {info.frame.above} above this frame (double-click shows all)."
+    figure = drawing(traces, title=_title(info), subtitle=subtitle, height=HEIGHT)
+    figure.update_xaxes(
+        type="log", title_text="forward FLOPs an example", tickformat=".2~s", dtick="D2", minor_showgrid=False
+    )
+    figure.update_yaxes(title_text="NE on validation", range=[info.frame.low, info.frame.high])
+    if info.baseline:
+        figure.add_hline(
+            info.baseline.ne, line={"color": VERMILION, "width": 1, "dash": "dot"}, layer="below"
+        )
+    _draw_floor(figure, info)
+    return figure
+
+
+def _drawable(row: TrialRow) -> bool:
+    """With both coordinates, and not in the middle of training."""
+    return row.outcome is not Outcome.RUNNING and known(row.ne) and known(row.flops) and row.flops != 0
+
+
+def _point(row: TrialRow) -> FrontPoint:
+    assert row.ne is not None
+    assert row.flops is not None
+    return FrontPoint(
+        number=row.number,
+        name=row.name,
+        ne=row.ne,
+        flops=row.flops,
+        relative_percent=row.relative_percent,
+        stopped=row.outcome is not Outcome.COMPLETED,
+        marks=row.marks,
+    )
+
+
+def _frame(
+    candidates: tuple[FrontPoint, ...],
+    front: list[FrontPoint],
+    baseline: FrontPoint | None,
+    floor: float | None,
+) -> Frame | None:
+    always = [point.ne for point in front] + ([baseline.ne] if baseline else [])
+    always += [floor] if floor is not None and (always or candidates) else []
+    return frame([point.ne for point in candidates], always) if candidates or always else None
+
+
+def _near(floor: float, without: Frame) -> bool:
+    return without.low - floor <= NEAR_FLOOR * (without.high - without.low)
+
+
+def _hover(point: FrontPoint, baseline: FrontPoint | None) -> str:
+    times = ratio(point.flops / baseline.flops) if baseline else ""
+    relative = (
+        f" ({percent(point.relative_percent)} to the baseline)" if point.relative_percent is not None else ""
+    )
+    return text(
+        f"trial {point.number}" + (f": {', '.join(point.marks)}" if point.marks else ""),
+        point.name,
+        f"NE {decimals(point.ne, 5)}{relative}",
+        "stopped before its budget was used up" if point.stopped else "",
+        f"{si(point.flops)} FLOPs" + (f" ({times} the baseline's)" if times else ""),
+    )
+
+
+def _scatter(points: tuple[FrontPoint, ...], info: FrontInfo, **style: object) -> go.Scatter:
+    return go.Scatter(
+        x=[point.flops for point in points],
+        y=[point.ne for point in points],
+        hovertext=[_hover(point, info.baseline) for point in points],
+        hoverinfo="text",
+        **style,
+    )
+
+
+def _field(info: FrontInfo) -> go.Scatter:
+    on_front = {point.number for point in info.front}
+    others = tuple(point for point in info.candidates if point.number not in on_front)
+    symbols = ["circle-open" if point.stopped else "circle" for point in others]
+    marker = {"color": GREY, "size": 8, "symbol": symbols}
+    return _scatter(others, info, mode="markers", name="candidates (open: stopped early)", marker=marker)
+
+
+def _front_line(info: FrontInfo) -> go.Scatter:
+    """A step line: between two members the cheaper one is the best that those FLOPs buy."""
+    return _scatter(
+        info.front,
+        info,
+        mode="lines+markers",
+        name="Pareto front",
+        line={"color": BLUE, "width": 2, "shape": "hv"},
+        marker={"color": BLUE, "size": 9},
+    )
+
+
+def _marked(info: FrontInfo) -> list[go.Scatter]:
+    """Baseline, knee and best: a shape of their own and a label beside it."""
+    same = info.best is not None and info.best == info.knee
+    chosen = [
+        (info.baseline, "baseline", "square", VERMILION, "top right"),
+        (None if same else info.knee, "knee", "diamond", BLUE, "bottom left"),
+        (info.best, "best and knee" if same else "best", "star", BLUE, "bottom center"),
+    ]
+    return [
+        _scatter(
+            (point,),
+            info,
+            mode="markers+text",
+            text=[label],
+            textposition=position,
+            textfont={"color": colour},
+            marker={"color": colour, "symbol": symbol, "size": 15},
+            cliponaxis=False,
+            showlegend=False,
+        )
+        for point, label, symbol, colour, position in chosen
+        if point is not None
+    ]
+
+
+def _title(info: FrontInfo) -> str:
+    best, baseline = info.best, info.baseline
+    if best is None or best.relative_percent is None or baseline is None:
+        return "NE against FLOPs"
+    where = "below" if best.relative_percent < 0 else "above"
+    times = ratio(best.flops / baseline.flops)
+    return (
+        f"The best candidate is {abs(best.relative_percent):.2f} % {where} the baseline at {times} its FLOPs"
+    )
+
+
+def _draw_floor(figure: go.Figure, info: FrontInfo) -> None:
+    if info.floor is None:
+        return
+    label = f"floor {decimals(info.floor, 5)}"
+    if info.floor_in_frame:
+        line = {"color": GREY, "width": 1, "dash": "dash"}
+        position = "bottom left"
+        figure.add_hline(
+            info.floor, line=line, annotation_text=label, annotation_position=position, layer="below"
+        )
+        return
+    where = {"x": 0, "xref": "paper", "xanchor": "left", "y": 0, "yref": "paper", "yanchor": "bottom"}
+    figure.add_annotation(text=f"{label}, below this frame", showarrow=False, **where)

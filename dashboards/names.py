@@ -1,0 +1,67 @@
+"""A model in short, from its configuration: `3x[attention+dlrm] concat d16`.
+
+Reads plain data and is tolerant on purpose: a report must show also what it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+UNNAMED = "model"
+
+
+def short_name(model: Mapping[str, Any]) -> str:
+    """Layers bottom to top (equal neighbours counted), how modules are ensembled, embedding dimension.
+
+    `2x[attention+dlrm] > [linear] concat d16`; a family without layers is called by its own name, with the
+    widths of its MLP and its number of experts: `advanced_dlrm 256-128 4 experts d16`.
+    """
+    layers = [layer for layer in _sequence(model.get("layers")) if isinstance(layer, Mapping)]
+    body = _layers(layers) if layers else _family(model)
+    dimension = model.get("embedding_dim")
+    return body if dimension is None else f"{body} d{dimension}"
+
+
+def _family(model: Mapping[str, Any]) -> str:
+    experts = model.get("experts")
+    parts = (
+        str(model.get("family", UNNAMED)),
+        "-".join(str(width) for width in _sequence(model.get("mlp"))),
+        f"{experts} experts" if isinstance(experts, int) and experts > 1 else "",
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _layers(layers: list[Mapping[str, Any]]) -> str:
+    """The ensemble is said once where all layers that have something to join have the same."""
+    shared = {_ensemble(layer) for layer in layers} - {""}
+    if len(shared) <= 1:
+        return " ".join((_counted(_modules(layer) for layer in layers), *shared))
+    return _counted(f"{_modules(layer)} {_ensemble(layer)}".strip() for layer in layers)
+
+
+def _counted(names: Iterator[str]) -> str:
+    """Equal neighbours as `3x...`, different ones apart by ` > `."""
+    runs = ((name, len(list(group))) for name, group in groupby(names))
+    return " > ".join(f"{count}x{name}" if count > 1 else name for name, count in runs)
+
+
+def _modules(layer: Mapping[str, Any]) -> str:
+    return "[" + "+".join(_kind(module) for module in _sequence(layer.get("modules"))) + "]"
+
+
+def _ensemble(layer: Mapping[str, Any]) -> str:
+    """Nothing where there is none, or one module alone, which needs none."""
+    needed = layer.get("ensemble") is not None and len(_sequence(layer.get("modules"))) > 1
+    return _kind(layer["ensemble"]) if needed else ""
+
+
+def _kind(value: Any) -> str:
+    """The name of a component given as `{"kind": name, ...}` or by its name alone."""
+    return str(value.get("kind", "?")) if isinstance(value, Mapping) else str(value)
+
+
+def _sequence(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []

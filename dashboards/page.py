@@ -1,0 +1,156 @@
+"""The report of a study: one HTML file that holds all it needs and opens without a network."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import plotly.io
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from dashboards.figures.curves import curves_figure, curves_info
+from dashboards.figures.front import front_figure, front_info
+from dashboards.figures.time import time_figure, time_info
+from dashboards.names import short_name
+from dashboards.rows import find, trial_rows
+from dashboards.summary import IN_WORDS, progress, sentences
+from dashboards.units import byte_size, decimals, duration, percent, si, word
+from dhen.errors import UserError
+from trials.record import StudyRecord, TrialRecord
+
+TEMPLATES = Path(__file__).parent / "templates"
+PLOTLY_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "resetScale2d"]]}
+MARGIN_WITHOUT_TITLE = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of the table of trials."""
+
+    title: str
+    help: str
+    field: str
+    """Of `TrialRow`; rows are sorted by it, unknown values go last either way."""
+    text: Callable[[Any], str]
+    """The value as shown."""
+    numeric: bool = True
+
+
+COLUMNS = (
+    Column(title="Trial", help="in the order of starting", field="number", text=str),
+    Column(title="Outcome", help="how it ended", field="outcome", text=IN_WORDS.__getitem__, numeric=False),
+    Column(title="Model", help="modules, ensemble, dimension", field="name", text=str, numeric=False),
+    Column(title="NE", help="normalized entropy on validation", field="ne", text=partial(decimals, digits=5)),
+    Column(
+        title="vs baseline",
+        help="NE in percent of the tuned baseline's; negative is better",
+        field="relative_percent",
+        text=percent,
+    ),
+    Column(title="AUC", help="on validation", field="auc", text=partial(decimals, digits=4)),
+    Column(
+        title="Calibration",
+        help="sum of predictions over sum of labels; 1 is calibrated",
+        field="calibration",
+        text=partial(decimals, digits=3),
+    ),
+    Column(title="FLOPs", help="forward, an example", field="flops", text=si),
+    Column(title="Parameters", help="dense ones", field="parameters", text=si),
+    Column(title="Examples/s", help="trained", field="examples_per_second", text=si),
+    Column(title="Time", help="wall clock", field="seconds", text=duration),
+    Column(
+        title="Technique", help="memory technique, as executed", field="technique", text=word, numeric=False
+    ),
+    Column(title="Remark", help="why it did not complete", field="remark", text=word, numeric=False),
+)
+
+
+def write_report(record: StudyRecord, path: Path) -> None:
+    """Writes the page; a reader sees either the old one or the new one whole.
+
+    Raises:
+        UserError: when the path is a folder.
+        OSError: when the file cannot be written.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: a folder; name the file to write, e.g. {path / 'report.html'}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = render(record)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        temporary = Path(file.name)
+        try:
+            file.write(page)
+            file.close()
+            temporary.chmod(0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def render(record: StudyRecord) -> str:
+    """The page. Everything that comes from data is escaped: by Jinja in HTML, by Plotly in its JSON."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.globals |= {"si": si, "decimals": decimals, "byte_size": byte_size, "short_name": short_name}
+    best = find(record, record.best)
+    return environment.get_template("report.html").render(
+        record=record,
+        progress=progress(record),
+        elapsed=duration(record.elapsed_seconds),
+        sentences=sentences(record),
+        figures=[_html(name, figure) for name, figure in _figures(record)],
+        columns=COLUMNS,
+        rows=trial_rows(record),
+        best=best,
+        cost=_cost(best),
+        plotly=Markup(get_plotlyjs()),
+    )
+
+
+def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:
+    return (
+        ("front", front_figure(front_info(record))),
+        ("curves", curves_figure(curves_info(record))),
+        ("time", time_figure(time_info(record))),
+    )
+
+
+def _html(name: str, figure: go.Figure) -> dict[str, Markup]:
+    """Title and subtitle as text that wraps; the drawing as a div and its script, without plotly.js itself.
+
+    A figure with nothing in it is its title and subtitle alone.
+    """
+    title = figure.layout.title
+    texts = {"title": Markup(title.text), "subtitle": Markup(title.subtitle.text), "drawing": Markup()}
+    if not figure.data:
+        return texts
+    bare = go.Figure(figure).update_layout(title=None, margin_t=MARGIN_WITHOUT_TITLE)
+    bare.layout.height -= figure.layout.margin.t - MARGIN_WITHOUT_TITLE
+    html = plotly.io.to_html(
+        bare,
+        include_plotlyjs=False,
+        full_html=False,
+        config=PLOTLY_CONFIG,
+        div_id=f"figure-{name}",
+        default_height=f"{bare.layout.height}px",
+    )
+    return texts | {"drawing": Markup(html)}
+
+
+def _cost(best: TrialRecord | None) -> list[dict[str, object]]:
+    """Rows of the cost table, dearest first, each with its share of all FLOPs in percent."""
+    rows = sorted(best.cost, key=lambda row: -row.flops) if best else []
+    total = sum(row.flops for row in rows)
+    return [{"row": row, "share": 100 * row.flops / total if total else 0.0} for row in rows]

@@ -1,0 +1,111 @@
+"""What a table of trials shows of each trial, for the page and for the terminal alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dashboards.names import short_name
+from dashboards.units import known
+from trials.record import (
+    Outcome,
+    StudyRecord,
+    TrialKind,
+    TrialRecord,
+    relative_ne_curve,
+    relative_ne_percent,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """One trial; values not known are None."""
+
+    number: int
+    kind: TrialKind
+    outcome: Outcome
+    marks: tuple[str, ...]
+    """Of `baseline`, `best`, `knee`, `front`, in this order."""
+    name: str
+    """The model in short."""
+    ne: float | None
+    """On validation, at the best point of the curve; of a running trial at its newest point."""
+    relative_percent: float | None
+    """NE relative to the tuned baseline; of a running trial at the same number of examples."""
+    auc: float | None
+    calibration: float | None
+    flops: float | None
+    parameters: int | None
+    """Dense ones."""
+    examples_per_second: float | None
+    seconds: float | None
+    technique: str | None
+    """As executed; as planned where nothing was executed."""
+    remark: str | None
+    """The error, or whose result it shares."""
+
+
+def trial_rows(record: StudyRecord) -> tuple[TrialRow, ...]:
+    """All trials, in order."""
+    baseline = baseline_ne(record)
+    return tuple(_row(trial, record, baseline) for trial in record.trials)
+
+
+def baseline_ne(record: StudyRecord) -> float | None:
+    """The tuned baseline's NE on validation, once there is one."""
+    trial = find(record, record.baseline)
+    return trial.validation.ne if trial and trial.validation and known(trial.validation.ne) else None
+
+
+def find(record: StudyRecord, number: int | None) -> TrialRecord | None:
+    """The trial with this number, if the record has it."""
+    return next((trial for trial in record.trials if trial.number == number), None)
+
+
+def relative_percent(ne: float | None, baseline: float | None) -> float | None:
+    """NE relative to the baseline in percent where both are known."""
+    return relative_ne_percent(ne, baseline) if ne is not None and baseline is not None else None
+
+
+def marks(trial: TrialRecord, record: StudyRecord) -> tuple[str, ...]:
+    """What the study says of a trial."""
+    said = {
+        "baseline": trial.number == record.baseline,
+        "best": trial.number == record.best,
+        "knee": trial.number == record.knee,
+        "front": trial.number in record.front,
+    }
+    return tuple(name for name, is_true in said.items() if is_true)
+
+
+def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> TrialRow:
+    live = trial.outcome is Outcome.RUNNING and bool(trial.curve)
+    quality = trial.curve[-1].validation if live else trial.validation
+    ne = quality.ne if quality and known(quality.ne) else None
+    return TrialRow(
+        number=trial.number,
+        kind=trial.kind,
+        outcome=trial.outcome,
+        marks=marks(trial, record),
+        name=short_name(trial.model),
+        ne=ne,
+        relative_percent=_relative_so_far(trial, record) if live else relative_percent(ne, baseline),
+        auc=quality.auc if quality else None,
+        calibration=quality.calibration if quality else None,
+        flops=trial.flops,
+        parameters=trial.parameters,
+        examples_per_second=trial.examples_per_second,
+        seconds=trial.seconds,
+        technique=trial.executed_technique or trial.planned_technique,
+        remark=_remark(trial),
+    )
+
+
+def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
+    baseline = find(record, record.baseline)
+    pairs = relative_ne_curve(trial.curve[-1:], baseline.curve if baseline else ())
+    return pairs[0][1] if pairs and known(pairs[0][1]) else None
+
+
+def _remark(trial: TrialRecord) -> str | None:
+    shared = f"same network as trial {trial.reused_from}" if trial.reused_from is not None else None
+    return trial.error or shared

@@ -1,0 +1,137 @@
+"""A study in plain sentences: what was found, how near the limit it is, what went wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dashboards.names import short_name
+from dashboards.rows import find
+from dashboards.units import decimals, known, percent, ratio, si
+from trials.record import Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
+
+IN_WORDS = {
+    Outcome.RUNNING: "running",
+    Outcome.COMPLETED: "completed",
+    Outcome.STOPPED: "stopped early",
+    Outcome.INFEASIBLE: "infeasible",
+    Outcome.OUT_OF_MEMORY: "out of memory",
+    Outcome.DIVERGED: "diverged",
+    Outcome.FAILED: "failed",
+    Outcome.INTERRUPTED: "interrupted",
+}
+
+
+def sentences(record: StudyRecord) -> tuple[str, ...]:
+    """From the most important down; only what the record knows."""
+    best, baseline = find(record, record.best), find(record, record.baseline)
+    said = (
+        _best(best, baseline, record),
+        _knee(record, baseline),
+        _floor(record, best, baseline, "validation"),
+        _test(best, baseline),
+        _floor(record, best, baseline, "test"),
+        _outcomes(record),
+        _first_error(record) if best is None else None,
+    )
+    return tuple(sentence for sentence in said if sentence)
+
+
+def progress(record: StudyRecord) -> str:
+    """`finished: 32 of 30 candidates`, or how far it is."""
+    ended = sum(trial.outcome is not Outcome.RUNNING for trial in record.candidates)
+    budget = f" of {record.trials_budget}" if record.trials_budget is not None else ""
+    return f"{'finished' if record.finished else 'running'}, {ended}{budget} candidates"
+
+
+def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
+    if best is None or best.validation is None:
+        ended = any(trial.outcome is not Outcome.RUNNING for trial in record.candidates)
+        return "No candidate has a result." if ended else "No candidate has ended yet."
+    name = f"trial {best.number} ({short_name(best.model)})"
+    about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
+    if baseline is None or baseline.validation is None:
+        return f"{about}; there is no baseline yet to compare it with."
+    relative = relative_ne_percent(best.validation.ne, baseline.validation.ne)
+    against = f"trial {baseline.number} ({short_name(baseline.model)}, NE {_ne(baseline)})"
+    return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
+
+
+def _side(relative: float) -> str:
+    if abs(relative) < 0.005:
+        return "level with"
+    return f"{abs(relative):.2f} % {'below' if relative < 0 else 'above'}"
+
+
+def _flops(trial: TrialRecord, baseline: TrialRecord) -> str:
+    if not trial.flops or not baseline.flops:
+        return ""
+    times = ratio(trial.flops / baseline.flops)
+    return f", at {times} its FLOPs ({si(trial.flops)} against {si(baseline.flops)} an example)"
+
+
+def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
+    knee = find(record, record.knee)
+    if knee is None or knee.validation is None:
+        return None
+    if record.knee == record.best:
+        return "It is also the knee of the front, where more FLOPs stop paying."
+    relative = ""
+    if baseline is not None and baseline.validation is not None:
+        relative = f", {_side(relative_ne_percent(knee.validation.ne, baseline.validation.ne))} the baseline"
+        relative += _flops(knee, baseline)
+    about = f"trial {knee.number} ({short_name(knee.model)}), has NE {_ne(knee)}"
+    return f"The knee of the front, where more FLOPs stop paying, {about}{relative}."
+
+
+def _floor(
+    record: StudyRecord, best: TrialRecord | None, baseline: TrialRecord | None, split: str
+) -> str | None:
+    """How near both came to the lowest reachable NE, in percent of it, and the share of the gap closed."""
+    floor = (record.log.ne_floor or {}).get(split)
+    before, after = _metrics(baseline, split), _metrics(best, split)
+    if floor is None or before is None or after is None or not known(before.ne) or not known(after.ne):
+        return None
+    gap, won = before.ne - floor, before.ne - after.ne
+    closed = f", {100 * won / gap:.0f} % of the gap closed" if gap > 0 and won > 0 else ""
+    return (
+        f"No model can go below NE {decimals(floor, 5)} on {split}: the baseline is "
+        f"{_side(relative_ne_percent(before.ne, floor))} that floor, the best candidate "
+        f"{_side(relative_ne_percent(after.ne, floor))}{closed}."
+    )
+
+
+def _metrics(trial: TrialRecord | None, split: str) -> Metrics | None:
+    if trial is None:
+        return None
+    return trial.test if split == "test" else trial.validation
+
+
+def _test(best: TrialRecord | None, baseline: TrialRecord | None) -> str | None:
+    after, before = _metrics(best, "test"), _metrics(baseline, "test")
+    if after is None:
+        return None
+    said = f"On the test split, which no choice has seen, the best candidate has NE {decimals(after.ne, 5)}"
+    if before is None:
+        return f"{said}."
+    relative = percent(relative_ne_percent(after.ne, before.ne))
+    return f"{said} against the baseline's {decimals(before.ne, 5)} ({relative})."
+
+
+def _outcomes(record: StudyRecord) -> str | None:
+    counts = Counter(trial.outcome for trial in record.trials)
+    listed = ", ".join(f"{counts[outcome]} {IN_WORDS[outcome]}" for outcome in Outcome if counts[outcome])
+    shared = sum(trial.reused_from is not None for trial in record.trials)
+    reuse = f" {shared} shared the result of an equal network." if shared else ""
+    plural = "trial" if len(record.trials) == 1 else "trials"
+    return (
+        f"{len(record.trials)} {plural}, the baseline's included: {listed}.{reuse}" if record.trials else None
+    )
+
+
+def _first_error(record: StudyRecord) -> str | None:
+    failed = next((trial for trial in record.trials if trial.error), None)
+    return f"Trial {failed.number}: {failed.error}" if failed else None
+
+
+def _ne(trial: TrialRecord) -> str:
+    return decimals(trial.validation.ne if trial.validation else None, 5)

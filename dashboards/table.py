@@ -1,0 +1,139 @@
+"""A study in the terminal, with or without a TTY: a table of its trials, a line a trial, its progress."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from dashboards.rows import TrialRow, baseline_ne, find, relative_percent, trial_rows
+from dashboards.summary import IN_WORDS
+from dashboards.units import decimals, duration, percent, si
+from trials.record import Outcome, StudyRecord, TrialKind
+
+COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("trial", "right"),
+    ("state", "left"),
+    ("NE", "right"),
+    ("vs baseline", "right"),
+    ("FLOPs", "right"),
+    ("examples/s", "right"),
+    ("time", "right"),
+)
+"""All but the last, the model in short, which takes what room is left."""
+STYLES = {"best": "bold green", "knee": "green", "front": "cyan", "baseline": "yellow"}
+OUTCOME_STYLES = {
+    Outcome.RUNNING: "blue",
+    Outcome.COMPLETED: "",
+    Outcome.STOPPED: "dim",
+    Outcome.FAILED: "red",
+    Outcome.DIVERGED: "red",
+}
+
+
+def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
+    """At most `rows` trials in order of number: those that matter most, then the newest.
+
+    What is left out is said below the table. Marks are words, not colour alone. Where the terminal is narrow
+    the model's name gives way, never a number.
+    """
+    everything = trial_rows(record)
+    shown = sorted(sorted(everything, key=_rank)[:rows], key=lambda row: row.number)
+    cells = [_cells(row) for row in shown]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for place, (name, justify) in enumerate(COLUMNS):
+        width = max(len(name), *(len(row[place]) for row in cells)) if cells else len(name)
+        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
+    table.add_column("model")  # the one column that rich may narrow: its cells are cut, not wrapped
+    for row, texts in zip(shown, cells, strict=True):
+        table.add_row(*texts, style=_style(row))
+    if len(shown) < len(everything):
+        table.caption = f"{len(shown)} of {len(everything)} trials: baseline, front and the newest"
+        table.caption_justify = "left"
+    return table
+
+
+def progress_line(record: StudyRecord) -> Text:
+    """`12/30 candidates, 14 min 03 s, about 20 min left, running 13 and 14; best 7: NE 0.78 (-0.31 %)`."""
+    ended = sum(trial.outcome is not Outcome.RUNNING for trial in record.candidates)
+    budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
+    parts = [f"{ended}{budget} candidates", duration(record.elapsed_seconds)]
+    left = seconds_left(record)
+    if record.finished:
+        parts.append("finished")
+    elif left is not None:
+        parts.append(f"about {duration(left)} left")
+    running = [str(trial.number) for trial in record.trials if trial.outcome is Outcome.RUNNING]
+    if running:
+        parts.append(f"running {', '.join(running)}")
+    return Text(", ".join(parts)).append(_best(record), style="bold")
+
+
+def trial_line(record: StudyRecord, number: int) -> Text:
+    """`trial 7 completed, NE 0.78123 (-0.31 %), 1.2 M FLOPs, 34 s: 3x[attention] d16`, for logs."""
+    row = next(row for row in trial_rows(record) if row.number == number)
+    relative = f" ({percent(row.relative_percent)})" if row.relative_percent is not None else ""
+    kind = "baseline" if row.kind is TrialKind.BASELINE else "trial"
+    parts = (
+        f"{kind} {row.number} {IN_WORDS[row.outcome]}",
+        f"NE {decimals(row.ne, 5)}{relative}" if row.ne is not None else "",
+        f"{si(row.flops)} FLOPs" if row.flops is not None else "",
+        duration(row.seconds) if row.seconds is not None else "",
+    )
+    remark = f" ({row.remark})" if row.remark else ""
+    return Text(f"{', '.join(part for part in parts if part)}: {row.name}{remark}")
+
+
+def seconds_left(record: StudyRecord) -> float | None:
+    """Estimate from the pace so far, within the time budget; None where neither can say anything."""
+    estimates = []
+    ended = sum(trial.outcome is not Outcome.RUNNING for trial in record.trials)
+    if record.trials_budget is not None and ended and record.elapsed_seconds > 0:
+        done = sum(trial.outcome is not Outcome.RUNNING for trial in record.candidates)
+        estimates.append((record.trials_budget - done) * record.elapsed_seconds / ended)
+    if record.seconds_budget is not None:
+        estimates.append(record.seconds_budget - record.elapsed_seconds)
+    return max(0.0, min(estimates)) if estimates else None
+
+
+def _rank(row: TrialRow) -> tuple[int, int]:
+    """Order of importance: what runs, baseline, best and knee; the front; then the newest."""
+    if row.outcome is Outcome.RUNNING or {"baseline", "best", "knee"} & set(row.marks):
+        return 0, -row.number
+    return (1 if "front" in row.marks else 2), -row.number
+
+
+def _style(row: TrialRow) -> str:
+    return STYLES[row.marks[0]] if row.marks else OUTCOME_STYLES.get(row.outcome, "magenta")
+
+
+def _cells(row: TrialRow) -> tuple[Text, ...]:
+    """As `Text`, so that brackets in a model's name are no markup."""
+    told = (
+        str(row.number),
+        _state(row),
+        decimals(row.ne, 5),
+        percent(row.relative_percent),
+        si(row.flops),
+        si(row.examples_per_second),
+        duration(row.seconds),
+        row.name,
+    )
+    return tuple(Text(cell, no_wrap=True, overflow="ellipsis") for cell in told)
+
+
+def _state(row: TrialRow) -> str:
+    """The outcome; of a completed trial what the study says of it, where it says something."""
+    if not row.marks:
+        return IN_WORDS[row.outcome]
+    return row.marks[0] if row.outcome is Outcome.COMPLETED else f"{row.marks[0]}, {IN_WORDS[row.outcome]}"
+
+
+def _best(record: StudyRecord) -> str:
+    best = find(record, record.best)
+    if best is None or best.validation is None:
+        return ""
+    relative = relative_percent(best.validation.ne, baseline_ne(record))
+    against = f" ({percent(relative)})" if relative is not None else ""
+    return f"; best {best.number}: NE {decimals(best.validation.ne, 5)}{against}"

@@ -1,0 +1,68 @@
+"""AdvancedDLRM as a whole model, alone or with MoE MLPs: what the paper's tables 2 and 3 compare with.
+
+features -> pairwise dots beside the flattened embeddings (`dhen.pairwise`) -> MLP, or a mixture of
+expert MLPs -> logit.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from dhen.batch import FeatureBatch
+from dhen.config import ModelConfig
+from dhen.cost import Costs, linear_cost, within
+from dhen.features import FeatureProcessing, feature_cost
+from dhen.moe import MoeMlp, moe_cost
+from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_width
+from dhen.parts import Widths, mlp, mlp_cost
+from dhen.schema import FeatureSchema
+
+
+class AdvancedDlrmConfig(ModelConfig):
+    """AdvancedDLRM alone."""
+
+    family: Literal["advanced_dlrm"] = "advanced_dlrm"
+    rank: int = Field(default=0, ge=0)
+    """Dot products are taken among this many learned mixes of the embeddings; 0: among the embeddings."""
+    mlp: Widths = Field(default=(256, 128), min_length=1)
+    """Hidden widths above the interactions."""
+    experts: int = Field(default=1, gt=0)
+    """MLPs of those widths, mixed by a softmax gate; 1: a plain MLP."""
+
+
+class AdvancedDlrm(nn.Module):
+    """FeatureBatch -> logit_B."""
+
+    def __init__(self, config: AdvancedDlrmConfig, schema: FeatureSchema) -> None:
+        super().__init__()
+        width = _width(config, schema)
+        self.features = FeatureProcessing(config, schema)
+        self.interactions = PairwiseDots(schema.num_embeddings, config.rank)
+        self.mlp: nn.Module = mlp(width, config.mlp, dropout=config.dropout)
+        if config.experts > 1:
+            self.mlp = MoeMlp(width, config.mlp, config.experts, dropout=config.dropout)
+        self.logit = nn.Linear(config.mlp[-1], 1)
+
+    def forward(self, batch: FeatureBatch) -> Tensor:
+        """The log odds of a click, one an example."""
+        x_BMD = self.features(batch)
+        return self.logit(self.mlp(self.interactions(x_BMD))).squeeze(1)  # type: ignore[no-any-return]
+
+
+def advanced_dlrm_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Costs:
+    """The cost of `AdvancedDlrm`."""
+    width = _width(config, schema)
+    experts = moe_cost(width, config.mlp, config.experts)
+    return (
+        *within("features", feature_cost(config, schema)),
+        *within("interactions", pairwise_cost(schema.num_embeddings, config.embedding_dim, config.rank)),
+        *(within("moe", experts) if config.experts > 1 else mlp_cost("mlp", width, config.mlp)),
+        linear_cost("logit", config.mlp[-1], 1),
+    )
+
+
+def _width(config: AdvancedDlrmConfig, schema: FeatureSchema) -> int:
+    return pairwise_width(schema.num_embeddings, config.embedding_dim, config.rank)

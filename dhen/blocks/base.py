@@ -1,0 +1,46 @@
+"""What an interaction module is: a frozen config that builds its torch module and knows its cost.
+
+An interaction module maps x_BMD to u_BLD: M embeddings of length D to L of the same length
+(DHEN paper, section 3.2). Adding one is one file with a subclass of `BlockConfig` and one entry in
+`BLOCKS`; the search, the reports and the contract tests pick it up from there.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import nn
+
+from dhen.cost import Costs
+from dhen.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockShape:
+    """Where a module stands: what comes in and what goes out."""
+
+    embeddings: int
+    """M, embeddings in."""
+    dim: int
+    """D, length of each."""
+    out: int
+    """L, embeddings out."""
+
+
+class BlockConfig(Value):
+    """One interaction module's own settings. `kind` names it in `BLOCKS`."""
+
+    kind: str
+
+    @abstractmethod
+    def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
+        """The module: forward maps x_BMD to u_BLD."""
+
+    @abstractmethod
+    def cost(self, shape: BlockShape) -> Costs:
+        """FLOPs and parameters an example; equal to what torch counts on `build(shape)`."""
+
+    def check(self, dim: int) -> None:
+        """Raises ValueError, with a remedy, where the module cannot stand at embedding dimension `dim`."""
+        del dim

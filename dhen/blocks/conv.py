@@ -1,0 +1,64 @@
+"""Convolution: u = W Conv2d(x), the embeddings seen as an image M x D (DHEN paper, section 3.2.3).
+
+One channel in, a few out, odd kernels with the padding that keeps M x D; W in R^(c m x l) mixes the
+embeddings of all channels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.cost import MATMUL, CostRow, Costs, elementwise_cost
+from dhen.parts import EmbeddingProjection, projection_cost
+
+
+class ConvConfig(BlockConfig):
+    """A convolution, ReLU, and its projection."""
+
+    kind: Literal["conv"] = "conv"
+    channels: int = Field(default=4, gt=0)
+    """Output channels."""
+    kernel: int = Field(default=3, gt=0)
+    """Side of the square kernel, odd."""
+
+    @field_validator("kernel")
+    @classmethod
+    def _odd(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError(f"a convolution needs an odd kernel; {kernel - 1} or {kernel + 1} would work")
+        return kernel
+
+    def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
+        """x_BMD -> u_BLD."""
+        return nn.Sequential(
+            Conv(self.channels, self.kernel),
+            EmbeddingProjection(self.channels * shape.embeddings, shape.out),
+        )
+
+    def cost(self, shape: BlockShape) -> Costs:
+        """The convolution counts its padding's products too, as torch does."""
+        c, k, values = self.channels, self.kernel, shape.embeddings * shape.dim
+        convolution = CostRow(
+            name="conv", kind=MATMUL, flops=2.0 * c * k * k * values, parameters=c * k * k + c
+        )
+        return (
+            convolution,
+            elementwise_cost("conv.relu", c * values),
+            projection_cost("projection", c * shape.embeddings, shape.out, shape.dim),
+        )
+
+
+class Conv(nn.Module):
+    """x_BMD -> (B, C M, D)."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, channels, kernel, padding=kernel // 2)
+
+    def forward(self, x_BMD: Tensor) -> Tensor:
+        """The channels one after another along the embeddings."""
+        return self.conv(x_BMD.unsqueeze(1)).relu().flatten(1, 2)  # type: ignore[no-any-return]

@@ -1,0 +1,44 @@
+"""AdvancedDLRM as an interaction module (DHEN paper, section 3.2.1; ours as `dhen.pairwise` states it).
+
+v = MLP([dots(x), flatten(x)]), u = reshape(W_m v), W_m in R^(v x l d).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.cost import Costs
+from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_width
+from dhen.parts import VectorToEmbeddings, Widths, mlp, mlp_cost, vector_to_embeddings_cost
+
+
+class DlrmConfig(BlockConfig):
+    """Pairwise dot products, an MLP, and W_m."""
+
+    kind: Literal["dlrm"] = "dlrm"
+    rank: int = Field(default=0, ge=0)
+    """Dot products are taken among this many learned mixes of the embeddings; 0: among the embeddings."""
+    mlp: Widths = Field(default=(128, 64), min_length=1)
+    """Widths of the MLP; the last is v."""
+
+    def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
+        """x_BMD -> u_BLD."""
+        width = pairwise_width(shape.embeddings, shape.dim, self.rank)
+        return nn.Sequential(
+            PairwiseDots(shape.embeddings, self.rank),
+            mlp(width, self.mlp, dropout=dropout),
+            VectorToEmbeddings(self.mlp[-1], shape.out, shape.dim),
+        )
+
+    def cost(self, shape: BlockShape) -> Costs:
+        """Dots, MLP, W_m."""
+        width = pairwise_width(shape.embeddings, shape.dim, self.rank)
+        return (
+            *pairwise_cost(shape.embeddings, shape.dim, self.rank),
+            *mlp_cost("mlp", width, self.mlp),
+            vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, shape.dim),
+        )

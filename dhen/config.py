@@ -1,0 +1,106 @@
+"""DhenConfig: what a search decides about a model. Frozen, valid from birth, canonical.
+
+A layer is a multiset of interaction modules under an ensemble, so its modules are kept sorted and an
+ensemble of one module is a plain sum: networks that are the same have equal configs and fingerprints.
+The data's half is `dhen.schema`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+
+from dhen.blocks import BLOCKS, BlockConfig
+from dhen.ensemble import ENSEMBLES, EnsembleConfig, SumConfig
+from dhen.errors import unknown_name
+from dhen.parts import Widths
+from dhen.values import Value, parse
+
+K = TypeVar("K", bound=Value)
+
+
+def of_kind(registry: dict[str, type[K]], what: str, value: object) -> object:
+    """A registry member from `{"kind": name, ...}`, from a bare name, or as it is."""
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind")
+    if kind not in registry:
+        raise unknown_name(what, str(kind), registry)
+    return parse(registry[kind], value, f"{what} {kind!r}")
+
+
+def _block(value: object) -> object:
+    return of_kind(BLOCKS, "interaction module", value)
+
+
+def _ensemble(value: object) -> object:
+    return of_kind(ENSEMBLES, "ensemble", value)
+
+
+class LayerConfig(Value):
+    """One DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equation 1)."""
+
+    modules: tuple[Annotated[SerializeAsAny[BlockConfig], BeforeValidator(_block)], ...] = Field(min_length=1)
+    """Interaction modules; repeats allowed, order has no meaning."""
+    ensemble: Annotated[SerializeAsAny[EnsembleConfig], BeforeValidator(_ensemble)] = SumConfig()
+    """How their outputs are joined."""
+    out_embeddings: int = Field(default=8, gt=0)
+    """l, embeddings that each module puts out."""
+    raw_numeric: bool = False
+    """Feed the raw numeric inputs to the modules too, as one more embedding."""
+    norm: Literal["layer", "none"] = "layer"
+    """Normalization of the layer's output; the paper's is layer normalization."""
+    shortcut: bool = True
+    """The paper's shortcut; off only where a usual model of the field has none."""
+
+    @field_validator("modules")
+    @classmethod
+    def _sorted(cls, modules: tuple[BlockConfig, ...]) -> tuple[BlockConfig, ...]:
+        return tuple(sorted(modules, key=lambda block: json.dumps(block.to_dict(), sort_keys=True)))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_module_needs_no_ensemble(cls, data: Any) -> Any:
+        modules = data.get("modules") if isinstance(data, dict) else None
+        if isinstance(modules, (list, tuple)) and len(modules) == 1:
+            _ensemble(data.get("ensemble", "sum"))  # still an error where it names none
+            return {**data, "ensemble": SumConfig()}
+        return data
+
+    @property
+    def embeddings(self) -> int:
+        """Embeddings of the layer's output, len(Y)."""
+        return self.ensemble.embeddings(len(self.modules), self.out_embeddings)
+
+
+class ModelConfig(Value):
+    """What all model families share: feature processing (paper, section 3.1) and dropout."""
+
+    family: str
+    embedding_dim: int = Field(default=16, gt=0, le=4096)
+    """D, length of every embedding."""
+    numeric_mlp: Widths = (64,)
+    """Hidden widths of the MLP that turns the numeric inputs into one embedding."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """On the hidden layers of every MLP and inside attention."""
+
+
+class DhenConfig(ModelConfig):
+    """A deep and hierarchical ensemble network."""
+
+    family: Literal["dhen"] = "dhen"
+    layers: tuple[LayerConfig, ...] = Field(min_length=1)
+    """First to last, each on the output of the one before."""
+    head: Widths = (64,)
+    """Hidden widths of the MLP from the flattened last layer to the logit."""
+
+    @model_validator(mode="after")
+    def _modules_stand_at_this_dimension(self) -> Self:
+        for layer in self.layers:
+            for block in layer.modules:
+                block.check(self.embedding_dim)
+        return self

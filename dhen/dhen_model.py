@@ -1,0 +1,61 @@
+"""DHEN as a whole: features -> layers -> logit (paper, section 3, figures 1 and 2)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from dhen.batch import FeatureBatch
+from dhen.config import DhenConfig
+from dhen.cost import Costs, within
+from dhen.features import FeatureProcessing, feature_cost
+from dhen.layer import DhenLayer, LayerShape, layer_cost
+from dhen.parts import mlp, mlp_cost
+from dhen.schema import FeatureSchema
+
+
+class DhenModel(nn.Module):
+    """FeatureBatch -> logit_B."""
+
+    def __init__(self, config: DhenConfig, schema: FeatureSchema) -> None:
+        super().__init__()
+        self.features = FeatureProcessing(config, schema)
+        self.layers = nn.ModuleList(
+            DhenLayer(layer, shape, dropout=config.dropout)
+            for layer, shape in zip(config.layers, _shapes(config, schema), strict=True)
+        )
+        width = _head_width(config)
+        self.head = mlp(width, config.head, dropout=config.dropout)
+        self.logit = nn.Linear((width, *config.head)[-1], 1)
+
+    def forward(self, batch: FeatureBatch) -> Tensor:
+        """The log odds of a click, one an example."""
+        x_BMD = self.features(batch)
+        for layer in self.layers:
+            x_BMD = layer(x_BMD, batch.numeric_BK)
+        return self.logit(self.head(x_BMD.flatten(1))).squeeze(1)  # type: ignore[no-any-return]
+
+
+def dhen_cost(config: DhenConfig, schema: FeatureSchema) -> Costs:
+    """The cost of `DhenModel`, an item for each part of each layer."""
+    layers = [
+        row
+        for index, (layer, shape) in enumerate(zip(config.layers, _shapes(config, schema), strict=True))
+        for row in within(f"layer{index}", layer_cost(layer, shape))
+    ]
+    head = mlp_cost("head", _head_width(config), (*config.head, 1))[:-1]
+    return (*within("features", feature_cost(config, schema)), *layers, *head)
+
+
+def _shapes(config: DhenConfig, schema: FeatureSchema) -> list[LayerShape]:
+    """What reaches each layer."""
+    inputs = [schema.num_embeddings, *(layer.embeddings for layer in config.layers)]
+    return [
+        LayerShape(embeddings=m, dim=config.embedding_dim, numeric=len(schema.numeric))
+        for m, _ in pairwise(inputs)
+    ]
+
+
+def _head_width(config: DhenConfig) -> int:
+    return config.layers[-1].embeddings * config.embedding_dim

@@ -1,0 +1,128 @@
+"""How a layer joins the outputs of its interaction modules (DHEN paper, section 3.1, equation 1).
+
+Concat keeps all (k modules of l embeddings give k l); sum and weighted sum add them up (l).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dhen.cost import Costs, elementwise_cost
+from dhen.values import Value
+
+
+class EnsembleConfig(Value):
+    """One way to join k outputs u_BLD. `kind` names it in `ENSEMBLES`."""
+
+    kind: str
+
+    @abstractmethod
+    def embeddings(self, modules: int, out: int) -> int:
+        """Embeddings of the joined output, for `modules` outputs of `out` embeddings each."""
+
+    @abstractmethod
+    def build(self, modules: int) -> nn.Module:
+        """The module: forward maps a list of k tensors u_BLD to one."""
+
+    @abstractmethod
+    def cost(self, modules: int, out: int, dim: int) -> Costs:
+        """FLOPs and parameters an example."""
+
+
+class ConcatConfig(EnsembleConfig):
+    """One after another."""
+
+    kind: Literal["concat"] = "concat"
+
+    def embeddings(self, modules: int, out: int) -> int:
+        """k l."""
+        return modules * out
+
+    def build(self, modules: int) -> nn.Module:
+        """[u_BLD] -> y_B(kL)D."""
+        return Concat()
+
+    def cost(self, modules: int, out: int, dim: int) -> Costs:
+        """Nothing is computed."""
+        return ()
+
+
+class SumConfig(EnsembleConfig):
+    """Added up."""
+
+    kind: Literal["sum"] = "sum"
+
+    def embeddings(self, modules: int, out: int) -> int:
+        """l."""
+        return out
+
+    def build(self, modules: int) -> nn.Module:
+        """[u_BLD] -> y_BLD."""
+        return Sum()
+
+    def cost(self, modules: int, out: int, dim: int) -> Costs:
+        """k - 1 additions a value."""
+        return (elementwise_cost("sum", (modules - 1) * out * dim),)
+
+
+class WeightedSumConfig(EnsembleConfig):
+    """Added up with one learned weight a module, 1 at the start."""
+
+    kind: Literal["weighted_sum"] = "weighted_sum"
+
+    def embeddings(self, modules: int, out: int) -> int:
+        """l."""
+        return out
+
+    def build(self, modules: int) -> nn.Module:
+        """[u_BLD] -> y_BLD."""
+        return WeightedSum(modules)
+
+    def cost(self, modules: int, out: int, dim: int) -> Costs:
+        """A product a value, and k - 1 additions."""
+        return (elementwise_cost("weighted_sum", (2 * modules - 1) * out * dim, parameters=modules),)
+
+
+class Concat(nn.Module):
+    """Along the embeddings."""
+
+    def forward(self, outputs: list[Tensor]) -> Tensor:
+        """[u_BLD] -> y_B(kL)D."""
+        return torch.cat(outputs, dim=1)
+
+
+class Sum(nn.Module):
+    """All with weight one."""
+
+    def forward(self, outputs: list[Tensor]) -> Tensor:
+        """[u_BLD] -> y_BLD."""
+        total = outputs[0]
+        for output in outputs[1:]:
+            total = total + output
+        return total
+
+
+class WeightedSum(nn.Module):
+    """One learned weight a module."""
+
+    def __init__(self, modules: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(modules))
+
+    def forward(self, outputs: list[Tensor]) -> Tensor:
+        """[u_BLD] -> y_BLD."""
+        total = self.weights[0] * outputs[0]
+        for weight, output in zip(self.weights[1:], outputs[1:], strict=True):
+            total = total + weight * output
+        return total
+
+
+ENSEMBLES: dict[str, type[EnsembleConfig]] = {
+    "concat": ConcatConfig,
+    "sum": SumConfig,
+    "weighted_sum": WeightedSumConfig,
+}

@@ -1,0 +1,98 @@
+"""Feature processing: sparse ids and raw numbers become the embeddings x_BMD (paper, section 3.1).
+
+One embedding a table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP. All
+tables have one dimension and lie in one matrix, so every categorical column is looked up at once; its
+gradient is sparse. What a table's first row is belongs to `row_offsets`; sharding is not decided here.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dhen.batch import FeatureBatch
+from dhen.config import ModelConfig
+from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs
+from dhen.parts import mlp, mlp_cost
+from dhen.schema import FeatureSchema, Table
+
+EMBEDDING_INIT_STD = 0.05
+"""Standard deviation of fresh embeddings; small beside the layers' unit-variance outputs."""
+EMBEDDING_BYTES = 4
+
+
+class EmbeddingTables(nn.Module):
+    """All tables of a schema as one matrix of (rows of all tables, D)."""
+
+    row_offsets: Tensor
+
+    def __init__(self, schema: FeatureSchema, dim: int) -> None:
+        super().__init__()
+        starts = [0, *itertools.accumulate(table.rows for table in schema.tables)]
+        n = len(schema.categorical)
+        self.bag_offsets = tuple(starts[n:-1])
+        self.register_buffer("row_offsets", torch.tensor(starts[:n], dtype=torch.int64), persistent=False)
+        self.weight = nn.Parameter(torch.empty(schema.total_rows, dim))
+        nn.init.normal_(self.weight, std=EMBEDDING_INIT_STD)
+
+    def forward(self, batch: FeatureBatch) -> list[Tensor]:
+        """[e_BTD, e_B1D, ...]: the categorical tables together, then each multi-hot one."""
+        looked_up = []
+        if self.row_offsets.numel():
+            ids_BT = batch.ids_BT + self.row_offsets
+            looked_up.append(F.embedding(ids_BT, self.weight, sparse=True))
+        for (ids, offsets_B), start in zip(batch.bags, self.bag_offsets, strict=True):
+            bag_BD = F.embedding_bag(
+                ids.long() + start, self.weight, offsets_B.long(), mode="mean", sparse=True
+            )
+            looked_up.append(bag_BD.unsqueeze(1))
+        return looked_up
+
+
+class FeatureProcessing(nn.Module):
+    """FeatureBatch -> x_BMD."""
+
+    def __init__(self, config: ModelConfig, schema: FeatureSchema) -> None:
+        super().__init__()
+        n, dim = len(schema.numeric), config.embedding_dim
+        self.tables = EmbeddingTables(schema, dim) if schema.tables else None
+        self.numeric = (
+            nn.Sequential(
+                mlp(n, config.numeric_mlp, dropout=0.0), nn.Linear((n, *config.numeric_mlp)[-1], dim)
+            )
+            if n
+            else None
+        )
+
+    def forward(self, batch: FeatureBatch) -> Tensor:
+        """Categorical tables, multi-hot tables, then the numeric embedding, in the schema's order."""
+        parts = self.tables(batch) if self.tables is not None else []
+        if self.numeric is not None:
+            parts.append(self.numeric(batch.numeric_BK).unsqueeze(1))
+        return torch.cat(parts, dim=1)
+
+
+def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
+    """The cost of `FeatureProcessing`: a lookup row for each table, the numeric MLP."""
+    dim = config.embedding_dim
+    rows = [row for table in schema.tables for row in _table_cost(table, dim)]
+    if schema.numeric:
+        rows += mlp_cost("numeric", len(schema.numeric), (*config.numeric_mlp, dim))[:-1]
+    return tuple(rows)
+
+
+def _table_cost(table: Table, dim: int) -> Costs:
+    lookup = CostRow(
+        name=f"table.{table.name}",
+        kind=LOOKUP,
+        flops=0.0,
+        parameters=table.rows * dim,
+        bytes=table.mean_ids * dim * EMBEDDING_BYTES,
+    )
+    if not table.multi_hot:
+        return (lookup,)
+    pooling = CostRow(name=f"{lookup.name}.pooling", kind=ELEMENTWISE, flops=table.mean_ids * dim)
+    return (lookup, pooling)

@@ -1,0 +1,81 @@
+"""The DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equations 1 and 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dhen.blocks import BlockShape
+from dhen.config import LayerConfig
+from dhen.cost import NORM_FLOPS, CostRow, Costs, elementwise_cost, linear_cost, within
+from dhen.parts import EmbeddingProjection, projection_cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """Where a layer stands: what reaches it."""
+
+    embeddings: int
+    """M, embeddings in."""
+    dim: int
+    """D, length of each."""
+    numeric: int
+    """K, raw numeric inputs of the log."""
+
+    def takes_raw(self, config: LayerConfig) -> bool:
+        """Whether the modules see the raw numeric inputs (there must be some)."""
+        return config.raw_numeric and self.numeric > 0
+
+    def block(self, config: LayerConfig) -> BlockShape:
+        """The shape at which the layer's interaction modules stand."""
+        embeddings = self.embeddings + self.takes_raw(config)
+        return BlockShape(embeddings=embeddings, dim=self.dim, out=config.out_embeddings)
+
+
+class DhenLayer(nn.Module):
+    """x_BMD -> y_BM'D, M' = `config.embeddings`."""
+
+    def __init__(self, config: LayerConfig, shape: LayerShape, *, dropout: float) -> None:
+        super().__init__()
+        block_shape = shape.block(config)
+        self.raw_numeric = nn.Linear(shape.numeric, shape.dim) if shape.takes_raw(config) else None
+        self.blocks = nn.ModuleList(block.build(block_shape, dropout=dropout) for block in config.modules)
+        self.ensemble = config.ensemble.build(len(config.modules))
+        self.shortcut: nn.Module | None = None
+        if config.shortcut:
+            same = config.embeddings == shape.embeddings
+            self.shortcut = (
+                nn.Identity() if same else EmbeddingProjection(shape.embeddings, config.embeddings)
+            )
+        self.norm = nn.LayerNorm(shape.dim) if config.norm == "layer" else nn.Identity()
+
+    def forward(self, x_BMD: Tensor, raw_BK: Tensor) -> Tensor:
+        """The shortcut sees X alone; the modules see X, with the raw numeric inputs where asked for."""
+        inputs = x_BMD
+        if self.raw_numeric is not None:
+            inputs = torch.cat((x_BMD, self.raw_numeric(raw_BK).unsqueeze(1)), dim=1)
+        y = self.ensemble([block(inputs) for block in self.blocks])
+        if self.shortcut is not None:
+            y = y + self.shortcut(x_BMD)
+        return self.norm(y)  # type: ignore[no-any-return]
+
+
+def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
+    """The cost of `DhenLayer`, a part for each module."""
+    block_shape = shape.block(config)
+    values = config.embeddings * shape.dim
+    rows: list[CostRow] = []
+    if shape.takes_raw(config):
+        rows.append(linear_cost("raw_numeric", shape.numeric, shape.dim))
+    for index, block in enumerate(config.modules):
+        rows += within(f"{block.kind}{index}", block.cost(block_shape))
+    rows += within("ensemble", config.ensemble.cost(len(config.modules), config.out_embeddings, shape.dim))
+    if config.shortcut:
+        if config.embeddings != shape.embeddings:
+            rows.append(projection_cost("shortcut", shape.embeddings, config.embeddings, shape.dim))
+        rows.append(elementwise_cost("shortcut.sum", values))
+    if config.norm == "layer":
+        rows.append(elementwise_cost("norm", values, flops_each=NORM_FLOPS, parameters=2 * shape.dim))
+    return tuple(rows)

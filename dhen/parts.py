@@ -1,0 +1,74 @@
+"""The small parts that several modules share: an MLP, the projection over embeddings, the map W_m.
+
+Each part is a torch module with a function for its cost beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost
+
+Widths = tuple[Annotated[int, Field(gt=0, le=65_536)], ...]
+"""Output widths of the layers of an MLP, first to last."""
+
+
+def mlp(n_in: int, widths: Sequence[int], *, dropout: float) -> nn.Sequential:
+    """Linear, ReLU, dropout for each width: (B, n_in) -> (B, widths[-1]); empty widths are the identity."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise((n_in, *widths)):
+        layers += [nn.Linear(a, b), nn.ReLU(inplace=True)]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+    return nn.Sequential(*layers)
+
+
+def mlp_cost(name: str, n_in: int, widths: Sequence[int]) -> Costs:
+    """The cost of `mlp`."""
+    rows: list[CostRow] = []
+    for index, (a, b) in enumerate(pairwise((n_in, *widths))):
+        rows.append(linear_cost(f"{name}{index}", a, b))
+        rows.append(elementwise_cost(f"{name}{index}.relu", b))
+    return tuple(rows)
+
+
+class EmbeddingProjection(nn.Module):
+    """A linear map over embeddings, W in R^(m x l): x_BMD -> u_BLD (paper, equations 2 and 4)."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(n_in, n_out, bias=False)
+
+    def forward(self, x_BMD: Tensor) -> Tensor:
+        """u_BLD, each a mix of the M embeddings."""
+        u_BLD: Tensor = self.linear(x_BMD.mT).mT
+        return u_BLD
+
+
+def projection_cost(name: str, n_in: int, n_out: int, dim: int) -> CostRow:
+    """The cost of `EmbeddingProjection` for embeddings of length `dim`."""
+    return linear_cost(name, n_in, n_out, positions=dim, bias=False)
+
+
+class VectorToEmbeddings(nn.Module):
+    """W_m: a single vector of length v becomes l embeddings of length d: (B, v) -> u_BLD."""
+
+    def __init__(self, n_in: int, embeddings: int, dim: int) -> None:
+        super().__init__()
+        self.shape = (embeddings, dim)
+        self.linear = nn.Linear(n_in, embeddings * dim)
+
+    def forward(self, v_BV: Tensor) -> Tensor:
+        """u_BLD."""
+        u_BLD: Tensor = self.linear(v_BV).unflatten(1, self.shape)
+        return u_BLD
+
+
+def vector_to_embeddings_cost(name: str, n_in: int, embeddings: int, dim: int) -> CostRow:
+    """The cost of `VectorToEmbeddings`."""
+    return linear_cost(name, n_in, embeddings * dim)

@@ -1,0 +1,66 @@
+"""FeatureSchema: what the data decides about a model (tables, their sizes, numeric columns).
+
+The other half, what a search decides, is `dhen.config`. Pure values: no data, no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from dhen.values import Value
+
+
+class Table(Value):
+    """One embedding table: a categorical column (one id an example) or a multi-hot one (a bag of ids)."""
+
+    name: str
+    """The column of the log."""
+    rows: int = Field(gt=0)
+    """Ids run from 0 to rows - 1, the ids for missing and out-of-vocabulary values included."""
+    multi_hot: bool = False
+    """True: an example has any number of ids, their embeddings are averaged (none gives zeros)."""
+    mean_ids: float = Field(default=1.0, ge=0)
+    """Mean number of ids an example (the pooling factor); 1 where the column is not multi-hot."""
+
+
+class FeatureSchema(Value):
+    """The inputs of a model, in the order in which batches hold them."""
+
+    tables: tuple[Table, ...] = ()
+    """All embedding tables, categorical first, then multi-hot."""
+    numeric: tuple[str, ...] = ()
+    """Numeric inputs after transformation, missing-value indicators included."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            raise ValueError("two tables have the same name")
+        if not names and not self.numeric:
+            raise ValueError("a log needs at least one feature column besides its label")
+        flags = [table.multi_hot for table in self.tables]
+        if flags != sorted(flags):
+            raise ValueError("categorical tables go before multi-hot ones")
+        return self
+
+    @property
+    def categorical(self) -> tuple[Table, ...]:
+        """Tables with exactly one id an example."""
+        return tuple(table for table in self.tables if not table.multi_hot)
+
+    @property
+    def multi_hot(self) -> tuple[Table, ...]:
+        """Tables with a bag of ids an example."""
+        return tuple(table for table in self.tables if table.multi_hot)
+
+    @property
+    def num_embeddings(self) -> int:
+        """M of x_BMD: one embedding a table, and one for all numeric inputs together."""
+        return len(self.tables) + bool(self.numeric)
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of all tables together."""
+        return sum(table.rows for table in self.tables)

@@ -1,0 +1,108 @@
+"""Frozen configuration values: typed, valid from birth, with errors that name the key and the remedy.
+
+A thin layer over pydantic. Every configuration of the project derives from `Value`; `parse` turns
+pydantic's errors into a `UserError` that lists unknown keys with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dhen.errors import UserError, unknown_name
+
+
+class Value(BaseModel):
+    """A frozen, keyword-only value; unknown keys raise; fields are documented by their docstrings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able data, complete (defaults included)."""
+        return self.model_dump(mode="json")
+
+
+V = TypeVar("V", bound=BaseModel)
+
+
+def parse(cls: type[V], data: object, source: str) -> V:
+    """Builds `cls` from plain data.
+
+    Raises:
+        UserError: naming `source`, the dotted path of the field, what was received and what would work.
+    """
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: expected a mapping of keys to values, received {type(data).__name__}.")
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{source}: {_explain(error, cls)}") from None
+
+
+def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
+    """The first problem in words; an unknown key explains more than the missing one it may stand for."""
+    problems = error.errors()
+    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return str(unknown_name("key", path, _known_beside(cls, first["loc"])))
+    if first["type"] == "missing":
+        return f"the key {path!r} is missing."
+    message = first["msg"].removeprefix("Value error, ")
+    where = f"{path}: " if path else ""
+    received = (
+        ""
+        if isinstance(first["input"], (dict, list, tuple, BaseModel))
+        else f" (received {first['input']!r})"
+    )
+    return f"{where}{message}{received}"
+
+
+def _known_beside(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The dotted names of the fields that were allowed where an unknown key stood."""
+    current: type[BaseModel] | None = cls
+    for part in location[:-1]:
+        if isinstance(part, str) and current is not None:
+            current = _value_class(current.model_fields[part].annotation)
+    prefix = "".join(f"{part}." for part in location[:-1])
+    return [prefix + name for name in current.model_fields] if current else []
+
+
+def _value_class(annotation: object) -> type[BaseModel] | None:
+    """The value class inside `X`, `X | None` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_value_class, get_args(annotation))), None)
+
+
+def load_yaml(path: Path) -> Any:
+    """Reads a YAML (or JSON) file.
+
+    Raises:
+        UserError: when the file is missing or is no YAML, with the line.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file.") from None
+    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text ({error}).") from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+        raise UserError(f"{path}: not valid YAML: {reason}.") from None
+
+
+def dump_yaml(data: Any) -> str:
+    """YAML in the order given."""
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110))
+
+
+def fingerprint(data: Any) -> str:
+    """16 hex digits of SHA-256 over the canonical JSON of plain data."""
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

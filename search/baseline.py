@@ -1,0 +1,88 @@
+"""The baseline that NE is relative to, with a small tuning budget of its own.
+
+The first trial is the configuration as given; further ones vary learning rates, regularisation and, for
+a shipped AdvancedDLRM, the embedding dimension, drawn at random. The best on validation is the baseline.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dhen.config import ModelConfig
+from dhen.errors import UserError
+from dhen.model import catalog, named_model, parse_model
+from dhen.values import load_yaml, parse
+from search.config import StudyConfig
+from spaces.axes import random_value, read_axis
+from spaces.space import Point
+from trials.job import TrainingConfig
+
+TRAINING_AXES: dict[str, Any] = {
+    "learning_rate": {"low": 0.0005, "high": 0.005, "log": True},
+    "embedding_learning_rate": {"low": 0.01, "high": 0.2, "log": True},
+    "embedding_decay": {"low": 1e-7, "high": 1e-4, "log": True},
+}
+MODEL_AXES: dict[str, Any] = {"embedding_dim": [8, 16, 32], "dropout": [0.0, 0.1, 0.2]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What stands first: a model and how it trains."""
+
+    model: ModelConfig
+    training: TrainingConfig
+    incumbent: bool
+    """A user's own configuration: its architecture is not varied."""
+
+    def variant(self, index: int, seed: int) -> tuple[Point, ModelConfig, TrainingConfig]:
+        """The baseline's trial of this index (0: as given): what was drawn, and what it gives."""
+        if index == 0:
+            return {}, self.model, self.training
+        rng = random.Random(f"baseline {seed} {index}")
+        axes = {f"training.{key}": spec for key, spec in TRAINING_AXES.items()}
+        axes |= {} if self.incumbent else MODEL_AXES
+        point = {key: random_value(read_axis(key, spec), rng) for key, spec in axes.items()}
+        model = {key: value for key, value in point.items() if not key.startswith("training.")}
+        training = {key.removeprefix("training."): v for key, v in point.items() if key not in model}
+        return (
+            point,
+            parse_model(self.model.to_dict() | model, "baseline"),
+            parse(TrainingConfig, self.training.to_dict() | training, "baseline"),
+        )
+
+
+def read_baseline(config: StudyConfig) -> Baseline:
+    """The study's baseline.
+
+    Raises:
+        UserError: where `baseline` names neither a shipped model nor a readable configuration.
+    """
+    if config.baseline in catalog():
+        model = named_model(config.baseline)
+        return Baseline(model=model, training=config.training, incumbent=model.family != "advanced_dlrm")
+    path = Path(config.baseline)
+    if not path.exists():
+        names = ", ".join(sorted(catalog()))
+        raise UserError(
+            f"baseline {config.baseline!r} is neither a shipped model ({names}) nor a configuration file."
+        )
+    model, training = read_configuration(path, config.training)
+    return Baseline(model=model, training=training, incumbent=True)
+
+
+def read_configuration(path: Path, defaults: TrainingConfig) -> tuple[ModelConfig, TrainingConfig]:
+    """A model and how it trains, from a YAML file with `model` and (optionally) `training`, or a model alone.
+
+    Raises:
+        UserError: naming the file and the key.
+    """
+    data = load_yaml(path)
+    if isinstance(data, dict) and "model" in data:
+        model = parse_model(data["model"], f"{path}: model")
+        overrides = data.get("training") or {}
+        training = parse(TrainingConfig, defaults.to_dict() | overrides, f"{path}: training")
+        return model, training
+    return parse_model(data, str(path)), defaults

@@ -1,0 +1,189 @@
+"""A bundle: one configuration taken away whole, as a folder that trains, verifies and scores elsewhere.
+
+`bundle.json` (model, training, seed, inputs, metrics beside the baseline's, cost, log, versions),
+`encoding/` (schema, vocabularies and numeric statistics fitted on training rows), `weights.safetensors`,
+`check.safetensors` (a few encoded examples and their scores), `manifest.json` (SHA-256 of every file).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dhen.batch import FeatureBatch
+from dhen.cost import CostRow
+from dhen.errors import UserError
+from dhen.model import build_model
+from dhen.values import Value, parse
+from trials.checkpoint import load_weights
+from trials.data.cache import PreparedLog
+from trials.data.encoding import Encoding
+from trials.data.loader import eval_batches
+from trials.events import WEIGHTS
+from trials.job import Job
+from trials.record import LogSummary, Metrics
+
+INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"
+CHECK_EXAMPLES = 64
+CHECK_TOLERANCE = 1e-4
+"""Largest difference of a score in fp32 from one machine to another that still counts as the same."""
+LIBRARIES = ("dhen-search", "torch", "numpy", "pyarrow", "safetensors", "optuna", "mlflow")
+
+
+class BundleInfo(Value):
+    """What `bundle.json` holds."""
+
+    bundle_version: int = 1
+    study: str
+    trial: int
+    job: Job
+    log: LogSummary
+    flops: float
+    """Forward FLOPs an example."""
+    parameters: int
+    embedding_parameters: int
+    cost: tuple[CostRow, ...]
+    validation: Metrics
+    test: Metrics | None = None
+    baseline_validation: Metrics | None = None
+    baseline_test: Metrics | None = None
+    negative_sampling_rate: float = 1.0
+    """Fraction of negatives the training log kept; scores are corrected for it."""
+    planned_technique: str | None = None
+    executed_technique: str | None = None
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A bundle on disk whose files are whole."""
+
+    directory: Path
+    info: BundleInfo
+    encoding: Encoding
+
+    @property
+    def weights(self) -> Path:
+        """Its weights file."""
+        return self.directory / WEIGHTS
+
+    def model(self) -> nn.Module:
+        """The trained model, in evaluation mode."""
+        model = build_model(self.info.job.model, self.info.job.features)
+        load_weights(model, self.weights)
+        return model.eval()
+
+    def check(self) -> float:
+        """The largest difference between the scores of the stored examples now and when exported.
+
+        Raises:
+            UserError: where it exceeds the tolerance.
+        """
+        stored = load_file(self.directory / CHECK)
+        scores = _scores(self.model(), _batch_of(stored))
+        worst = float((scores - stored["score"]).abs().max())
+        if worst > CHECK_TOLERANCE:
+            raise UserError(
+                f"{self.directory}: scores differ by up to {worst:.2g} from those at export "
+                f"(tolerance {CHECK_TOLERANCE}); exported with {self.info.versions}."
+            )
+        return worst
+
+
+def library_versions() -> dict[str, str]:
+    """Of Python and what a bundle depends on."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
+
+
+def write_bundle(directory: Path, info: BundleInfo, weights: Path, log: PreparedLog) -> Path:
+    """Writes a bundle that is whole or not there; an earlier bundle in its place is replaced.
+
+    Raises:
+        UserError: where `directory` is something else than a bundle.
+    """
+    if directory.exists() and not (directory / MANIFEST).exists() and any(directory.iterdir()):
+        raise UserError(f"{directory} exists and is not a bundle; choose another --out.")
+    building = directory.with_name(f".{directory.name}.{os.getpid()}.building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
+    shutil.copyfile(weights, building / WEIGHTS)
+    log.encoding.save(building / ENCODING)
+    _write_check(building, info, log)
+    files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
+    (building / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
+    if directory.exists():
+        shutil.rmtree(directory)
+    os.replace(building, directory)
+    return directory
+
+
+def read_bundle(directory: Path) -> Bundle:
+    """A bundle whose files are all there and unaltered.
+
+    Raises:
+        UserError: naming the missing or altered file, or where the folder is no bundle.
+    """
+    manifest = directory / MANIFEST
+    if not manifest.is_file():
+        raise UserError(
+            f"{directory}: no bundle here ({MANIFEST} is missing); `dhen-search export` makes one."
+        )
+    try:
+        expected = dict(json.loads(manifest.read_text(encoding="utf-8")))
+    except ValueError:
+        raise UserError(f"{manifest} is damaged; export the bundle again.") from None
+    for name, digest in expected.items():
+        path = directory / name
+        if not path.is_file():
+            raise UserError(f"{directory}: the bundle's file {name} is missing; export it again.")
+        if _sha256(path) != digest:
+            raise UserError(f"{directory}: the bundle's file {name} was altered; export it again.")
+    info = parse(BundleInfo, json.loads((directory / INFO).read_text(encoding="utf-8")), INFO)
+    return Bundle(directory=directory, info=info, encoding=Encoding.load(directory / ENCODING))
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether the folder says it is a bundle (whole or not)."""
+    return (path / MANIFEST).is_file()
+
+
+def _write_check(building: Path, info: BundleInfo, log: PreparedLog) -> None:
+    """A few validation examples, encoded, with the scores the weights give them in fp32."""
+    batch = next(iter(eval_batches(log.split("validation"), batch_size=CHECK_EXAMPLES))).features
+    model = build_model(info.job.model, info.job.features)
+    load_weights(model, building / WEIGHTS)
+    tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": _scores(model.eval(), batch)}
+    for index, (ids, offsets) in enumerate(batch.bags):
+        tensors |= {f"bag{index}.ids": ids, f"bag{index}.offsets": offsets}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, building / CHECK)
+
+
+def _batch_of(stored: dict[str, Tensor]) -> FeatureBatch:
+    count = sum(name.endswith(".offsets") for name in stored)
+    bags = tuple((stored[f"bag{i}.ids"], stored[f"bag{i}.offsets"]) for i in range(count))
+    return FeatureBatch(ids_BT=stored["ids"], bags=bags, numeric_BK=stored["numeric"])
+
+
+@torch.no_grad()
+def _scores(model: nn.Module, batch: FeatureBatch) -> Tensor:
+    return torch.sigmoid(model(batch))
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,88 @@
+"""The command line: a few verbs, each in a file of `search/verbs`, loaded when it is called."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from dhen.errors import UserError
+
+VERBS = {
+    "prepare": "turn a click log into a columnar cache and a schema.yaml to edit",
+    "run": "the main job: search for the best DHEN; the same command resumes it",
+    "status": "what a study has found so far",
+    "report": "write a study's report.html anew",
+    "ui": "browse a study in MLflow",
+    "export": "take the best configuration away as a bundle",
+    "verify": "does a bundle still give its numbers?",
+    "train": "train one configuration, or a bundle's again",
+    "predict": "score a file of rows with a bundle",
+    "spaces": "the named search spaces and their sizes",
+    "blocks": "the interaction modules and what they cost",
+}
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+class LazyGroup(click.Group):
+    """A group whose verbs are imported only when called, so that --help needs no torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of use."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The verb's `command`."""
+        if name not in VERBS:
+            return None
+        command = importlib.import_module(f"search.verbs.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line a verb, without importing any."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dhen-search")
+def cli() -> None:
+    """Find the DHEN ranking architecture with the best normalized entropy for its FLOPs.
+
+    \b
+    Start with:   dhen-search run --out runs/demo
+    Your own log: dhen-search run --data log.csv --out runs/mine
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """The console script: exit code 0 success, 2 the user's mistake (one message), 1 ours."""
+    try:
+        cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(USER_ERROR)
+    except UserError as error:
+        fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror}. Free space or choose another folder; what was finished is safe.")
+
+
+def fail(message: str) -> None:
+    """One message on stderr, exit code 2."""
+    click.echo(f"dhen-search: {message}", err=True)
+    sys.exit(USER_ERROR)

@@ -1,0 +1,129 @@
+"""StudyConfig: what a study is, from a YAML file and `key=value` words; complete in its `study.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from dhen.errors import UserError
+from dhen.values import Value, dump_yaml, load_yaml, parse
+from search.directory import LOCK_FILE, STUDY_FILE, write_atomically
+from trials.job import TrainingConfig
+
+DEMO = "demo"
+"""The name of the built-in generated log, where a path of a log would stand."""
+
+
+class DemoConfig(Value):
+    """The built-in demo log."""
+
+    rows: int = Field(default=200_000, ge=1000)
+    """Examples to generate."""
+    seed: int = Field(default=0, ge=0)
+    """Of the teacher and the examples."""
+
+
+class StudyConfig(Value):
+    """Everything a study needs; the same values propose and train the same candidates."""
+
+    data: tuple[str, ...] = (DEMO,)
+    """Files or folders of the log, a prepared log, or `demo`."""
+    format: str | None = None
+    """csv, tsv, parquet, criteo or avazu; found out where not given."""
+    label: str | None = None
+    """The label column; found out where not given."""
+    schema_file: str | None = None
+    """A schema.yaml that `prepare` wrote and you edited; inferred where not given."""
+    skip_bad_rows: bool = False
+    """Leave out rows that cannot be read, and count them, in place of stopping at the first."""
+    demo: DemoConfig = DemoConfig()
+    space: str = "default"
+    """A named space, or the path of a YAML file."""
+    sampler: str = "auto"
+    """auto, random, tpe or nsga2."""
+    trials: int | None = Field(default=20, gt=0)
+    """Candidates in all; the baseline's own trials come on top."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Wall-clock budget of all trials; no candidate is started after it."""
+    seed: int = Field(default=0, ge=0)
+    """Of proposals, initial weights and the order of examples."""
+    baseline: str = "advanced_dlrm"
+    """A shipped model's name or the path of a model configuration: what NE is relative to."""
+    baseline_trials: int = Field(default=4, gt=0)
+    """Trainings the baseline gets for its own tuning; the best on validation counts."""
+    training: TrainingConfig = TrainingConfig()
+    """What every trial shares; a space's own training axes come on top."""
+    threads: int | None = Field(default=None, gt=0)
+    """CPU threads a trial; all cores where not given."""
+    storage: str | None = None
+    """SQLAlchemy URL of the study's database; study.db in the run's directory where not given."""
+    name: str | None = None
+    """Of the study, in the database and in MLflow; the run directory's name where not given."""
+
+
+BUDGET_KEYS = frozenset({"trials", "minutes", "threads"})
+"""What may differ when a study is resumed."""
+
+
+def read_study_config(file: Path | None, overrides: Iterable[str], **given: Any) -> StudyConfig:
+    """A config from a YAML file (or defaults), options of the command line, and `key=value` words.
+
+    Raises:
+        UserError: for unknown keys (the nearest is named), words without `=`, and wrong values.
+    """
+    data = load_yaml(file) if file else {}
+    if not isinstance(data, dict):
+        raise UserError(f"{file}: expected a mapping of keys to values, received {type(data).__name__}.")
+    data |= {key: value for key, value in given.items() if value is not None}
+    for word in overrides:
+        set_override(data, word)
+    return parse(StudyConfig, data, str(file) if file else "study")
+
+
+def set_override(data: dict[str, Any], word: str) -> None:
+    """Applies one `dotted.key=value` to nested data; values are read as YAML.
+
+    Raises:
+        UserError: where the word is none.
+    """
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise UserError(f"{word!r} is not of the form key=value, e.g. trials=30 or training.epochs=2.")
+    *path, last = key.split(".")
+    for part in path:
+        inner = data.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise UserError(f"{word!r}: {part!r} has no keys below it.")
+        data = inner
+    try:
+        data[last] = yaml.safe_load(text) if text else None
+    except yaml.YAMLError as error:
+        raise UserError(f"{word!r}: the value is not valid YAML ({error}).") from None
+
+
+def settle_config(directory: Path, config: StudyConfig) -> StudyConfig:
+    """Writes a new run directory's `study.yaml`, or checks that the one there is of the same study.
+
+    Raises:
+        UserError: naming what differs, where the directory holds another study or other files.
+    """
+    path = directory / STUDY_FILE
+    if path.exists():
+        earlier = parse(StudyConfig, load_yaml(path), str(path))
+        before, now = earlier.to_dict(), config.to_dict()
+        changed = [key for key in now if now[key] != before[key] and key not in BUDGET_KEYS]
+        if changed:
+            differences = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in changed)
+            raise UserError(
+                f"{directory} holds another study ({differences}). Run it with its own settings to go on, "
+                f"or choose another --out."
+            )
+    elif directory.exists() and any(entry.name != LOCK_FILE for entry in directory.iterdir()):
+        raise UserError(f"{directory} is not empty and holds no study; choose another --out.")
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, dump_yaml(config.to_dict()))
+    return config

@@ -1,0 +1,69 @@
+"""From a run directory to a bundle: picks a trial off the front and takes it away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dhen.errors import UserError
+from dhen.values import load_yaml, parse
+from search.bundle import BundleInfo, library_versions, write_bundle
+from search.config import StudyConfig
+from search.front import pick
+from search.log import open_log
+from trials.data.cache import PreparedLog
+from trials.events import WEIGHTS
+from trials.job import Job
+from trials.record import StudyRecord, TrialRecord
+
+
+def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialRecord:
+    """Writes the bundle of the trial that `how` picks (see `search.front.pick`); returns the trial.
+
+    Raises:
+        UserError: where nothing fits, or its weights are no longer there.
+    """
+    trial = pick([record.trial(number) for number in record.front], how)
+    owner = trial if trial.reused_from is None else record.trial(trial.reused_from)
+    weights = Path(record.directory) / "trials" / f"{owner.number:05d}" / WEIGHTS
+    if not weights.exists():
+        raise UserError(f"{weights} is missing; run the study's command again to train trial {owner.number}.")
+    write_bundle(out, _info(record, trial, log), weights, log)
+    return trial
+
+
+def study_log(directory: Path) -> PreparedLog:
+    """The prepared log of the study in a run directory, prepared again where the cache is gone."""
+    return open_log(parse(StudyConfig, load_yaml(directory / "study.yaml"), "study.yaml"))
+
+
+def _info(record: StudyRecord, trial: TrialRecord, log: PreparedLog) -> BundleInfo:
+    baseline = record.trial(record.baseline) if record.baseline is not None else None
+    assert trial.validation is not None
+    return BundleInfo(
+        study=record.name,
+        trial=trial.number,
+        job=parse(
+            Job,
+            {
+                "model": trial.model,
+                "features": log.features.to_dict(),
+                "log": record.log.fingerprint,
+                "training": trial.training,
+                "seed": record.seed,
+            },
+            "ledger",
+        ),
+        log=record.log,
+        flops=trial.flops or 0.0,
+        parameters=trial.parameters or 0,
+        embedding_parameters=trial.embedding_parameters or 0,
+        cost=trial.cost,
+        validation=trial.validation,
+        test=trial.test,
+        baseline_validation=baseline.validation if baseline else None,
+        baseline_test=baseline.test if baseline else None,
+        negative_sampling_rate=log.schema.negative_sampling_rate,
+        planned_technique=trial.planned_technique,
+        executed_technique=trial.executed_technique,
+        versions=library_versions(),
+    )

@@ -1,0 +1,78 @@
+"""The NE-FLOPs Pareto front of a study's candidates, its best and its knee, and picks from it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from dhen.errors import UserError
+from trials.record import Outcome, TrialRecord
+
+
+def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Trials with a result of their own or shared with an equal network."""
+    return [t for t in trials if t.outcome is Outcome.COMPLETED and t.validation and t.flops is not None]
+
+
+def pareto_front(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Trials that no other beats in both NE and FLOPs, by FLOPs; of equals the first stands."""
+    front: list[TrialRecord] = []
+    for trial in sorted(eligible(trials), key=lambda t: (_flops(t), _ne(t), t.number)):
+        if not front or _ne(trial) < _ne(front[-1]):
+            front.append(trial)
+    return front
+
+
+def knee(front: list[TrialRecord]) -> TrialRecord | None:
+    """Where the front bends most: farthest below the line between its ends, NE against log FLOPs."""
+    if len(front) < 3:
+        return front[-1] if front else None
+    first, last = front[0], front[-1]
+    x_span = math.log(_flops(last)) - math.log(max(_flops(first), 1.0))
+    y_span = _ne(first) - _ne(last)
+
+    def below(trial: TrialRecord) -> float:
+        x = (math.log(max(_flops(trial), 1.0)) - math.log(max(_flops(first), 1.0))) / x_span
+        return (_ne(first) - _ne(trial)) / y_span - x
+
+    return max(front, key=below)
+
+
+def pick(front: list[TrialRecord], how: str) -> TrialRecord:
+    """The front's member that `best`, `knee`, `flops<=X` or a trial number names.
+
+    Raises:
+        UserError: where nothing on the front fits, saying what is there.
+    """
+    if not front:
+        raise UserError("no candidate has completed yet, so there is nothing to pick.")
+    if how == "best":
+        return front[-1]
+    if how == "knee":
+        found = knee(front)
+        assert found is not None
+        return found
+    if how.isdigit():
+        for trial in front:
+            if trial.number == int(how):
+                return trial
+        numbers = ", ".join(str(trial.number) for trial in front)
+        raise UserError(f"trial {how} is not on the front; the front is {numbers} (others keep no weights).")
+    limit = re.fullmatch(r"flops\s*<=\s*([0-9.eE+]+)", how.strip())
+    if limit is None:
+        raise UserError(f"--pick {how!r}: expected best, knee, 'flops<=5e6', or the number of a trial.")
+    fitting = [trial for trial in front if _flops(trial) <= float(limit[1])]
+    if not fitting:
+        raise UserError(f"--pick {how!r}: the cheapest on the front needs {_flops(front[0]):.3g} FLOPs.")
+    return fitting[-1]
+
+
+def _ne(trial: TrialRecord) -> float:
+    assert trial.validation is not None
+    return trial.validation.ne
+
+
+def _flops(trial: TrialRecord) -> float:
+    assert trial.flops is not None
+    return trial.flops

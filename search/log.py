@@ -1,0 +1,47 @@
+"""The log a study searches on: the demo log, files of your own, or a prepared log, as a cache on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dhen.errors import UserError
+from search.config import DEMO, StudyConfig
+from trials.data.cache import PreparedLog
+from trials.data.demo import DemoLog, generate
+from trials.data.prepare import cache_root, prepare
+from trials.data.schema_yaml import read_schema
+
+OnProgress = Callable[[str, int, int | None], None]
+
+
+def open_log(config: StudyConfig, progress: OnProgress | None = None) -> PreparedLog:
+    """The prepared log of a study; known logs are reused, others prepared now.
+
+    Raises:
+        UserError: for anything wrong with the files or the schema.
+    """
+    paths = [Path(name) for name in config.data]
+    if config.data == (DEMO,) and not paths[0].exists():
+        paths = [demo_file(config, progress)]
+    if len(paths) == 1 and PreparedLog.is_prepared(paths[0]):
+        return PreparedLog.open(paths[0])
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise UserError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
+    return prepare(
+        paths,
+        format=config.format,
+        schema=read_schema(Path(config.schema_file)) if config.schema_file else None,
+        label=config.label,
+        skip_bad_rows=config.skip_bad_rows,
+        progress=progress,
+    )
+
+
+def demo_file(config: StudyConfig, progress: OnProgress | None) -> Path:
+    """The demo log of these settings, generated where it is not there yet."""
+    spec = DemoLog(rows=config.demo.rows, seed=config.demo.seed)
+    folder = cache_root() / "demo"
+    folder.mkdir(parents=True, exist_ok=True)
+    return generate(spec, folder / f"demo-{spec.rows}-{spec.seed}.parquet", progress=progress)

@@ -1,0 +1,15 @@
+"""Random search: every axis evenly, the reference that others must beat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+
+def make(seed: int) -> BaseSampler:
+    """Optuna's own."""
+    from optuna.samplers import RandomSampler
+
+    return RandomSampler(seed=seed)

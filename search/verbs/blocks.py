@@ -1,0 +1,61 @@
+"""`blocks`: the interaction modules, their settings and what they cost."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dhen.blocks import BLOCKS, BlockShape
+from dhen.cost import dense_parameters, headline_flops
+from dhen.errors import unknown_name
+
+REFERENCE = BlockShape(embeddings=32, dim=16, out=8)
+"""Where costs are shown: 32 embeddings of length 16 in, 8 out."""
+
+
+@click.command(epilog="Example: dhen-search blocks attention")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Settings and costs as JSON.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the interaction modules with their defaults' cost, or show the settings of one."""
+    if name is not None and name not in BLOCKS:
+        raise unknown_name("interaction module", name, BLOCKS)
+    kinds = [name] if name else list(BLOCKS)
+    if as_json:
+        click.echo(json.dumps([_facts(kind) for kind in kinds], indent=1))
+        return
+    console = Console()
+    if name:
+        console.print(inspect.getdoc(sys.modules[BLOCKS[name].__module__]), markup=False)
+    shape = f"{REFERENCE.embeddings} embeddings of {REFERENCE.dim} to {REFERENCE.out}"
+    table = Table("module", "settings (defaults)", "FLOPs", "parameters", box=None, caption=shape)
+    for kind in kinds:
+        facts = _facts(kind)
+        settings = ", ".join(f"{key}={value['default']}" for key, value in facts["settings"].items())
+        table.add_row(kind, settings or "none", f"{facts['flops']:,.0f}", f"{facts['parameters']:,}")
+    console.print(table)
+    if name:
+        for key, value in _facts(name)["settings"].items():
+            console.print(f"  {key}: {value['description']}", markup=False)
+
+
+def _facts(kind: str) -> dict[str, Any]:
+    config = BLOCKS[kind]
+    cost = config(kind=kind).cost(REFERENCE)
+    settings = {
+        key: {"default": field.get_default(call_default_factory=True), "description": field.description}
+        for key, field in config.model_fields.items()
+        if key != "kind"
+    }
+    return {
+        "kind": kind,
+        "settings": settings,
+        "flops": headline_flops(cost),
+        "parameters": dense_parameters(cost),
+    }

@@ -1,0 +1,25 @@
+"""`export`: takes the best configuration away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from search.directory import read_record
+from search.export import export, study_log
+
+
+@click.command(epilog="Example: dhen-search export runs/demo --pick 'flops<=5e6' --out cheap")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--pick", default="best", show_default=True, help="best, knee, 'flops<=X', or a trial number.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle's folder.")
+def command(directory: Path, pick: str, out: Path) -> None:
+    """Write a bundle: configuration, weights, encoding, cost, metrics, environment, checksums."""
+    record = read_record(directory)
+    trial = export(record, study_log(directory), pick, out)
+    assert trial.validation is not None
+    click.echo(
+        f"{out}: trial {trial.number}, NE {trial.validation.ne:.5f} on validation, "
+        f"{trial.flops:,.0f} FLOPs an example"
+    )

@@ -1,0 +1,54 @@
+"""`prepare`: from a click log to a columnar cache and a schema to edit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from search.terminal import step_progress
+from trials.data.prepare import prepare
+from trials.data.schema_yaml import read_schema
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search prepare log.csv.gz --out prepared
+  dhen-search prepare log.csv.gz --schema prepared/schema.yaml --out prepared2
+"""
+)
+@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="LOG ...")
+@click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
+@click.option("--out", type=click.Path(path_type=Path), help="The prepared log's folder (default: a cache).")
+@click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
+@click.option("--label", help="The label column.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
+def command(
+    sources: tuple[Path, ...],
+    log_format: str | None,
+    out: Path | None,
+    schema: Path | None,
+    label: str | None,
+    skip_bad_rows: bool,
+) -> None:
+    """Prepare LOG (files or a folder) once; studies, trainings and verifications reuse it."""
+    console = Console()
+    with step_progress(console) as progress:
+        log = prepare(
+            sources,
+            out=out,
+            format=log_format,
+            schema=read_schema(schema) if schema else None,
+            label=label,
+            skip_bad_rows=skip_bad_rows,
+            progress=progress,
+        )
+    summary = log.summary()
+    for split, rows in summary.rows.items():
+        console.print(f"{split}: {rows:,} rows, {summary.base_rate[split]:.2%} positive")
+    console.print(
+        f"{summary.tables} embedding tables ({log.features.total_rows:,} rows), {summary.numeric} numeric inputs"
+    )
+    console.print(f"prepared: {log.directory}", soft_wrap=True)

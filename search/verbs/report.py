@@ -1,0 +1,24 @@
+"""`report`: writes a study's report anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dashboards.page import write_report
+from dashboards.summary import sentences
+from search.directory import read_record
+
+
+@click.command(epilog="Example: dhen-search report runs/demo --out demo.html")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Default: report.html in DIRECTORY.")
+def command(directory: Path, out: Path | None) -> None:
+    """Write the report of the study in DIRECTORY: one HTML file that opens anywhere, offline."""
+    record = read_record(directory)
+    path = out or directory / "report.html"
+    write_report(record, path)
+    for sentence in sentences(record):
+        click.echo(sentence)
+    click.echo(f"report: {path}")

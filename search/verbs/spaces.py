@@ -1,0 +1,33 @@
+"""`spaces`: the named search spaces and their sizes."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+
+from dhen.values import dump_yaml
+from spaces.load import catalog, load_space
+from spaces.size import space_size
+
+
+@click.command(epilog="Example: dhen-search spaces default")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Sizes (and with NAME the space) as JSON.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the search spaces, or show one (a NAME, or a YAML file of your own) as YAML to start from."""
+    spaces = [load_space(each) for each in ([name] if name else catalog())]
+    if as_json:
+        rows = [
+            {"name": s.name, "size": vars(space_size(s))} | ({"space": s.config.to_dict()} if name else {})
+            for s in spaces
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    console = Console()
+    for space in spaces:
+        console.print(f"[bold]{space.name}[/bold]: {space_size(space)}", soft_wrap=True)
+        console.print(f"  {space.config.description.strip()}", soft_wrap=True)
+    if name:
+        click.echo(dump_yaml(spaces[0].config.to_dict()))

@@ -1,0 +1,67 @@
+"""`verify`: does a bundle still give its numbers?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from dhen.cost import headline_flops
+from dhen.errors import UserError
+from dhen.model import model_cost
+from search.bundle import Bundle, read_bundle
+from trials.data.cache import PreparedLog
+from trials.data.prepare import prepare
+from trials.evaluation import evaluate
+from trials.record import Metrics
+
+NE_TOLERANCE = 1e-4
+"""Absolute; what another machine's matmul order and precision may change."""
+
+
+@click.command(epilog="Example: dhen-search verify runs/demo/best --data log.csv")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--data", multiple=True, type=click.Path(path_type=Path), help="The log, to evaluate again.")
+def command(bundle: Path, data: tuple[Path, ...]) -> None:
+    """Check a bundle's files, costs and stored scores; with --data, evaluate it again and compare NE."""
+    found = read_bundle(bundle)
+    click.echo("files: whole, none altered")
+    flops = headline_flops(model_cost(found.info.job.model, found.info.job.features))
+    if flops != found.info.flops:
+        raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {found.info.flops:,.0f} at export.")
+    click.echo(f"cost: {flops:,.0f} FLOPs an example, as at export")
+    click.echo(f"stored examples: scores within {found.check():.1e} of those at export")
+    if data:
+        _evaluate(found, data)
+
+
+def _evaluate(bundle: Bundle, data: tuple[Path, ...]) -> None:
+    """Metrics on the log; compared where it is the log of the bundle."""
+    log = _same_log(bundle, data) or prepare(data, encoding=bundle.encoding)
+    same = log.fingerprint == bundle.info.log.fingerprint
+    click.echo("log: the one it was trained on" if same else "log: another one; nothing to compare with")
+    autocast = bundle.info.job.training.precision == "bf16"
+    model = bundle.model()
+    worst = 0.0
+    for split, exported in (("validation", bundle.info.validation), ("test", bundle.info.test)):
+        now = evaluate(model, log, split, autocast=autocast)
+        click.echo(_line(split, now, exported if same else None))
+        if same and exported is not None:
+            worst = max(worst, abs(now.ne - exported.ne))
+    if worst > NE_TOLERANCE:
+        click.echo(f"NE differs by {worst:.2g} from the export's (tolerance {NE_TOLERANCE})", err=True)
+        sys.exit(1)
+
+
+def _same_log(bundle: Bundle, data: tuple[Path, ...]) -> PreparedLog | None:
+    """The log prepared as at training, if it is the bundle's."""
+    if len(data) == 1 and PreparedLog.is_prepared(data[0]):
+        return PreparedLog.open(data[0])
+    log = prepare(data, schema=bundle.encoding.schema)
+    return log if log.fingerprint == bundle.info.log.fingerprint else None
+
+
+def _line(split: str, now: Metrics, exported: Metrics | None) -> str:
+    line = f"{split}: NE {now.ne:.5f}, log loss {now.log_loss:.5f}, AUC {now.auc:.5f} ({now.examples:,} rows)"
+    return line if exported is None else f"{line}; at export NE {exported.ne:.5f}"

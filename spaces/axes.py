@@ -1,0 +1,157 @@
+"""Axis: one thing that may vary, its name and its values.
+
+A YAML list is a choice, a mapping with `low` and `high` a range (whole numbers where both are whole;
+`log: true` for a logarithmic scale, `step` for whole numbers), anything else a constant.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dhen.errors import UserError
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+Scalar = None | bool | int | float | str
+RANGE_KEYS = {"low", "high", "log", "step"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One of a few values. In a point each stands by its label, so that lists can be chosen among."""
+
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def labels(self) -> tuple[Scalar, ...]:
+        """What stands in a point for each value: scalars as they are, lists as `128-64`."""
+        return tuple(label(value) for value in self.values)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return len(self.values)
+
+    def sample(self, trial: BaseTrial) -> Scalar:
+        """A label."""
+        choice: Scalar = trial.suggest_categorical(self.name, self.labels)
+        return choice
+
+    def decode(self, received: Scalar) -> Any:
+        """The value of a label."""
+        if received not in self.labels:
+            raise UserError(f"{self.name}: {received!r} is not one of {list(self.labels)}.")
+        return self.values[self.labels.index(received)]
+
+    def encode(self, value: Any) -> Scalar:
+        """The label of a value."""
+        return self.labels[self.values.index(value)] if value in self.values else _outside(self.name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """A number between two bounds, both included."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+    step: int = 1
+    whole: bool = False
+
+    @property
+    def size(self) -> float:
+        """Number of values; infinite for real ones."""
+        return int((self.high - self.low) // self.step) + 1 if self.whole else math.inf
+
+    def sample(self, trial: BaseTrial) -> Scalar:
+        """A number."""
+        if self.whole:
+            number: Scalar = trial.suggest_int(
+                self.name, int(self.low), int(self.high), log=self.log, step=self.step
+            )
+            return number
+        real: Scalar = trial.suggest_float(self.name, self.low, self.high, log=self.log)
+        return real
+
+    def decode(self, received: Scalar) -> Any:
+        """The number itself, if it lies inside."""
+        if not isinstance(received, (int, float)) or not self.low <= received <= self.high:
+            raise UserError(f"{self.name}: {received!r} is not between {self.low} and {self.high}.")
+        return received
+
+    def encode(self, value: Any) -> Scalar:
+        """The number itself."""
+        inside = isinstance(value, (int, float)) and self.low <= value <= self.high
+        return value if inside else _outside(self.name, value)
+
+
+Axis = Choice | Range
+
+
+def read_axis(name: str, spec: Any) -> Axis:
+    """An axis from YAML; a constant is a choice of one.
+
+    Raises:
+        UserError: naming the axis, for an empty list, doubled values, or bounds that are none.
+    """
+    if isinstance(spec, dict):
+        return _read_range(name, spec)
+    values = tuple(_frozen(value) for value in spec) if isinstance(spec, list) else (spec,)
+    if not values:
+        raise UserError(f"space: {name} has no values to choose among; give at least one.")
+    if len(set(map(label, values))) < len(values):
+        raise UserError(f"space: {name} lists a value twice: {spec}.")
+    return Choice(name=name, values=values)
+
+
+def random_value(axis: Axis, rng: random.Random) -> Scalar:
+    """A value of the axis, drawn evenly (on the axis's own scale)."""
+    if isinstance(axis, Choice):
+        return rng.choice(axis.labels)
+    if axis.whole:
+        return rng.randrange(int(axis.low), int(axis.high) + 1, axis.step)
+    if axis.log:
+        return math.exp(rng.uniform(math.log(axis.low), math.log(axis.high)))
+    return rng.uniform(axis.low, axis.high)
+
+
+def label(value: Any) -> Scalar:
+    """What stands for a value in a point."""
+    if isinstance(value, tuple):
+        return "-".join(str(part) for part in value) or "none"
+    return value  # type: ignore[no-any-return]
+
+
+def _read_range(name: str, spec: dict[str, Any]) -> Range:
+    low, high = spec.get("low"), spec.get("high")
+    numbers = all(isinstance(bound, (int, float)) and not isinstance(bound, bool) for bound in (low, high))
+    if set(spec) - RANGE_KEYS or not numbers:
+        raise UserError(
+            f"space: {name} is a range and needs numbers `low` and `high` (and may have `log`, `step`); "
+            f"received {spec}."
+        )
+    assert low is not None
+    assert high is not None
+    log = bool(spec.get("log", False))
+    if low > high or (log and low <= 0):
+        raise UserError(
+            f"space: {name} has low={low}, high={high}; low must not exceed high, "
+            f"and a logarithmic range starts above 0."
+        )
+    whole = isinstance(low, int) and isinstance(high, int)
+    return Range(name=name, low=low, high=high, log=log, step=int(spec.get("step", 1)), whole=whole)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _outside(name: str, value: Any) -> Scalar:
+    raise UserError(f"{name}: {value!r} lies outside this space.")

@@ -1,0 +1,65 @@
+"""Named spaces (`spaces/catalog/*.yaml`) and a user's own YAML file beside them."""
+
+from __future__ import annotations
+
+import random
+from importlib import resources
+from pathlib import Path
+
+from dhen.errors import UserError, unknown_name
+from dhen.values import load_yaml, parse
+from spaces.axes import random_value
+from spaces.space import Point, Space, SpaceConfig
+
+PROBES = 64
+"""Random points tried before a space is called impossible."""
+
+
+def catalog() -> dict[str, SpaceConfig]:
+    """The named spaces."""
+    with resources.as_file(resources.files("spaces") / "catalog") as folder:
+        files = sorted(Path(folder).glob("*.yaml"))
+        return {file.stem: parse(SpaceConfig, load_yaml(file), file.name) for file in files}
+
+
+def load_space(name: str) -> Space:
+    """A space by its name in the catalog or by the path of a YAML file.
+
+    Raises:
+        UserError: when there is none, a key or value is wrong, or no point of it decodes.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json") or path.exists():
+        space = _read(path)
+    else:
+        named = catalog()
+        if name not in named:
+            raise unknown_name("space", name, named)
+        space = Space(name, named[name])
+    _check_possible(space)
+    return space
+
+
+def random_point(space: Space, rng: random.Random) -> Point:
+    """A point with every axis drawn evenly."""
+    return {axis.name: random_value(axis, rng) for axis in space.axes}
+
+
+def _check_possible(space: Space) -> None:
+    rng, reason = random.Random(0), ""
+    for _ in range(PROBES):
+        try:
+            space.decode(random_point(space, rng))
+        except UserError as error:
+            reason = str(error)
+        else:
+            return
+    raise UserError(f"space {space.name!r} is impossible: no point of it gives a model. {reason}")
+
+
+def _read(path: Path) -> Space:
+    config = parse(SpaceConfig, load_yaml(path), str(path))
+    try:
+        return Space(path.stem, config)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,68 @@
+"""How large a space is: distinct architectures, counted exactly, and the real-valued axes beside them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+from spaces.axes import Axis, Choice
+from spaces.space import Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceSize:
+    """What there is to search."""
+
+    architectures: float
+    """Distinct model configurations: module sets without order, an ensemble of one module counted once,
+    settings of absent modules not counted. Infinite where a model setting is real-valued."""
+    training_choices: float
+    """Combinations of the discrete training settings."""
+    real_axes: int
+    """Real-valued axes of training."""
+    axes: int
+
+    def __str__(self) -> str:
+        real = f" x {self.real_axes} real-valued training axes" if self.real_axes else ""
+        choices = f" x {self.training_choices:,.0f} training settings" if self.training_choices > 1 else ""
+        count = f"{self.architectures:.3g}" if self.architectures >= 1e6 else f"{self.architectures:,.0f}"
+        return f"{count} architectures{choices}{real} ({self.axes} axes)"
+
+
+def space_size(space: Space) -> SpaceSize:
+    """Counts a space."""
+    layers = [_layer_count(space, axes) for axes in space.layer_axes.values()]
+    depths = _values(space.depth)
+    if space.config.layers == "shared":
+        stacks: float = len(depths) * layers[0]
+    else:
+        stacks = sum(math.prod(layers[:depth]) for depth in depths)
+    training = list(space.training_axes.values())
+    return SpaceSize(
+        architectures=stacks * math.prod(axis.size for axis in space.model_axes.values()),
+        training_choices=math.prod(axis.size for axis in training if axis.size < math.inf),
+        real_axes=sum(axis.size == math.inf for axis in training),
+        axes=len(space.axes),
+    )
+
+
+def _layer_count(space: Space, axes: dict[str, Axis]) -> float:
+    """Distinct layers: over all multisets of 1..k kinds."""
+    settings = {
+        kind: math.prod(axes[f"{kind}.{key}"].size for key in keys)
+        for kind, keys in space.config.modules.items()
+    }
+    ensembles = axes["ensemble"].size
+    count = sum(
+        math.prod(settings[kind] for kind in set(kinds)) * (ensembles if n > 1 else 1)
+        for n in range(1, space.config.slots + 1)
+        for kinds in combinations_with_replacement(settings, n)
+    )
+    return count * axes["out_embeddings"].size * axes["raw_numeric"].size
+
+
+def _values(axis: Axis) -> list[int]:
+    if isinstance(axis, Choice):
+        return [int(value) for value in axis.values]
+    return list(range(int(axis.low), int(axis.high) + 1, axis.step))

@@ -1,0 +1,209 @@
+"""Space: what may vary in a DHEN and its training; points of it, and the configurations they stand for.
+
+The encoding has one shape: every layer has the same slots for interaction modules (`none` leaves a slot
+empty, but for the first), and every axis is sampled in every trial, used or not. Points that decode to
+the same network are recognised by the fingerprint of the configuration. `layers: shared` gives all
+layers one recipe, as the paper stacks them; `layers: each` gives each its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from dhen.blocks import BLOCKS
+from dhen.config import DhenConfig, LayerConfig
+from dhen.ensemble import ENSEMBLES
+from dhen.errors import UserError, unknown_name
+from dhen.model import parse_model
+from dhen.values import Value, fingerprint
+from spaces.axes import Axis, Choice, Scalar, read_axis
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+Point = dict[str, Scalar]
+NONE = "none"
+LAYER_FIELDS = ("ensemble", "out_embeddings", "raw_numeric")
+MODEL_FIELDS = ("embedding_dim", "numeric_mlp", "head", "dropout")
+
+
+class SpaceConfig(Value):
+    """A space as YAML has it. Every leaf is a list (a choice), a range, or a constant."""
+
+    description: str = ""
+    layers: Literal["shared", "each"] = "shared"
+    """One recipe for all layers, or each layer its own."""
+    depth: Any = Field(default=[1, 2, 3])
+    """Number of layers."""
+    slots: int = Field(default=3, gt=0, le=16)
+    """k, interaction modules a layer at most."""
+    modules: dict[str, dict[str, Any]] = Field(min_length=1)
+    """Kind of interaction module -> its settings, each a leaf; settings left out keep their defaults."""
+    ensemble: Any = Field(default=["concat", "sum", "weighted_sum"])
+    out_embeddings: Any = Field(default=[4, 8])
+    raw_numeric: Any = Field(default=[False, True])
+    model: dict[str, Any] = Field(default_factory=dict)
+    """embedding_dim, numeric_mlp, head, dropout."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Any key of a training configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What a point stands for."""
+
+    model: DhenConfig
+    training: dict[str, Any]
+    """Training settings that the space decides."""
+
+
+class Space:
+    """A space ready to be sampled."""
+
+    def __init__(self, name: str, config: SpaceConfig) -> None:
+        """Raises UserError where the space is impossible (see `spaces.catalog` for the checks by size)."""
+        self.name = name
+        self.config = config
+        self._check_names()
+        self.depth = read_axis("depth", config.depth)
+        self.max_depth = int(max(self.depth.values) if isinstance(self.depth, Choice) else self.depth.high)
+        self.model_axes = {key: read_axis(key, spec) for key, spec in config.model.items()}
+        self.training_axes = {
+            key: read_axis(f"training.{key}", spec) for key, spec in config.training.items()
+        }
+        self.layer_axes = {prefix: self._layer_axes(prefix) for prefix in self._prefixes()}
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """All axes with more than one value, in the order of sampling."""
+        layers = (axis for axes in self.layer_axes.values() for axis in axes.values())
+        every = (self.depth, *layers, *self.model_axes.values(), *self.training_axes.values())
+        return tuple(axis for axis in every if axis.size > 1)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that varies; a study keeps to one space."""
+        return fingerprint(self.config.to_dict())
+
+    def sample(self, trial: BaseTrial) -> Point:
+        """A point, every axis asked for."""
+        return {axis.name: axis.sample(trial) for axis in self.axes}
+
+    def decode(self, point: Point) -> Candidate:
+        """The configuration that a point stands for.
+
+        Raises:
+            UserError: saying which values do not go together, or that the point is of another space.
+        """
+        self._check_point(point)
+        values = {key: _value(axis, point) for key, axis in self.model_axes.items()}
+        depth = int(_value(self.depth, point))
+        layers = [self._decode_layer(prefix, point) for prefix in self._prefixes()[:depth]]
+        if self.config.layers == "shared":
+            layers *= depth
+        model = parse_model({"family": "dhen", **values, "layers": layers}, f"a point of space {self.name!r}")
+        assert isinstance(model, DhenConfig)
+        training = {key: _value(axis, point) for key, axis in self.training_axes.items()}
+        return Candidate(model=model, training=training)
+
+    def encode(self, candidate: Candidate) -> Point:
+        """A point that decodes to this candidate; axes it does not use take their first value.
+
+        Raises:
+            UserError: where it lies outside this space.
+        """
+        point: Point = {axis.name: _first(axis) for axis in self.axes}
+        layers = candidate.model.layers
+        point |= _encoded(self.depth, len(layers))
+        for prefix, layer in zip(self._prefixes(), layers, strict=False):
+            point |= self._encode_layer(prefix, layer)
+        for key, axis in self.model_axes.items():
+            point |= _encoded(axis, getattr(candidate.model, key))
+        for key, axis in self.training_axes.items():
+            point |= _encoded(axis, candidate.training[key])
+        if self.decode(point) != candidate:
+            raise UserError(f"the configuration lies outside space {self.name!r}.")
+        return point
+
+    def _prefixes(self) -> list[str]:
+        if self.config.layers == "shared":
+            return ["layer"]
+        return [f"layer{index}" for index in range(self.max_depth)]
+
+    def _layer_axes(self, prefix: str) -> dict[str, Axis]:
+        """Field of a layer -> axis: slots, ensemble and the rest, then each kind's settings."""
+        kinds, config = list(self.config.modules), self.config
+        axes: dict[str, Axis] = {"block0": read_axis(f"{prefix}.block0", kinds)}
+        for slot in range(1, config.slots):
+            axes[f"block{slot}"] = read_axis(f"{prefix}.block{slot}", [NONE, *kinds])
+        for key in LAYER_FIELDS:
+            axes[key] = read_axis(f"{prefix}.{key}", getattr(config, key))
+        for kind, settings in config.modules.items():
+            for key, spec in settings.items():
+                axes[f"{kind}.{key}"] = read_axis(f"{prefix}.{kind}.{key}", spec)
+        return axes
+
+    def _decode_layer(self, prefix: str, point: Point) -> dict[str, Any]:
+        axes = self.layer_axes[prefix]
+        chosen = [_value(axes[f"block{slot}"], point) for slot in range(self.config.slots)]
+        modules = [
+            {"kind": kind} | {key: _value(axes[f"{kind}.{key}"], point) for key in self.config.modules[kind]}
+            for kind in chosen
+            if kind != NONE
+        ]
+        return {"modules": modules} | {key: _value(axes[key], point) for key in LAYER_FIELDS}
+
+    def _encode_layer(self, prefix: str, layer: LayerConfig) -> Point:
+        axes = self.layer_axes[prefix]
+        point: Point = {}
+        if len(layer.modules) > self.config.slots:
+            raise UserError(f"{len(layer.modules)} modules in a layer; this space has {self.config.slots}.")
+        for slot, block in enumerate(layer.modules):
+            point |= _encoded(axes[f"block{slot}"], block.kind)
+            for key in self.config.modules.get(block.kind, {}):
+                point |= _encoded(axes[f"{block.kind}.{key}"], getattr(block, key))
+        ensemble = axes["ensemble"]
+        if len(layer.modules) > 1:
+            point |= _encoded(ensemble, layer.ensemble.kind)
+        for key in LAYER_FIELDS[1:]:
+            point |= _encoded(axes[key], getattr(layer, key))
+        return point
+
+    def _check_names(self) -> None:
+        """Kinds, their settings, ensembles and model fields exist."""
+        for kind, settings in self.config.modules.items():
+            if kind not in BLOCKS:
+                raise unknown_name("interaction module", kind, BLOCKS)
+            fields = set(BLOCKS[kind].model_fields) - {"kind"}
+            for key in settings:
+                if key not in fields:
+                    raise unknown_name(f"setting of interaction module {kind!r}", key, fields)
+        for key in self.config.model:
+            if key not in MODEL_FIELDS:
+                raise unknown_name("model field", key, MODEL_FIELDS)
+        ensembles = self.config.ensemble
+        for kind in ensembles if isinstance(ensembles, list) else [ensembles]:
+            if kind not in ENSEMBLES:
+                raise unknown_name("ensemble", str(kind), ENSEMBLES)
+
+    def _check_point(self, point: Point) -> None:
+        names = {axis.name for axis in self.axes}
+        if set(point) != names:
+            odd = sorted(set(point) ^ names)
+            raise UserError(f"the point is not of space {self.name!r}: {', '.join(odd)} differ.")
+
+
+def _value(axis: Axis, point: Point) -> Any:
+    """The axis's value at a point; a constant where it is no axis of the point."""
+    return axis.decode(point[axis.name] if axis.name in point else _first(axis))
+
+
+def _first(axis: Axis) -> Scalar:
+    return axis.labels[0] if isinstance(axis, Choice) else axis.low
+
+
+def _encoded(axis: Axis, value: Any) -> Point:
+    return {axis.name: axis.encode(value)} if axis.size > 1 else {}

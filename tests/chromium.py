@@ -1,0 +1,106 @@
+"""A headless Chromium for tests, driven over the DevTools protocol: no driver to match, no download."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+import websocket
+
+EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-port=0",
+    "--window-size=1500,1000",
+)
+WAIT_SECONDS = 60.0
+
+
+class Chromium:
+    """One browser with one page; a context manager."""
+
+    def __init__(self, profile: Path) -> None:
+        assert EXECUTABLE is not None
+        self._process = subprocess.Popen(
+            [EXECUTABLE, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._calls = 0
+        try:
+            self._socket = websocket.create_connection(
+                self._page_address(profile / "DevToolsActivePort"), timeout=WAIT_SECONDS, suppress_origin=True
+            )
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Chromium:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+    def open(self, address: str) -> None:
+        self._call("Page.navigate", url=address)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(f"{expression}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def wait_for(self, expression: str) -> Any:
+        """The value of an expression as soon as it is truthy."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
+            value = self.evaluate(expression)
+            if value:
+                return value
+            time.sleep(0.1)
+        raise AssertionError(f"never came true: {expression}\n{self.evaluate('document.body.innerText')}")
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._calls += 1
+        self._socket.send(json.dumps({"id": self._calls, "method": method, "params": params}))
+        while True:
+            answer = json.loads(self._socket.recv())
+            if answer.get("id") == self._calls:
+                assert "error" not in answer, answer
+                return dict(answer["result"])
+
+    def _page_address(self, port_file: Path) -> str:
+        """The DevTools address of the first page, once the browser has written its port."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        opener = build_opener(ProxyHandler({}))
+        while time.monotonic() < deadline:
+            if port_file.exists() and (words := port_file.read_text().split()):
+                pages = json.load(opener.open(f"http://127.0.0.1:{words[0]}/json", timeout=10))
+                found = [page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page"]
+                if found:
+                    return str(found[0])
+            time.sleep(0.1)
+        raise AssertionError("Chromium did not start")

@@ -1,0 +1,112 @@
+"""Every interaction module keeps the contract: shapes, costs that torch agrees with, gradients, round trips."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from dhen.blocks import BLOCKS, BlockShape
+from dhen.config import LayerConfig
+from dhen.cost import ATTENTION, MATMUL, dense_parameters
+from dhen.values import parse
+
+SHAPES = [
+    BlockShape(embeddings=5, dim=8, out=3),
+    BlockShape(embeddings=1, dim=4, out=4),
+    BlockShape(embeddings=12, dim=2, out=1),
+]
+BATCH = 3
+
+every_block = pytest.mark.parametrize("kind", sorted(BLOCKS))
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@every_block
+@every_shape
+def test_maps_m_embeddings_to_l(kind: str, shape: BlockShape) -> None:
+    block = BLOCKS[kind]().build(shape, dropout=0.0)
+    u_BLD = block(torch.randn(BATCH, shape.embeddings, shape.dim))
+    assert u_BLD.shape == (BATCH, shape.out, shape.dim)
+    assert u_BLD.isfinite().all()
+
+
+@every_block
+@every_shape
+def test_cost_is_what_torch_counts(kind: str, shape: BlockShape) -> None:
+    config = BLOCKS[kind]()
+    block = config.build(shape, dropout=0.0).train()
+    with FlopCounterMode(display=False) as counter:
+        block(torch.randn(BATCH, shape.embeddings, shape.dim))
+    rows = config.cost(shape)
+    assert sum(row.flops for row in rows if row.kind == MATMUL) * BATCH == counter.get_total_flops()
+    assert dense_parameters(rows) == sum(parameter.numel() for parameter in block.parameters())
+    assert len({row.name for row in rows}) == len(rows)
+
+
+@every_block
+def test_every_parameter_learns(kind: str) -> None:
+    torch.manual_seed(0)
+    shape = SHAPES[0]
+    block = BLOCKS[kind]().build(shape, dropout=0.0)
+    block(torch.randn(64, shape.embeddings, shape.dim)).square().sum().backward()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@every_block
+def test_examples_do_not_mix(kind: str) -> None:
+    torch.manual_seed(0)
+    block = BLOCKS[kind]().build(SHAPES[0], dropout=0.0).eval()
+    x_BMD = torch.randn(BATCH, SHAPES[0].embeddings, SHAPES[0].dim)
+    alone = torch.cat([block(x_BMD[i : i + 1]) for i in range(BATCH)])
+    torch.testing.assert_close(block(x_BMD), alone)
+
+
+@every_block
+def test_config_round_trips_and_refuses_unknown_keys(kind: str) -> None:
+    config = BLOCKS[kind]()
+    assert config.kind == kind
+    assert parse(BLOCKS[kind], config.to_dict(), kind) == config
+    with pytest.raises(ValueError, match="unknown key 'widht'"):
+        parse(BLOCKS[kind], {"widht": 3}, kind)
+
+
+@every_block
+def test_settings_are_documented(kind: str) -> None:
+    assert BLOCKS[kind].__doc__
+    for name, field in BLOCKS[kind].model_fields.items():
+        assert name == "kind" or field.description, name
+
+
+@every_block
+def test_stands_in_a_layer(kind: str) -> None:
+    assert LayerConfig(modules=(kind,)).modules[0] == BLOCKS[kind]()  # type: ignore[arg-type]
+
+
+def test_attention_products_are_counted_apart() -> None:
+    m, d = 5, 8
+    rows = BLOCKS["attention"]().cost(BlockShape(embeddings=m, dim=d, out=3))
+    products = [row.flops for row in rows if row.kind == ATTENTION]
+    assert products == [2 * m * m * d, 2 * m * m * d]
+
+
+def test_paper_cross_is_the_outer_product_of_the_embeddings() -> None:
+    torch.manual_seed(0)
+    shape = BlockShape(embeddings=4, dim=3, out=2)
+    block = BLOCKS["cross"]().build(shape, dropout=0.0)
+    x_MD = torch.randn(4, 3)
+    weight_LD, bias_LD = block.weight.weight, block.bias_LD  # type: ignore[union-attr]
+    expected = weight_LD @ (x_MD.T @ x_MD) + bias_LD
+    torch.testing.assert_close(block(x_MD.unsqueeze(0))[0], expected)
+
+
+def test_dlrm_dots_are_all_pairs() -> None:
+    from dhen.pairwise import PairwiseDots
+
+    x_MD = torch.randn(4, 3)
+    expected = [float(x_MD[i] @ x_MD[j]) for i in range(4) for j in range(i + 1, 4)]
+    output = PairwiseDots(4, rank=0)(x_MD.unsqueeze(0))[0]
+    torch.testing.assert_close(output[:6], torch.tensor(expected))
+    torch.testing.assert_close(output[6:], x_MD.flatten())

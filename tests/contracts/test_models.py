@@ -1,0 +1,97 @@
+"""Every model family and every shipped configuration: logits, costs that torch agrees with, round trips."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from dhen.batch import FeatureBatch
+from dhen.cost import LOOKUP, MATMUL, dense_parameters, embedding_parameters
+from dhen.model import build_model, catalog, model_cost, named_model, parse_model
+from dhen.schema import FeatureSchema, Table
+
+BATCH = 4
+FULL = FeatureSchema(
+    tables=(
+        Table(name="a", rows=10),
+        Table(name="b", rows=7),
+        Table(name="m", rows=9, multi_hot=True, mean_ids=1.5),
+    ),
+    numeric=("x", "y"),
+)
+ONLY_NUMERIC = FeatureSchema(numeric=("x", "y"))
+ONLY_TABLES = FeatureSchema(tables=(Table(name="a", rows=10), Table(name="b", rows=7)))
+SCHEMAS = {"full": FULL, "only numeric": ONLY_NUMERIC, "only tables": ONLY_TABLES}
+
+every_model = pytest.mark.parametrize("name", sorted(catalog()))
+every_schema = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
+
+
+def batch_for(schema: FeatureSchema) -> FeatureBatch:
+    ids = [torch.randint(0, table.rows, (BATCH, 1)) for table in schema.categorical]
+    bag = (torch.tensor([0, 1, 2, 3, 4, 5], dtype=torch.int32), torch.tensor([0, 1, 3, 3]))
+    return FeatureBatch(
+        ids_BT=torch.cat(ids, dim=1) if ids else torch.zeros(BATCH, 0, dtype=torch.int64),
+        bags=tuple(bag for _ in schema.multi_hot),
+        numeric_BK=torch.randn(BATCH, len(schema.numeric)),
+    )
+
+
+@every_model
+@every_schema
+def test_logits_and_costs(name: str, schema: FeatureSchema) -> None:
+    config = named_model(name)
+    model = build_model(config, schema).train()
+    with FlopCounterMode(display=False) as counter:
+        logit_B = model(batch_for(schema))
+    rows = model_cost(config, schema)
+    assert logit_B.shape == (BATCH,)
+    assert sum(row.flops for row in rows if row.kind == MATMUL) * BATCH == counter.get_total_flops()
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert dense_parameters(rows) + embedding_parameters(rows) == counted
+
+
+@every_model
+def test_configs_round_trip(name: str) -> None:
+    config = named_model(name)
+    assert parse_model(config.to_dict(), name) == config
+
+
+def test_lookup_bytes_follow_the_ids_looked_up() -> None:
+    rows = model_cost(named_model("dlrm"), FULL)
+    dim = named_model("dlrm").embedding_dim
+    assert [row.bytes for row in rows if row.kind == LOOKUP] == [dim * 4, dim * 4, 1.5 * dim * 4]
+
+
+def test_an_empty_bag_is_a_zero_embedding() -> None:
+    from dhen.features import EmbeddingTables
+
+    tables = EmbeddingTables(FULL, 4)
+    looked_up = tables(batch_for(FULL))
+    assert looked_up[-1].shape == (BATCH, 1, 4)
+    assert (looked_up[-1][2] == 0).all()  # offsets 3, 3: the third example has no ids
+
+
+def test_tables_do_not_overlap() -> None:
+    from dhen.features import EmbeddingTables
+
+    tables = EmbeddingTables(FULL, 1)
+    with torch.no_grad():
+        tables.weight.copy_(torch.arange(FULL.total_rows).unsqueeze(1))
+    zeros = FeatureBatch(
+        ids_BT=torch.zeros(1, 2, dtype=torch.int32),
+        bags=((torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0])),),
+        numeric_BK=torch.zeros(1, 2),
+    )
+    one_hot, bag = tables(zeros)
+    assert one_hot.flatten().tolist() == [0.0, 10.0]
+    assert bag.item() == 17.5
+
+
+def test_experts_multiply_the_flops() -> None:
+    one = parse_model({"family": "advanced_dlrm"}, "one")
+    four = parse_model({"family": "advanced_dlrm", "experts": 4}, "four")
+    mlp = sum(row.flops for row in model_cost(one, FULL) if row.name.startswith("mlp"))
+    experts = sum(row.flops for row in model_cost(four, FULL) if ".expert" in row.name)
+    assert experts == 4 * mlp

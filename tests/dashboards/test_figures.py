@@ -1,0 +1,146 @@
+"""What the figures show, and that they draw it; the pictures themselves are looked at in a browser."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records import FLOOR, judged, metrics, study, trial
+
+from dashboards.figures.curves import curves_figure, curves_info
+from dashboards.figures.frame import frame
+from dashboards.figures.front import front_figure, front_info
+from dashboards.figures.time import time_figure, time_info
+from trials.record import Outcome, TrialKind, relative_ne_percent
+
+
+def names(figure) -> list[str]:
+    return [trace.name for trace in figure.data]
+
+
+@given(
+    st.lists(st.floats(min_value=0.5, max_value=1.5), min_size=1, max_size=30),
+    st.lists(st.floats(min_value=0.5, max_value=1.5), max_size=3),
+)
+def test_frame_holds_the_best_and_what_it_must(values: list[float], always: list[float]) -> None:
+    found = frame(values, always)
+    assert found.low < min([*values, *always])
+    assert found.high > max(always, default=min(values))
+    assert found.above == sum(value > found.high for value in values)
+
+
+def test_one_bad_value_does_not_press_the_rest_flat() -> None:
+    found = frame([0.780, 0.781, 0.782, 0.783, 0.784, 3.0])
+    assert found.high < 0.79
+    assert found.above == 1
+
+
+def test_front_has_the_records_verdicts() -> None:
+    record = study()
+    info = front_info(record)
+    assert tuple(point.number for point in info.front) == record.front
+    assert info.best is not None
+    assert info.best.number == record.best
+    assert info.knee is not None
+    assert info.knee.number == record.knee
+    assert info.baseline is not None
+    assert info.baseline.number == record.baseline
+    assert info.baseline.relative_percent == 0
+    assert info.floor == FLOOR
+    best, baseline = record.trial(record.best), record.trial(record.baseline)
+    expected = relative_ne_percent(best.validation.ne, baseline.validation.ne)
+    assert info.best.relative_percent == pytest.approx(expected)
+
+
+def test_front_leaves_out_what_has_no_place_in_the_plane() -> None:
+    record = study(finished=False)
+    shown = {point.number for point in front_info(record).candidates}
+    with_result = (Outcome.COMPLETED, Outcome.STOPPED)
+    assert shown == {each.number for each in record.candidates if each.outcome in with_result}
+
+
+def test_front_figure_marks_baseline_best_and_knee() -> None:
+    figure = front_figure(front_info(study()))
+    labels = [trace.text[0] for trace in figure.data if trace.text]
+    assert labels == ["baseline", "knee", "best"]
+    assert figure.layout.xaxis.type == "log"
+    assert "below the baseline" in figure.layout.title.text
+    assert any("floor" in note.text for note in figure.layout.annotations)
+    hovers = " ".join(text for trace in figure.data for text in trace.hovertext)
+    assert "to the baseline" in hovers
+
+
+def test_a_far_floor_is_said_and_does_not_stretch_the_frame() -> None:
+    record = study()
+    far = record.log.model_copy(update={"ne_floor": {"validation": 0.2}})
+    info = front_info(record.model_copy(update={"log": far}))
+    assert not info.floor_in_frame
+    assert info.frame.low > 0.7
+    assert any("below this frame" in note.text for note in front_figure(info).layout.annotations)
+
+
+def test_curves_are_relative_at_the_same_numbers_of_examples() -> None:
+    record = study()
+    info = curves_info(record)
+    baseline = record.trial(record.baseline)
+    for line in info.lines:
+        own = record.trial(line.number)
+        assert own.reused_from is None
+        for (examples, percent), point, other in zip(line.points, own.curve, baseline.curve, strict=False):
+            assert examples == point.examples == other.examples
+            assert percent == pytest.approx(relative_ne_percent(point.validation.ne, other.validation.ne))
+
+
+def test_curves_name_best_and_knee_and_group_the_rest() -> None:
+    figure = curves_figure(curves_info(study()))
+    assert names(figure)[:2] == ["candidates", "Pareto front"]
+    assert {name.split(" (")[0] for name in names(figure)[2:]} == {"best", "knee"}
+
+
+def test_time_parts_sum_to_the_wall_clock() -> None:
+    record = study()
+    info = time_info(record)
+    expected = sum(each.seconds for each in record.trials if each.reused_from is None)
+    assert info.total == pytest.approx(expected)
+    assert all(min(each.training, each.evaluation, each.other) >= 0 for each in info.trials)
+    assert names(time_figure(info)) == ["training", "evaluation", "all else"]
+
+
+def test_clocks_that_disagree_give_no_negative_part() -> None:
+    odd = trial(0, Random(0)).model_copy(update={"seconds": 1.0, "train_seconds": 2.0, "evaluate_seconds": 3.0})
+    only = time_info(judged([odd])).trials[0]
+    assert (only.training, only.evaluation, only.other) == (1.0, 0.0, 0.0)
+
+
+def failed_only():
+    return judged([trial(number, Random(number), outcome=Outcome.FAILED) for number in range(3)])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        judged([]),
+        judged([], finished=False),
+        failed_only(),
+        judged([trial(0, Random(0))]),
+        judged([trial(0, Random(0), kind=TrialKind.BASELINE)]),
+        study(1, finished=False),
+    ],
+    ids=["empty", "just started", "all failed", "no baseline", "baseline alone", "one running"],
+)
+def test_figures_of_studies_with_little_in_them(record) -> None:
+    for figure in (
+        front_figure(front_info(record)),
+        curves_figure(curves_info(record)),
+        time_figure(time_info(record)),
+    ):
+        assert figure.layout.title.text
+        assert figure.data or figure.layout.title.subtitle.text.startswith("Shown as soon as")
+
+
+def test_values_that_are_no_numbers_are_not_drawn() -> None:
+    broken = trial(1, Random(0)).model_copy(update={"validation": metrics(math.nan)})
+    assert front_info(judged([broken]).model_copy(update={"front": (1,), "best": 1})).frame is None

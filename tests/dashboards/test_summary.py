@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from random import Random
+
+from records import judged, study, trial
+
+from dashboards.summary import progress, sentences
+from trials.record import Outcome, TrialKind
+
+
+def test_the_best_comes_first_in_percent_and_flops() -> None:
+    record = study()
+    best, baseline = record.trial(record.best), record.trial(record.baseline)
+    first = sentences(record)[0]
+    percent = 100 * (baseline.validation.ne - best.validation.ne) / baseline.validation.ne
+    assert f"trial {best.number} " in first
+    assert f"{percent:.2f} % below the tuned baseline" in first
+    assert f"at {best.flops / baseline.flops:.3g}x its FLOPs" in first
+
+
+def test_floor_and_test_are_told_where_known() -> None:
+    text = " ".join(sentences(study()))
+    assert "No model can go below NE 0.77310 on validation" in text
+    assert "of the gap closed" in text
+    assert "On the test split" in text
+    assert "below NE 0.77410 on test" in text
+
+
+def test_nothing_is_said_of_what_is_not_known() -> None:
+    record = study(finished=False)
+    bare = record.model_copy(update={"log": record.log.model_copy(update={"ne_floor": None}), "knee": None})
+    text = " ".join(sentences(bare))
+    assert "No model can go below" not in text
+    assert "test split" not in text
+    assert "knee" not in text
+
+
+def test_a_candidate_worse_than_the_baseline_is_not_praised() -> None:
+    random = Random(0)
+    baseline = trial(0, random, kind=TrialKind.BASELINE)
+    worse = baseline.validation.model_copy(update={"ne": baseline.validation.ne * 1.01})
+    candidate = trial(1, random).model_copy(update={"validation": worse})
+    text = " ".join(sentences(judged([baseline, candidate])))
+    assert "1.00 % above the tuned baseline" in text
+    assert "gap closed" not in text
+
+
+def test_studies_without_a_result_say_why() -> None:
+    assert sentences(judged([])) == ("No candidate has ended yet.",)
+    failed = sentences(judged([trial(0, Random(0), outcome=Outcome.FAILED)]))
+    assert failed[0] == "No candidate has a result."
+    assert "1 failed" in failed[1]
+    assert "exit code 1" in failed[2]
+    assert "no baseline yet" in sentences(judged([trial(0, Random(0))]))[0]
+
+
+def test_progress_counts_candidates_that_ended() -> None:
+    record = study(12, finished=False)
+    assert progress(record) == "running, 12 of 12 candidates"
+    assert progress(record.model_copy(update={"finished": True, "trials_budget": None})) == "finished, 12 candidates"

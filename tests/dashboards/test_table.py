@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from records import judged, study
+from rich.console import Console
+
+from dashboards.rows import trial_rows
+from dashboards.table import progress_line, seconds_left, trial_line, trial_table
+from trials.record import Outcome
+
+
+def shown(renderable, *, width: int = 120, terminal: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def numbers(text: str) -> list[int]:
+    firsts = [line.split()[0] for line in text.splitlines() if line.strip() and "trials:" not in line]
+    return [int(first) for first in firsts if first.isdigit()]
+
+
+def test_every_trial_has_a_line_where_there_is_room() -> None:
+    record = study()
+    assert numbers(shown(trial_table(record, rows=1000))) == [trial.number for trial in record.trials]
+
+
+def test_little_room_is_for_what_matters_and_the_newest() -> None:
+    record = study(60, finished=False)
+    text = shown(trial_table(record, rows=12))
+    found = numbers(text)
+    assert len(found) == 12
+    assert found == sorted(found)
+    running = [trial.number for trial in record.trials if trial.outcome is Outcome.RUNNING]
+    assert {record.best, record.knee, record.baseline, *running} <= set(found)
+    assert "12 of 64 trials" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_numbers_are_never_cut(width: int) -> None:
+    text = shown(trial_table(study(), rows=50), width=width)
+    best = next(line for line in text.splitlines() if " best " in line)
+    assert best.split()[2].startswith("0.7")
+    assert len(best.split()[2]) == len("0.78123")
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_marks_are_words_and_brackets_are_no_markup() -> None:
+    text = shown(trial_table(study(), rows=50))
+    assert all(f" {mark} " in text for mark in ("best", "knee", "front", "baseline"))
+    assert "[conv+cross+dlrm] concat" in text
+    assert "\x1b" not in text
+
+
+def test_a_running_trial_is_compared_at_the_same_examples() -> None:
+    record = study(3, finished=False)
+    row = trial_rows(record)[-1]
+    last = record.trials[-1].curve[-1]
+    same = next(p for p in record.trial(record.baseline).curve if p.examples == last.examples)
+    assert row.outcome is Outcome.RUNNING
+    assert row.relative_percent == pytest.approx(100 * (last.validation.ne / same.validation.ne - 1))
+
+
+def test_progress_tells_pace_running_and_best() -> None:
+    record = study(20, finished=False, trials_budget=40, elapsed_seconds=230.0)
+    text = progress_line(record).plain
+    assert text.startswith("20/40 candidates, 3 min 50 s, about 3 min 20 s left, running 23")
+    assert f"best {record.best}: NE 0.7" in text
+    assert "finished" in progress_line(study()).plain
+
+
+def test_time_left_takes_the_nearer_limit() -> None:
+    record = study(20, trials_budget=40, elapsed_seconds=230.0, seconds_budget=240.0)
+    assert seconds_left(record) == pytest.approx(10.0)
+    assert seconds_left(record.model_copy(update={"elapsed_seconds": 300.0})) == 0.0
+    assert seconds_left(judged([], finished=False)) is None
+
+
+def test_a_line_a_trial_for_logs() -> None:
+    record = study(60)
+    assert trial_line(record, record.best).plain.startswith(f"trial {record.best} completed, NE 0.7")
+    infeasible = next(trial for trial in record.trials if trial.outcome is Outcome.INFEASIBLE)
+    assert infeasible.error in trial_line(record, infeasible.number).plain
+    assert "NE" not in trial_line(record, infeasible.number).plain
+    assert trial_line(record, 0).plain.startswith("baseline 0 completed")
+
+
+def test_an_empty_study_has_a_table_too() -> None:
+    assert "trial" in shown(trial_table(judged([])))

@@ -1,0 +1,111 @@
+"""Configurations are valid from birth, canonical, and their errors teach."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dhen.blocks import BLOCKS
+from dhen.config import DhenConfig, LayerConfig
+from dhen.ensemble import ENSEMBLES
+from dhen.errors import UserError
+from dhen.model import parse_model
+from dhen.values import fingerprint
+
+layers = st.builds(
+    lambda modules, ensemble, out, raw: {
+        "modules": modules,
+        "ensemble": ensemble,
+        "out_embeddings": out,
+        "raw_numeric": raw,
+    },
+    st.lists(st.sampled_from(sorted(BLOCKS)), min_size=1, max_size=4),
+    st.sampled_from(sorted(ENSEMBLES)),
+    st.integers(1, 9),
+    st.booleans(),
+)
+models = st.builds(
+    lambda dim, layers, head: {"embedding_dim": dim, "layers": layers, "head": head},
+    st.sampled_from([4, 16]),
+    st.lists(layers, min_size=1, max_size=4),
+    st.lists(st.integers(1, 64), max_size=2),
+)
+
+
+@given(models)
+def test_round_trip(data: dict[str, object]) -> None:
+    config = parse_model(data, "test")
+    assert parse_model(config.to_dict(), "test") == config
+
+
+@given(st.permutations(["attention", "cross", "linear", "cross"]), st.sampled_from(sorted(ENSEMBLES)))
+def test_the_order_of_modules_has_no_meaning(modules: list[str], ensemble: str) -> None:
+    data = {"layers": [{"modules": modules, "ensemble": ensemble}]}
+    reference = {"layers": [{"modules": sorted(modules), "ensemble": ensemble}]}
+    assert parse_model(data, "a") == parse_model(reference, "b")
+
+
+@pytest.mark.parametrize("ensemble", sorted(ENSEMBLES))
+def test_one_module_needs_no_ensemble(ensemble: str) -> None:
+    plain = parse_model({"layers": [{"modules": ["linear"]}]}, "a")
+    other = parse_model({"layers": [{"modules": ["linear"], "ensemble": ensemble}]}, "b")
+    assert fingerprint(plain.to_dict()) == fingerprint(other.to_dict())
+
+
+def test_networks_that_differ_have_other_fingerprints() -> None:
+    texts = [
+        {"layers": [{"modules": ["linear", "cross"], "ensemble": "sum"}]},
+        {"layers": [{"modules": ["linear", "cross"], "ensemble": "weighted_sum"}]},
+        {"layers": [{"modules": ["linear", "cross"], "ensemble": "concat"}]},
+        {"layers": [{"modules": ["linear", "linear"], "ensemble": "sum"}]},
+        {"layers": [{"modules": ["linear"]}]},
+        {"layers": [{"modules": ["linear"]}, {"modules": ["linear"]}]},
+        {"layers": [{"modules": ["linear"], "out_embeddings": 4}]},
+        {"layers": [{"modules": ["linear"]}], "embedding_dim": 8},
+    ]
+    assert len({fingerprint(parse_model(text, "t").to_dict()) for text in texts}) == len(texts)
+
+
+def test_concat_widens_and_sum_does_not() -> None:
+    def embeddings(ensemble: str) -> int:
+        data = {"layers": [{"modules": ["linear", "cross"], "ensemble": ensemble, "out_embeddings": 5}]}
+        config = parse_model(data, "t")
+        assert isinstance(config, DhenConfig)
+        return config.layers[0].embeddings
+
+    assert embeddings("concat") == 10
+    assert embeddings("sum") == embeddings("weighted_sum") == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"layers": [{"modules": ["atention"]}]}, "Did you mean 'attention'"),
+        ({"layers": [{"modules": [{"kind": "dlrm", "mpl": [3]}]}]}, "Did you mean 'mlp'"),
+        ({"layer": []}, "Did you mean 'layers'"),
+        ({"layers": [{"modules": ["linear"], "ensembl": "sum"}]}, "Did you mean 'layers.0.ensemble'"),
+        ({"layers": [{"modules": ["linear"], "ensemble": "mean"}]}, "unknown ensemble 'mean'"),
+        ({"layers": [{"modules": [{"kind": "conv", "kernel": 2}]}]}, "1 or 3 would work"),
+        (
+            {"layers": [{"modules": [{"kind": "attention", "heads": 3}]}]},
+            r"heads that do: \[1, 2, 4, 8, 16\]",
+        ),
+        ({"layers": []}, "at least 1"),
+        ({"layers": [{"modules": []}]}, "at least 1"),
+        ({"layers": [{"modules": ["linear"]}], "dropout": 1.0}, "less than 1"),
+        ({"layers": [{"modules": ["linear"], "out_embeddings": 0}]}, "greater than 0"),
+        ({"family": "transformer"}, "Known: advanced_dlrm, dhen"),
+        ("dhen", "expected a model configuration, received str"),
+    ],
+)
+def test_errors_say_what_would_work(data: object, says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        parse_model(data, "model.yaml")
+    assert str(caught.value).startswith("model.yaml")
+
+
+def test_configs_are_frozen() -> None:
+    layer = LayerConfig(modules=("linear",))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="frozen"):
+        layer.out_embeddings = 3  # type: ignore[misc]

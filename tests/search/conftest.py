@@ -1,0 +1,50 @@
+"""The command line as a user runs it, on small logs made here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run, write_log
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A cache of its own; the terminal is a pipe."""
+    return os.environ | {"DHEN_SEARCH_CACHE": str(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="session")
+def dhen_search(environment: dict[str, str]) -> Run:
+    """Runs the command; `code` is the exit code expected."""
+
+    def run(*words: object, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(COMMAND), *map(str, words)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=cwd,
+            timeout=TIMEOUT_SECONDS,
+        )
+        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def click_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4,000 rows with a label."""
+    return write_log(tmp_path_factory.mktemp("log") / "clicks.csv", 4000)
+
+
+@pytest.fixture(scope="session")
+def study(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a finished study of four candidates."""
+    out = tmp_path_factory.mktemp("runs") / "study"
+    dhen_search("run", "--data", click_log, "--out", out, "trials=4", *SMALL)
+    return out

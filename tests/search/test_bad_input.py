@@ -1,0 +1,142 @@
+"""Bad input gets a clear error, exit code 2, no traceback; what was computed survives."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, Run, write_log
+
+from search.directory import read_record
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", "--data", "none.csv"), "no such file"),
+        (("run", "--data", "{log}", "trails=3"), "Did you mean 'trials'"),
+        (("run", "--data", "{log}", "training.epoch=3"), "Did you mean 'training.epochs'"),
+        (("run", "--data", "{log}", "trials=0"), "greater than 0"),
+        (("run", "--data", "{log}", "trials=many"), "valid integer"),
+        (("run", "--data", "{log}", "trials=null"), "needs a budget"),
+        (("run", "--data", "{log}", "space=tyni"), "Did you mean 'tiny'"),
+        (("run", "--data", "{log}", "sampler=tpee"), "Did you mean 'tpe'"),
+        (("run", "--data", "{log}", "baseline=none.yaml"), "neither a shipped model"),
+        (("run", "--data", "{log}", "label=clicked"), "clicked"),
+        (("run", "--data", "{log}", "trials"), "no such file"),
+        (("run", "none.yaml", "--data", "{log}"), "no such file"),
+        (("run", "--data", "{log}", "storage=sqlite:////no/such/folder/x.db"), "cannot be used"),
+        (("run", "--data", "{log}", "storage=nonsense"), "cannot be used"),
+        (("status", "nowhere"), "no study here"),
+        (("report", "nowhere"), "no study here"),
+        (("export", "nowhere", "--out", "b"), "no study here"),
+        (("verify", "nowhere"), "no bundle here"),
+        (("predict", "nowhere", "--data", "{log}", "--out", "s.csv"), "no bundle here"),
+        (("train", "nowhere", "--data", "{log}", "--out", "b"), "no bundle, no configuration file"),
+        (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--from-weights"), "is no bundle"),
+        (("train", "dcn_v2", "--data", "{log}", "--out", "b", "epochs=3"), "known: seed"),
+        (("spaces", "nothing"), "Known: default"),
+        (("blocks", "nothing"), "Known: attention"),
+        (("prepare", "none.csv"), "no such"),
+        (("frobnicate",), "No such command"),
+        (("run", "--dta", "x"), "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_the_message_says_what_would_work(
+    dhen_search: Run, click_log: Path, tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    filled = [word.format(log=click_log) for word in words]
+    assert says in dhen_search(*filled, code=2, cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty"),
+        ("click,a\n", "no rows"),
+        ("x,a\n1,2\n", "label"),
+        ("click,a\n" + "1,x\n0,y\n2,z\n" * 40, "2"),
+        ("click,a\n" + "1,x\n1,y\n" * 40, "one class"),
+        ("click,a\n" + "1,x\n0,y\n" * 40 + "1,x,extra\n", "line 82"),
+    ],
+    ids=["empty", "header only", "no label", "three labels", "one class", "ragged"],
+)
+def test_bad_logs(dhen_search: Run, tmp_path: Path, text: str, says: str) -> None:
+    log = tmp_path / "bad.csv"
+    log.write_text(text)
+    assert says in dhen_search("prepare", log, "--out", tmp_path / "p", code=2).stderr
+    assert not (tmp_path / "p" / "manifest.json").exists()
+
+
+def test_a_run_directory_of_another_study(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
+    before = read_record(study)
+    words = ("run", "--data", click_log, "--out", study, "trials=4", *SMALL)
+    said = dhen_search(*words, "seed=5", code=2).stderr
+    assert "another study (seed: 0 there, 5 now)" in said
+    other = write_log(tmp_path / "clicks.csv", 1000, seed=4)
+    assert "another study" in dhen_search("run", "--data", other, "--out", study, *SMALL, code=2).stderr
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    said = dhen_search("run", "--data", click_log, "--out", tmp_path / "full", *SMALL, code=2).stderr
+    assert "holds no study" in said
+    assert read_record(study) == before
+
+
+def test_a_log_that_changed_under_a_study(dhen_search: Run, tmp_path: Path) -> None:
+    log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "study"
+    words = ("run", "--data", log, "--out", out, "trials=1", *SMALL)
+    dhen_search(*words)
+    before = read_record(out)
+    write_log(log, 1600, seed=2)
+    assert "another log" in dhen_search(*words, code=2).stderr
+    assert read_record(out) == before
+
+
+def test_a_damaged_study_database(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(study, copy)
+    (copy / "study.db").write_bytes(b"no database" * 1000)
+    said = dhen_search("run", "--data", click_log, "--out", copy, "trials=4", *SMALL, code=2).stderr
+    assert "damaged" in said
+
+
+def test_a_bundle_with_a_missing_or_altered_file(dhen_search: Run, study: Path, tmp_path: Path) -> None:
+    for name in ("weights.safetensors", "bundle.json", "encoding/schema.yaml"):
+        copy = tmp_path / name.replace("/", "-")
+        shutil.copytree(study / "best", copy)
+        data = bytearray((copy / name).read_bytes())
+        data[-1] ^= 1
+        (copy / name).write_bytes(data)
+        assert f"{name} was altered" in dhen_search("verify", copy, code=2).stderr
+        (copy / name).unlink()
+        assert f"{name} is missing" in dhen_search("verify", copy, code=2).stderr
+
+
+def test_predict_names_missing_columns(dhen_search: Run, study: Path, tmp_path: Path) -> None:
+    log = tmp_path / "few.csv"
+    log.write_text("site,price\na,3\n")
+    out = tmp_path / "s.csv"
+    said = dhen_search("predict", study / "best", "--data", log, "--out", out, code=2).stderr
+    assert "'user'" in said
+    assert not out.exists()
+
+
+def test_a_loss_that_diverges_ends_the_candidate_alone(
+    dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    from trials.record import Outcome, TrialKind
+
+    space = tmp_path / "hot.yaml"
+    space.write_text(
+        "modules: {dcn_v2: {layers: 8}}\nslots: 1\ndepth: 1\nout_embeddings: 2\nraw_numeric: false\n"
+        "ensemble: sum\ntraining: {learning_rate: [0.001, 1.0e+30]}\n"
+    )
+    out = tmp_path / "study"
+    words = ("trials=6", f"space={space}", "sampler=random", "baseline_trials=1", "training.epochs=1")
+    dhen_search("run", "--data", click_log, "--out", out, *words)
+    candidates = [t for t in read_record(out).trials if t.kind is TrialKind.CANDIDATE]
+    outcomes = {t.point["training.learning_rate"]: t.outcome for t in candidates}
+    assert outcomes == {0.001: Outcome.COMPLETED, 1e30: Outcome.DIVERGED}
+    assert all("at step" in (t.error or "") for t in candidates if t.outcome is Outcome.DIVERGED)

@@ -1,0 +1,181 @@
+"""The whole road through the public command line: run, look, take away, verify, train, predict."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, Run, write_log
+
+from search.directory import read_record
+from trials.ledger import Ledger, sqlite_url
+from trials.record import Outcome, StudyRecord, TrialKind
+
+
+def record_of(study: Path) -> StudyRecord:
+    return read_record(study)
+
+
+def test_a_study_leaves_what_the_design_promises(study: Path) -> None:
+    for name in ("study.yaml", "study.db", "mlflow.db", "artifacts", "report.html", "best"):
+        assert (study / name).exists(), name
+    record = record_of(study)
+    assert record.finished
+    assert [trial.kind for trial in record.trials].count(TrialKind.CANDIDATE) == 4
+    assert all(trial.outcome is Outcome.COMPLETED for trial in record.trials)
+    assert record.baseline == 0
+    assert record.front
+    for trial in record.trials:
+        scored = trial.number == record.baseline or trial.number in record.front
+        assert (trial.test is not None) == scored
+        assert trial.flops
+        assert trial.peak_memory_bytes
+        assert len({point.examples for point in trial.curve}) == len(trial.curve)
+    ledger = Ledger(sqlite_url(study / "study.db"), record.name)
+    assert ledger.test_looks() == 1 + len(record.front)
+    ledger.close()
+
+
+def test_curves_are_taken_at_the_same_examples(study: Path) -> None:
+    record = record_of(study)
+    points = [[point.examples for point in trial.curve] for trial in record.trials if trial.curve]
+    longest = max(points, key=len)
+    assert all(examples == longest[: len(examples)] for examples in points)
+
+
+def test_only_what_may_be_exported_keeps_weights(study: Path) -> None:
+    record = record_of(study)
+    kept = {int(path.parent.name) for path in (study / "trials").glob("*/weights.safetensors")}
+    owners = {
+        number if record.trial(number).reused_from is None else record.trial(number).reused_from
+        for number in (*record.front, record.baseline or 0)
+    }
+    assert kept == owners
+
+
+def test_the_report_stands_alone(study: Path) -> None:
+    html = (study / "report.html").read_text()
+    assert "Plotly.newPlot" in html
+    assert 'src="http' not in html
+
+
+def test_the_same_command_again_does_nothing_twice(dhen_search: Run, study: Path, click_log: Path) -> None:
+    before = record_of(study)
+    dhen_search("run", "--data", click_log, "--out", study, "trials=4", *SMALL)
+    after = record_of(study)
+    assert after.trials == before.trials
+
+
+def test_more_trials_go_on_from_there(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    """Two and then two more propose the same candidates as four at once."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    dhen_search("run", "--data", click_log, "--out", whole, "trials=3", "name=s", *SMALL)
+    for trials in (1, 3):
+        dhen_search("run", "--data", click_log, "--out", parts, f"trials={trials}", "name=s", *SMALL)
+    facts = [
+        [(trial.point, trial.validation) for trial in record_of(out).trials] for out in (whole, parts)
+    ]
+    assert facts[0] == facts[1]
+
+
+def test_status_and_report(dhen_search: Run, study: Path, tmp_path: Path) -> None:
+    shown = dhen_search("status", study).stdout
+    assert "4/4 candidates" in shown
+    data = json.loads(dhen_search("status", study, "--json").stdout)
+    assert StudyRecord.model_validate(data).name == study.name
+    out = tmp_path / "r.html"
+    dhen_search("report", study, "--out", out)
+    assert out.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("pick", ["best", "knee", "flops<=1e9"])
+def test_export_and_verify(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path, pick: str) -> None:
+    bundle = tmp_path / "bundle"
+    dhen_search("export", study, "--pick", pick, "--out", bundle)
+    said = dhen_search("verify", bundle, "--data", click_log).stdout
+    assert "the one it was trained on" in said
+    info = json.loads((bundle / "bundle.json").read_text())
+    assert f"at export NE {info['validation']['ne']:.5f}" in said
+    other = write_log(tmp_path / "other.csv", 1500, seed=9)
+    assert "another one" in dhen_search("verify", bundle, "--data", other).stdout
+
+
+def test_predict_scores_every_row_in_order(dhen_search: Run, study: Path, tmp_path: Path) -> None:
+    log = write_log(tmp_path / "new.csv", 700, seed=3, label=False)
+    lines = log.read_text().splitlines()
+    unseen = "2026-02-01 00:00:00,never-seen,u99999999,q|r,,"
+    log.write_text("\n".join([*lines, unseen]) + "\n")
+    out = tmp_path / "scores.csv"
+    dhen_search("predict", study / "best", "--data", log, "--out", out)
+    rows = list(csv.reader(out.read_text().splitlines()))
+    assert rows[0] == ["row", "score"]
+    assert [int(row[0]) for row in rows[1:]] == list(range(701))
+    assert all(0 < float(row[1]) < 1 for row in rows[1:])
+    reordered = tmp_path / "reordered.csv"
+    reordered.write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
+    dhen_search("predict", study / "best", "--data", reordered, "--out", out)
+    backwards = [float(row[1]) for row in list(csv.reader(out.read_text().splitlines()))[1:]]
+    assert backwards == pytest.approx([float(row[1]) for row in rows[700:0:-1]], abs=1e-6)
+
+
+def test_train_again_and_go_on(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
+    again, on = tmp_path / "again", tmp_path / "on"
+    dhen_search("train", study / "best", "--data", click_log, "--out", again)
+    exported = json.loads((study / "best" / "bundle.json").read_text())
+    retrained = json.loads((again / "bundle.json").read_text())
+    assert retrained["job"] == exported["job"]
+    assert retrained["validation"]["ne"] == pytest.approx(exported["validation"]["ne"], abs=1e-3)
+    dhen_search("train", study / "best", "--data", click_log, "--from-weights", "--out", on, "training.epochs=1")
+    continued = json.loads((on / "bundle.json").read_text())
+    assert continued["validation"]["ne"] < 1.05 * exported["validation"]["ne"]
+    dhen_search("verify", on)
+
+
+def test_train_a_shipped_model(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "dcn"
+    said = dhen_search("train", "dcn_v2", "--data", click_log, "--out", out, "training.epochs=1", "seed=3")
+    assert "validation NE" in said.stdout
+    assert json.loads((out / "bundle.json").read_text())["job"]["seed"] == 3
+
+
+def test_every_block_and_ensemble_trains(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    """Each registry entry, end to end."""
+    from dhen.blocks import BLOCKS
+    from dhen.ensemble import ENSEMBLES
+    from dhen.values import dump_yaml
+
+    layers = [
+        {"modules": sorted(BLOCKS), "ensemble": ensemble, "out_embeddings": 2, "raw_numeric": True}
+        for ensemble in sorted(ENSEMBLES)
+    ]
+    config = tmp_path / "all.yaml"
+    config.write_text(dump_yaml({"model": {"embedding_dim": 4, "layers": layers}, "training": {"epochs": 1}}))
+    dhen_search("train", config, "--data", click_log, "--out", tmp_path / "all")
+    dhen_search("verify", tmp_path / "all")
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2"])
+def test_samplers(dhen_search: Run, click_log: Path, tmp_path: Path, sampler: str) -> None:
+    out = tmp_path / sampler
+    words = ("trials=2", f"sampler={sampler}", "space=tiny", "baseline_trials=1", "training.epochs=1")
+    dhen_search("run", "--data", click_log, "--out", out, *words)
+    assert len(record_of(out).candidates) == 2
+
+
+def test_lists(dhen_search: Run) -> None:
+    assert "architectures" in dhen_search("spaces").stdout
+    assert "modules:" in dhen_search("spaces", "tiny").stdout
+    assert json.loads(dhen_search("spaces", "--json").stdout)[0]["size"]["architectures"] > 1
+    assert "attention" in dhen_search("blocks").stdout
+    assert "heads" in dhen_search("blocks", "attention").stdout
+    assert json.loads(dhen_search("blocks", "--json").stdout)[0]["flops"] > 0
+
+
+def test_every_verb_has_help_with_an_example(dhen_search: Run) -> None:
+    from search.cli import VERBS
+
+    assert all(verb in dhen_search("--help").stdout for verb in VERBS)
+    for verb in VERBS:
+        assert f"dhen-search {verb}" in dhen_search(verb, "--help").stdout.split("Options", 1)[1]

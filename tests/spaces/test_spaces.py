@@ -1,0 +1,123 @@
+"""Named spaces and their points: every point decodes, encodes back, and is counted."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dhen.blocks import BLOCKS
+from dhen.errors import UserError
+from dhen.values import fingerprint, parse
+from spaces.axes import Choice
+from spaces.load import catalog, load_space, random_point
+from spaces.size import space_size
+from spaces.space import Space, SpaceConfig
+
+NAMES = sorted(catalog())
+every_space = pytest.mark.parametrize("name", NAMES)
+
+
+@given(st.sampled_from(NAMES), st.integers(0, 10_000))
+def test_points_decode_and_encode_back(name: str, seed: int) -> None:
+    space = load_space(name)
+    candidate = space.decode(random_point(space, random.Random(seed)))
+    assert space.decode(space.encode(candidate)) == candidate
+
+
+@every_space
+def test_sampling_by_optuna_gives_points_of_the_space(name: str) -> None:
+    import optuna
+
+    space = load_space(name)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    points = [space.sample(study.ask()) for _ in range(20)]
+    assert all(set(point) == {axis.name for axis in space.axes} for point in points)
+    for point in points:
+        space.decode(point)
+
+
+def test_the_size_is_counted_exactly() -> None:
+    data = {
+        "layers": "each",
+        "depth": [1, 2],
+        "slots": 2,
+        "modules": {"linear": {}, "conv": {"channels": [2, 4]}, "cross": {}},
+        "ensemble": ["sum", "concat"],
+        "out_embeddings": [2, 3],
+        "raw_numeric": False,
+        "model": {"embedding_dim": [4, 8]},
+    }
+    space = Space("test", parse(SpaceConfig, data, "test"))
+    axes = [axis for axis in space.axes if isinstance(axis, Choice)]
+    assert len(axes) == len(space.axes)
+    points = itertools.product(*(axis.labels for axis in axes))
+    names = [axis.name for axis in axes]
+    distinct = {
+        fingerprint(space.decode(dict(zip(names, point, strict=True))).model.to_dict()) for point in points
+    }
+    assert space_size(space).architectures == len(distinct)
+
+
+def test_default_space_has_every_module() -> None:
+    assert set(load_space("default").config.modules) == set(BLOCKS)
+
+
+@every_space
+def test_spaces_say_what_they_are(name: str) -> None:
+    assert catalog()[name].description
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("modules: {linear: {}}\ndepth: 2\n")
+    space = load_space(str(file))
+    assert space.name == "mine"
+    assert len(space.decode(random_point(space, random.Random(0))).model.layers) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("modules: {}", "at least 1"),
+        ("modules: {linar: {}}", "Did you mean 'linear'"),
+        ("modules: {conv: {kernal: [3]}}", "Did you mean 'kernel'"),
+        ("modules: {linear: {}}\ndepht: 3", "Did you mean 'depth'"),
+        ("modules: {linear: {}}\nensemble: [mean]", "unknown ensemble 'mean'"),
+        ("modules: {linear: {}}\nmodel: {dim: [3]}", "unknown model field 'dim'"),
+        ("modules: {linear: {}}\ndepth: []", "no values"),
+        ("modules: {linear: {}}\nout_embeddings: [4, 4]", "a value twice"),
+        ("modules: {linear: {}}\ndepth: {low: 3, high: 1}", "low must not exceed high"),
+        ("modules: {linear: {}}\ndepth: {low: 1, hihg: 3}", "needs numbers `low` and `high`"),
+        (
+            "modules: {attention: {heads: [3]}}\nmodel: {embedding_dim: [8, 16]}",
+            "impossible.*does not divide",
+        ),
+        ("modules: {conv: {kernel: [2, 4]}}", "impossible.*odd kernel"),
+        ("modules: {linear: {}}\ndepth: [0]", "impossible"),
+        ("[1, 2]", "expected a mapping"),
+    ],
+)
+def test_impossible_spaces(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=says):
+        load_space(str(file))
+
+
+def test_unknown_space_lists_the_known() -> None:
+    with pytest.raises(UserError, match=r"Did you mean 'default'\? Known: default, paper_table1"):
+        load_space("defualt")
+
+
+def test_points_of_another_space_are_refused() -> None:
+    space = load_space("tiny")
+    point = random_point(space, random.Random(0))
+    with pytest.raises(UserError, match="not of space"):
+        space.decode(point | {"layer.block9": "linear"})
+    with pytest.raises(UserError, match="not one of"):
+        space.decode(point | {"layer.block0": "none"})

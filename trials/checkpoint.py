@@ -1,0 +1,51 @@
+"""Weights on disk as safetensors: written atomically, read back into a model strictly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dhen.errors import UserError
+
+Weights = dict[str, Tensor]
+
+
+def copy_weights(model: nn.Module) -> Weights:
+    """A copy of the model's weights on the CPU."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+
+
+def save_weights(weights: Weights, path: Path) -> None:
+    """Writes a file that is whole or not there."""
+    temporary = path.with_name(path.name + ".tmp")
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+    os.replace(temporary, path)
+
+
+def read_weights(path: Path) -> Weights:
+    """A file's weights.
+
+    Raises:
+        UserError: when the file is missing or damaged.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: no readable weights ({error}).") from None
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Puts a file's weights into a model.
+
+    Raises:
+        UserError: when the file is missing, damaged, or of another model.
+    """
+    try:
+        model.load_state_dict(read_weights(path), strict=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: the weights are of another model: {reason}") from None

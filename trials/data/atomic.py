@@ -1,0 +1,88 @@
+"""Directories that appear whole or not at all, built by one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from dhen.errors import UserError
+
+
+@contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Holds the target against other processes; what a killed one left behind is removed.
+
+    Raises:
+        UserError: when nothing can be written beside the target.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock(target.parent / f".{target.name}.lock")
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror}); name another place.") from None
+    with lock:
+        for left in target.parent.glob(f".{target.name}.*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            yield
+        finally:
+            Path(lock.name).unlink(missing_ok=True)
+
+
+def _lock(path: Path) -> TextIO:
+    """An open file with an exclusive lock, which ends when it is closed or its process dies."""
+    while True:
+        file = path.open("w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            return file
+        file.close()  # its holder removed it while this process was waiting
+
+
+@contextmanager
+def built(target: Path, needed_bytes: int) -> Iterator[Path]:
+    """A new directory to fill, which takes the target's place when the block ends without an error.
+
+    Args:
+        target: the directory to make or to replace; it must be `locked`.
+        needed_bytes: about how much will be written.
+
+    Raises:
+        UserError: when the disk is full, or would be.
+    """
+    if shutil.disk_usage(target.parent).free < needed_bytes:
+        raise _no_space(target.parent, needed_bytes)
+    partial = target.parent / f".{target.name}.{os.getpid()}.partial"
+    try:
+        partial.mkdir()
+        yield partial
+        _swap(partial, target)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise _no_space(target.parent, needed_bytes) from None
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _swap(partial: Path, target: Path) -> None:
+    """Renames, after moving aside what is in the way."""
+    old = target.parent / f".{target.name}.old.partial"
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _no_space(directory: Path, needed: int) -> UserError:
+    free = shutil.disk_usage(directory).free
+    return UserError(
+        f"{directory}: preparing the log needs about {needed / 2**30:.2f} GiB of disk, {free / 2**30:.2f} GiB are "
+        "free. Free some, or name another place with out=... or $DHEN_SEARCH_CACHE."
+    )

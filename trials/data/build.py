@@ -1,0 +1,121 @@
+"""Builds a cache: parse once, split, fit on the training rows, write."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dhen.values import fingerprint
+from trials.data.cache import MANIFEST, VERSION, Manifest
+from trials.data.encoding import Encoding
+from trials.data.fit import fit
+from trials.data.log_schema import LabelColumn, LogSchema
+from trials.data.raw.files import RawLog
+from trials.data.raw.readers import BadRows
+from trials.data.raw.sources import estimate_rows
+from trials.data.splits import SPLITS, plan_splits
+from trials.data.staging import Progress, Staged, stage
+from trials.data.weights import ClickTotals
+from trials.data.write import count_clicks, write_splits
+
+THREADS = min(16, os.cpu_count() or 1)
+"""Columns are typed, counted and encoded side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be prepared."""
+
+    log: RawLog
+    file_hashes: tuple[str, ...]
+    schema: LogSchema
+    schema_text: str
+    """The schema.yaml to be written: the schema, with its comments."""
+    encoding: Encoding | None
+    """Used instead of fitting one."""
+    skip_bad_rows: bool
+
+    def fingerprint(self, schema: LogSchema) -> str:
+        """Of all that decides what the cache holds, with this schema for the log."""
+        names = [file.path.name for file in self.log.files] if schema.split.by == "files" else []
+        encoding = self.encoding.fingerprint if self.encoding else None
+        parts = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
+        return fingerprint([*parts, self.skip_bad_rows])
+
+    @property
+    def key(self) -> str:
+        """What the cache is found by before the schema is resolved."""
+        return self.fingerprint(self.schema)
+
+    def needed_bytes(self) -> int:
+        """About what staged log and cache take together, from the first rows (a bag is taken for 8 ids)."""
+        tables, bags, numbers = (
+            len(self.schema.categorical),
+            len(self.schema.multi_hot),
+            len(self.schema.numeric),
+        )
+        staged = 4 * tables + 36 * bags + 8 * numbers + 21
+        cache = 4 * tables + 40 * bags + 5 * numbers + 24
+        return estimate_rows(self.log) * (staged + cache)
+
+
+def build(request: Request, directory: Path, progress: Progress) -> None:
+    """Fills an empty directory with the cache.
+
+    Raises:
+        UserError: for rows that cannot be used, or a split without both classes.
+    """
+    schema, bad_rows = request.schema, BadRows(skip=request.skip_bad_rows)
+    staging = directory / "staged.arrow"
+    with ThreadPoolExecutor(THREADS) as pool:
+        staged = stage(request.log, schema, staging, bad_rows=bad_rows, pool=pool, progress=progress)
+        plan = plan_splits(schema.split, staged.rows, staged.files, staged.stamps)
+        totals = count_clicks(staged, plan, schema)
+        encoding = request.encoding or fit(staged, plan, schema, pool, progress)
+        write_splits(staged, plan, encoding, directory, pool, progress)
+    staging.unlink()
+    encoding.save(directory / "encoding")
+    sizes = {str(path.relative_to(directory)): path.stat().st_size for path in directory.rglob("*.*")}
+    manifest = Manifest(
+        version=VERSION,
+        name=request.log.name,
+        key=request.key,
+        fingerprint=request.fingerprint(encoding.schema),
+        schema_fingerprint=fingerprint(schema.to_dict()),
+        rows={name: totals[name].rows for name in SPLITS},
+        base_rate={name: totals[name].base_rate for name in SPLITS},
+        ne_floor=_ne_floors(totals) if schema.oracle else None,
+        notes=(*bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
+        sizes=dict(sorted(sizes.items())),
+    )
+    (directory / "schema.yaml").write_text(request.schema_text, encoding="utf-8")
+    (directory / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def _ne_floors(totals: Mapping[str, ClickTotals]) -> dict[str, float] | None:
+    """By split; None where a true probability is missing."""
+    floors = {name: one.ne_floor for name, one in totals.items()}
+    return floors if all(math.isfinite(floor) for floor in floors.values()) else None
+
+
+def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
+    """What was decided, and is worth knowing."""
+    notes = []
+    label = schema.columns[schema.label]
+    if isinstance(label, LabelColumn) and label.positive is not None:
+        notes.append(f"the label is 1 where {schema.label!r} is {label.positive!r}")
+    if staged.stamps and staged.stamps.missing and schema.split.by == "timestamp":
+        notes.append(f"training rows for want of a time stamp: {staged.stamps.missing:,}")
+    for cycle in schema.cycles:
+        if cycle not in resolved.cycles:
+            notes.append(f"no table {cycle}: the training rows do not span it")
+    for name, table in resolved.tables.items():
+        if schema.tables[name].hash_buckets == "auto" and table.hash_buckets:
+            notes.append(
+                f"{name!r} has so many values that they are hashed into {table.hash_buckets:,} buckets"
+            )
+    return notes

@@ -1,0 +1,223 @@
+"""PreparedLog: the columnar cache of a log, memory-mapped.
+
+DIR/manifest.json                  written last: a directory without one is no prepared log
+DIR/schema.yaml                    as it was given or inferred, to edit and prepare again
+DIR/encoding/                      what was fitted (`Encoding.load`)
+DIR/train|validation|test/
+    labels.npy       float32 [N]      categorical.npy  int32 [N, T]     numeric.npy  float32 [N, K]
+    bag0_ids.npy     int32 [nnz]      bag0_offsets.npy int64 [N + 1]    and so on for each multi-hot table
+    weight.npy       float32 [N]      oracle.npy       float64 [N]      timestamp.npy    int64 [N]
+                                                                        the last three where the log has them
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from dhen.errors import UserError, unknown_name
+from dhen.schema import FeatureSchema
+from dhen.values import Value, fingerprint
+from trials.data.encoding import Encoding
+from trials.data.log_schema import LogSchema
+from trials.data.rows import Bags, EncodedRows
+from trials.data.schema_yaml import read_schema
+from trials.data.splits import SPLITS
+from trials.record import LogSummary
+
+VERSION = 1
+"""Of the layout of the cache and of the rules by which rows are encoded."""
+MANIFEST = "manifest.json"
+
+
+class Manifest(Value):
+    """What a prepared log says of itself."""
+
+    version: int
+    name: str
+    key: str
+    """What the cache is found by: as `fingerprint`, with the schema as it was given or inferred."""
+    fingerprint: str
+    """Of the bytes of the files, the resolved schema, how bad rows were treated, and the encoding if given."""
+    schema_fingerprint: str
+    """Of schema.yaml, to notice that it was edited."""
+    rows: dict[str, int]
+    base_rate: dict[str, float]
+    ne_floor: dict[str, float] | None
+    notes: tuple[str, ...]
+    """What was noticed while the log was prepared, e.g. how many rows were skipped."""
+    sizes: dict[str, int]
+    """Bytes of every file of the cache, by path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """The rows of one split as memory-mapped arrays, in the order of the log."""
+
+    name: str
+    labels: NDArray[np.float32]
+    """N, 0 or 1."""
+    inputs: EncodedRows
+    """N examples."""
+    weight: NDArray[np.float32] | None
+    """N, the weight column."""
+    oracle: NDArray[np.float64] | None
+    """N, the true probabilities of a generated log."""
+    timestamp: NDArray[np.int64] | None
+    """N, milliseconds since 1970, the lowest int64 where missing."""
+    base_rate: float
+    """Fraction of positives (weighted, corrected for negative sampling)."""
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return len(self.labels)
+
+    @property
+    def categorical(self) -> NDArray[np.int32]:
+        """N x T, ids local to their table."""
+        return self.inputs.categorical
+
+    @property
+    def bags(self) -> tuple[Bags, ...]:
+        """Ids and offsets of each multi-hot table."""
+        return self.inputs.bags
+
+    @property
+    def numeric(self) -> NDArray[np.float32]:
+        """N x K, transformed."""
+        return self.inputs.numeric
+
+
+class PreparedLog:
+    """A log that is ready to train on."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest
+
+    @staticmethod
+    def is_prepared(path: Path) -> bool:
+        """Whether a path is the directory of a prepared log."""
+        return (Path(path) / MANIFEST).is_file()
+
+    @classmethod
+    def open(cls, directory: Path) -> PreparedLog:
+        """Opens a prepared log.
+
+        Raises:
+            UserError: when it is none, was made by another version, is damaged, or when its schema.yaml was
+                edited since.
+        """
+        directory = Path(directory)
+        manifest = _read_manifest(directory)
+        for name, size in manifest.sizes.items():
+            found = (directory / name).stat().st_size if (directory / name).is_file() else None
+            if found != size:
+                state = "is missing" if found is None else f"has {found:,} bytes"
+                raise UserError(
+                    f"{directory}: the prepared log is damaged: {name} {state}, expected {size:,}. Delete "
+                    "the directory and prepare the log again."
+                )
+        edited = directory / "schema.yaml"
+        if edited.is_file() and fingerprint(read_schema(edited).to_dict()) != manifest.schema_fingerprint:
+            raise UserError(
+                f"{edited} was edited after the log was prepared. Prepare the raw log again into this "
+                "directory to apply the changes, or undo them."
+            )
+        return cls(directory, manifest)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal logs, prepared alike."""
+        return self.manifest.fingerprint
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was noticed while the log was prepared, for people."""
+        return self.manifest.notes
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """What was fitted on the training rows."""
+        return Encoding.load(self.directory / "encoding")
+
+    @property
+    def schema(self) -> LogSchema:
+        """The schema, with everything that was left open decided."""
+        return self.encoding.schema
+
+    @property
+    def features(self) -> FeatureSchema:
+        """The inputs of a model on this log."""
+        return self.encoding.features
+
+    def split(self, name: str) -> Split:
+        """One split: train, validation or test.
+
+        Raises:
+            UserError: for any other name.
+        """
+        if name not in SPLITS:
+            raise unknown_name("split", name, SPLITS)
+        directory = self.directory / name
+        bags = tuple(
+            Bags(ids=_mapped(directory, f"bag{i}_ids"), offsets=_mapped(directory, f"bag{i}_offsets"))
+            for i in range(len(self.features.multi_hot))
+        )
+        return Split(
+            name=name,
+            labels=_mapped(directory, "labels"),
+            inputs=EncodedRows(
+                categorical=_mapped(directory, "categorical"),
+                bags=bags,
+                numeric=_mapped(directory, "numeric"),
+            ),
+            weight=_mapped(directory, "weight") if self.schema.weight else None,
+            oracle=_mapped(directory, "oracle") if self.schema.oracle else None,
+            timestamp=_mapped(directory, "timestamp") if self.schema.timestamp else None,
+            base_rate=self.manifest.base_rate[name],
+        )
+
+    def summary(self) -> LogSummary:
+        """What a study's record says of its log."""
+        return LogSummary(
+            name=self.manifest.name,
+            fingerprint=self.fingerprint,
+            rows=self.manifest.rows,
+            base_rate=self.manifest.base_rate,
+            tables=len(self.features.tables),
+            numeric=len(self.features.numeric),
+            ne_floor=self.manifest.ne_floor,
+        )
+
+
+def _mapped(directory: Path, name: str) -> NDArray[Any]:
+    return np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{directory}: not a prepared log (it has no {MANIFEST}).") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}). Prepare the log again.") from None
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        version = data.get("version") if isinstance(data, dict) else None
+        raise UserError(
+            f"{directory}: prepared by another version (layout {version}, this one reads {VERSION}). "
+            "Prepare the log again."
+        )
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError:
+        raise UserError(f"{path}: the manifest is damaged. Prepare the log again.") from None

@@ -1,0 +1,50 @@
+"""What a demo log is made from: how many rows, which seed, how strong each order of interaction is."""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from dhen.values import Value
+
+
+class Shares(Value):
+    """How the variance of the teacher's logit divides over orders of interaction; the shares add up to 1."""
+
+    first: float = Field(default=0.25, ge=0, le=1)
+    """Effects of single columns."""
+    second: float = Field(default=0.30, ge=0, le=1)
+    """Products of two columns: id x id, number x id, bag x id."""
+    third: float = Field(default=0.25, ge=0, le=1)
+    """Products of three columns."""
+    fourth: float = Field(default=0.15, ge=0, le=1)
+    """Products of four columns."""
+    drift: float = Field(default=0.05, ge=0, le=1)
+    """Hour of day, and the slow drift that column `I13` reports."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        total = math.fsum(self.to_dict().values())
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise ValueError(f"the shares of logit variance must add up to 1, these add up to {total:g}")
+        return self
+
+
+class DemoLog(Value):
+    """A generated click log: equal values give equal logs, equal seeds the same teacher for any `rows`.
+
+    Build it from a user's settings with `dhen.values.parse`, which raises `UserError`.
+    """
+
+    rows: int = Field(default=1_000_000, ge=1)
+    """Examples, in time order over ten days."""
+    seed: int = Field(default=0, ge=0)
+    """Decides the teacher and the examples."""
+    base_rate: float = Field(default=0.22, ge=0.001, le=0.9)
+    """Fraction of positives, in expectation."""
+    logit_deviation: float = Field(default=1.75, gt=0, le=10)
+    """Standard deviation of the teacher's logit; the larger, the lower the reachable NE (0.70 by default)."""
+    shares: Shares = Shares()
+    """Of the logit's variance, by order of interaction."""

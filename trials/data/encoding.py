@@ -1,0 +1,218 @@
+"""Encoding: what was fitted on the training rows, and how typed columns become a model's inputs.
+
+Ids: 0 is a missing value, 1 one that is out of vocabulary, 2 and above the vocabulary by frequency (or
+the hash buckets, or the hour or the week day). Numbers: standardised, 0 where missing, with a 0/1 input
+`<column>__missing` besides where training rows had missing values. An exported model carries its encoding.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dhen.errors import UserError
+from dhen.schema import FeatureSchema, Table
+from dhen.values import Value, fingerprint, parse
+from trials.data.log_schema import LogSchema
+from trials.data.raw.stamps import cycle_of
+from trials.data.raw.text import Codes
+from trials.data.rows import Bags, EncodedRows
+from trials.data.schema_yaml import read_schema, schema_to_yaml
+from trials.data.vocabulary import FIRST_ID, MISSING_ID, Vocabulary, hashed_ids
+
+CYCLE_LENGTH = {"hour_of_day": 24, "day_of_week": 7}
+CLIP = 100.0
+"""Standardised numbers are kept within so many deviations: no single outlier must end a training."""
+
+
+class NumericScale(Value):
+    """How one numeric column is standardised."""
+
+    transform: str
+    mean: float
+    """Of the transformed training values."""
+    std: float = Field(gt=0)
+    """Of the transformed training values; 1 where they do not vary."""
+    indicator: bool
+    """Whether there is an input that says the value is missing."""
+
+    def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Standardised values (N), 0 where missing."""
+        z = (transformed(values, self.transform) - self.mean) / self.std
+        return np.clip(np.nan_to_num(z, nan=0.0), -CLIP, CLIP).astype(np.float32)
+
+
+class _Tables(Value):
+    """What tables.json holds."""
+
+    vocabularies: dict[str, str]
+    """File names by column."""
+    mean_ids: dict[str, float]
+    """By multi-hot column."""
+
+
+def transformed(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
+    """Values (N) before standardisation: as they are, or sign(x) log(1 + |x|)."""
+    return np.sign(values) * np.log1p(np.abs(values)) if transform == "log" else values
+
+
+class Encoding:
+    """A fitted schema. Equal fingerprints encode equal rows alike."""
+
+    def __init__(
+        self,
+        *,
+        schema: LogSchema,
+        vocabularies: Mapping[str, Vocabulary],
+        scales: Mapping[str, NumericScale],
+        mean_ids: Mapping[str, float],
+    ) -> None:
+        """Takes what `fit` found.
+
+        Args:
+            schema: with every `hash_buckets` resolved to a number or None, and only the derived tables kept.
+            vocabularies: by column, for tables that are not hashed.
+            scales: by numeric column.
+            mean_ids: by multi-hot column.
+        """
+        self.schema = schema
+        self._vocabularies = dict(vocabularies)
+        self._scales = dict(scales)
+        self._mean_ids = dict(mean_ids)
+
+    @cached_property
+    def features(self) -> FeatureSchema:
+        """The inputs of a model, in the order in which rows are encoded."""
+        tables = [Table(name=name, rows=self._rows(name)) for name in self.schema.categorical]
+        tables += [Table(name=cycle, rows=FIRST_ID + CYCLE_LENGTH[cycle]) for cycle in self.schema.cycles]
+        tables += [
+            Table(name=name, rows=self._rows(name), multi_hot=True, mean_ids=self._mean_ids[name])
+            for name in self.schema.multi_hot
+        ]
+        return FeatureSchema(tables=tuple(tables), numeric=(*self._scales, *self._indicators.values()))
+
+    def _rows(self, name: str) -> int:
+        buckets = self.schema.tables[name].hash_buckets
+        return FIRST_ID + (buckets if isinstance(buckets, int) else len(self._vocabularies[name]))
+
+    def with_schema(self, schema: LogSchema) -> Encoding:
+        """The same encoding for a log that differs in what is no input."""
+        return Encoding(
+            schema=schema, vocabularies=self._vocabularies, scales=self._scales, mean_ids=self._mean_ids
+        )
+
+    @property
+    def _indicators(self) -> dict[str, str]:
+        return {name: f"{name}__missing" for name, scale in self._scales.items() if scale.indicator}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of all that decides how a row is encoded."""
+        vocabularies = {name: one.checksum() for name, one in self._vocabularies.items()}
+        scales = {name: one.to_dict() for name, one in self._scales.items()}
+        return fingerprint([self.schema.to_dict(), vocabularies, scales])
+
+    def encode(self, columns: Mapping[str, pa.Array], pool: Executor) -> EncodedRows:
+        """Encodes typed columns (see `trials.data.raw.typed`) of N rows; others are not looked at."""
+        categorical = pool.map(lambda name: self._ids(name, columns[name]), self.schema.categorical)
+        bags = pool.map(lambda name: self._bags(name, columns[name]), self.schema.multi_hot)
+        numbers = {name: columns[name].to_numpy() for name in self._scales}
+        scaled = pool.map(lambda name: self._scales[name].apply(numbers[name]), self._scales)
+        missing = (np.isnan(numbers[name]) for name in self._indicators)
+        cycles = (self._cycle_ids(cycle, columns) for cycle in self.schema.cycles)
+        rows = len(next(iter(columns.values())))
+        ids = np.empty((rows, len(self.features.categorical)), dtype=np.int32)
+        inputs = np.empty((rows, len(self.features.numeric)), dtype=np.float32)
+        _fill(ids, (*categorical, *cycles))
+        _fill(inputs, (*scaled, *missing))
+        return EncodedRows(categorical=ids, bags=tuple(bags), numeric=inputs)
+
+    def _ids(self, name: str, column: pa.DictionaryArray) -> Codes:
+        ids: Codes = np.append(self._ids_of_values(name, column.dictionary), np.int32(MISSING_ID))
+        codes: Codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return ids[codes]
+
+    def _ids_of_values(self, name: str, values: pa.Array) -> Codes:
+        buckets = self.schema.tables[name].hash_buckets
+        if isinstance(buckets, int):
+            return hashed_ids(values, buckets)
+        return self._vocabularies[name].ids(values)
+
+    def _bags(self, name: str, column: pa.ListArray) -> Bags:
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+        return Bags(ids=self._ids(name, values), offsets=offsets - offsets[0])
+
+    def _cycle_ids(self, cycle: str, columns: Mapping[str, pa.Array]) -> Codes:
+        assert self.schema.timestamp is not None
+        value = cycle_of(columns[self.schema.timestamp].to_numpy(), cycle)
+        return np.where(value < 0, MISSING_ID, value + FIRST_ID).astype(np.int32)
+
+    def save(self, directory: Path) -> None:
+        """Writes schema.yaml, tables.json, numeric.json and vocabulary/*.parquet into a directory."""
+        (directory / "vocabulary").mkdir(parents=True, exist_ok=True)
+        (directory / "schema.yaml").write_text(schema_to_yaml(self.schema), encoding="utf-8")
+        _write_json(
+            directory / "numeric.json", {name: scale.to_dict() for name, scale in self._scales.items()}
+        )
+        files = {name: _file_name(i, name) for i, name in enumerate(self._vocabularies)}
+        tables = _Tables(vocabularies=files, mean_ids=self._mean_ids)
+        _write_json(directory / "tables.json", tables.to_dict())
+        for name, vocabulary in self._vocabularies.items():
+            vocabulary.save(directory / "vocabulary" / files[name])
+
+    @classmethod
+    def load(cls, directory: Path) -> Encoding:
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: when a part is missing or damaged.
+        """
+        tables = parse(_Tables, _read_json(directory / "tables.json"), f"{directory}/tables.json")
+        scales = _read_json(directory / "numeric.json")
+        return cls(
+            schema=read_schema(directory / "schema.yaml"),
+            vocabularies={
+                name: Vocabulary.load(directory / "vocabulary" / file)
+                for name, file in tables.vocabularies.items()
+            },
+            scales={
+                name: parse(NumericScale, one, f"{directory}/numeric.json") for name, one in scales.items()
+            },
+            mean_ids=tables.mean_ids,
+        )
+
+
+def _fill(matrix: NDArray[Any], columns: Sequence[NDArray[Any]]) -> None:
+    """Sets the columns (N each) of a matrix (N x len(columns))."""
+    for i, column in enumerate(columns):
+        matrix[:, i] = column
+
+
+def _file_name(index: int, column: str) -> str:
+    """Safe on every file system, and still readable."""
+    return f"{index:03d}_{re.sub(r'[^A-Za-z0-9-]+', '_', column)[:40]}.parquet"
+
+
+def _write_json(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: this part of the encoding cannot be read ({error}).") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a mapping, received {type(data).__name__}.")
+    return data

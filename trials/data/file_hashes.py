@@ -1,0 +1,63 @@
+"""Content hashes of files, remembered by path, size and modification time: a log is read for them once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_SETTLED_NS = 2_000_000_000
+"""A file modified more recently than this may change again within the clock's resolution: not remembered."""
+
+
+def hash_files(paths: Sequence[Path], memory: Path) -> list[str]:
+    """SHA-256 of each file, in hex. What is remembered lies in a file below `memory`."""
+    store = memory / "file_hashes.json"
+    known = _load(store)
+    hashes, fresh = [], {}
+    for path in paths:
+        key, settled = _key(path)
+        found = known.get(key)
+        if found is None:
+            found = _sha256(path)
+            if settled:
+                fresh[key] = found
+        hashes.append(found)
+    if fresh:
+        _save(store, {**_load(store), **fresh})
+    return hashes
+
+
+def _key(path: Path) -> tuple[str, bool]:
+    """What a file is remembered by, and whether it may be."""
+    stat = path.stat()
+    return (
+        f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}",
+        time.time_ns() - stat.st_mtime_ns > _SETTLED_NS,
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load(store: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(store.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}  # nothing remembered: the files are read again
+
+
+def _save(store: Path, hashes: dict[str, str]) -> None:
+    """Atomic; of two writers at once one wins, and the other's files are hashed again next time."""
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        partial = store.with_name(f"{store.name}.{os.getpid()}")
+        partial.write_text(json.dumps(hashes), encoding="utf-8")
+        partial.replace(store)
+    except OSError:
+        pass  # remembering is a convenience

@@ -1,0 +1,103 @@
+"""Fits an Encoding on the training rows alone: vocabularies, means and deviations, what can be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from trials.data.encoding import Encoding
+from trials.data.log_schema import LogSchema, TableColumn, TimestampColumn
+from trials.data.splits import TRAIN, SplitPlan
+from trials.data.staging import Progress, Staged
+from trials.data.statistics import Moments, StampRange, ValueCounts
+from trials.data.vocabulary import Vocabulary
+
+MAX_VOCABULARY = 5_000_000
+"""Values that reach `min_count`, above which `hash_buckets: auto` hashes."""
+AUTO_BUCKETS = 1 << 22
+"""Buckets of a table that `auto` hashes."""
+
+
+def fit(staged: Staged, plan: SplitPlan, schema: LogSchema, pool: Executor, progress: Progress) -> Encoding:
+    """Fits an encoding on the training rows of a staged log."""
+    fitting = _Fitting(schema)
+    done = 0
+    for file, first_row, batch in staged.batches():
+        train = split_of(plan, schema, file, first_row, batch) == TRAIN
+        fitting.add(batch if train.all() else batch.filter(pa.array(train)), pool)
+        done += batch.num_rows
+        progress("fitting", done, staged.rows)
+    return fitting.encoding()
+
+
+def split_of(
+    plan: SplitPlan, schema: LogSchema, file: str, first_row: int, batch: pa.RecordBatch
+) -> NDArray[np.uint8]:
+    """The split of each row (N) of a staged batch."""
+    stamps = batch.column(schema.timestamp).to_numpy() if schema.timestamp else None
+    return plan.of(file, first_row, batch.num_rows, stamps)
+
+
+class _Fitting:
+    """The statistics of all columns."""
+
+    def __init__(self, schema: LogSchema) -> None:
+        self._schema = schema
+        self._rows = 0
+        self._counts = {name: ValueCounts() for name in schema.tables}
+        self._moments = {name: Moments(column.transform) for name, column in schema.numeric.items()}
+        self._span = StampRange()
+
+    def add(self, batch: pa.RecordBatch, pool: Executor) -> None:
+        """Takes in typed training rows, each column in a thread of the pool."""
+        tasks = [pool.submit(one.add, batch.column(name)) for name, one in self._moments.items()]
+        for name, counts in self._counts.items():
+            column = batch.column(name)
+            values = column.flatten() if name in self._schema.multi_hot else column
+            hashed = isinstance(self._schema.tables[name].hash_buckets, int)
+            tasks.append(pool.submit(counts.add_total if hashed else counts.add, values))
+        if self._schema.timestamp:
+            self._span.add(batch.column(self._schema.timestamp).to_numpy())
+        self._rows += batch.num_rows
+        for task in tasks:
+            task.result()
+
+    def encoding(self) -> Encoding:
+        """What follows from them."""
+        tables = {name: _table(column, self._counts[name]) for name, column in self._schema.tables.items()}
+        return Encoding(
+            schema=_resolved(self._schema, tables, self._span),
+            vocabularies={name: table for name, table in tables.items() if isinstance(table, Vocabulary)},
+            scales={name: one.scale() for name, one in self._moments.items()},
+            mean_ids={name: self._counts[name].total / self._rows for name in self._schema.multi_hot},
+        )
+
+
+def _table(column: TableColumn, counts: ValueCounts) -> Vocabulary | int:
+    """A vocabulary, or the number of buckets of a table that is hashed."""
+    if isinstance(column.hash_buckets, int):
+        return column.hash_buckets
+    counted = counts.table()
+    frequent = pc.sum(pc.greater_equal(counted["count"], column.min_count)).as_py() or 0
+    if column.hash_buckets == "auto" and frequent > MAX_VOCABULARY:
+        return AUTO_BUCKETS
+    return Vocabulary.fit(counted, column.min_count)
+
+
+def _resolved(schema: LogSchema, tables: Mapping[str, Vocabulary | int], span: StampRange) -> LogSchema:
+    """The schema with nothing left open."""
+    columns = dict(schema.columns)
+    for name, table in tables.items():
+        buckets = table if isinstance(table, int) else None
+        columns[name] = schema.tables[name].model_copy(update={"hash_buckets": buckets})
+    if schema.timestamp:
+        column = columns[schema.timestamp]
+        assert isinstance(column, TimestampColumn)
+        kept = tuple(cycle for cycle in column.derive if span.spans(cycle))
+        columns[schema.timestamp] = column.model_copy(update={"derive": kept})
+    return schema.model_copy(update={"columns": columns})

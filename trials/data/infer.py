@@ -1,0 +1,182 @@
+"""Infers a LogSchema from the first rows of a log: a draft that an engineer would have written, to be edited.
+
+Known formats (Criteo, Avazu) have known roles; for any other log `roles.rules` judges each column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dhen.errors import UserError, unknown_name
+from trials.data.log_schema import (
+    CategoricalColumn,
+    Column,
+    IgnoredColumn,
+    LabelColumn,
+    LogSchema,
+    MultiHotColumn,
+    NumericColumn,
+    SplitRule,
+    TimestampColumn,
+)
+from trials.data.raw.files import Format, RawLog
+from trials.data.raw.labels import LabelReader, canonical, plain_label
+from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
+from trials.data.roles import names
+from trials.data.roles.rules import Judged, judge, seen
+from trials.data.roles.sample import ColumnSample, Sample, draw_sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """A schema, and what was seen of each column."""
+
+    schema: LogSchema
+    notes: dict[str, str]
+    """By column."""
+
+
+def infer_schema(
+    sources: Sequence[Path],
+    *,
+    format: str | None = None,
+    label: str | None = None,
+    skip_bad_rows: bool = False,
+) -> LogSchema:
+    """Infers the schema of a log from its first rows.
+
+    Args:
+        sources: files, or folders of files.
+        format: csv, tsv, parquet, criteo or avazu; None finds out.
+        label: name of the label column; None looks for one by name.
+        skip_bad_rows: leave out rows with a wrong number of fields instead of raising.
+
+    Raises:
+        UserError: for files that cannot be read, when there is no label column or one with more than two
+            values, or when no column is a feature.
+    """
+    return infer(open_log(sources, format), label=label, skip_bad_rows=skip_bad_rows).schema
+
+
+def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False) -> Inferred:
+    """As `infer_schema`, with notes."""
+    label = find_label(log, label)
+    sample = draw_sample(log, log.columns, skip_bad_rows=skip_bad_rows)
+    if not sample.rows:
+        raise UserError(f"{log.describe()}: the log holds no rows, only a header.")
+    judged = {name: _judge(log, name, label, sample) for name in log.columns}
+    _keep_finest_stamp(judged, sample)
+    _check_features(log, label, judged)
+    min_count = default_min_count(estimate_rows(log))
+    stamped = any(isinstance(one.column, TimestampColumn) for one in judged.values())
+    schema = LogSchema(
+        columns={name: _with_min_count(one.column, min_count) for name, one in judged.items()},
+        split=SplitRule(by="timestamp" if stamped else "order"),
+    )
+    return Inferred(schema=schema, notes={name: one.note for name, one in judged.items()})
+
+
+def find_label(log: RawLog, wanted: str | None) -> str:
+    """The label column: the one wanted, or the first by name.
+
+    Raises:
+        UserError: when there is none; it lists the columns.
+    """
+    if wanted is not None:
+        if wanted not in log.columns:
+            raise UserError(f"{log.describe()}: {unknown_name('label column', wanted, log.columns)}")
+        return wanted
+    by_name = {names.plain(name): name for name in reversed(log.columns)}
+    found = next((by_name[name] for name in names.LABELS if name in by_name), None)
+    if found is None:
+        raise UserError(
+            f"{log.describe()}: no label column found (looked for {', '.join(names.LABELS)}). Name it with "
+            f"label=..., one of: {', '.join(log.columns)}."
+        )
+    return found
+
+
+def default_min_count(rows: int) -> int:
+    """Occurrences a value needs for an id of its own: 2 below a million rows, 5 below ten million, then 10.
+
+    Ten is what work on the full Criteo logs commonly takes; small logs can afford to keep more.
+    """
+    return 2 if rows < 1_000_000 else 5 if rows < 10_000_000 else 10
+
+
+def _with_min_count(column: Column, min_count: int) -> Column:
+    if isinstance(column, CategoricalColumn | MultiHotColumn):
+        return column.model_copy(update={"min_count": min_count})
+    return column
+
+
+def _judge(log: RawLog, name: str, label: str, sample: Sample) -> Judged:
+    column = sample.columns[name]
+    if name == label:
+        return _label(log, column)
+    if known := _known_role(log, name):
+        return Judged(known, seen(column))
+    found = judge(column)
+    if isinstance(found.column, IgnoredColumn) and not sample.complete:
+        return Judged(found.column, f"{found.note}, in the first {sample.rows:,} rows")
+    return found
+
+
+def _label(log: RawLog, column: ColumnSample) -> Judged:
+    """The label; of two values that do not say which is the click, the rarer one is taken for it."""
+    values = dict(zip(map(canonical, column.values.to_pylist()), column.counts.tolist(), strict=False))
+    positive = None
+    if len(values) == 2 and None in map(plain_label, values):
+        positive = min(values, key=lambda value: values[value])
+    LabelReader(column.name, positive, log.describe()).read(column.raw)  # more than two values: an error now
+    if positive is None:
+        return Judged(LabelColumn(), "")
+    return Judged(
+        LabelColumn(positive=positive), "the rarer value; change it if the other is the positive one"
+    )
+
+
+def _known_role(log: RawLog, name: str) -> Column | None:
+    """By name, in logs whose columns are known: Criteo (with a header and further columns, too) and Avazu."""
+    if log.format is Format.AVAZU:
+        return _avazu_role(name)
+    criteo = CRITEO_COLUMNS[1:]
+    return _criteo_role(name) if name in criteo and set(criteo) <= set(log.columns) else None
+
+
+def _criteo_role(name: str) -> Column:
+    return NumericColumn(transform="log") if name.startswith("I") else CategoricalColumn()
+
+
+def _avazu_role(name: str) -> Column:
+    if name == "hour":
+        return TimestampColumn(format="yymmddhh")
+    return IgnoredColumn() if name == "id" else CategoricalColumn()
+
+
+def _keep_finest_stamp(judged: dict[str, Judged], sample: Sample) -> None:
+    """Of several time stamps the one with most values is kept; one that could not split the log is none."""
+    stamps = [name for name, one in judged.items() if isinstance(one.column, TimestampColumn)]
+    if not stamps:
+        return
+    finest = max(stamps, key=lambda name: sample.columns[name].distinct)
+    for name in stamps:
+        if name != finest:
+            judged[name] = Judged(IgnoredColumn(), f"a time stamp; {finest!r} has more distinct ones")
+    if sample.complete and sample.columns[finest].distinct < 3:
+        judged[finest] = Judged(IgnoredColumn(), "fewer than three time stamps cannot split the log")
+
+
+def _check_features(log: RawLog, label: str, judged: dict[str, Judged]) -> None:
+    """Raises a UserError, with the reasons, when no column would be an input."""
+    if any(
+        isinstance(one.column, CategoricalColumn | MultiHotColumn | NumericColumn) for one in judged.values()
+    ):
+        return
+    reasons = "; ".join(f"{name}: {one.note}" for name, one in judged.items() if name != label)
+    raise UserError(
+        f"{log.describe()}: no column besides the label {label!r} seems to be a feature"
+        + (f" ({reasons})." if reasons else ".")
+    )

@@ -1,0 +1,121 @@
+"""Batches of tensors from a prepared split. The only file of the room that imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from trials.data.cache import Split
+from trials.data.order import GLOBAL_SHUFFLE_BYTES, row_batches, sequential, shuffled
+from trials.data.rows import EncodedRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """B examples with their labels."""
+
+    features: FeatureBatch
+    label_B: Tensor
+    """float32, 0 or 1."""
+    weight_B: Tensor | None
+    """float32, the log's weight column; None where it has none."""
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.label_B)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The same batch on a device."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        return Batch(
+            features=FeatureBatch(
+                ids_BT=move(self.features.ids_BT),
+                bags=tuple((move(ids), move(offsets)) for ids, offsets in self.features.bags),
+                numeric_BK=move(self.features.numeric_BK),
+            ),
+            label_B=move(self.label_B),
+            weight_B=None if self.weight_B is None else move(self.weight_B),
+        )
+
+
+def feature_batch(rows: EncodedRows) -> FeatureBatch:
+    """Encoded rows as tensors; arrays that can be written to are shared, others copied."""
+    return FeatureBatch(
+        ids_BT=_tensor(rows.categorical),
+        bags=tuple((_tensor(bags.ids), _tensor(bags.offsets[:-1])) for bags in rows.bags),
+        numeric_BK=_tensor(rows.numeric),
+    )
+
+
+def _tensor(array: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
+
+
+def train_batches(
+    split: Split,
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    shuffle: bool = True,
+    start_batch: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Iterator[Batch]:
+    """Batches of one pass over a split; each row at most once.
+
+    The order follows from (seed, epoch) alone. A last batch smaller than the others is dropped, unless it is
+    the only one.
+
+    Args:
+        split: the rows.
+        batch_size: B of the global batch.
+        seed: of the order.
+        epoch: 0, 1, 2 ...: every pass has an order of its own.
+        shuffle: False keeps the order of the log.
+        start_batch: batches to leave out at the start, to go on where a training was interrupted.
+        rank: which part of each global batch to yield.
+        ranks: number of parts (equal up to one row) that a global batch is divided into.
+    """
+    huge = _bytes(split) > GLOBAL_SHUFFLE_BYTES
+    order = (
+        shuffled(split.rows, seed=seed, epoch=epoch, by_windows=huge) if shuffle else sequential(split.rows)
+    )
+    batches = max(1, split.rows // batch_size) - start_batch
+    for rows in islice(row_batches(order, batch_size, start_batch), max(0, batches)):
+        part = np.array_split(rows, ranks)[rank]
+        weight = None if split.weight is None else split.weight[part]
+        yield _batch(split.inputs.take(part), split.labels[part], weight)
+
+
+def _bytes(split: Split) -> int:
+    arrays = (split.labels, split.categorical, split.numeric, *(bags.ids for bags in split.bags))
+    return sum(array.nbytes for array in arrays)
+
+
+def eval_batches(split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
+    """All rows of a split in their order; of several ranks, each yields the batches of its own part."""
+    first, end = split.rows * rank // ranks, split.rows * (rank + 1) // ranks
+    for start in range(first, end, batch_size):
+        stop = min(start + batch_size, end)
+        weight = None if split.weight is None else split.weight[start:stop]
+        yield _batch(split.inputs.slice(start, stop), split.labels[start:stop], weight)
+
+
+def _batch(inputs: EncodedRows, label: NDArray[np.float32], weight: NDArray[np.float32] | None) -> Batch:
+    return Batch(
+        features=feature_batch(inputs),
+        label_B=_tensor(label),
+        weight_B=None if weight is None else _tensor(weight),
+    )

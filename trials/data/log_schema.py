@@ -1,0 +1,260 @@
+"""LogSchema: what every column of a log is for, and how the rows are split.
+
+It is inferred from a sample of the log (`trials.data.infer`), written as `schema.yaml`
+(`trials.data.schema_yaml`), edited by hand, and read back strictly. Pure values: no data.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dhen.values import Value
+
+StampFormat = Literal[
+    "iso",
+    "seconds",
+    "milliseconds",
+    "microseconds",
+    "yymmddhh",
+    "yyyymmdd",
+    "yyyymmddhh",
+    "yyyymmddhhmmss",
+]
+Cycle = Literal["hour_of_day", "day_of_week"]
+CYCLES: tuple[Cycle, ...] = ("hour_of_day", "day_of_week")
+
+
+class LabelColumn(Value):
+    """What is predicted: exactly two values, no missing ones."""
+
+    role: Literal["label"] = "label"
+    positive: str | None = None
+    """The value that counts as 1; None where it is plain (1, true, yes, click ...)."""
+
+
+class CategoricalColumn(Value):
+    """One value an example, looked up in an embedding table."""
+
+    role: Literal["categorical"] = "categorical"
+    min_count: int = Field(default=2, ge=1)
+    """A value seen fewer times in the training rows shares one id (out of vocabulary) with unseen ones."""
+    hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
+    """A number hashes values into so many buckets; null keeps a vocabulary of any size; auto keeps a
+    vocabulary unless more than 5 million values reach `min_count`, and then hashes into 4,194,304."""
+
+
+class MultiHotColumn(Value):
+    """Any number of values an example; their embeddings are averaged."""
+
+    role: Literal["multi_hot"] = "multi_hot"
+    separator: str | None = Field(default=None, min_length=1)
+    """Between the values in a text column; null for a column of lists (Parquet)."""
+    min_count: int = Field(default=2, ge=1)
+    """As for a categorical column; every value of a bag counts."""
+    hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
+    """As for a categorical column."""
+
+
+class NumericColumn(Value):
+    """A number, standardised with the mean and deviation of the training rows."""
+
+    role: Literal["numeric"] = "numeric"
+    transform: Literal["standard", "log"] = "standard"
+    """log takes sign(x) log(1 + |x|) first: for counts and amounts with a heavy tail."""
+
+
+class TimestampColumn(Value):
+    """When the example happened (UTC). Splits rows by time; no model input but its derived tables."""
+
+    role: Literal["timestamp"] = "timestamp"
+    format: StampFormat = "iso"
+    """How it is written. Columns that Parquet types as time stamps need none."""
+    derive: tuple[Cycle, ...] = CYCLES
+    """Categorical tables made from it; one is left out where the training rows do not span its cycle."""
+
+
+class WeightColumn(Value):
+    """Weight of the example in the loss and in every metric; not negative."""
+
+    role: Literal["weight"] = "weight"
+
+
+class OracleColumn(Value):
+    """The true probability of a generated log: kept beside the label, never a model input."""
+
+    role: Literal["oracle"] = "oracle"
+
+
+class IgnoredColumn(Value):
+    """Not used."""
+
+    role: Literal["ignore"] = "ignore"
+
+
+Column = (
+    LabelColumn
+    | CategoricalColumn
+    | MultiHotColumn
+    | NumericColumn
+    | TimestampColumn
+    | WeightColumn
+    | OracleColumn
+    | IgnoredColumn
+)
+ROLES: dict[str, type[Column]] = {
+    "label": LabelColumn,
+    "categorical": CategoricalColumn,
+    "multi_hot": MultiHotColumn,
+    "numeric": NumericColumn,
+    "timestamp": TimestampColumn,
+    "weight": WeightColumn,
+    "oracle": OracleColumn,
+    "ignore": IgnoredColumn,
+}
+TableColumn = CategoricalColumn | MultiHotColumn
+
+
+class SplitRule(Value):
+    """Which rows are train, validation and test. No rule lets a later row teach about an earlier one."""
+
+    by: Literal["timestamp", "order", "files"] = "order"
+    """timestamp: validation is later than train, test later than validation, rows with equal stamps stay
+    together. order: the same by position in the log. files: by file name."""
+    validation: float | tuple[str, ...] = 0.1
+    """Fraction of the rows; with `files`, the names of the files."""
+    test: float | tuple[str, ...] = 0.1
+    """As for validation. Rows in neither are training rows."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        parts = (self.validation, self.test)
+        if self.by == "files":
+            if not all(isinstance(part, tuple) and part for part in parts):
+                raise ValueError("with `by: files`, validation and test are lists of file names, none empty")
+            if set(self.files("validation")) & set(self.files("test")):
+                raise ValueError("a file is both in validation and in test")
+        elif (
+            not all(isinstance(part, float) and 0.0 < part < 1.0 for part in parts)
+            or sum(self.fractions) >= 1
+        ):
+            raise ValueError(
+                "validation and test are fractions above 0 that leave rows for training, e.g. 0.1"
+            )
+        return self
+
+    @property
+    def fractions(self) -> tuple[float, float]:
+        """Of validation and test."""
+        assert isinstance(self.validation, float)
+        assert isinstance(self.test, float)
+        return self.validation, self.test
+
+    def files(self, split: Literal["validation", "test"]) -> tuple[str, ...]:
+        """File names of a split."""
+        names = getattr(self, split)
+        assert isinstance(names, tuple)
+        return names
+
+
+class LogSchema(Value):
+    """The roles of all columns of a log, in its order; columns it does not name are not used."""
+
+    columns: dict[str, Annotated[Column, Field(discriminator="role")]]
+    split: SplitRule = SplitRule()
+    negative_sampling_rate: float = Field(default=1.0, gt=0.0, le=1.0)
+    """The fraction of negatives that were kept when the log was written; 1 when all were."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for role in ("label", "timestamp", "weight", "oracle"):
+            names = [name for name, column in self.columns.items() if column.role == role]
+            if len(names) > 1:
+                raise ValueError(
+                    f"{len(names)} columns have the role {role}, at most one may: {', '.join(names)}"
+                )
+        if self.label is None:
+            raise ValueError("no column has the role label; give one `role: label`")
+        if self.split.by == "timestamp" and self.timestamp is None:
+            raise ValueError("split by timestamp needs a column with the role timestamp; or use `by: order`")
+        if not self.tables and not self.numeric:
+            raise ValueError("no column is a feature; give one the role categorical, multi_hot or numeric")
+        self._check_derived_names()
+        return self
+
+    def _check_derived_names(self) -> None:
+        taken = [cycle for cycle in self.cycles if cycle in self.tables]
+        if taken:
+            raise ValueError(
+                f"the log has a column {taken[0]!r} itself: take it out of the time stamp's `derive`"
+            )
+        for name in self.numeric:
+            if f"{name}__missing" in self.numeric:
+                raise ValueError(
+                    f"{name}__missing is the name of {name}'s missing-value input: ignore one of them"
+                )
+
+    def _only(self, role: str) -> str | None:
+        return next((name for name, column in self.columns.items() if column.role == role), None)
+
+    @property
+    def label(self) -> str:
+        """Name of the label column."""
+        return self._only("label")  # type: ignore[return-value]  # checked at birth
+
+    @property
+    def timestamp(self) -> str | None:
+        """Name of the time stamp column."""
+        return self._only("timestamp")
+
+    @property
+    def weight(self) -> str | None:
+        """Name of the example weight column."""
+        return self._only("weight")
+
+    @property
+    def oracle(self) -> str | None:
+        """Name of the column of true probabilities."""
+        return self._only("oracle")
+
+    @property
+    def cycles(self) -> tuple[Cycle, ...]:
+        """Tables derived from the time stamp."""
+        column = self.columns.get(self.timestamp or "")
+        return column.derive if isinstance(column, TimestampColumn) else ()
+
+    @property
+    def categorical(self) -> dict[str, CategoricalColumn]:
+        """Categorical columns by name."""
+        return {
+            name: column for name, column in self.columns.items() if isinstance(column, CategoricalColumn)
+        }
+
+    @property
+    def multi_hot(self) -> dict[str, MultiHotColumn]:
+        """Multi-hot columns by name."""
+        return {name: column for name, column in self.columns.items() if isinstance(column, MultiHotColumn)}
+
+    @property
+    def tables(self) -> dict[str, TableColumn]:
+        """Categorical columns, then multi-hot ones."""
+        return {**self.categorical, **self.multi_hot}
+
+    @property
+    def numeric(self) -> dict[str, NumericColumn]:
+        """Numeric columns by name."""
+        return {name: column for name, column in self.columns.items() if isinstance(column, NumericColumn)}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Columns a model needs, without the label: what a raw file must hold to be scored."""
+        stamp = (self.timestamp,) if self.timestamp and self.cycles else ()
+        return tuple(
+            name for name in self.columns if name in self.tables or name in self.numeric or name in stamp
+        )
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """All columns that are not ignored."""
+        return tuple(name for name, column in self.columns.items() if column.role != "ignore")

@@ -1,0 +1,57 @@
+"""The order in which training visits rows: a function of seed and epoch, the same on every machine.
+
+A split up to `GLOBAL_SHUFFLE_BYTES` is permuted as a whole. A larger one would be read at random from disk:
+there blocks of consecutive rows are permuted, and then the rows of each window of blocks, which is nearly
+as random and reads a block at a time. The rule looks at the split alone, not at the memory there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+GLOBAL_SHUFFLE_BYTES = 16 << 30
+"""Size of a split's arrays up to which rows are permuted as a whole."""
+BLOCK_ROWS = 1 << 10
+"""Consecutive rows that a huge split keeps together up to their window."""
+WINDOW_BLOCKS = 1 << 12
+"""Blocks whose rows are permuted together."""
+
+Rows = NDArray[np.int64]
+
+
+def row_batches(windows: Iterator[Rows], batch_size: int, start_batch: int) -> Iterator[Rows]:
+    """Cuts an order into batches of row numbers, the last one perhaps smaller; leaves out the first ones."""
+    skip, waiting = start_batch * batch_size, np.empty(0, dtype=np.int64)
+    for window in windows:
+        dropped = min(skip, len(window))
+        skip -= dropped
+        waiting = np.concatenate([waiting, window[dropped:]])
+        whole = len(waiting) // batch_size * batch_size
+        for first in range(0, whole, batch_size):
+            yield waiting[first : first + batch_size]
+        waiting = waiting[whole:]
+    if len(waiting):
+        yield waiting
+
+
+def shuffled(rows: int, *, seed: int, epoch: int, by_windows: bool) -> Iterator[Rows]:
+    """Each row number once, in a random order, a window at a time."""
+    rng = np.random.default_rng((seed, epoch))
+    if not by_windows:
+        yield rng.permutation(rows)
+        return
+    blocks = rng.permutation(-(-rows // BLOCK_ROWS))
+    for first in range(0, len(blocks), WINDOW_BLOCKS):
+        starts = blocks[first : first + WINDOW_BLOCKS] * BLOCK_ROWS
+        window = (starts[:, None] + np.arange(BLOCK_ROWS)).ravel()
+        yield rng.permutation(window[window < rows])
+
+
+def sequential(rows: int) -> Iterator[Rows]:
+    """Each row number once, in order, a window at a time."""
+    step = BLOCK_ROWS * WINDOW_BLOCKS
+    for first in range(0, rows, step):
+        yield np.arange(first, min(first + step, rows))

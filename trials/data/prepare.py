@@ -1,0 +1,150 @@
+"""Prepares a log: from raw files to a cache that every trial reuses.
+
+Memory is bounded by the distinct values of the log, not by its rows. The cache is found again by content,
+and appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from dhen.errors import UserError
+from dhen.values import parse
+from trials.data.atomic import built, locked
+from trials.data.build import Request, build
+from trials.data.cache import PreparedLog
+from trials.data.encoding import Encoding
+from trials.data.file_hashes import hash_files
+from trials.data.infer import find_label, infer
+from trials.data.log_schema import LogSchema
+from trials.data.raw.files import RawLog
+from trials.data.raw.sources import open_log
+from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml
+from trials.data.staging import Progress
+
+
+def prepare(
+    sources: Sequence[Path],
+    *,
+    out: Path | None = None,
+    format: str | None = None,
+    schema: LogSchema | None = None,
+    encoding: Encoding | None = None,
+    label: str | None = None,
+    skip_bad_rows: bool = False,
+    progress: Progress | None = None,
+) -> PreparedLog:
+    """Prepares a log, or opens the cache it was prepared into before.
+
+    Args:
+        sources: files or folders of one log; or the directory of one prepared log, which is opened.
+        out: where the cache goes. None: below $DHEN_SEARCH_CACHE, else ~/.cache/dhen-search, by content. A
+            prepared log that is there already is replaced when it is another one; its schema.yaml, edited
+            or not, is used when `schema` is None.
+        format: csv, tsv, parquet, criteo or avazu; None finds out.
+        schema: roles of the columns; None infers them from the first rows.
+        encoding: one that was fitted before, used instead of fitting. Columns then have the roles they had
+            for it, and of `schema` only the split and the negative sampling rate count.
+        label: name of the label column; None looks for one by name.
+        skip_bad_rows: leave out rows with a wrong number of fields or without label, and take unreadable
+            numbers and time stamps for missing, instead of raising.
+        progress: called with a step's name, rows done and about how many there are.
+
+    Raises:
+        UserError: for anything about the files, the schema or the disk that a user can mend.
+    """
+    sources = [Path(source) for source in sources]
+    if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
+        return _open_prepared(sources[0], out, schema, encoding)
+    request = _request(open_log(sources, format), out, schema, encoding, label, skip_bad_rows)
+    target = Path(out).resolve() if out is not None else cache_root() / request.key
+    with locked(target):
+        if (found := _existing(target, request.key)) is not None:
+            return found
+        with built(target, request.needed_bytes()) as directory:
+            build(request, directory, progress or _silent)
+    return PreparedLog.open(target)
+
+
+def cache_root() -> Path:
+    """Where prepared logs are kept unless told otherwise."""
+    root = os.environ.get("DHEN_SEARCH_CACHE")
+    return Path(root) if root else Path.home() / ".cache" / "dhen-search"
+
+
+def _silent(step: str, done: int, total: int | None) -> None:
+    """Reports no progress."""
+
+
+def _open_prepared(
+    source: Path, out: Path | None, schema: LogSchema | None, encoding: Encoding | None
+) -> PreparedLog:
+    elsewhere = out is not None and Path(out).resolve() != source.resolve()
+    if schema is not None or encoding is not None or elsewhere:
+        raise UserError(
+            f"{source}: this log is prepared already; name the raw files to prepare them differently."
+        )
+    return PreparedLog.open(source)
+
+
+def _request(
+    log: RawLog,
+    out: Path | None,
+    schema: LogSchema | None,
+    encoding: Encoding | None,
+    label: str | None,
+    skip_bad_rows: bool,
+) -> Request:
+    """Settles the schema: the encoding's, the one given, the one in the output directory, or an inferred one."""
+    edited = Path(out) / "schema.yaml" if out is not None else None
+    source, text = "the schema", None
+    if encoding is not None:
+        schema, source = _schema_for(encoding, schema, log), "the encoding"
+        encoding = encoding.with_schema(schema)
+    elif schema is None and edited is not None and edited.is_file():
+        schema, source, text = read_schema(edited), str(edited), edited.read_text(encoding="utf-8")
+    elif schema is None:
+        inferred = infer(log, label=label, skip_bad_rows=skip_bad_rows)
+        schema, text = inferred.schema, schema_to_yaml(inferred.schema, inferred.notes)
+    check_columns(schema, log.columns, source)
+    if label is not None and find_label(log, label) != schema.label:
+        raise UserError(f"the label is {label!r}, but {source} says {schema.label!r}: change one of them.")
+    return Request(
+        log=log,
+        file_hashes=tuple(hash_files([file.path for file in log.files], cache_root())),
+        schema=schema,
+        schema_text=text or schema_to_yaml(schema),
+        encoding=encoding,
+        skip_bad_rows=skip_bad_rows,
+    )
+
+
+def _schema_for(encoding: Encoding, schema: LogSchema | None, log: RawLog) -> LogSchema:
+    """The encoding's schema for another log: that may lack what is no input, and be split differently."""
+    columns = {
+        name: column
+        for name, column in encoding.schema.columns.items()
+        if name in log.columns or column.role not in ("ignore", "oracle")
+    }
+    rules = schema or encoding.schema
+    data = {"columns": columns, "split": rules.split, "negative_sampling_rate": rules.negative_sampling_rate}
+    return parse(LogSchema, data, "the schema")
+
+
+def _existing(target: Path, key: str) -> PreparedLog | None:
+    """The prepared log at the target, if it is the one wanted, and whole."""
+    if not PreparedLog.is_prepared(target):
+        if target.is_file() or (
+            target.is_dir() and any(path.name != "schema.yaml" for path in target.iterdir())
+        ):
+            raise UserError(
+                f"{target} is no prepared log and not empty; name an empty directory or a new one."
+            )
+        return None
+    try:
+        found = PreparedLog.open(target)
+    except UserError:
+        return None  # damaged, edited, or of another version: it is built anew
+    return found if found.manifest.key == key else None

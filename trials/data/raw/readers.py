@@ -1,0 +1,174 @@
+"""Raw batches of a log, streamed in its order: text in blocks of bytes, Parquet in batches of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+from numpy.typing import NDArray
+
+from dhen.errors import UserError
+from trials.data.raw.files import Format, RawFile, RawLog, open_parquet, open_stream
+from trials.data.raw.text import MISSING_MARKS
+
+BLOCK_BYTES = 8 << 20
+"""Of text, a batch: large enough that a column's distinct values are few beside its rows."""
+PARQUET_ROWS = 32_768
+"""Rows of a Parquet file, a batch."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawBatch:
+    """Consecutive rows of one file: text as bytes, Parquet as it is typed."""
+
+    table: pa.RecordBatch
+    source: RawFile | None = None
+    """None: the batch comes from no file."""
+    first_row: int = 0
+    """Of the file; skipped rows are not counted."""
+
+    def where(self, row: int) -> str:
+        """The file and line of a row of this batch (exact as long as no row was skipped)."""
+        return self.source.where(self.first_row + row) if self.source else f"row {row + 1}"
+
+
+class BadRows:
+    """What is done about rows that cannot be used: raise, or count them and go on."""
+
+    def __init__(self, *, skip: bool) -> None:
+        self.skip = skip
+        self.ragged = 0
+        self.unlabeled = 0
+        self.unreadable: Counter[str] = Counter()
+
+    def add_unreadable(self, batch: RawBatch, name: str, kind: str, bad: NDArray[np.bool_]) -> None:
+        """Counts values that are no `kind`, to be treated as missing, or raises a UserError with the first."""
+        if not bad.any():
+            return
+        if not self.skip:
+            row = int(np.argmax(bad))
+            value = batch.table.column(name)[row].as_py()
+            text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            raise UserError(
+                f"{batch.where(row)}: column {name!r} holds {text!r}, which is no {kind}. Mend the row, give the "
+                "column another role in schema.yaml, or count such values as missing with skip_bad_rows."
+            )
+        self.unreadable[name] += int(bad.sum())
+
+    def notes(self) -> list[str]:
+        """What was skipped, in words."""
+        counts = {
+            "rows skipped for a wrong number of fields": self.ragged,
+            "rows skipped for want of a label or a weight": self.unlabeled,
+            **{f"unreadable values of {name!r}, taken for missing": n for name, n in self.unreadable.items()},
+        }
+        return [f"{what}: {count:,}" for what, count in counts.items() if count]
+
+
+def read_batches(log: RawLog, columns: Sequence[str], bad_rows: BadRows) -> Iterator[RawBatch]:
+    """All rows of the log in order, the named columns only, the next batch being read meanwhile.
+
+    Raises:
+        UserError: for a column that a file lacks, a row with a wrong number of fields (unless skipped), or
+            a file that cannot be read to its end.
+    """
+    return ahead(_read(log, columns, bad_rows))
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each computed in a thread of its own while the one before is used."""
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = thread.submit(next, items, None)
+            yield item
+
+
+def _read(log: RawLog, columns: Sequence[str], bad_rows: BadRows) -> Iterator[RawBatch]:
+    for file in log.files:
+        absent = [name for name in columns if name not in file.columns]
+        if absent:
+            raise UserError(
+                f"{file.path}: the columns {', '.join(map(repr, absent))} are missing; "
+                f"the file has {', '.join(file.columns)}."
+            )
+        read = _read_parquet if file.format is Format.PARQUET else _read_text
+        first_row = 0
+        for table in read(file, columns, bad_rows):
+            yield RawBatch(table=table, source=file, first_row=first_row)
+            first_row += table.num_rows
+
+
+def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
+    with open_parquet(file.path) as parquet:
+        try:
+            yield from parquet.iter_batches(PARQUET_ROWS, columns=list(columns))
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{file.path}: cannot be read to its end ({error}).") from None
+
+
+def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
+    ragged: list[pacsv.InvalidRow] = []
+
+    def on_ragged(row: pacsv.InvalidRow) -> str:
+        if not bad_rows.skip:
+            ragged.append(row)
+            return "error"
+        bad_rows.ragged += 1
+        return "skip"
+
+    parse = pacsv.ParseOptions(
+        delimiter=file.delimiter,
+        quote_char='"' if file.quoting else False,
+        newlines_in_values=file.quoting,
+        invalid_row_handler=on_ragged,
+    )
+    convert = pacsv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.binary()),
+        include_columns=list(columns),
+        null_values=list(MISSING_MARKS),
+        strings_can_be_null=True,
+    )
+    # one thread: only then does the parser know the number of a row; conversion is parallel elsewhere
+    read = pacsv.ReadOptions(column_names=list(file.columns), block_size=BLOCK_BYTES, use_threads=False)
+    try:
+        with open_stream(file.path) as stream:
+            stream.read(file.header_bytes)
+            for table in pacsv.open_csv(stream, read, parse, convert):
+                _check_last_row(file, table)
+                yield table
+    except (pa.ArrowException, OSError) as error:
+        if ragged:
+            raise _ragged_row(file, ragged[0]) from None
+        if "Empty CSV" in str(error):
+            return
+        raise UserError(f"{file.path}: cannot be read to its end ({error}).{_remedy(str(error))}") from None
+
+
+def _check_last_row(file: RawFile, table: pa.RecordBatch) -> None:
+    """A quote that is never closed swallows the rest of the file, the line end of its last line included."""
+    last = table.slice(max(0, table.num_rows - 1)).to_pylist()
+    swallowed = [
+        name for row in last for name, value in row.items() if value is not None and value.endswith(b"\n")
+    ]
+    if swallowed:
+        raise UserError(f"{file.path}: a quote in column {swallowed[0]!r} is never closed.")
+
+
+def _ragged_row(file: RawFile, row: pacsv.InvalidRow) -> UserError:
+    return UserError(
+        f"{file.where(row.number - 1)}: expected {row.expected_columns} fields, found {row.actual_columns}. "
+        "Mend the row, or leave such rows out with skip_bad_rows."
+    )
+
+
+def _remedy(error: str) -> str:
+    return " Perhaps a quoted field is never closed." if "straddl" in error or "out of sync" in error else ""

@@ -1,0 +1,169 @@
+"""Finds out of which files a log consists and how they are written, from names and content.
+
+Text formats have a header line, except raw Criteo, whose columns are known. Gzip is seen from the first
+bytes, whatever the file is called.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from dhen.errors import UserError, unknown_name
+from trials.data.raw.files import (
+    GZIP_MAGIC,
+    Format,
+    RawFile,
+    RawLog,
+    open_parquet,
+    open_stream,
+    records_of,
+)
+
+CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
+AVAZU_COLUMNS = ("hour", "C1", "banner_pos", "site_id", "app_id", "device_id", "C14", "C21")
+"""Columns by which an Avazu header is known (its test file has no `click`)."""
+HEAD_BYTES = 1 << 20
+"""Read from the start of a text file to learn how it is written; a header line must fit in."""
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_SUFFIXES = {".csv": Format.CSV, ".tsv": Format.TSV, ".parquet": Format.PARQUET, ".pq": Format.PARQUET}
+_CRITEO_FIELDS = re.compile(r"(?:[01]\t)?(?:-?\d*\t){13}(?:[0-9a-f]{0,8}\t){25}[0-9a-f]{0,8}")
+
+
+def open_log(sources: Sequence[Path], log_format: str | None = None) -> RawLog:
+    """Finds the files, their format and their columns.
+
+    Raises:
+        UserError: for missing or empty files, several formats, an unknown format, a file without header,
+            or names used twice in a header.
+    """
+    if log_format is not None and log_format not in list(Format):
+        raise unknown_name("format", log_format, [str(known) for known in Format])
+    paths = [file for source in sources for file in _files_of(Path(source))]
+    if not paths:
+        raise UserError("no log was given: name a file, several files, or a folder.")
+    files = tuple(_open_file(path, Format(log_format) if log_format else None) for path in paths)
+    formats = Counter(file.format for file in files)
+    if len(formats) > 1:
+        found = ", ".join(f"{file.path.name} is {file.format}" for file in files[:5])
+        raise UserError(
+            f"the files of a log must have one format, received {found}; say which with --format."
+        )
+    return RawLog(files=files)
+
+
+def _files_of(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise UserError(f"{source}: no such file or folder.")
+    files = sorted(path for path in source.iterdir() if path.is_file() and path.name[0] not in "._")
+    if not files:
+        raise UserError(f"{source}: the folder holds no files.")
+    return files
+
+
+def _open_file(path: Path, wanted: Format | None) -> RawFile:
+    if path.stat().st_size == 0:
+        raise UserError(f"{path}: the file is empty.")
+    try:
+        with open_stream(path) as stream:
+            head = stream.read(HEAD_BYTES)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error}).") from None
+    found = wanted or _detect(path, head)
+    if found is Format.PARQUET:
+        return RawFile(path=path, format=found, columns=tuple(open_parquet(path).schema_arrow.names))
+    if head.startswith(_UTF16):
+        raise UserError(f"{path}: the text is UTF-16; convert it to UTF-8, e.g. with iconv.")
+    if found is Format.CRITEO:
+        return _criteo_file(path, head)
+    return _file_with_header(path, head, found)
+
+
+def _detect(path: Path, head: bytes) -> Format:
+    if head.startswith(b"PAR1"):
+        return Format.PARQUET
+    if b"\0" in head[:4096] and not head.startswith(_UTF16):
+        raise UserError(f"{path}: neither text nor Parquet. Known formats: {', '.join(Format)}.")
+    if _looks_like_criteo(head):
+        return Format.CRITEO
+    first = head.removeprefix(codecs.BOM_UTF8).split(b"\n", 1)[0].decode("latin-1").strip("\r")
+    if set(AVAZU_COLUMNS) <= set(first.split(",")):
+        return Format.AVAZU
+    suffixes = [suffix for suffix in path.suffixes if suffix in _SUFFIXES]
+    if suffixes and _SUFFIXES[suffixes[-1]] is not Format.PARQUET:
+        return _SUFFIXES[suffixes[-1]]
+    return Format.TSV if "\t" in first else Format.CSV
+
+
+def _looks_like_criteo(head: bytes) -> bool:
+    """The first line fits the pattern, and so do most of the next ones (a log may hold bad rows)."""
+    lines = head.decode("latin-1").split("\n")[:20]
+    whole = [line.rstrip("\r") for line in (lines[:-1] or lines) if line.strip()]
+    fits = [bool(_CRITEO_FIELDS.fullmatch(line)) for line in whole]
+    return bool(fits) and fits[0] and sum(fits) * 2 > len(fits)
+
+
+def _criteo_file(path: Path, head: bytes) -> RawFile:
+    width = head.split(b"\n", 1)[0].count(b"\t") + 1
+    if width not in (39, 40):
+        raise UserError(
+            f"{path}: a Criteo log has 40 tab-separated fields (39 without label) and no header, "
+            f"the first line has {width}."
+        )
+    return RawFile(path=path, format=Format.CRITEO, columns=CRITEO_COLUMNS[40 - width :], delimiter="\t")
+
+
+def _file_with_header(path: Path, head: bytes, found: Format) -> RawFile:
+    bom = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+    lines = list(io.StringIO(head[bom:].decode("latin-1"), newline="\n"))
+    first = next((line for line in lines if line.strip("\r\n")), "")
+    delimiter = "\t" if found is Format.TSV else next((one for one in ",;\t|" if one in first), ",")
+    record = next(records_of(iter(lines), delimiter, quoting=True), None)
+    if record is None:
+        raise UserError(f"{path}: the file holds no header and no rows.")
+    _, height, fields = record
+    names = [field.encode("latin-1").decode("utf-8", "replace").strip() for field in fields]
+    return RawFile(
+        path=path,
+        format=found,
+        columns=_checked_names(path, names),
+        delimiter=delimiter,
+        header_bytes=bom + sum(len(line) for line in lines[:height]),
+        header_lines=height,
+    )
+
+
+def _checked_names(path: Path, names: list[str]) -> tuple[str, ...]:
+    names = [name or f"column_{i}" for i, name in enumerate(names, start=1)]
+    if sum(bool(re.fullmatch(r"[+-]?\d+(\.\d+)?", name)) for name in names) * 2 > len(names):
+        raise UserError(
+            f"{path}: there seems to be no header line, the first line is {', '.join(names[:8])} ..."
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"{path}: the header names {', '.join(map(repr, twice))} more than once; rename them."
+        )
+    return tuple(names)
+
+
+def estimate_rows(log: RawLog) -> int:
+    """About how many rows a log has: exact for Parquet, from the first MiB of each text file."""
+    return sum(_estimate_file_rows(file) for file in log.files)
+
+
+def _estimate_file_rows(file: RawFile) -> int:
+    if file.format is Format.PARQUET:
+        return int(open_parquet(file.path).metadata.num_rows)
+    size = file.path.stat().st_size
+    with file.path.open("rb") as raw:
+        head = raw.read(HEAD_BYTES)
+    text = zlib.decompressobj(wbits=31).decompress(head) if head.startswith(GZIP_MAGIC) else head
+    return max(1, round(text.count(b"\n") * size / len(head)) - file.header_lines)

@@ -1,0 +1,109 @@
+"""Raw columns to clean distinct values and to numbers: what is missing, what is equal, what is a number.
+
+Text is trimmed; the usual marks are missing; bytes that are not UTF-8 are read as Latin-1, so that one
+stray byte does not stop a log of millions of rows. Work on text is done on distinct values only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+MISSING_MARKS = ("", "NA", "N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none", "?", "\\N")
+_MARKS = pa.array(MISSING_MARKS)
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity|nan)$"
+
+Codes = NDArray[np.int32]
+
+
+def as_text(column: pa.Array) -> pa.Array:
+    """Any column of scalars as strings; 3.0 in a column of floats reads "3", as in a CSV of the same log."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return as_text(column.dictionary_decode())
+    if pa.types.is_string(kind):
+        return column
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return _decoded(column.cast(pa.binary()))
+    if pa.types.is_floating(kind):
+        return pc.replace_substring_regex(column.cast(pa.string()), r"\.0$", "")
+    return column.cast(pa.string())
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if one is None else _decode(one) for one in column.to_pylist()], pa.string())
+
+
+def _decode(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+def clean(values: pa.Array) -> pa.Array:
+    """Trimmed strings, null where a mark says missing."""
+    values = pc.utf8_trim_whitespace(values)
+    return pc.if_else(pc.is_in(values, _MARKS), pa.scalar(None, pa.string()), values)
+
+
+def distinct(column: pa.Array) -> tuple[Codes, pa.Array]:
+    """Codes (N) and the distinct values they stand for, as text; -1 is null."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    codes = encoded.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+    return codes, as_text(encoded.dictionary)
+
+
+def coded(column: pa.Array, wrapping: str = "") -> pa.DictionaryArray:
+    """A column as codes of its distinct clean values, null where missing; trims `wrapping` characters too."""
+    codes, raw = distinct(column)
+    raw = pc.utf8_trim(raw, characters=wrapping) if wrapping else raw
+    merged = clean(raw).dictionary_encode()  # " a" and "a" become one
+    to_merged = np.append(merged.indices.fill_null(-1).to_numpy(zero_copy_only=False), -1).astype(np.int32)
+    return dictionary_array(to_merged[codes], merged.dictionary)
+
+
+def dictionary_array(codes: Codes, values: pa.Array) -> pa.DictionaryArray:
+    """Arrow's form of codes (N), where -1 is null."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), values)
+
+
+def numbers_of(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Numbers (N), NaN where missing, infinite or unreadable, and which were unreadable (N)."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.int64()) if column.type.bit_width == 64 else column.cast(pa.int32())
+    unreadable = np.zeros(len(column), dtype=bool)
+    if not is_text(column.type):
+        values = column.cast(pa.float64(), safe=False)
+    else:
+        try:
+            values = as_text(column).cast(pa.float64())
+        except pa.ArrowInvalid:
+            text = clean(as_text(column))
+            readable = pc.match_substring_regex(text, _NUMBER).fill_null(True)
+            values = pc.if_else(readable, text, pa.scalar(None, pa.string())).cast(pa.float64())
+            unreadable = ~readable.to_numpy(zero_copy_only=False)
+    numbers = values.to_numpy(zero_copy_only=False)
+    return np.where(np.isfinite(numbers), numbers, np.nan), unreadable
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column holds a list a row."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds strings or bytes."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )

@@ -1,0 +1,124 @@
+"""Raw batches to typed ones, which every later step reads.
+
+A typed batch is an Arrow record batch under the log's own column names; by role:
+
+    label        uint8, 0 or 1
+    categorical  dictionary<int32, string> of the batch's own distinct values, null where missing
+    multi_hot    list of such, without missing values
+    numeric      float64, NaN where missing
+    timestamp    int64, milliseconds since 1970, `MISSING_STAMP` where missing
+    weight       float32
+    oracle       float64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dhen.errors import UserError
+from trials.data.log_schema import (
+    CategoricalColumn,
+    Column,
+    LogSchema,
+    MultiHotColumn,
+    OracleColumn,
+    TimestampColumn,
+)
+from trials.data.raw.labels import LabelReader
+from trials.data.raw.readers import BadRows, RawBatch
+from trials.data.raw.stamps import stamps_of
+from trials.data.raw.text import as_text, coded, dictionary_array, is_list, is_text, numbers_of
+
+_WRAPPING = " \t\r\n[](){}'\""
+"""Trimmed from the values of a bag, so that "['a', 'b']" holds a and b."""
+
+
+def typed_columns(
+    batch: RawBatch, schema: LogSchema, columns: Sequence[str], bad_rows: BadRows, pool: Executor
+) -> dict[str, pa.Array]:
+    """The named columns, typed, each in a thread of the pool; all but the label."""
+
+    def one(name: str) -> pa.Array:
+        return _typed(batch, name, schema.columns[name], bad_rows)
+
+    return dict(zip(columns, pool.map(one, columns), strict=True))
+
+
+def type_labelled(
+    batch: RawBatch, schema: LogSchema, labels: LabelReader, bad_rows: BadRows, pool: Executor
+) -> pa.RecordBatch:
+    """All used columns of a batch, typed; where bad rows are skipped, those without label or weight are dropped.
+
+    Raises:
+        UserError: for values that their role does not allow, with their place (see `BadRows`).
+    """
+    others = [name for name in schema.used if name != schema.label]
+    columns = typed_columns(batch, schema, others, bad_rows, pool)
+    label, missing = labels.read(batch.table.column(schema.label))
+    columns[schema.label] = pa.array(label)
+    if schema.weight:
+        missing = missing | _without_weight(batch, schema.weight, columns[schema.weight], bad_rows)
+    table = pa.RecordBatch.from_pydict({name: columns[name] for name in schema.used})
+    if not missing.any() or not bad_rows.skip:
+        return table
+    bad_rows.unlabeled += int(missing.sum())
+    return table.filter(pa.array(~missing))
+
+
+def _without_weight(batch: RawBatch, name: str, weight: pa.Array, bad_rows: BadRows) -> NDArray[np.bool_]:
+    values = weight.to_numpy()
+    bad: NDArray[np.bool_] = ~(values >= 0)  # NaN too
+    if bad.any() and not bad_rows.skip:
+        row = int(np.argmax(bad))
+        raise UserError(
+            f"{batch.where(row)}: the weight {name!r} is {values[row]}; weights are numbers from 0."
+        )
+    return bad
+
+
+def _typed(batch: RawBatch, name: str, column: Column, bad_rows: BadRows) -> pa.Array:
+    raw = batch.table.column(name)
+    if pa.types.is_null(raw.type):
+        raw = raw.cast(pa.string())
+    if isinstance(column, MultiHotColumn):
+        return bags_of(raw, column.separator, name)
+    if is_list(raw.type) or pa.types.is_nested(raw.type):
+        raise UserError(
+            f"column {name!r} holds {raw.type}, not one value a row: its role is multi_hot or ignore."
+        )
+    if isinstance(column, CategoricalColumn):
+        return coded(raw)
+    if isinstance(column, TimestampColumn):
+        stamps, bad = stamps_of(raw, column.format)
+        bad_rows.add_unreadable(batch, name, f"time stamp in the format {column.format}", bad)
+        return pa.array(stamps)
+    numbers, bad = numbers_of(raw)
+    if isinstance(column, OracleColumn):
+        outside = (numbers < 0.0) | (numbers > 1.0)
+        bad_rows.add_unreadable(batch, name, "probability", bad | outside)
+        return pa.array(np.where(outside, np.nan, numbers))
+    bad_rows.add_unreadable(batch, name, "number", bad)
+    return pa.array(numbers.astype(np.float32) if column.role == "weight" else numbers)
+
+
+def bags_of(raw: pa.Array, separator: str | None, name: str) -> pa.ListArray:
+    """Bags of values as lists of codes; a missing bag is empty, and missing values are left out of theirs."""
+    if not is_list(raw.type):
+        if separator is None or not is_text(raw.type):
+            raise UserError(
+                f"column {name!r} holds {raw.type}: a multi_hot column is text with a `separator`, or lists."
+            )
+        raw = pc.split_pattern(as_text(raw), separator)
+    lengths = pc.list_value_length(raw).fill_null(0).to_numpy(zero_copy_only=False)
+    values = coded(raw.flatten(), wrapping=_WRAPPING)
+    codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    bag = np.repeat(np.arange(len(raw)), lengths)[codes >= 0]
+    kept = np.bincount(bag, minlength=len(raw))
+    offsets = np.concatenate(([0], np.cumsum(kept))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), dictionary_array(codes[codes >= 0], values.dictionary))

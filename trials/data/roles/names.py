@@ -1,0 +1,78 @@
+"""What the name of a column suggests about it, where its values leave it open."""
+
+from __future__ import annotations
+
+import re
+
+LABELS = (
+    "label",
+    "click",
+    "clicked",
+    "is_click",
+    "is_clicked",
+    "clk",
+    "target",
+    "y",
+    "conversion",
+    "converted",
+    "is_conversion",
+    "conversion_label",
+    "click_label",
+)
+"""Names of label columns, the surest first."""
+WEIGHTS = ("weight", "example_weight", "sample_weight")
+ORACLE = "oracle_probability"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CODE_WORDS = _words(
+    """
+    id ids uid guid uuid code codes recode zip zipcode postal postcode hash key type category cat class kind
+    user member customer visitor session item product article sku brand shop store seller merchant movie genre
+    ad ads campaign advertiser creative publisher site domain page app device browser os model country city
+    region state area locale language channel slot position pos placement segment group cluster version
+    """
+)
+_AMOUNT_WORDS = _words(
+    """
+    age count counts cnt num total sum avg mean median min max weeks days hours minutes mins seconds secs months
+    years amount price cost fee wage wages income salary revenue balance gain gains loss losses dividend
+    dividends score rate ratio percent pct share size length width height depth duration elapsed distance
+    frequency freq clicks impressions views visits purchases orders sales quantity qty stock discount bid
+    rating latency
+    """
+)
+_TIME_WORDS = _words("time timestamp ts date datetime dt hour day created at epoch")
+_NO_IDS = _words(
+    "bid paid prepaid unpaid valid invalid void grid hybrid solid covid fluid liquid rapid avid acid mid said"
+)
+
+
+def words_of(name: str) -> frozenset[str]:
+    """The words of snake_case, camelCase, kebab-case and spaced names, in lower case."""
+    return frozenset(word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))
+
+
+def suggests_amount(name: str) -> bool:
+    """A count, an amount, a duration: numeric even where it takes few values."""
+    return bool(words_of(name) & _AMOUNT_WORDS)
+
+
+def suggests_code(name: str) -> bool:
+    """An id or a code: categorical even where it is a number with many values."""
+    words = words_of(name)
+    return bool(words & _CODE_WORDS) or any(word.endswith("id") and word not in _NO_IDS for word in words)
+
+
+def suggests_time(name: str) -> bool:
+    """A time stamp, where the values could be one."""
+    words = words_of(name)
+    return bool(words & _TIME_WORDS) or any(word.endswith(("time", "date", "timestamp")) for word in words)
+
+
+def plain(name: str) -> str:
+    """The name in lower case with underscores."""
+    return re.sub(r"[\s-]+", "_", name.strip().lower())

@@ -1,0 +1,147 @@
+"""Judges what a column is for, from its name, its type and its distinct values: the first rule that applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trials.data.log_schema import (
+    CategoricalColumn,
+    Column,
+    IgnoredColumn,
+    MultiHotColumn,
+    NumericColumn,
+    OracleColumn,
+    TimestampColumn,
+    WeightColumn,
+)
+from trials.data.raw.text import is_list
+from trials.data.roles import names
+from trials.data.roles.multi_hot import separator_of
+from trials.data.roles.sample import ColumnSample
+from trials.data.roles.stamp_formats import stamp_format_of
+
+FEW_VALUES = 10
+"""Whole numbers with at most so many values are codes, whatever their name says ..."""
+SOME_VALUES = 50
+"""... and with at most so many unless their name says otherwise."""
+HEAVY_TAIL = 2.0
+"""Skewness above which a number is taken to the log (an exponential distribution has 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a column is for, and a note for people on what was seen of it."""
+
+    column: Column
+    note: str
+
+
+def judge(column: ColumnSample) -> Judged:
+    """The role of a column that is not the label."""
+    return next(found for rule in _RULES if (found := rule(column)) is not None)
+
+
+def seen(column: ColumnSample) -> str:
+    """How many values a column has, and how many are missing, in words."""
+    missing = f", {100 * column.missing / column.rows:.2g} % missing" if column.missing else ""
+    return f"{column.distinct:,} values{missing}"
+
+
+def _by_name(column: ColumnSample) -> Judged | None:
+    if column.name == names.ORACLE:
+        return Judged(OracleColumn(), "the true probability")
+    if (
+        names.plain(column.name) in names.WEIGHTS
+        and column.numbers is not None
+        and np.nanmin(column.numbers) >= 0
+    ):
+        return Judged(WeightColumn(), seen(column))
+    return None
+
+
+def _nested(column: ColumnSample) -> Judged | None:
+    if is_list(column.kind) and not pa.types.is_nested(column.kind.value_type):
+        note = f"lists of {column.distinct:,} values, {column.known / column.rows:.1f} a row"
+        return Judged(MultiHotColumn(), note)
+    return Judged(IgnoredColumn(), f"nested: {column.kind}") if pa.types.is_nested(column.kind) else None
+
+
+def _stamp(column: ColumnSample) -> Judged | None:
+    found = stamp_format_of(column)
+    return Judged(TimestampColumn(format=found), seen(column)) if found else None
+
+
+def _constant(column: ColumnSample) -> Judged | None:
+    if not column.constant:
+        return None
+    return Judged(IgnoredColumn(), f"constant: {column.values[0]}" if column.distinct else "always missing")
+
+
+def _number(column: ColumnSample) -> Judged | None:
+    if column.numbers is None or _leading_zeros(column):
+        return None
+    if not column.integral:
+        return _numeric(column)
+    amount, code = names.suggests_amount(column.name), names.suggests_code(column.name)
+    consecutive = np.nanmax(column.numbers) - np.nanmin(column.numbers) < 1.05 * column.distinct
+    if column.nearly_unique and (code or consecutive):
+        return Judged(IgnoredColumn(), "a different whole number in nearly every row, like a row id")
+    if column.distinct <= FEW_VALUES or (not amount and (code or column.distinct <= SOME_VALUES)):
+        return _categorical(column)
+    return _numeric(column)
+
+
+def _leading_zeros(column: ColumnSample) -> bool:
+    """007 is a code."""
+    some = column.values[:1000].to_pylist()
+    return any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in some)
+
+
+def _numeric(column: ColumnSample) -> Judged:
+    assert column.numbers is not None
+    known = np.isfinite(column.numbers)
+    values, counts = column.numbers[known], column.counts[known]
+    raw = _skewness(values, counts)
+    logarithmic = _skewness(np.sign(values) * np.log1p(np.abs(values)), counts)
+    heavy_tailed = abs(raw) > HEAVY_TAIL and abs(logarithmic) < abs(raw)
+    note = f"{seen(column)}, {values.min():.6g} to {values.max():.6g}, skewness {raw:.1f}"
+    return Judged(NumericColumn(transform="log" if heavy_tailed else "standard"), note)
+
+
+def _skewness(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
+    share = counts / counts.sum()
+    centred = values - np.dot(share, values)
+    deviation = np.sqrt(np.dot(share, centred**2))
+    return float(np.dot(share, (centred / deviation) ** 3)) if deviation > 0 else 0.0
+
+
+def _multi_hot(column: ColumnSample) -> Judged | None:
+    separator = separator_of(column)
+    return Judged(MultiHotColumn(separator=separator), seen(column)) if separator else None
+
+
+def _row_id(column: ColumnSample) -> Judged | None:
+    if not column.nearly_unique:
+        return None
+    return Judged(IgnoredColumn(), "different in nearly every row, like a row id")
+
+
+def _categorical(column: ColumnSample) -> Judged:
+    return Judged(CategoricalColumn(), seen(column))
+
+
+_RULES: tuple[Callable[[ColumnSample], Judged | None], ...] = (
+    _by_name,
+    _nested,
+    _stamp,
+    _constant,
+    _number,
+    _multi_hot,
+    _row_id,
+    _categorical,
+)

@@ -1,0 +1,128 @@
+"""What a bounded sample shows of each column: its distinct values, how often each occurs, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trials.data.raw.files import RawLog
+from trials.data.raw.readers import BadRows, read_batches
+from trials.data.raw.text import coded, is_list, numbers_of
+
+SAMPLE_ROWS = 100_000
+"""Rows looked at, from the start of the log."""
+MOSTLY = 0.01
+"""Fraction of values that may be no numbers in a column of numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnSample:
+    """One column of the sample."""
+
+    name: str
+    raw: pa.Array
+
+    @property
+    def kind(self) -> pa.DataType:
+        """How the file types it; text formats give bytes."""
+        return self.raw.type
+
+    @property
+    def rows(self) -> int:
+        """Of the sample."""
+        return len(self.raw)
+
+    @cached_property
+    def _coded(self) -> pa.DictionaryArray:
+        raw = self.raw.flatten() if is_list(self.kind) else self.raw
+        return coded(raw.cast(pa.string()) if pa.types.is_null(raw.type) else raw)
+
+    @property
+    def values(self) -> pa.Array:
+        """Distinct values as clean text, in the order of their first row (of a list column, its elements)."""
+        return self._coded.dictionary
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Rows of each distinct value."""
+        codes = self._coded.indices.drop_null().to_numpy(zero_copy_only=False)
+        return np.bincount(codes, minlength=len(self.values)).astype(np.int64)
+
+    @property
+    def distinct(self) -> int:
+        """Number of distinct values."""
+        return len(self.values)
+
+    @property
+    def known(self) -> int:
+        """Rows that are not missing."""
+        return int(self.counts.sum())
+
+    @property
+    def missing(self) -> int:
+        """Rows without a value."""
+        return self.raw.null_count if is_list(self.kind) else self.rows - self.known
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64] | None:
+        """The distinct values as numbers, or None where they are none.
+
+        A few that are no numbers (NaN here) do not make a column text: when the log is prepared they raise an
+        error that names their line.
+        """
+        numbers, unreadable = numbers_of(self.values)
+        if np.dot(unreadable, self.counts) > MOSTLY * self.known or not np.isfinite(numbers).any():
+            return None
+        return numbers
+
+    @property
+    def integral(self) -> bool:
+        """Whether all numbers are whole."""
+        return self.numbers is not None and not np.any(self.numbers[np.isfinite(self.numbers)] % 1)
+
+    @property
+    def nearly_unique(self) -> bool:
+        """Whether almost every row has a value of its own, as row ids do."""
+        return self.known >= 20 and self.distinct > 0.98 * self.known
+
+    @property
+    def constant(self) -> bool:
+        """Whether it tells nothing: one value in all rows, or none at all."""
+        return self.distinct == 0 or (self.distinct == 1 and self.missing == 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The first rows of a log, by column."""
+
+    columns: dict[str, ColumnSample]
+    rows: int
+    complete: bool
+    """Whether this is the whole log."""
+
+
+def draw_sample(
+    log: RawLog, columns: Sequence[str], *, skip_bad_rows: bool, limit: int = SAMPLE_ROWS
+) -> Sample:
+    """Reads the first rows of a log (whole batches, until there are `limit` rows)."""
+    batches: list[pa.RecordBatch] = []
+    rows, complete = 0, True
+    for batch in read_batches(log, columns, BadRows(skip=skip_bad_rows)):
+        if rows >= limit:
+            complete = False
+            break
+        batches.append(batch.table)
+        rows += batch.table.num_rows
+    arrays = {name: [batch.column(name) for batch in batches] for name in columns}
+    return Sample(
+        columns={
+            name: ColumnSample(name, pa.concat_arrays(parts)) for name, parts in arrays.items() if parts
+        },
+        rows=rows,
+        complete=complete,
+    )

@@ -1,0 +1,104 @@
+"""`schema.yaml`: a LogSchema written for people to edit, and read back strictly.
+
+One line a column, with what was seen in the sample as a comment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import yaml
+
+from dhen.errors import UserError, unknown_name
+from dhen.values import load_yaml, parse
+from trials.data.log_schema import ROLES, Column, LogSchema
+
+_HEAD = """\
+# What every column of the log is for. Edit, then prepare the log again with this file.
+#
+# role: label         what is predicted; `positive` names the value that counts as 1
+#       categorical   an embedding table; values seen fewer than min_count times in the training rows share an id;
+#                     hash_buckets: null (a vocabulary), a number, or auto (hashed above 5 million values)
+#       multi_hot     the same with any number of values an example, between `separator`s
+#       numeric       transform: standard, or log for a heavy tail
+#       timestamp     splits rows by time; format: iso, seconds, milliseconds, microseconds, yymmddhh,
+#                     yyyymmdd, yyyymmddhh or yyyymmddhhmmss; derive: tables made of it
+#       weight        weight of the example in the loss and all metrics
+#       oracle        the true probability of a generated log, never an input
+#       ignore        not used
+"""
+_SPLIT_HEAD = """\
+# by: timestamp (validation later than train, test later than validation), order (position in the log),
+# or files (validation and test are lists of file names)
+"""
+_RATE_HEAD = "# the fraction of negatives that were kept in the log; 1.0 if none was dropped\n"
+
+
+def schema_to_yaml(schema: LogSchema, notes: Mapping[str, str] | None = None) -> str:
+    """The text of a `schema.yaml`; `notes` are comments by column name."""
+    data = schema.to_dict()
+    entries = [_entry(name, column, (notes or {}).get(name)) for name, column in data["columns"].items()]
+    return (
+        f"{_HEAD}columns:\n{''.join(entries)}\n"
+        f"{_SPLIT_HEAD}split: {_flow(data['split'])}\n"
+        f"{_RATE_HEAD}negative_sampling_rate: {schema.negative_sampling_rate}\n"
+    )
+
+
+def _entry(name: str, column: dict[str, Any], note: str | None) -> str:
+    """`  name: {role: ...}  # note`; the note goes above where the entry takes several lines."""
+    text = yaml.safe_dump({name: None}, allow_unicode=True, width=2**31).removesuffix("null\n") + _flow(
+        column
+    )
+    if not note:
+        return indent(text, "  ") + "\n"
+    note = " ".join(note.split())
+    if "\n" in text:
+        return indent(f"# {note}\n{text}", "  ") + "\n"
+    return f"  {text}  # {note}\n"
+
+
+def _flow(data: dict[str, Any]) -> str:
+    return yaml.safe_dump(
+        data, default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31
+    ).rstrip("\n")
+
+
+def read_schema(path: Path) -> LogSchema:
+    """Reads a `schema.yaml`.
+
+    Raises:
+        UserError: for a missing file, an unknown key or role (with the nearest), or a value that is not allowed.
+    """
+    return parse_schema(load_yaml(path), str(path))
+
+
+def parse_schema(data: object, source: str) -> LogSchema:
+    """A LogSchema from plain data; errors name `source`, the column and the key."""
+    if isinstance(data, dict) and isinstance(data.get("columns"), dict):
+        columns = {
+            str(name): _column(column, f"{source}: column {name!r}")
+            for name, column in data["columns"].items()
+        }
+        data = {**data, "columns": columns}
+    return parse(LogSchema, data, source)
+
+
+def _column(data: object, source: str) -> Column:
+    if not isinstance(data, dict) or "role" not in data:
+        raise UserError(
+            f"{source}: expected {{role: ...}} with one of {', '.join(ROLES)}, received {data!r}."
+        )
+    if data["role"] not in ROLES:
+        raise UserError(f"{source}: {unknown_name('role', str(data['role']), ROLES)}")
+    return parse(ROLES[data["role"]], data, source)
+
+
+def check_columns(schema: LogSchema, present: Sequence[str], source: str) -> None:
+    """Raises a UserError when the schema names a column that the log lacks."""
+    absent = [name for name in schema.columns if name not in present]
+    if absent:
+        raise UserError(f"{source}: {unknown_name('column in the schema', absent[0], present)}")

@@ -1,0 +1,103 @@
+"""Running statistics of the training rows: how often values occur, means and deviations, time spans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from trials.data.encoding import CYCLE_LENGTH, NumericScale, transformed
+from trials.data.log_schema import Cycle
+from trials.data.raw.stamps import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle_of
+
+COMPACT_AT = 1 << 16
+"""Counted values that may wait before equal ones are added up."""
+
+
+class ValueCounts:
+    """How often each value of a table occurs; memory is bounded by the distinct values."""
+
+    def __init__(self) -> None:
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._compact_above = COMPACT_AT
+        self.total = 0
+        """Of all values."""
+
+    def add(self, column: pa.DictionaryArray) -> None:
+        """Counts more values; nulls do not count."""
+        codes = column.indices.drop_null().to_numpy(zero_copy_only=False)
+        counts = np.bincount(codes, minlength=len(column.dictionary)).astype(np.int64)
+        seen = pa.array(counts > 0)
+        self._waiting.append(pa.table({"value": column.dictionary.filter(seen), "count": counts[counts > 0]}))
+        self._waiting_rows += len(self._waiting[-1])
+        self.add_total(column)
+        if self._waiting_rows > self._compact_above:
+            self._waiting = [self.table()]
+            self._waiting_rows = len(self._waiting[0])
+            self._compact_above = COMPACT_AT + 2 * self._waiting_rows
+
+    def add_total(self, column: pa.DictionaryArray) -> None:
+        """Counts how many more there are, whatever they are."""
+        self.total += len(column) - column.null_count
+
+    def table(self) -> pa.Table:
+        """Distinct `value`s with their `count`s."""
+        if not self._waiting:
+            return pa.table({"value": pa.array([], pa.string()), "count": pa.array([], pa.int64())})
+        summed = pa.concat_tables(self._waiting).group_by("value").aggregate([("count", "sum")])
+        return summed.rename_columns({"count_sum": "count"}).select(["value", "count"])
+
+
+class Moments:
+    """Mean and deviation of a numeric column, batch by batch (Chan et al. 1979), and how many are missing."""
+
+    def __init__(self, transform: str) -> None:
+        self._transform = transform
+        self._n = self._mean = self._m2 = 0.0
+        self._missing = 0
+
+    def add(self, column: pa.Array) -> None:
+        """Takes in more values."""
+        values = column.to_numpy()
+        known = transformed(values[~np.isnan(values)], self._transform)
+        self._missing += len(values) - len(known)
+        if not len(known):
+            return
+        mean, n = float(known.mean()), self._n + len(known)
+        delta = mean - self._mean
+        self._m2 += float(np.square(known - mean).sum()) + delta * delta * self._n * len(known) / n
+        self._mean += delta * len(known) / n
+        self._n = n
+
+    def scale(self) -> NumericScale:
+        """How to standardise the column."""
+        std = float(np.sqrt(self._m2 / self._n)) if self._n else 0.0
+        varies = std > 1e-9 * max(1.0, abs(self._mean))
+        return NumericScale(
+            transform=self._transform,
+            mean=self._mean,
+            std=std if varies else 1.0,
+            indicator=self._missing > 0,
+        )
+
+
+class StampRange:
+    """Which hours and days the training rows span."""
+
+    def __init__(self) -> None:
+        self._first, self._last = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        self._seen = {cycle: np.zeros(length, dtype=bool) for cycle, length in CYCLE_LENGTH.items()}
+
+    def add(self, stamps: Stamps) -> None:
+        """Takes in more rows."""
+        known = stamps[stamps != MISSING_STAMP]
+        if len(known):
+            self._first, self._last = min(self._first, int(known.min())), max(self._last, int(known.max()))
+            for cycle, seen in self._seen.items():
+                seen[cycle_of(known, cycle)] = True
+
+    def spans(self, cycle: Cycle) -> bool:
+        """Whether a table of the cycle can be learnt: all of it was passed through, and it varies."""
+        length_ms = DAY_MS if cycle == "hour_of_day" else 7 * DAY_MS
+        resolution_ms = HOUR_MS if cycle == "hour_of_day" else DAY_MS
+        return bool(self._last - self._first >= length_ms - resolution_ms and self._seen[cycle].sum() > 1)

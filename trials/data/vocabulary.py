@@ -1,0 +1,90 @@
+"""The values of one table that have ids of their own, and how text finds its id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dhen.errors import UserError
+from trials.data.hashing import Hashes, hash64
+from trials.data.raw.text import Codes
+
+MISSING_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
+"""Ids of missing and of out-of-vocabulary values, and the first of all others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Values in the order of their ids: most frequent first, equal ones by their text."""
+
+    values: pa.Array
+    counts: NDArray[np.int64]
+    """How often each occurs in the training rows."""
+    _hashes: Hashes = field(init=False, repr=False)
+    _positions: NDArray[np.int64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        hashes = hash64(self.values)
+        order = np.argsort(hashes, kind="stable")
+        object.__setattr__(self, "_hashes", hashes[order])
+        object.__setattr__(self, "_positions", order)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @classmethod
+    def fit(cls, counted: pa.Table, min_count: int) -> Vocabulary:
+        """From distinct `value`s and their `count`s."""
+        kept = counted.filter(pc.greater_equal(counted["count"], min_count))
+        kept = kept.sort_by([("count", "descending"), ("value", "ascending")])
+        return cls(_one_array(kept["value"]), kept["count"].to_numpy())
+
+    def ids(self, values: pa.Array) -> Codes:
+        """Ids (N) of N values without nulls.
+
+        A value is found by its hash and then compared: unlike a hash table's, the index is built once, and
+        so a batch costs the same whatever the vocabulary's size.
+        """
+        if not len(self):
+            return np.full(len(values), UNKNOWN_ID, dtype=np.int32)
+        place = np.searchsorted(self._hashes, hash64(values))
+        position = self._positions[np.minimum(place, len(self) - 1)]
+        same = pc.equal(self.values.take(pa.array(position)), values).to_numpy(zero_copy_only=False)
+        return np.where(same, position + FIRST_ID, UNKNOWN_ID).astype(np.int32)
+
+    def checksum(self) -> list[str]:
+        """Differs where a value has another id."""
+        places = np.arange(FIRST_ID, FIRST_ID + len(self), dtype=np.uint64)
+        return [str(len(self)), str((hash64(self.values) * places).sum())]
+
+    def save(self, path: Path) -> None:
+        """Writes a Parquet file of `value` and `count`; the row number plus 2 is the id."""
+        pq.write_table(pa.table({"value": self.values, "count": self.counts}), path)
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: when the file is missing or damaged.
+        """
+        try:
+            table = pq.read_table(path, columns=["value", "count"])
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"{path}: the vocabulary cannot be read ({error}).") from None
+        return cls(_one_array(table["value"]), table["count"].to_numpy())
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())
+
+
+def hashed_ids(values: pa.Array, buckets: int) -> Codes:
+    """Ids (N) of N values without nulls, hashed into buckets."""
+    return (hash64(values) % np.uint64(buckets)).astype(np.int32) + FIRST_ID

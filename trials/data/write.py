@@ -1,0 +1,131 @@
+"""Writes the cache of a staged log: encodes batch by batch and deals the rows out to their splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dhen.errors import UserError
+from trials.data.encoding import Encoding
+from trials.data.fit import split_of
+from trials.data.log_schema import LogSchema
+from trials.data.npy import NpyWriter
+from trials.data.rows import EncodedRows
+from trials.data.splits import SPLITS, SplitPlan
+from trials.data.staging import Progress, Staged
+from trials.data.weights import ClickTotals, WeightedRows
+
+_EXTRA = {"weight": np.float32, "oracle": np.float64, "timestamp": np.int64}
+"""Columns kept beside the inputs, where the schema has one with the role."""
+
+
+class _SplitWriter:
+    """The growing files of one split."""
+
+    def __init__(self, directory: Path, encoding: Encoding) -> None:
+        directory.mkdir()
+        schema, features = encoding.schema, encoding.features
+        self._labels = NpyWriter(directory / "labels.npy", np.float32)
+        self._categorical = NpyWriter(directory / "categorical.npy", np.int32, (len(features.categorical),))
+        self._numeric = NpyWriter(directory / "numeric.npy", np.float32, (len(features.numeric),))
+        self._bags = [
+            (
+                NpyWriter(directory / f"bag{i}_ids.npy", np.int32),
+                NpyWriter(directory / f"bag{i}_offsets.npy", np.int64),
+            )
+            for i in range(len(features.multi_hot))
+        ]
+        for _, offsets in self._bags:
+            offsets.append(np.zeros(1, dtype=np.int64))
+        self._extra = {
+            name: NpyWriter(directory / f"{role}.npy", dtype)
+            for role, dtype in _EXTRA.items()
+            if (name := getattr(schema, role)) is not None
+        }
+        self._label = schema.label
+
+    def append(self, inputs: EncodedRows, columns: Mapping[str, pa.Array]) -> None:
+        self._labels.append(columns[self._label].to_numpy())
+        self._categorical.append(inputs.categorical)
+        self._numeric.append(inputs.numeric)
+        for (ids, offsets), bags in zip(self._bags, inputs.bags, strict=True):
+            offsets.append(bags.offsets[1:] + ids.rows)
+            ids.append(bags.ids)
+        for name, file in self._extra.items():
+            file.append(columns[name].to_numpy())
+
+    def close(self) -> None:
+        pairs = [file for pair in self._bags for file in pair]
+        for file in (self._labels, self._categorical, self._numeric, *pairs, *self._extra.values()):
+            file.close()
+
+
+def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str, ClickTotals]:
+    """Base rate and NE floor of each split.
+
+    Raises:
+        UserError: when a split has no rows, or only clicks, or none.
+    """
+    totals = {name: ClickTotals(schema.negative_sampling_rate) for name in SPLITS}
+    for file, first_row, batch in staged.batches():
+        split = split_of(plan, schema, file, first_row, batch)
+        label = batch.column(schema.label).to_numpy()
+        weight = batch.column(schema.weight).to_numpy() if schema.weight else None
+        oracle = batch.column(schema.oracle).to_numpy() if schema.oracle else None
+        for i, one in enumerate(totals.values()):
+            rows = split == i
+            one.add(
+                WeightedRows(
+                    labels=label[rows],
+                    weight=None if weight is None else weight[rows],
+                    oracle=None if oracle is None else oracle[rows],
+                )
+            )
+    for name, one in totals.items():
+        _check_classes(name, one, schema)
+    return totals
+
+
+def _check_classes(name: str, totals: ClickTotals, schema: LogSchema) -> None:
+    if 0.0 < totals.base_rate < 1.0:
+        return
+    if not totals.rows:
+        found = "no rows"
+    elif totals.positive_rows in (0, totals.rows):
+        found = f"{totals.rows:,} rows, all of them {'clicks' if totals.positive_rows else 'without a click'}"
+    else:
+        found = f"{totals.rows:,} rows whose weights leave only one class"
+    raise UserError(
+        f"the {name} split (by {schema.split.by}) has {found}: normalized entropy needs both classes. Give "
+        "the split more rows, or split by another rule (timestamp, order or files), under `split` in schema.yaml."
+    )
+
+
+def write_splits(
+    staged: Staged, plan: SplitPlan, encoding: Encoding, directory: Path, pool: Executor, progress: Progress
+) -> None:
+    """Writes the three splits below a directory."""
+    schema = encoding.schema
+    writers = [_SplitWriter(directory / name, encoding) for name in SPLITS]
+    done = 0
+    for file, first_row, batch in staged.batches():
+        split = split_of(plan, schema, file, first_row, batch)
+        inputs = encoding.encode(_columns(batch), pool)
+        for i in np.unique(split):
+            rows = np.flatnonzero(split == i)
+            if len(rows) == batch.num_rows:
+                writers[i].append(inputs, _columns(batch))
+            else:
+                writers[i].append(inputs.take(rows), _columns(batch.take(pa.array(rows))))
+        done += batch.num_rows
+        progress("writing", done, staged.rows)
+    for writer in writers:
+        writer.close()
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -1,0 +1,115 @@
+"""The contract between a training run and the driver: events, one JSON object a line, appended by rank 0.
+
+The driver tails the file; nothing else passes between the two but the job and the exit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from dhen.values import Value
+from trials.record import CurvePoint, Metrics
+
+EVENTS, RANK_LOG, WEIGHTS = "events.jsonl", "rank0.log", "weights.safetensors"
+"""What a training process leaves in its trial's directory."""
+
+
+class Progress(Value):
+    """Training goes on."""
+
+    event: Literal["progress"] = "progress"
+    examples: int
+    """Training examples seen so far."""
+    total_examples: int
+    """Training examples at most (early stopping may end before)."""
+    seconds: float
+
+
+class Evaluated(Value):
+    """An evaluation on validation."""
+
+    event: Literal["evaluated"] = "evaluated"
+    point: CurvePoint
+
+
+class Trained(Value):
+    """Training ended well; the best weights are on disk."""
+
+    event: Literal["trained"] = "trained"
+    best: Metrics
+    """Validation metrics of the weights kept."""
+    examples_per_second: float
+    """Median over the stretches between evaluations, evaluation excluded."""
+    step_ms: float
+    peak_memory_bytes: int
+    """Highest resident memory of the process (allocated memory of the device where there is one)."""
+    train_seconds: float
+    evaluate_seconds: float
+
+
+class Diverged(Value):
+    """The loss was no longer finite."""
+
+    event: Literal["diverged"] = "diverged"
+    step: int
+    """The first step (1-based) with a NaN or infinite loss."""
+    loss: str
+
+
+class Scored(Value):
+    """A model's metrics on a split."""
+
+    event: Literal["scored"] = "scored"
+    split: str
+    metrics: Metrics
+
+
+class Failed(Value):
+    """An exception ended the run."""
+
+    event: Literal["failed"] = "failed"
+    error: str
+    out_of_memory: bool = False
+
+
+Event = Annotated[Progress | Evaluated | Trained | Diverged | Scored | Failed, Field(discriminator="event")]
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+class EventWriter:
+    """Appends events to a file, each handed to the operating system as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
+
+    def __call__(self, event: Event) -> None:
+        """One line, in one write."""
+        self._file.write(event.model_dump_json() + "\n")
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class EventReader:
+    """Reads a growing file of events from where it last stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def __call__(self) -> list[Event]:
+        """Events appended since the last call; an unfinished last line waits for the next."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return [_ADAPTER.validate_json(line) for line in whole.splitlines()]

@@ -1,0 +1,56 @@
+"""What this machine is: the device to train on, threads, and which precision multiplies faster."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+
+Precision = Literal["fp32", "bf16"]
+BF16_GAIN = 1.3
+"""bf16 is chosen where its matmul is at least this many times faster: below, casts eat the gain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulPeak:
+    """Measured matrix products, in FLOP/s."""
+
+    fp32: float
+    bf16: float
+
+
+def device() -> torch.device:
+    """The accelerator where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@cache
+def matmul_peak(size: int = 1024, repeats: int = 5) -> MatmulPeak:
+    """The best of a few square products of `size`, by precision, on this machine's device."""
+    return MatmulPeak(
+        fp32=_flops_per_second(torch.float32, size, repeats),
+        bf16=_flops_per_second(torch.bfloat16, size, repeats),
+    )
+
+
+def _flops_per_second(dtype: torch.dtype, size: int, repeats: int) -> float:
+    where = device()
+    a = torch.ones(size, size, dtype=dtype, device=where)
+    best = float("inf")
+    for _ in range(repeats + 1):  # the first one warms up
+        start = time.perf_counter()
+        a @ a
+        if where.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+@cache
+def preferred_precision() -> Precision:
+    """What `precision=auto` means on this machine."""
+    peak = matmul_peak()
+    return "bf16" if peak.bf16 > BF16_GAIN * peak.fp32 else "fp32"

@@ -1,0 +1,88 @@
+"""Job: what is trained. Equal fingerprints are the same training run, wherever it happens.
+
+How it is trained (ranks, sharding, offload) is a plan's business and not part of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny
+
+from dhen.config import ModelConfig
+from dhen.model import parse_model
+from dhen.schema import FeatureSchema
+from dhen.values import Value, fingerprint
+
+STEPS_A_PASS, MIN_BATCH, MAX_BATCH = 256, 256, 4096
+"""What the default batch size aims at, and its bounds."""
+TRAINING_VERSION = 1
+"""Raised whenever a change makes the same job train to another result; part of every fingerprint."""
+
+
+class TrainingConfig(Value):
+    """How a model learns: optimizers, batches, passes, when to stop."""
+
+    batch_size: int | None = Field(default=None, gt=0)
+    """Examples a step, over all ranks; by default about 1/256 of a pass, a power of two from 256 to 4096."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Of AdamW, for the dense part."""
+    embedding_learning_rate: float = Field(default=0.05, gt=0)
+    """Of row-wise Adagrad, for the tables."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled decay of the dense part."""
+    embedding_decay: float = Field(default=0.0, ge=0)
+    """L2 regularisation of the table rows looked up."""
+    epochs: int = Field(default=6, gt=0)
+    """Passes over the training split at most."""
+    evaluate_every: int | None = Field(default=None, gt=0)
+    """Training examples between two evaluations; by default half a pass (a quarter for a single pass)."""
+    patience: int = Field(default=2, gt=0)
+    """Evaluations in a row without a better validation NE after which training ends."""
+    plateau_factor: float = Field(default=0.3, gt=0, le=1)
+    """Learning rates are multiplied by this after every evaluation without a better validation NE."""
+    order: Literal["auto", "shuffled", "log"] = "auto"
+    """Of examples: shuffled anew each pass, or as in the log. Auto: as in the log for a single pass over a
+    log with time stamps, as production trains; shuffled otherwise."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16 is autocast with fp32 weights. Auto: bf16 where this machine multiplies bf16 matrices faster."""
+
+    def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
+        """The same with nothing left open, for a log of this size on a machine that prefers this precision."""
+        steps = train_rows / STEPS_A_PASS
+        power = 2 ** round(math.log2(min(max(steps, MIN_BATCH), MAX_BATCH)))
+        every = self.evaluate_every or train_rows // (4 if self.epochs == 1 else 2)
+        return self.model_copy(
+            update={
+                "batch_size": min(self.batch_size or power, train_rows),
+                "evaluate_every": max(1, min(every, train_rows)),
+                "precision": precision if self.precision == "auto" else self.precision,
+            }
+        )
+
+
+def _model(value: Any) -> Any:
+    return parse_model(value, "model") if isinstance(value, dict) else value
+
+
+AnyModel = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_model)]
+"""A model config of any family, from plain data."""
+
+
+class Job(Value):
+    """One training run: what is trained, on what, how long, from which seed."""
+
+    model: AnyModel
+    features: FeatureSchema
+    log: str
+    """Fingerprint of the prepared log."""
+    training: TrainingConfig
+    seed: int = Field(ge=0)
+    """Of the initial weights, the order of examples and dropout."""
+    version: int = TRAINING_VERSION
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything above."""
+        return fingerprint(self.to_dict())

@@ -1,0 +1,179 @@
+"""What is known of a study and its trials: plain values, made from the ledger, torch-free.
+
+Reports, figures, the MLflow log and exports are made from these and from nothing else.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from enum import StrEnum
+from typing import Any
+
+from dhen.cost import CostRow
+from dhen.values import Value
+
+
+class Outcome(StrEnum):
+    """How a trial ended (or that it has not)."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    INFEASIBLE = "infeasible"
+    OUT_OF_MEMORY = "out_of_memory"
+    DIVERGED = "diverged"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+class TrialKind(StrEnum):
+    """What a trial is for."""
+
+    BASELINE = "baseline"
+    CANDIDATE = "candidate"
+
+
+class Metrics(Value):
+    """Quality of predictions on one split."""
+
+    ne: float
+    """Normalized entropy: mean log loss over the entropy of the evaluated split's own base rate."""
+    log_loss: float
+    """Mean cross-entropy in nats."""
+    auc: float
+    """Area under the ROC curve."""
+    calibration: float
+    """Sum of predictions over sum of labels; 1 is calibrated."""
+    examples: int
+    """Rows evaluated."""
+
+
+class CurvePoint(Value):
+    """One evaluation on validation during training."""
+
+    examples: int
+    """Training examples seen so far (all passes counted)."""
+    epoch: float
+    """The same in passes over the training split."""
+    train_loss: float
+    """Mean training log loss since the point before."""
+    learning_rate: float
+    seconds: float
+    """Since training began, evaluation included."""
+    validation: Metrics
+
+
+class TrialRecord(Value):
+    """One trial, whole. Values not known (yet) are None."""
+
+    number: int
+    """0, 1, 2 ... in the order of starting, baseline trials included."""
+    kind: TrialKind
+    outcome: Outcome
+    fingerprint: str
+    """Of the job: equal fingerprints are the same training run."""
+    point: dict[str, Any]
+    """The sampled values, by axis name."""
+    model: dict[str, Any]
+    """Resolved model configuration."""
+    training: dict[str, Any]
+    """Resolved training configuration."""
+    cost: tuple[CostRow, ...] = ()
+    flops: float | None = None
+    """Forward FLOPs an example: matmuls, convolutions and attention products; a multiply-add is two."""
+    parameters: int | None = None
+    """Dense parameters."""
+    embedding_parameters: int | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    validation: Metrics | None = None
+    """At the best point of the curve, whose weights are kept."""
+    test: Metrics | None = None
+    """Only for the baseline and the winners, after selection."""
+    examples_per_second: float | None = None
+    step_ms: float | None = None
+    peak_memory_bytes: int | None = None
+    train_seconds: float | None = None
+    evaluate_seconds: float | None = None
+    seconds: float | None = None
+    """Wall clock from start to outcome."""
+    planned_technique: str | None = None
+    executed_technique: str | None = None
+    reused_from: int | None = None
+    """Number of the trial whose result this one shares (the same network)."""
+    error: str | None = None
+    """For outcomes other than completed: what happened, in words (and at which step)."""
+    started_at: str | None = None
+    """ISO 8601, UTC."""
+
+
+class LogSummary(Value):
+    """The log a study searches on."""
+
+    name: str
+    fingerprint: str
+    rows: dict[str, int]
+    """By split: train, validation, test."""
+    base_rate: dict[str, float]
+    """Fraction of positives by split (weighted, corrected for negative sampling)."""
+    tables: int
+    numeric: int
+    ne_floor: dict[str, float] | None = None
+    """Lowest reachable NE by split, where the log carries the true probabilities (the demo log does)."""
+
+
+class StudyRecord(Value):
+    """A study and all its trials, in order."""
+
+    name: str
+    directory: str
+    space: str
+    sampler: str
+    seed: int
+    log: LogSummary
+    trials: tuple[TrialRecord, ...]
+    baseline: int | None = None
+    """Number of the trial that is the tuned baseline."""
+    front: tuple[int, ...] = ()
+    """Numbers of the candidates on the NE-FLOPs Pareto front, by FLOPs."""
+    best: int | None = None
+    """Number of the candidate with the lowest validation NE."""
+    knee: int | None = None
+    finished: bool = False
+    trials_budget: int | None = None
+    seconds_budget: float | None = None
+    elapsed_seconds: float = 0.0
+
+    def trial(self, number: int) -> TrialRecord:
+        """The trial with this number."""
+        return next(trial for trial in self.trials if trial.number == number)
+
+    @property
+    def candidates(self) -> tuple[TrialRecord, ...]:
+        """All trials but those of the baseline's own tuning."""
+        return tuple(trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE)
+
+
+def relative_ne_percent(ne: float, baseline_ne: float) -> float:
+    """NE relative to the baseline in percent; negative is better (as the paper's tables give it)."""
+    return 100.0 * (ne - baseline_ne) / baseline_ne
+
+
+def relative_ne_curve(
+    curve: tuple[CurvePoint, ...], baseline: tuple[CurvePoint, ...]
+) -> tuple[tuple[int, float], ...]:
+    """NE relative to the baseline at the same number of examples: pairs (examples, percent).
+
+    Curves are ascending in examples. Where the baseline was not evaluated at that very number, its NE is
+    interpolated linearly between its neighbours; outside its range there is no value, never an extrapolation.
+    """
+    seen = [point.examples for point in baseline]
+    pairs = []
+    for point in curve:
+        right = bisect_left(seen, point.examples)
+        if right == len(seen) or (right == 0 and seen[0] != point.examples):
+            continue
+        left = right if seen[right] == point.examples else right - 1
+        share = (point.examples - seen[left]) / ((seen[right] - seen[left]) or 1)
+        low, high = baseline[left].validation.ne, baseline[right].validation.ne
+        pairs.append((point.examples, relative_ne_percent(point.validation.ne, low + share * (high - low))))
+    return tuple(pairs)

@@ -1,0 +1,254 @@
+"""What an MLflow run says of a trial or of a study: plain values made from the records, without MLflow.
+
+Time stamps come from the record, so that writing a sheet twice leaves the same rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dhen.values import dump_yaml
+from trials.record import (
+    CurvePoint,
+    Metrics,
+    Outcome,
+    StudyRecord,
+    TrialKind,
+    TrialRecord,
+    relative_ne_curve,
+    relative_ne_percent,
+)
+
+PARAM_LENGTH = 500
+"""Longer values are cut; they are whole in config.yaml."""
+TAG_LENGTH = 5000
+STATUS = {
+    Outcome.RUNNING: "RUNNING",
+    Outcome.COMPLETED: "FINISHED",
+    Outcome.STOPPED: "KILLED",
+    Outcome.INTERRUPTED: "KILLED",
+}
+"""All others are FAILED. Stopped early is KILLED, as MLflow has it for Optuna's pruned trials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One value of a metric."""
+
+    step: int
+    """Training examples seen; 0 where the metric has no curve."""
+    value: float
+    time_ms: int
+    """Since 1970."""
+
+
+Series = dict[str, tuple[Reading, ...]]
+"""Readings by metric, in the order of logging: a later sheet of the same trial only adds at the ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """All that one run holds."""
+
+    name: str
+    status: str
+    start_ms: int
+    end_ms: int | None
+    tags: dict[str, str]
+    params: dict[str, str]
+    series: Series
+    artifacts: dict[str, str]
+    """Text files by name."""
+
+
+def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = "") -> Sheet:
+    """The run of one trial."""
+    start = _start_ms(trial)
+    ended = trial.outcome is not Outcome.RUNNING
+    config = {"model": trial.model, "training": trial.training}
+    baseline = next((each for each in record.trials if each.number == record.baseline), None)
+    series = _curve_series(trial, baseline)
+    if ended:
+        series |= _final_series(trial, baseline)
+    return Sheet(
+        name=f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}",
+        status=STATUS.get(trial.outcome, "FAILED"),
+        start_ms=start,
+        end_ms=start + _ms(trial.seconds) if ended else None,
+        tags=_texts(_trial_tags(trial, record) | {"model": model_name or None}, TAG_LENGTH),
+        params=_texts({**trial.point, **dict(_flat(config))}, PARAM_LENGTH),
+        series=series,
+        artifacts={"config.yaml": dump_yaml(config)} | ({"cost.csv": _cost_csv(trial)} if trial.cost else {}),
+    )
+
+
+def study_sheet(record: StudyRecord) -> Sheet:
+    """The parent run: the study's settings, and the best NE after each candidate that ended."""
+    start = min((_start_ms(trial) for trial in record.trials), default=0)
+    facts = {
+        "space": record.space,
+        "sampler": record.sampler,
+        "seed": record.seed,
+        "log": record.log.to_dict(),
+    }
+    tags = {
+        "kind": "study",
+        "trials_budget": record.trials_budget,  # a tag: it may be raised later, and params are final
+        "seconds_budget": record.seconds_budget,
+        "finished": record.finished,
+        "baseline": record.baseline,
+        "best": record.best,
+        "knee": record.knee,
+        "front": ", ".join(str(number) for number in record.front) or None,
+    }
+    return Sheet(
+        name=record.name,
+        status="FINISHED" if record.finished else "RUNNING",
+        start_ms=start,
+        end_ms=start + _ms(record.elapsed_seconds) if record.finished else None,
+        tags=_texts(tags, TAG_LENGTH),
+        params=_texts(dict(_flat(facts)), PARAM_LENGTH),
+        series={"study_best_ne": tuple(_best_so_far(record))},
+        artifacts={},
+    )
+
+
+def marks(trial: TrialRecord, record: StudyRecord) -> dict[str, bool]:
+    """What the study says of a trial."""
+    return {
+        "front": trial.number in record.front,
+        "best": trial.number == record.best,
+        "knee": trial.number == record.knee,
+        "baseline": trial.number == record.baseline,
+    }
+
+
+def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
+    return {
+        "trial.number": trial.number,
+        "kind": trial.kind.value,
+        "outcome": trial.outcome.value,
+        "technique.planned": trial.planned_technique,
+        "technique.executed": trial.executed_technique,
+        "fingerprint": trial.fingerprint,
+        "reused_from": trial.reused_from,
+        "error": trial.error,
+        **marks(trial, record),
+    }
+
+
+def _curve_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
+    """Metrics against training examples seen."""
+    relative = dict(relative_ne_curve(trial.curve, baseline.curve if baseline else ()))
+    series: dict[str, list[Reading]] = {}
+    for point in trial.curve:
+        time_ms = _start_ms(trial) + _ms(point.seconds)
+        for key, value in _of_point(point, relative.get(point.examples)).items():
+            if value is not None and math.isfinite(value):
+                reading = Reading(step=point.examples, value=value, time_ms=time_ms)
+                series.setdefault(key, []).append(reading)
+    return {key: tuple(readings) for key, readings in series.items()}
+
+
+def _of_point(point: CurvePoint, relative: float | None) -> dict[str, float | None]:
+    return {
+        **_quality(point.validation, ""),
+        "train_loss": point.train_loss,
+        "learning_rate": point.learning_rate,
+        "ne_vs_baseline_percent": relative,
+    }
+
+
+def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
+    """One reading each: quality at the kept weights, cost, speed, memory, and the test split if scored."""
+    relative = None
+    if trial.validation and baseline and baseline.validation:
+        relative = relative_ne_percent(trial.validation.ne, baseline.validation.ne)
+    values = {
+        **_quality(trial.validation, "best_"),
+        "best_ne_vs_baseline_percent": relative,
+        "flops": trial.flops,
+        "parameters": trial.parameters,
+        "embedding_parameters": trial.embedding_parameters,
+        "examples_per_second": trial.examples_per_second,
+        "step_ms": trial.step_ms,
+        "peak_memory_bytes": trial.peak_memory_bytes,
+        "train_seconds": trial.train_seconds,
+        "evaluate_seconds": trial.evaluate_seconds,
+        "seconds": trial.seconds,
+        **_quality(trial.test, "test_"),
+    }
+    time_ms = _start_ms(trial) + _ms(trial.seconds)
+    return {
+        key: (Reading(step=0, value=float(value), time_ms=time_ms),)
+        for key, value in values.items()
+        if value is not None and math.isfinite(value)
+    }
+
+
+def _quality(metrics: Metrics | None, prefix: str) -> dict[str, float | None]:
+    names = ("ne", "log_loss", "auc", "calibration")
+    return {f"{prefix}{name}": getattr(metrics, name) for name in names} if metrics else {}
+
+
+def _best_so_far(record: StudyRecord) -> Iterator[Reading]:
+    """By the number of candidates that have ended, in the order of ending."""
+    ended = [trial for trial in record.candidates if trial.outcome is not Outcome.RUNNING]
+    best = math.inf
+    ends = sorted((_start_ms(trial) + _ms(trial.seconds), trial.number, trial) for trial in ended)
+    for count, (time_ms, _, trial) in enumerate(ends, start=1):
+        if trial.validation and trial.outcome is Outcome.COMPLETED:
+            best = min(best, trial.validation.ne)
+        if math.isfinite(best):
+            yield Reading(step=count, value=best, time_ms=time_ms)
+
+
+def _flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves by dotted path; a list of plain values is one leaf."""
+    nested = (dict, list, tuple)
+    if isinstance(data, Mapping):
+        children: Any = data.items()
+    elif isinstance(data, (list, tuple)) and any(isinstance(item, nested) for item in data):
+        children = enumerate(data)
+    else:
+        yield path, data
+        return
+    for key, value in children:
+        yield from _flat(value, f"{path}.{key}" if path else str(key))
+
+
+def _texts(values: Mapping[str, Any], limit: int) -> dict[str, str]:
+    """As MLflow takes them: other characters in names replaced, long values cut, unknown ones left out."""
+    return {
+        re.sub(r"[^\w.\-/: ]", "_", key)[:250]: _text(value, limit)
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _text(value: Any, limit: int) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _cost_csv(trial: TrialRecord) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("name", "kind", "flops", "parameters", "bytes"))
+    writer.writerows((row.name, row.kind, row.flops, row.parameters, row.bytes) for row in trial.cost)
+    return text.getvalue()
+
+
+def _start_ms(trial: TrialRecord) -> int:
+    return round(datetime.fromisoformat(trial.started_at).timestamp() * 1000) if trial.started_at else 0
+
+
+def _ms(seconds: float | None) -> int:
+    return round(1000 * seconds) if seconds is not None and math.isfinite(seconds) else 0

@@ -1,0 +1,303 @@
+"""The study in MLflow: one experiment, a parent run for the study, a child run for each trial.
+
+The only import of MLflow in the project, and a late one (it takes seconds). MLflow never holds what the
+record does not: every `sync` makes the store agree with the record, and writes only what changed since
+the last. What a run was last given is kept in two of its tags, so a restarted driver goes on where the
+last one ended. Metrics can be added to a run but never taken back: where the record contradicts
+what was logged (the baseline was replaced, say), the run is deleted and written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dhen.errors import UserError
+from trials.record import StudyRecord
+from trials.sheets import Sheet, marks, study_sheet, trial_sheet
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+"""Nothing is reported to anyone; must stand before MLflow is imported."""
+LAYOUT = 1
+"""Raised whenever the sheets change: stores of older versions are then written anew."""
+METRICS_A_BATCH = 800
+PARAMS_A_BATCH = 100
+"""MLflow takes 1000 entries at once, of them 100 params and 100 tags."""
+REVISION, LOGGED = "mlflow.dhen.revision", "mlflow.dhen.logged"
+"""Tags of our own bookkeeping; MLflow shows none that begin with its name."""
+PARENT = "mlflow.parentRunId"
+VIEW = "candidates"
+"""Name of the shared view that opens the experiment with the columns that matter, best NE first."""
+VIEW_STATE = {
+    "orderByKey": "metrics.`best_ne`",
+    "orderByAsc": True,
+    "selectedColumns": [
+        "metrics.`best_ne`",
+        "metrics.`best_ne_vs_baseline_percent`",
+        "metrics.`flops`",
+        "metrics.`examples_per_second`",
+        "tags.`outcome`",
+        "tags.`technique.executed`",
+        "tags.`front`",
+        "tags.`model`",
+    ],
+}
+STUDY = "study"
+"""Key of the parent run among the known runs; those of trials are their numbers."""
+
+
+def database(directory: Path) -> Path:
+    """Where the store of a study lies."""
+    return directory / "mlflow.db"
+
+
+def artifacts(directory: Path) -> Path:
+    """Where the files of a study's runs lie."""
+    return directory / "artifacts"
+
+
+def store_uri(directory: Path) -> str:
+    """The store as MLflow wants it named."""
+    return f"sqlite:///{database(directory).absolute()}"
+
+
+def check_store(directory: Path) -> None:
+    """Fails at once where MLflow itself would try again for minutes.
+
+    Raises:
+        UserError: when there is a store and it is no database, or locked, or cannot be written.
+    """
+    path = database(directory)
+    if not path.exists():
+        return
+    with _remedy(directory), closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as connection:
+        connection.execute("PRAGMA schema_version").fetchone()
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A run in the store and what it was last given."""
+
+    id: str
+    revision: str = ""
+    logged: Mapping[str, str] = field(default_factory=dict)
+    """Its status; digests of params and artifacts; by `metric.name` the count and digest of its readings."""
+
+
+class Tracker:
+    """Writes one study to MLflow. Made by `Tracker.open`."""
+
+    def __init__(self, client: MlflowClient, directory: Path, name_model: Callable[[dict[str, Any]], str]):
+        self._client = client
+        self._directory = directory
+        self._name_model = name_model
+        self._experiment = ("", "")
+        self._runs: dict[str, _Run] = {}
+        self._report: tuple[int, int] | None = None
+
+    @classmethod
+    def open(
+        cls, directory: Path, *, name_model: Callable[[dict[str, Any]], str] = lambda model: ""
+    ) -> Tracker:
+        """Opens the store of a study's directory; makes it, schema and all, where there is none.
+
+        `name_model` names a model in short, for the tag `model`.
+
+        Raises:
+            UserError: when the store is damaged, locked or cannot be written.
+        """
+        check_store(directory)
+        with _remedy(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            client = _quiet_mlflow().MlflowClient(tracking_uri=store_uri(directory))
+            client.search_experiments(max_results=1)
+        return cls(client, directory, name_model)
+
+    def sync(self, record: StudyRecord, *, report: Path | None = None) -> None:
+        """Makes MLflow agree with the record; `report` is put on the parent run whenever it changed.
+
+        Raises:
+            UserError: when the store is damaged, locked or cannot be written. What was not written then is
+                written by the next successful call.
+        """
+        with _remedy(self._directory):
+            self._open_experiment(record.name)
+            study = study_sheet(record)
+            parent = self._write(STUDY, study, _digest((LAYOUT, study)), {})
+            baseline = next((trial for trial in record.trials if trial.number == record.baseline), None)
+            context = (LAYOUT, parent, baseline.model_dump_json() if baseline else "")
+            for trial in record.trials:
+                key = str(trial.number)
+                revision = _digest((context, marks(trial, record), trial.model_dump_json()))
+                if key not in self._runs or self._runs[key].revision != revision:
+                    sheet = trial_sheet(trial, record, model_name=self._name_model(trial.model))
+                    self._write(key, sheet, revision, {PARENT: parent})
+            self._attach(parent, report)
+
+    def _open_experiment(self, name: str) -> None:
+        """Reads what the store knows of the study's runs, when the study is met for the first time."""
+        if self._experiment[0] == name:
+            return
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            location = artifacts(self._directory).absolute().as_uri()
+            identity = self._client.create_experiment(name, location, _experiment_tags(name))
+        else:
+            identity = found.experiment_id
+            if found.lifecycle_stage != "active":
+                self._client.restore_experiment(identity)
+        self._runs = dict(self._known_runs(identity))
+        self._experiment = (name, identity)
+
+    def _known_runs(self, experiment: str) -> Iterator[tuple[str, _Run]]:
+        token = None
+        while True:
+            page = self._client.search_runs([experiment], max_results=1000, page_token=token)
+            for run in page:
+                tags = run.data.tags
+                key = STUDY if tags.get("kind") == STUDY else tags.get("trial.number")
+                if key is not None:
+                    logged = json.loads(tags.get(LOGGED, "{}"))
+                    yield key, _Run(id=run.info.run_id, revision=tags.get(REVISION, ""), logged=logged)
+            token = page.token
+            if not token:
+                return
+
+    def _write(self, key: str, sheet: Sheet, revision: str, tags: dict[str, str]) -> str:
+        """Brings one run up to its sheet and returns its id; the revision is written last of all."""
+        run = self._runs.get(key)
+        if run and run.revision == revision:
+            return run.id
+        if run and key != STUDY and not _continues(run, sheet):
+            self._client.delete_run(run.id)
+            run = None
+        run = run or self._create(sheet, tags)
+        logged = _logged(sheet)
+        if run.logged.get("artifacts") != logged["artifacts"]:
+            for name, text in sheet.artifacts.items():
+                self._client.log_text(run.id, text, name)
+        if run.logged.get("status") != logged["status"]:
+            self._set_status(run, sheet)
+        self._log(run, sheet, {**sheet.tags, **tags, REVISION: revision, LOGGED: json.dumps(logged)})
+        self._runs[key] = _Run(id=run.id, revision=revision, logged=logged)
+        return run.id
+
+    def _create(self, sheet: Sheet, tags: dict[str, str]) -> _Run:
+        """With the tags by which it is found again, should the writing break off."""
+        everything = {**sheet.tags, **tags, "mlflow.source.name": "dhen-search"}
+        run = self._client.create_run(
+            self._experiment[1], start_time=sheet.start_ms, tags=everything, run_name=sheet.name
+        )
+        return _Run(id=run.info.run_id)
+
+    def _log(self, run: _Run, sheet: Sheet, tags: dict[str, str]) -> None:
+        """Params once, readings new since the last time, tags last; in as few transactions as may be."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        params = [] if "params" in run.logged else [Param(*item) for item in sheet.params.items()]
+        metrics = [
+            Metric(key, reading.value, reading.time_ms, reading.step)
+            for key, readings in sheet.series.items()
+            for reading in readings[_count(run, key) :]
+        ]
+        while len(params) > PARAMS_A_BATCH or len(metrics) > METRICS_A_BATCH:
+            self._client.log_batch(run.id, metrics[:METRICS_A_BATCH], params[:PARAMS_A_BATCH])
+            metrics, params = metrics[METRICS_A_BATCH:], params[PARAMS_A_BATCH:]
+        self._client.log_batch(run.id, metrics, params, [RunTag(*item) for item in tags.items()])
+
+    def _set_status(self, run: _Run, sheet: Sheet) -> None:
+        if sheet.end_ms is not None:
+            self._client.set_terminated(run.id, sheet.status, sheet.end_ms)
+        else:
+            self._client.update_run(run.id, sheet.status)
+
+    def _attach(self, parent: str, report: Path | None) -> None:
+        if report is None:
+            return
+        state = report.stat()
+        if self._report != (state.st_mtime_ns, state.st_size):
+            self._client.log_artifact(parent, str(report))
+            self._report = (state.st_mtime_ns, state.st_size)
+
+
+def _experiment_tags(name: str) -> dict[str, str]:
+    return {
+        "mlflow.experimentKind": "custom_model_development",
+        "mlflow.note.content": f"DHEN architecture search; the report is among the artifacts of the run {name}.",
+        f"mlflow.sharedViewState.{VIEW}": json.dumps(VIEW_STATE),
+    }
+
+
+def _continues(run: _Run, sheet: Sheet) -> bool:
+    """Whether all that was logged is still so: the same params, and each metric's readings a beginning."""
+    if run.logged.get("params", _digest(sheet.params)) != _digest(sheet.params):
+        return False
+    metrics = (key.removeprefix("metric.") for key in run.logged if key.startswith("metric."))
+    return all(_readings(sheet, key, _count(run, key)) == run.logged[f"metric.{key}"] for key in metrics)
+
+
+def _logged(sheet: Sheet) -> dict[str, str]:
+    """What a run is told to remember of its sheet."""
+    metrics = {f"metric.{key}": _readings(sheet, key, len(sheet.series[key])) for key in sheet.series}
+    whole = {"status": sheet.status, "params": _digest(sheet.params), "artifacts": _digest(sheet.artifacts)}
+    return whole | metrics
+
+
+def _readings(sheet: Sheet, key: str, count: int) -> str:
+    return f"{count}:{_digest(sheet.series.get(key, ())[:count])}"
+
+
+def _count(run: _Run, key: str) -> int:
+    return int(run.logged.get(f"metric.{key}", "0:").partition(":")[0])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _quiet_mlflow() -> Any:
+    """The module, told to keep to itself; errors reach the caller as exceptions, not as log lines too."""
+    os.environ.update(ENVIRONMENT)
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return mlflow
+
+
+@contextmanager
+def _remedy(directory: Path) -> Iterator[None]:
+    """What goes wrong with the store, as an error that says what to do."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (sqlite3.Error, SQLAlchemyError, OSError) as error:
+        raise _store_error(directory, error) from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("mlflow", "alembic"):
+            raise
+        raise _store_error(directory, error) from error
+
+
+def _store_error(directory: Path, error: Exception) -> UserError:
+    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    where = database(directory)
+    if "locked" in reason:
+        remedy = "Another process holds it: end that one, then run the same command again."
+    else:
+        remedy = "Move it away or delete it, then run the same command again: it is made anew from the study."
+    return UserError(f"{where}: MLflow's store cannot be used ({reason}). {remedy} No trial is lost by that.")
