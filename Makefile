@@ -17,7 +17,7 @@ $(READY): pyproject.toml
 # make search DATA=log.csv                 ... on a file of your own
 # make search DATA=log.csv OUT=runs/x ARGS="trials=50 space=wide"
 search: $(READY)
-	$(BIN)/dhen-search run $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT)) $(if $(DATA),,minutes=6) $(ARGS)
+	$(BIN)/dhen-search run $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT)) $(if $(DATA),,minutes=7) $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -80,7 +80,9 @@ def main() -> None:
     if arguments.one:
         prepare_one(*arguments.one)
         return
-    print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {sum(DISTINCT):,} distinct ids")
+    print(
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {sum(DISTINCT):,} distinct ids"
+    )
     print("|      rows | text MiB | seconds | rows/s | peak RSS MiB | imports alone MiB |")
     print("| --------: | -------: | ------: | -----: | -----------: | ----------------: |")
     for rows in arguments.rows:
@@ -89,8 +91,9 @@ def main() -> None:
             write_log(path, rows)
             found = measure(path, Path(folder) / "prepared")
             text = path.stat().st_size / 2**20
-        speed, peak, before = rows / found["seconds"], found["peak_bytes"] / 2**20, found["before_bytes"] / 2**20
-        print(f"| {rows:9,} | {text:8.0f} | {found['seconds']:7.2f} | {speed:6,.0f} | {peak:12,.0f} | {before:17,.0f} |")
+        seconds, peak, before = found["seconds"], found["peak_bytes"] / 2**20, found["before_bytes"] / 2**20
+        speed = f"{seconds:7.2f} | {rows / seconds:6,.0f}"
+        print(f"| {rows:9,} | {text:8.0f} | {speed} | {peak:12,.0f} | {before:17,.0f} |")
 
 
 if __name__ == "__main__":

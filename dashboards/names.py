@@ -27,7 +27,7 @@ def short_name(model: Mapping[str, Any]) -> str:
 def _family(model: Mapping[str, Any]) -> str:
     experts = model.get("experts")
     parts = (
-        str(model.get("family", UNNAMED)),
+        str(model.get("family") or UNNAMED),
         "-".join(str(width) for width in _sequence(model.get("mlp"))),
         f"{experts} experts" if isinstance(experts, int) and experts > 1 else "",
     )

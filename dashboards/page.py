@@ -23,12 +23,15 @@ from dashboards.names import short_name
 from dashboards.rows import find, trial_rows
 from dashboards.summary import IN_WORDS, progress, sentences
 from dashboards.units import byte_size, decimals, duration, percent, si, word
+from dhen.cost import ATTENTION, MATMUL, CostRow
 from dhen.errors import UserError
 from trials.record import StudyRecord, TrialRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLOTLY_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "resetScale2d"]]}
 MARGIN_WITHOUT_TITLE = 40
+COUNTED = (MATMUL, ATTENTION)
+"""Kinds of cost rows that make up the FLOPs that are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +152,11 @@ def _html(name: str, figure: go.Figure) -> dict[str, Markup]:
     return texts | {"drawing": Markup(html)}
 
 
-def _cost(best: TrialRecord | None) -> list[dict[str, object]]:
-    """Rows of the cost table, dearest first, each with its share of all FLOPs in percent."""
-    rows = sorted(best.cost, key=lambda row: -row.flops) if best else []
-    total = sum(row.flops for row in rows)
-    return [{"row": row, "share": 100 * row.flops / total if total else 0.0} for row in rows]
+def _cost(best: TrialRecord | None) -> list[tuple[CostRow, float | None]]:
+    """Rows of the cost table, dearest first, with their share in percent of the FLOPs that are reported.
+
+    What is outside that number (elementwise work, look-ups) has no share and stands below.
+    """
+    rows = sorted(best.cost, key=lambda row: (row.kind not in COUNTED, -row.flops)) if best else []
+    total = sum(row.flops for row in rows if row.kind in COUNTED)
+    return [(row, 100 * row.flops / total if total and row.kind in COUNTED else None) for row in rows]

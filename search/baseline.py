@@ -21,11 +21,11 @@ from spaces.space import Point
 from trials.job import TrainingConfig
 
 TRAINING_AXES: dict[str, Any] = {
-    "learning_rate": {"low": 0.0005, "high": 0.005, "log": True},
-    "embedding_learning_rate": {"low": 0.01, "high": 0.2, "log": True},
-    "embedding_decay": {"low": 1e-7, "high": 1e-4, "log": True},
+    "learning_rate": {"low": 0.001, "high": 0.005, "log": True},
+    "embedding_learning_rate": {"low": 0.03, "high": 0.3, "log": True},
+    "embedding_decay": {"low": 1e-6, "high": 1e-3, "log": True},
 }
-MODEL_AXES: dict[str, Any] = {"embedding_dim": [8, 16, 32], "dropout": [0.0, 0.1, 0.2]}
+MODEL_AXES: dict[str, Any] = {"embedding_dim": [8, 16, 32], "dropout": [0.0, 0.1]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,8 @@ def _default_signals() -> None:
 
 
 def _end_with_parent(command: subprocess.Popen[bytes]) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1024):  # unbuffered: a reader inside a buffer's lock would stop the interpreter's exit
+        pass
     os.killpg(0, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         command.wait(GRACE_SECONDS)

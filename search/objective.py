@@ -94,7 +94,8 @@ class Trainer:
                     on_change(record, event)
                 elif event is not None:
                     record = absorb(record, event)
-                    on_change(record, None)
+                    if record.outcome is Outcome.RUNNING:
+                        on_change(record, None)
         except BaseException:
             run.kill()
             raise

@@ -80,6 +80,11 @@ class Chromium:
             time.sleep(0.1)
         raise AssertionError(f"never came true: {expression}\n{self.evaluate('document.body.innerText')}")
 
+    def type(self, element: str, text: str) -> None:
+        """Types into an element, given as a JavaScript expression, as a keyboard does."""
+        self.evaluate(f"{element}.focus()")
+        self._call("Input.insertText", text=text)
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 

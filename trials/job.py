@@ -15,8 +15,10 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value, fingerprint
 
-STEPS_A_PASS, MIN_BATCH, MAX_BATCH = 256, 256, 4096
+STEPS_A_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """What the default batch size aims at, and its bounds."""
+ONE_PASS_ROWS = 200_000
+"""Training rows from which one pass is the default (measured on the demo log, docs/log.md)."""
 TRAINING_VERSION = 1
 """Raised whenever a change makes the same job train to another result; part of every fingerprint."""
 
@@ -25,26 +27,29 @@ class TrainingConfig(Value):
     """How a model learns: optimizers, batches, passes, when to stop."""
 
     batch_size: int | None = Field(default=None, gt=0)
-    """Examples a step, over all ranks; by default about 1/256 of a pass, a power of two from 256 to 4096."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    """Examples a step, over all ranks; by default about 1/640 of a pass, a power of two from 256 to 4096."""
+    learning_rate: float = Field(default=2e-3, gt=0)
     """Of AdamW, for the dense part."""
-    embedding_learning_rate: float = Field(default=0.05, gt=0)
+    embedding_learning_rate: float = Field(default=0.1, gt=0)
     """Of row-wise Adagrad, for the tables."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled decay of the dense part."""
     embedding_decay: float = Field(default=0.0, ge=0)
     """L2 regularisation of the table rows looked up."""
-    epochs: int = Field(default=6, gt=0)
-    """Passes over the training split at most."""
+    epochs: int | None = Field(default=None, gt=0)
+    """Passes over the training split at most; by default one over 200,000 rows or more (models with id
+    embeddings overfit from the second pass on, arXiv 2209.06053), six over fewer."""
     evaluate_every: int | None = Field(default=None, gt=0)
     """Training examples between two evaluations; by default half a pass (a quarter for a single pass)."""
     patience: int = Field(default=2, gt=0)
     """Evaluations in a row without a better validation NE after which training ends."""
     plateau_factor: float = Field(default=0.3, gt=0, le=1)
     """Learning rates are multiplied by this after every evaluation without a better validation NE."""
-    order: Literal["auto", "shuffled", "log"] = "auto"
-    """Of examples: shuffled anew each pass, or as in the log. Auto: as in the log for a single pass over a
-    log with time stamps, as production trains; shuffled otherwise."""
+    schedule: Literal["auto", "constant", "linear"] = "auto"
+    """Learning rates between plateaus: constant, or falling linearly to zero over all passes. Auto: linear
+    for a single pass, constant otherwise (early stopping cuts several passes short)."""
+    order: Literal["shuffled", "log"] = "shuffled"
+    """Of examples: shuffled anew each pass, or as in the log (as a model in production sees them)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16 is autocast with fp32 weights. Auto: bf16 where this machine multiplies bf16 matrices faster."""
 
@@ -52,12 +57,17 @@ class TrainingConfig(Value):
         """The same with nothing left open, for a log of this size on a machine that prefers this precision."""
         steps = train_rows / STEPS_A_PASS
         power = 2 ** round(math.log2(min(max(steps, MIN_BATCH), MAX_BATCH)))
-        every = self.evaluate_every or train_rows // (4 if self.epochs == 1 else 2)
+        epochs = self.epochs or (1 if train_rows >= ONE_PASS_ROWS else 6)
+        every = self.evaluate_every or train_rows // (4 if epochs == 1 else 2)
         return self.model_copy(
             update={
+                "epochs": epochs,
                 "batch_size": min(self.batch_size or power, train_rows),
                 "evaluate_every": max(1, min(every, train_rows)),
                 "precision": precision if self.precision == "auto" else self.precision,
+                "schedule": ("linear" if epochs == 1 else "constant")
+                if self.schedule == "auto"
+                else self.schedule,
             }
         )
 

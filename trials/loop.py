@@ -60,6 +60,8 @@ class _State:
     stale: int = 0
     """Evaluations in a row without a better NE."""
     evaluate_seconds: float = 0.0
+    rate_factor: float = 1.0
+    """What plateaus have left of the learning rates."""
     speeds: list[float] = field(default_factory=list)
     """Examples a second in each stretch between evaluations."""
 
@@ -116,6 +118,7 @@ def _run(
 ) -> _State:
     """Steps and evaluations until the passes are over or validation no longer improves."""
     config, state = job.training, _State()
+    assert config.epochs is not None
     where = next(model.parameters()).device
     total = config.epochs * log.split("train").rows
     assert config.evaluate_every is not None
@@ -124,6 +127,7 @@ def _run(
     stretch_examples, next_evaluation = 0, every
     batches = _epochs(log, config, job.seed)
     for batch, last in _mark_last(batches):
+        _set_learning_rates(optimizers, config, state, total)
         loss = _step(model, optimizers, batch.to(where), autocast=autocast)
         state.steps += 1
         state.examples += batch.features.size
@@ -151,9 +155,19 @@ def _run(
             validation=validation,
         )
         emit(Evaluated(point=point))
-        if _judge(state, point, model, optimizers, config):
+        if _judge(state, point, model, config):
             break
     return state
+
+
+def _set_learning_rates(
+    optimizers: list[Optimizer], config: TrainingConfig, state: _State, total_examples: int
+) -> None:
+    """Learning rates for the next step: as configured, by schedule, by plateaus so far."""
+    done = state.examples / total_examples if config.schedule == "linear" else 0.0
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * (1.0 - done) * state.rate_factor
 
 
 def _step(model: nn.Module, optimizers: list[Optimizer], batch: Batch, *, autocast: bool) -> Tensor:
@@ -168,9 +182,7 @@ def _step(model: nn.Module, optimizers: list[Optimizer], batch: Batch, *, autoca
     return loss.detach()
 
 
-def _judge(
-    state: _State, point: CurvePoint, model: nn.Module, optimizers: list[Optimizer], config: TrainingConfig
-) -> bool:
+def _judge(state: _State, point: CurvePoint, model: nn.Module, config: TrainingConfig) -> bool:
     """Keeps the best weights, lowers learning rates on a plateau; True where training should end."""
     state.curve.append(point)
     state.loss_sum, state.loss_steps = 0.0, 0
@@ -179,9 +191,7 @@ def _judge(
         state.best_weights = copy_weights(model)
         return False
     state.stale += 1
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] *= config.plateau_factor
+    state.rate_factor *= config.plateau_factor
     return state.stale >= config.patience
 
 
@@ -207,16 +217,15 @@ def _check_losses(state: _State) -> None:
 
 def _epochs(log: PreparedLog, config: TrainingConfig, seed: int) -> Iterator[Batch]:
     """The batches of all passes, one after another."""
-    in_log_order = config.order == "log" or (
-        config.order == "auto" and config.epochs == 1 and log.split("train").timestamp is not None
-    )
+    assert config.epochs is not None
+    assert config.batch_size is not None
     for epoch in range(config.epochs):
         yield from train_batches(
             log.split("train"),
-            batch_size=config.batch_size or 1,
+            batch_size=config.batch_size,
             seed=seed,
             epoch=epoch,
-            shuffle=not in_log_order,
+            shuffle=config.order == "shuffled",
         )
 
 

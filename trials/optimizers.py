@@ -66,4 +66,7 @@ def make_optimizers(model: nn.Module, config: TrainingConfig) -> list[Optimizer]
         optimizers.append(
             RowWiseAdagrad(tables, lr=config.embedding_learning_rate, decay=config.embedding_decay)
         )
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]  # what schedules scale
     return optimizers

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sqlite3
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 """Nothing is reported to anyone; must stand before MLflow is imported."""
 LAYOUT = 1
 """Raised whenever the sheets change: stores of older versions are then written anew."""
+LOCK_SECONDS = 10.0
+"""How long another process may hold the store before that is an error."""
 METRICS_A_BATCH = 800
 PARAMS_A_BATCH = 100
 """MLflow takes 1000 entries at once, of them 100 params and 100 tags."""
@@ -81,7 +84,10 @@ def check_store(directory: Path) -> None:
     path = database(directory)
     if not path.exists():
         return
-    with _remedy(directory), closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as connection:
+    with (
+        _remedy(directory),
+        closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as connection,
+    ):
         connection.execute("PRAGMA schema_version").fetchone()
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")
@@ -122,12 +128,10 @@ class Tracker:
         check_store(directory)
         with _remedy(directory):
             directory.mkdir(parents=True, exist_ok=True)
-            client = _quiet_mlflow().MlflowClient(tracking_uri=store_uri(directory))
-            client.search_experiments(max_results=1)
-        return cls(client, directory, name_model)
+            return cls(_client(store_uri(directory)), directory, name_model)
 
     def sync(self, record: StudyRecord, *, report: Path | None = None) -> None:
-        """Makes MLflow agree with the record; `report` is put on the parent run whenever it changed.
+        """Makes MLflow agree with the record; `report`, if there, is put on the parent run when it changed.
 
         Raises:
             UserError: when the store is damaged, locked or cannot be written. What was not written then is
@@ -138,7 +142,8 @@ class Tracker:
             study = study_sheet(record)
             parent = self._write(STUDY, study, _digest((LAYOUT, study)), {})
             baseline = next((trial for trial in record.trials if trial.number == record.baseline), None)
-            context = (LAYOUT, parent, baseline.model_dump_json() if baseline else "")
+            compared = baseline.model_dump_json(include={"number", "curve", "validation"}) if baseline else ""
+            context = (LAYOUT, parent, compared)
             for trial in record.trials:
                 key = str(trial.number)
                 revision = _digest((context, marks(trial, record), trial.model_dump_json()))
@@ -184,7 +189,8 @@ class Tracker:
         if run and key != STUDY and not _continues(run, sheet):
             self._client.delete_run(run.id)
             run = None
-        run = run or self._create(sheet, tags)
+        if run is None:
+            run = self._runs[key] = self._create(sheet, tags)
         logged = _logged(sheet)
         if run.logged.get("artifacts") != logged["artifacts"]:
             for name, text in sheet.artifacts.items():
@@ -225,7 +231,7 @@ class Tracker:
             self._client.update_run(run.id, sheet.status)
 
     def _attach(self, parent: str, report: Path | None) -> None:
-        if report is None:
+        if report is None or not report.exists():
             return
         state = report.stat()
         if self._report != (state.st_mtime_ns, state.st_size):
@@ -268,14 +274,22 @@ def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def _quiet_mlflow() -> Any:
-    """The module, told to keep to itself; errors reach the caller as exceptions, not as log lines too."""
-    os.environ.update(ENVIRONMENT)
-    import mlflow
+def _client(uri: str) -> MlflowClient:
+    """A client of the store, which is made where there is none.
 
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    return mlflow
+    MLflow is told to keep to itself: errors reach the caller as exceptions, not as log lines too, and what
+    it uses of other libraries that is deprecated is not the user's concern.
+    """
+    os.environ.update(ENVIRONMENT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import mlflow
+
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        client.search_experiments(max_results=1)
+        return client
 
 
 @contextmanager

@@ -39,7 +39,10 @@ class CurvesInfo:
     last_examples: int
     """Where the baseline's own curve ends."""
     frame: Frame | None
-    """Of the percent axis, by how the curves end; None where there is no curve."""
+    """Of the percent axis, fit to the second half of training, for early values would press the rest flat;
+    None where there is no curve."""
+    outside: bool
+    """Whether a part of a curve lies outside the frame."""
 
 
 def curves_info(record: StudyRecord) -> CurvesInfo:
@@ -48,11 +51,14 @@ def curves_info(record: StudyRecord) -> CurvesInfo:
     own = baseline.curve if baseline else ()
     fresh = [trial for trial in record.candidates if trial.reused_from is None]
     lines = tuple(line for trial in fresh if (line := _line(trial, record, own)).points)
+    late = _frame(lines, own[-1].examples / 2) if lines else None
+    values = [value for line in lines for _, value in line.points]
     return CurvesInfo(
         lines=lines,
         baseline=f"trial {baseline.number}, {short_name(baseline.model)}" if baseline and own else None,
         last_examples=own[-1].examples if own else 0,
-        frame=frame([line.points[-1][1] for line in lines], always=[0.0]) if lines else None,
+        frame=late,
+        outside=late is not None and not all(late.low <= value <= late.high for value in values),
     )
 
 
@@ -63,8 +69,8 @@ def curves_figure(info: CurvesInfo) -> go.Figure:
     if info.frame is None:
         return empty("Shown as soon as a candidate has been evaluated.", title=TITLE)
     subtitle = f"NE in percent of the baseline's ({info.baseline}) at the same number of training examples."
-    if info.frame.above:
-        subtitle += f" {info.frame.above} end above this frame."
+    if info.outside:
+        subtitle += " The frame fits the second half of training; a double click shows all."
     front = tuple(line for line in info.lines if "front" in line.marks and not _named(line))
     others = tuple(line for line in info.lines if "front" not in line.marks and not _named(line))
     traces = [
@@ -80,6 +86,13 @@ def curves_figure(info: CurvesInfo) -> go.Figure:
         title_text="NE against the baseline", ticksuffix=" %", range=[info.frame.low, info.frame.high]
     )
     return figure
+
+
+def _frame(lines: tuple[CurveLine, ...], start: float) -> Frame:
+    """Fit to all values from `start` examples on, and to the last ones of curves that end before."""
+    late = [value for line in lines for examples, value in line.points if examples >= start]
+    early_ends = [line.points[-1][1] for line in lines if line.points[-1][0] < start]
+    return frame(late + early_ends, always=[0.0])
 
 
 def _line(trial: TrialRecord, record: StudyRecord, baseline: tuple[CurvePoint, ...]) -> CurveLine:

@@ -33,4 +33,5 @@ def frame(values: Sequence[float], always: Sequence[float] = ()) -> Frame:
     shown = [*inside, *always]
     low, high = min(shown), max(shown)
     margin = MARGIN * (high - low) or abs(high) * 0.01 or 1.0
-    return Frame(low=low - margin, high=high + margin, above=sum(value > high for value in values))
+    top = high + margin
+    return Frame(low=low - margin, high=top, above=sum(value > top for value in values))

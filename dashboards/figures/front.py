@@ -81,7 +81,7 @@ def front_figure(info: FrontInfo) -> go.Figure:
     traces = [_field(info), _front_line(info), *_marked(info)]
     subtitle = "NE on validation against FLOPs an example; lower left is better."
     if info.frame.above:
-        subtitle += f" {info.frame.above} above this frame (double-click shows all)."
+        subtitle += f" {info.frame.above} above this frame; a double click shows all."
     figure = drawing(traces, title=_title(info), subtitle=subtitle, height=HEIGHT)
     figure.update_xaxes(
         type="log", title_text="forward FLOPs an example", tickformat=".2~s", dtick="D2", minor_showgrid=False
@@ -158,7 +158,8 @@ def _field(info: FrontInfo) -> go.Scatter:
     others = tuple(point for point in info.candidates if point.number not in on_front)
     symbols = ["circle-open" if point.stopped else "circle" for point in others]
     marker = {"color": GREY, "size": 8, "symbol": symbols}
-    return _scatter(others, info, mode="markers", name="candidates (open: stopped early)", marker=marker)
+    name = "candidates (open: stopped early)" if "circle-open" in symbols else "candidates"
+    return _scatter(others, info, mode="markers", name=name, marker=marker)
 
 
 def _front_line(info: FrontInfo) -> go.Scatter:

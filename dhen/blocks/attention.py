@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import (
@@ -45,9 +46,7 @@ class AttentionConfig(BlockConfig):
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
         return nn.Sequential(
-            nn.TransformerEncoderLayer(
-                shape.dim, self.heads, self.feedforward, dropout=dropout, batch_first=True
-            ),
+            Encoder(shape.dim, self.heads, self.feedforward, dropout=dropout, batch_first=True),
             EmbeddingProjection(shape.embeddings, shape.out),
         )
 
@@ -66,3 +65,24 @@ class AttentionConfig(BlockConfig):
             elementwise_cost("norms", 2 * m * d, flops_each=NORM_FLOPS + 1, parameters=4 * d),
             projection_cost("projection", m, shape.out, d),
         )
+
+
+class Encoder(nn.TransformerEncoderLayer):
+    """torch's encoder layer, its attention unfused on the CPU.
+
+    The fused CPU kernel is made for long sequences: for tens of embeddings and heads of 8 to 16 it took
+    1.3 to 2.8 times as long, forward and backward (2 cores, 2026-11-21, docs/log.md).
+    """
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """x_BMD -> x_BMD."""
+        if src.device.type != "cpu":
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        with sdpa_kernel(SDPBackend.MATH):
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)

@@ -51,4 +51,6 @@ def command(
     console.print(
         f"{summary.tables} embedding tables ({log.features.total_rows:,} rows), {summary.numeric} numeric inputs"
     )
+    for note in log.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
     console.print(f"prepared: {log.directory}", soft_wrap=True)

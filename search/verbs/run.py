@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from dashboards.names import short_name
 from dashboards.page import write_report
 from dashboards.summary import sentences
 from dhen.errors import UserError
@@ -66,7 +67,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     if record.front:
         export(record, log, "best", directory / BEST)
     for sentence in sentences(record):
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {directory / REPORT}\nbrowse: dhen-search ui {directory}", soft_wrap=True)
     if record.front:
         console.print(f"bundle: {directory / BEST} (dhen-search predict {directory / BEST} --data ...)")
@@ -85,7 +86,7 @@ class Publisher:
         write_record(self._directory, record)
         write_report(record, self._directory / REPORT)
         try:
-            self._tracker = self._tracker or Tracker.open(self._directory)
+            self._tracker = self._tracker or Tracker.open(self._directory, name_model=short_name)
             self._tracker.sync(record, report=self._directory / REPORT)
         except UserError as error:
             if str(error) != self._trouble:

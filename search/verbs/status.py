@@ -27,4 +27,4 @@ def command(directory: Path, as_json: bool) -> None:
     console.print(trial_table(record, rows=ALL_ROWS))
     console.print(progress_line(record), soft_wrap=True)
     for sentence in sentences(record):
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, soft_wrap=True, markup=False)

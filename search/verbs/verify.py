@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,7 +24,9 @@ NE_TOLERANCE = 1e-4
 @click.command(epilog="Example: dhen-search verify runs/demo/best --data log.csv")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--data", multiple=True, type=click.Path(path_type=Path), help="The log, to evaluate again.")
-def command(bundle: Path, data: tuple[Path, ...]) -> None:
+@click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
+@click.option("--skip-bad-rows", is_flag=True, help="As the log was prepared.")
+def command(bundle: Path, data: tuple[Path, ...], log_format: str | None, skip_bad_rows: bool) -> None:
     """Check a bundle's files, costs and stored scores; with --data, evaluate it again and compare NE."""
     found = read_bundle(bundle)
     click.echo("files: whole, none altered")
@@ -33,12 +36,11 @@ def command(bundle: Path, data: tuple[Path, ...]) -> None:
     click.echo(f"cost: {flops:,.0f} FLOPs an example, as at export")
     click.echo(f"stored examples: scores within {found.check():.1e} of those at export")
     if data:
-        _evaluate(found, data)
+        _evaluate(found, _log(found, data, format=log_format, skip_bad_rows=skip_bad_rows))
 
 
-def _evaluate(bundle: Bundle, data: tuple[Path, ...]) -> None:
+def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
     """Metrics on the log; compared where it is the log of the bundle."""
-    log = _same_log(bundle, data) or prepare(data, encoding=bundle.encoding)
     same = log.fingerprint == bundle.info.log.fingerprint
     click.echo("log: the one it was trained on" if same else "log: another one; nothing to compare with")
     autocast = bundle.info.job.training.precision == "bf16"
@@ -54,12 +56,13 @@ def _evaluate(bundle: Bundle, data: tuple[Path, ...]) -> None:
         sys.exit(1)
 
 
-def _same_log(bundle: Bundle, data: tuple[Path, ...]) -> PreparedLog | None:
-    """The log prepared as at training, if it is the bundle's."""
+def _log(bundle: Bundle, data: tuple[Path, ...], **reading: Any) -> PreparedLog:
+    """The log prepared as at training where it is the bundle's, else in the bundle's encoding."""
     if len(data) == 1 and PreparedLog.is_prepared(data[0]):
         return PreparedLog.open(data[0])
-    log = prepare(data, schema=bundle.encoding.schema)
-    return log if log.fingerprint == bundle.info.log.fingerprint else None
+    log = prepare(data, schema=bundle.encoding.schema, **reading)
+    same = log.fingerprint == bundle.info.log.fingerprint
+    return log if same else prepare(data, encoding=bundle.encoding, **reading)
 
 
 def _line(split: str, now: Metrics, exported: Metrics | None) -> str:

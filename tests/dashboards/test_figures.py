@@ -110,7 +110,9 @@ def test_time_parts_sum_to_the_wall_clock() -> None:
 
 
 def test_clocks_that_disagree_give_no_negative_part() -> None:
-    odd = trial(0, Random(0)).model_copy(update={"seconds": 1.0, "train_seconds": 2.0, "evaluate_seconds": 3.0})
+    odd = trial(0, Random(0)).model_copy(
+        update={"seconds": 1.0, "train_seconds": 2.0, "evaluate_seconds": 3.0}
+    )
     only = time_info(judged([odd])).trials[0]
     assert (only.training, only.evaluation, only.other) == (1.0, 0.0, 0.0)
 
@@ -144,3 +146,15 @@ def test_figures_of_studies_with_little_in_them(record) -> None:
 def test_values_that_are_no_numbers_are_not_drawn() -> None:
     broken = trial(1, Random(0)).model_copy(update={"validation": metrics(math.nan)})
     assert front_info(judged([broken]).model_copy(update={"front": (1,), "best": 1})).frame is None
+
+
+def test_early_values_do_not_set_the_frame_of_the_curves() -> None:
+    record = study(6)
+    best = record.trial(record.best)
+    first = best.curve[0].model_copy(update={"validation": metrics(0.4)})
+    odd = best.model_copy(update={"curve": (first, *best.curve[1:])})
+    trials = tuple(odd if each.number == best.number else each for each in record.trials)
+    calm, wild = curves_info(record), curves_info(record.model_copy(update={"trials": trials}))
+    assert wild.frame == calm.frame
+    assert wild.outside
+    assert "second half" in curves_figure(wild).layout.title.subtitle.text

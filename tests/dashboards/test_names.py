@@ -52,6 +52,8 @@ def test_takes_anything_a_configuration_may_hold(model: dict) -> None:
 
 
 @unhurried
-@given(st.lists(st.fixed_dictionaries({"modules": json_values, "ensemble": json_values}), min_size=1, max_size=3))
+@given(
+    st.lists(st.fixed_dictionaries({"modules": json_values, "ensemble": json_values}), min_size=1, max_size=3)
+)
 def test_takes_any_layers(layers: list) -> None:
     assert "[" in short_name({"layers": layers})

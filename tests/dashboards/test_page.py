@@ -49,7 +49,9 @@ class Reader(HTMLParser):
 def test_the_page_holds_all_it_needs() -> None:
     page = render(study())
     reader = Reader(page)
-    loaded = [attrs for tag, attrs in reader.tags if tag in ("script", "link", "img", "iframe") and "src" in attrs]
+    loaded = [
+        attrs for tag, attrs in reader.tags if tag in ("script", "link", "img", "iframe") and "src" in attrs
+    ]
     assert loaded == []
     assert reader.count("link") == 0
     assert page.count("plotly.js v") == 1
@@ -74,7 +76,8 @@ def poisoned() -> StudyRecord:
     record = study()
     bad = {"family": EVIL, "embedding_dim": 16, "layers": [{"modules": [{"kind": EVIL}], "ensemble": EVIL}]}
     trials = [
-        each.model_copy(update={"model": bad, "error": EVIL, "executed_technique": EVIL}) for each in record.trials
+        each.model_copy(update={"model": bad, "error": EVIL, "executed_technique": EVIL})
+        for each in record.trials
     ]
     log = record.log.model_copy(update={"name": EVIL})
     return judged(trials, name=EVIL, space=EVIL, sampler=EVIL, log=log)
@@ -84,7 +87,9 @@ def test_nothing_from_data_is_markup() -> None:
     clean, evil = Reader(render(study())), Reader(render(poisoned()))
     assert evil.count("script") == clean.count("script")
     assert "alert(1)" in evil.text
-    titles = [trace for trace in re.findall(r'"hovertext":\[[^\]]*', render(poisoned())) if "<script" in trace]
+    titles = [
+        trace for trace in re.findall(r'"hovertext":\[[^\]]*', render(poisoned())) if "<script" in trace
+    ]
     assert titles == []
 
 
@@ -101,7 +106,10 @@ def test_any_name_is_shown_as_it_is(name: str) -> None:
         (judged([]), "No trial has started yet."),
         (judged([trial(0, Random(0), outcome=Outcome.FAILED)]), "No candidate has a result."),
         (judged([trial(0, Random(0))]), "there is no baseline yet"),
-        (judged([trial(0, Random(0), kind=TrialKind.BASELINE)], finished=False), "No candidate has ended yet."),
+        (
+            judged([trial(0, Random(0), kind=TrialKind.BASELINE)], finished=False),
+            "No candidate has ended yet.",
+        ),
         (study(3, finished=False), "running, 3 of 3 candidates"),
     ],
     ids=["empty", "all failed", "no baseline", "baseline alone", "running"],

@@ -57,4 +57,7 @@ def test_studies_without_a_result_say_why() -> None:
 def test_progress_counts_candidates_that_ended() -> None:
     record = study(12, finished=False)
     assert progress(record) == "running, 12 of 12 candidates"
-    assert progress(record.model_copy(update={"finished": True, "trials_budget": None})) == "finished, 12 candidates"
+    assert (
+        progress(record.model_copy(update={"finished": True, "trials_budget": None}))
+        == "finished, 12 candidates"
+    )

@@ -13,7 +13,15 @@ FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (7, "7"), (0.25, "0.25"), (998, "998"), (999.6, "1.00 k"), (12_345, "12.3 k"), (1.4e6, "1.40 M")],
+    [
+        (0, "0"),
+        (7, "7"),
+        (0.25, "0.25"),
+        (998, "998"),
+        (999.6, "1.00 k"),
+        (12_345, "12.3 k"),
+        (1.4e6, "1.40 M"),
+    ],
 )
 def test_si(value: float, text: str) -> None:
     assert si(value) == text
@@ -53,7 +61,9 @@ def test_bytes_and_ratios() -> None:
     assert decimals(0.781234, 5) == "0.78123"
 
 
-@pytest.mark.parametrize("function", [si, duration, percent, ratio, byte_size, lambda value: decimals(value, 3)])
+@pytest.mark.parametrize(
+    "function", [si, duration, percent, ratio, byte_size, lambda value: decimals(value, 3)]
+)
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_what_is_not_known_is_a_dash(function, value) -> None:
     assert function(value) == MISSING

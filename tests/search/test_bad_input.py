@@ -70,7 +70,9 @@ def test_bad_logs(dhen_search: Run, tmp_path: Path, text: str, says: str) -> Non
     assert not (tmp_path / "p" / "manifest.json").exists()
 
 
-def test_a_run_directory_of_another_study(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
+def test_a_run_directory_of_another_study(
+    dhen_search: Run, study: Path, click_log: Path, tmp_path: Path
+) -> None:
     before = read_record(study)
     words = ("run", "--data", click_log, "--out", study, "trials=4", *SMALL)
     said = dhen_search(*words, "seed=5", code=2).stderr

@@ -44,7 +44,9 @@ def test_trials_without_a_result_are_left_out() -> None:
 
 
 def test_the_knee_is_where_the_front_bends() -> None:
-    front = pareto_front([trial(0, 0.90, 1e4), trial(1, 0.81, 2e4), trial(2, 0.805, 1e5), trial(3, 0.80, 1e6)])
+    front = pareto_front(
+        [trial(0, 0.90, 1e4), trial(1, 0.81, 2e4), trial(2, 0.805, 1e5), trial(3, 0.80, 1e6)]
+    )
     found = knee(front)
     assert found is not None
     assert found.number == 1

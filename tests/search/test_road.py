@@ -74,9 +74,7 @@ def test_more_trials_go_on_from_there(dhen_search: Run, click_log: Path, tmp_pat
     dhen_search("run", "--data", click_log, "--out", whole, "trials=3", "name=s", *SMALL)
     for trials in (1, 3):
         dhen_search("run", "--data", click_log, "--out", parts, f"trials={trials}", "name=s", *SMALL)
-    facts = [
-        [(trial.point, trial.validation) for trial in record_of(out).trials] for out in (whole, parts)
-    ]
+    facts = [[(trial.point, trial.validation) for trial in record_of(out).trials] for out in (whole, parts)]
     assert facts[0] == facts[1]
 
 
@@ -127,7 +125,9 @@ def test_train_again_and_go_on(dhen_search: Run, study: Path, click_log: Path, t
     retrained = json.loads((again / "bundle.json").read_text())
     assert retrained["job"] == exported["job"]
     assert retrained["validation"]["ne"] == pytest.approx(exported["validation"]["ne"], abs=1e-3)
-    dhen_search("train", study / "best", "--data", click_log, "--from-weights", "--out", on, "training.epochs=1")
+    dhen_search(
+        "train", study / "best", "--data", click_log, "--from-weights", "--out", on, "training.epochs=1"
+    )
     continued = json.loads((on / "bundle.json").read_text())
     assert continued["validation"]["ne"] < 1.05 * exported["validation"]["ne"]
     dhen_search("verify", on)

@@ -34,7 +34,10 @@ def test_outside_the_baselines_range_there_is_no_value() -> None:
 
 
 points = st.lists(
-    st.tuples(st.integers(1, 50), st.floats(0.5, 1.5)), min_size=1, max_size=8, unique_by=lambda point: point[0]
+    st.tuples(st.integers(1, 50), st.floats(0.5, 1.5)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda point: point[0],
 ).map(sorted)
 
 

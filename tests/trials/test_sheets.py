@@ -34,7 +34,15 @@ def test_metrics_stand_against_training_examples_seen() -> None:
 def test_final_metrics_come_with_the_end_of_a_trial() -> None:
     record = study()
     best = trial_sheet(record.trial(record.best), record).series
-    finals = {"best_ne", "best_ne_vs_baseline_percent", "flops", "parameters", "step_ms", "test_ne", "test_auc"}
+    finals = {
+        "best_ne",
+        "best_ne_vs_baseline_percent",
+        "flops",
+        "parameters",
+        "step_ms",
+        "test_ne",
+        "test_auc",
+    }
     assert finals <= set(best)
     assert best["best_ne"][0].value == record.trial(record.best).validation.ne
     running = study(finished=False)
@@ -100,7 +108,9 @@ def test_files_hold_configuration_and_cost_whole() -> None:
 def test_a_later_sheet_only_adds_readings() -> None:
     record = study(finished=False)
     running = record.trials[-1]
-    ended = running.model_copy(update={"outcome": Outcome.COMPLETED, "validation": metrics(0.78), "seconds": 60.0})
+    ended = running.model_copy(
+        update={"outcome": Outcome.COMPLETED, "validation": metrics(0.78), "seconds": 60.0}
+    )
     early = trial_sheet(running.model_copy(update={"curve": running.curve[:3]}), record).series
     late = trial_sheet(ended, record).series
     assert all(late[key][: len(readings)] == readings for key, readings in early.items())

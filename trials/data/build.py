@@ -88,6 +88,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         schema_fingerprint=fingerprint(schema.to_dict()),
         rows={name: totals[name].rows for name in SPLITS},
         base_rate={name: totals[name].base_rate for name in SPLITS},
+        chronological=staged.stamps is not None and staged.stamps.chronological,
         ne_floor=_ne_floors(totals) if schema.oracle else None,
         notes=(*bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
         sizes=dict(sorted(sizes.items())),

@@ -50,6 +50,7 @@ class Manifest(Value):
     """Of schema.yaml, to notice that it was edited."""
     rows: dict[str, int]
     base_rate: dict[str, float]
+    chronological: bool
     ne_floor: dict[str, float] | None
     notes: tuple[str, ...]
     """What was noticed while the log was prepared, e.g. how many rows were skipped."""
@@ -74,6 +75,8 @@ class Split:
     """N, milliseconds since 1970, the lowest int64 where missing."""
     base_rate: float
     """Fraction of positives (weighted, corrected for negative sampling)."""
+    chronological: bool
+    """Whether the log has time stamps and its rows are in their order."""
 
     @property
     def rows(self) -> int:
@@ -184,6 +187,7 @@ class PreparedLog:
             oracle=_mapped(directory, "oracle") if self.schema.oracle else None,
             timestamp=_mapped(directory, "timestamp") if self.schema.timestamp else None,
             base_rate=self.manifest.base_rate[name],
+            chronological=self.manifest.chronological,
         )
 
     def summary(self) -> LogSummary:

@@ -17,6 +17,8 @@ Hashes = NDArray[np.uint64]
 
 def hash64(values: pa.Array) -> Hashes:
     """Hashes (N) of N strings; those of nulls mean nothing."""
+    if not len(values):
+        return np.empty(0, dtype=np.uint64)  # Arrow may leave out the buffers
     _, offset_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
     text = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]

@@ -34,18 +34,11 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch on a device."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
-
+        weight = self.weight_B
         return Batch(
-            features=FeatureBatch(
-                ids_BT=move(self.features.ids_BT),
-                bags=tuple((move(ids), move(offsets)) for ids, offsets in self.features.bags),
-                numeric_BK=move(self.features.numeric_BK),
-            ),
-            label_B=move(self.label_B),
-            weight_B=None if self.weight_B is None else move(self.weight_B),
+            features=self.features.to(device, non_blocking=non_blocking),
+            label_B=self.label_B.to(device, non_blocking=non_blocking),
+            weight_B=None if weight is None else weight.to(device, non_blocking=non_blocking),
         )
 
 

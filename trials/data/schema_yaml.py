@@ -50,21 +50,24 @@ def schema_to_yaml(schema: LogSchema, notes: Mapping[str, str] | None = None) ->
 
 def _entry(name: str, column: dict[str, Any], note: str | None) -> str:
     """`  name: {role: ...}  # note`; the note goes above where the entry takes several lines."""
-    text = yaml.safe_dump({name: None}, allow_unicode=True, width=2**31).removesuffix("null\n") + _flow(
-        column
-    )
+    text = _yaml({name: None}).removesuffix("null\n") + _flow(column)
+    note = " ".join("".join(c if c.isprintable() else " " for c in note or "").split())
     if not note:
         return indent(text, "  ") + "\n"
-    note = " ".join(note.split())
     if "\n" in text:
         return indent(f"# {note}\n{text}", "  ") + "\n"
     return f"  {text}  # {note}\n"
 
 
 def _flow(data: dict[str, Any]) -> str:
-    return yaml.safe_dump(
-        data, default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31
-    ).rstrip("\n")
+    """Plain data on one line."""
+    return _yaml(data, default_flow_style=True).rstrip("\n")
+
+
+def _yaml(data: dict[str, Any], **style: Any) -> str:
+    """Without line breaks of its own; what cannot be printed is escaped, as `repr` does."""
+    printable = "\\" not in repr(data)
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=printable, width=2**31, **style))
 
 
 def read_schema(path: Path) -> LogSchema:

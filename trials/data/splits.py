@@ -27,6 +27,9 @@ class StampCounts:
 
     def __init__(self) -> None:
         self.missing = 0
+        self.chronological = True
+        """Whether no row was earlier than one before it."""
+        self._latest = MISSING_STAMP
         self._shift = 0
         self._cells = np.empty(0, dtype=np.int64)
         self._rows = np.empty(0, dtype=np.int64)
@@ -35,6 +38,10 @@ class StampCounts:
         """Counts more rows."""
         known = stamps[stamps != MISSING_STAMP]
         self.missing += len(stamps) - len(known)
+        if len(known):
+            steps = np.diff(known, prepend=max(self._latest, known.min()))
+            self.chronological = self.chronological and bool(np.all(steps >= 0))
+            self._latest = int(known[-1])
         self._merge(known >> self._shift, np.ones(len(known), dtype=np.int64))
         while len(self._cells) > MAX_CELLS:
             self._shift += 1

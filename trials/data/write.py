@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -109,22 +110,20 @@ def write_splits(
     staged: Staged, plan: SplitPlan, encoding: Encoding, directory: Path, pool: Executor, progress: Progress
 ) -> None:
     """Writes the three splits below a directory."""
-    schema = encoding.schema
-    writers = [_SplitWriter(directory / name, encoding) for name in SPLITS]
     done = 0
-    for file, first_row, batch in staged.batches():
-        split = split_of(plan, schema, file, first_row, batch)
-        inputs = encoding.encode(_columns(batch), pool)
-        for i in np.unique(split):
-            rows = np.flatnonzero(split == i)
-            if len(rows) == batch.num_rows:
-                writers[i].append(inputs, _columns(batch))
-            else:
-                writers[i].append(inputs.take(rows), _columns(batch.take(pa.array(rows))))
-        done += batch.num_rows
-        progress("writing", done, staged.rows)
-    for writer in writers:
-        writer.close()
+    with ExitStack() as stack:
+        writers = [stack.enter_context(closing(_SplitWriter(directory / name, encoding))) for name in SPLITS]
+        for file, first_row, batch in staged.batches():
+            split = split_of(plan, encoding.schema, file, first_row, batch)
+            inputs = encoding.encode(_columns(batch), pool)
+            for i in np.unique(split):
+                rows = np.flatnonzero(split == i)
+                if len(rows) == batch.num_rows:
+                    writers[i].append(inputs, _columns(batch))
+                else:
+                    writers[i].append(inputs.take(rows), _columns(batch.take(pa.array(rows))))
+            done += batch.num_rows
+            progress("writing", done, staged.rows)
 
 
 def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -104,14 +104,17 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     """A Parquet file; a compressed one is unpacked to an unnamed temporary file first."""
     try:
         with path.open("rb") as file:
-            if file.read(4) == b"PAR1":
-                return pq.ParquetFile(path)
-        unpacked = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the ParquetFile
-        with open_stream(path) as stream:
-            shutil.copyfileobj(stream, unpacked)
-        return pq.ParquetFile(unpacked)
+            plain = file.read(2) != GZIP_MAGIC
+        return pq.ParquetFile(path if plain else _unpacked(path))
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error}).") from None
+
+
+def _unpacked(path: Path) -> pa.NativeFile:
+    with tempfile.NamedTemporaryFile() as copy, open_stream(path) as stream:
+        shutil.copyfileobj(stream, copy)
+        copy.flush()
+        return pa.OSFile(copy.name)
 
 
 def records_of(

@@ -131,9 +131,10 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         newlines_in_values=file.quoting,
         invalid_row_handler=on_ragged,
     )
+    fields = dict.fromkeys([*columns, file.columns[-1]])  # the last one shows whether all quotes were closed
     convert = pacsv.ConvertOptions(
-        column_types=dict.fromkeys(columns, pa.binary()),
-        include_columns=list(columns),
+        column_types=dict.fromkeys(fields, pa.binary()),
+        include_columns=list(fields),
         null_values=list(MISSING_MARKS),
         strings_can_be_null=True,
     )
@@ -142,9 +143,11 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
     try:
         with open_stream(file.path) as stream:
             stream.read(file.header_bytes)
+            last = pa.array([])
             for table in pacsv.open_csv(stream, read, parse, convert):
-                _check_last_row(file, table)
-                yield table
+                last = table.column(file.columns[-1])
+                yield table.select(columns)
+        _check_last_field(file, last)
     except (pa.ArrowException, OSError) as error:
         if ragged:
             raise _ragged_row(file, ragged[0]) from None
@@ -153,14 +156,10 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         raise UserError(f"{file.path}: cannot be read to its end ({error}).{_remedy(str(error))}") from None
 
 
-def _check_last_row(file: RawFile, table: pa.RecordBatch) -> None:
-    """A quote that is never closed swallows the rest of the file, the line end of its last line included."""
-    last = table.slice(max(0, table.num_rows - 1)).to_pylist()
-    swallowed = [
-        name for row in last for name, value in row.items() if value is not None and value.endswith(b"\n")
-    ]
-    if swallowed:
-        raise UserError(f"{file.path}: a quote in column {swallowed[0]!r} is never closed.")
+def _check_last_field(file: RawFile, last: pa.Array) -> None:
+    """A quote that is never closed swallows the rest of the file, the end of its last line included."""
+    if len(last) and last[-1].is_valid and last[-1].as_py().endswith(b"\n"):
+        raise UserError(f"{file.path}: a quote in column {file.columns[-1]!r} is never closed.")
 
 
 def _ragged_row(file: RawFile, row: pacsv.InvalidRow) -> UserError:

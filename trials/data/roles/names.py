@@ -33,9 +33,10 @@ _CODE_WORDS = _words(
     id ids uid guid uuid code codes recode zip zipcode postal postcode hash key type category cat class kind
     user member customer visitor session item product article sku brand shop store seller merchant movie genre
     ad ads campaign advertiser creative publisher site domain page app device browser os model country city
-    region state area locale language channel slot position pos placement segment group cluster version
+    region state area locale language channel ip slot position pos placement segment group cluster version
     """
 )
+_ROW_WORDS = _words("request impression event row log session transaction uuid guid record index trace")
 _AMOUNT_WORDS = _words(
     """
     age count counts cnt num total sum avg mean median min max weeks days hours minutes mins seconds secs months
@@ -65,6 +66,12 @@ def suggests_code(name: str) -> bool:
     """An id or a code: categorical even where it is a number with many values."""
     words = words_of(name)
     return bool(words & _CODE_WORDS) or any(word.endswith("id") and word not in _NO_IDS for word in words)
+
+
+def suggests_row_id(name: str) -> bool:
+    """An id of the row itself rather than of a user, an item or another thing that comes back."""
+    words = words_of(name)
+    return bool(words & _ROW_WORDS) or words <= {"id"}
 
 
 def suggests_time(name: str) -> bool:

@@ -89,8 +89,8 @@ def _number(column: ColumnSample) -> Judged | None:
         return _numeric(column)
     amount, code = names.suggests_amount(column.name), names.suggests_code(column.name)
     consecutive = np.nanmax(column.numbers) - np.nanmin(column.numbers) < 1.05 * column.distinct
-    if column.nearly_unique and (code or consecutive):
-        return Judged(IgnoredColumn(), "a different whole number in nearly every row, like a row id")
+    if (code or consecutive) and (row_id := _row_id(column)):
+        return row_id
     if column.distinct <= FEW_VALUES or (not amount and (code or column.distinct <= SOME_VALUES)):
         return _categorical(column)
     return _numeric(column)
@@ -126,7 +126,9 @@ def _multi_hot(column: ColumnSample) -> Judged | None:
 
 
 def _row_id(column: ColumnSample) -> Judged | None:
-    if not column.nearly_unique:
+    """A value of its own in every row teaches nothing; those of a user may come back later in a large log."""
+    comes_back = names.suggests_code(column.name) and not names.suggests_row_id(column.name)
+    if not column.nearly_unique or (comes_back and not column.complete):
         return None
     return Judged(IgnoredColumn(), "different in nearly every row, like a row id")
 

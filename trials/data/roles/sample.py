@@ -26,6 +26,8 @@ class ColumnSample:
 
     name: str
     raw: pa.Array
+    complete: bool = True
+    """Whether these are all rows of the log."""
 
     @property
     def kind(self) -> pa.DataType:
@@ -87,7 +89,7 @@ class ColumnSample:
 
     @property
     def nearly_unique(self) -> bool:
-        """Whether almost every row has a value of its own, as row ids do."""
+        """Whether almost every row has a value of its own."""
         return self.known >= 20 and self.distinct > 0.98 * self.known
 
     @property
@@ -121,7 +123,9 @@ def draw_sample(
     arrays = {name: [batch.column(name) for batch in batches] for name in columns}
     return Sample(
         columns={
-            name: ColumnSample(name, pa.concat_arrays(parts)) for name, parts in arrays.items() if parts
+            name: ColumnSample(name, pa.concat_arrays(parts), complete)
+            for name, parts in arrays.items()
+            if parts
         },
         rows=rows,
         complete=complete,

@@ -1,0 +1,142 @@
+"""`dhen-search ui` as a person has it: a store, the command, a browser. Skipped where there is no Chromium."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import EXECUTABLE, Chromium
+from click.testing import CliRunner
+from records import study
+
+from dashboards.names import short_name
+from dhen.errors import UserError
+from search.verbs.ui import command
+from trials.record import StudyRecord
+from trials.tracking import Tracker, database
+
+ROOT = Path(__file__).parents[2]
+SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"
+PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
+NE_HEAD = "document.querySelector('[data-testid=\"sort-header-best_ne\"]')"
+RUNS = "[...document.querySelectorAll('a')].filter(a => /^(trial|baseline) \\d+$/.test(a.textContent))"
+ROW = "Number(a.closest('[row-index]').getAttribute('row-index'))"
+NAMES = f"{RUNS}.map(a => [{ROW}, a.textContent]).sort((a, b) => a[0] - b[0]).map(pair => pair[1])"
+"""As they stand on the page: the grid moves its rows without reordering the document."""
+
+
+def start(directory: Path, *options: str) -> subprocess.Popen[str]:
+    """The command in a process of its own, as a shell would start it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from search.cli import main; main()", "ui", str(directory), *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def read_until(process: subprocess.Popen[str], wanted: str) -> str:
+    said = ""
+    for line in process.stdout:
+        said += line
+        if wanted in line:
+            return said
+    raise AssertionError(said)
+
+
+@pytest.fixture(scope="module")
+def record() -> StudyRecord:
+    return study(8)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, record: StudyRecord) -> Path:
+    path = tmp_path_factory.mktemp("a run")
+    report = path / "report.html"
+    report.write_text("<title>report</title><h1>The report</h1>")
+    Tracker.open(path, name_model=short_name).sync(record, report=report)
+    return path
+
+
+@pytest.fixture(scope="module")
+def address(directory: Path) -> Iterator[str]:
+    process = start(directory)
+    said = read_until(process, "MLflow answers at")
+    link = re.search(r"by NE: (\S+)", said)
+    assert link is not None
+    yield link[1]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    process.stdout.close()
+    port = int(re.search(r":(\d+)/", link[1])[1])
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server outlived its command"
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
+    address: str, record: StudyRecord, tmp_path: Path
+) -> None:
+    done = [trial for trial in record.trials if trial.validation]
+    by_ne = [trial.number for trial in sorted(done, key=lambda trial: trial.validation.ne)]
+    best = record.trial(by_ne[0])
+    with Chromium(tmp_path / "profile") as browser:
+        browser.open(address.partition("#")[0] + "#/experiments")
+        browser.wait_for(f"[...document.querySelectorAll('a')].some(a => a.textContent === {record.name!r})")
+
+        browser.open(address)
+        browser.wait_for(f"{NAMES}.length >= {len(by_ne)}")
+        assert numbers(browser)[: len(by_ne)] == by_ne
+        browser.screenshot(tmp_path / "runs.png")
+        browser.evaluate(f"{NE_HEAD}.click()")
+        browser.wait_for(f"{NAMES}[0] !== 'trial {best.number}'")
+        assert numbers(browser)[: len(by_ne)] == by_ne[::-1]
+
+        browser.evaluate(f"{RUNS}.find(a => a.textContent === 'trial {best.number}').click()")
+        browser.wait_for("document.body.innerText.includes('About this run')")
+        browser.open(browser.evaluate("location.href").partition("?")[0] + "/model-metrics")
+        browser.wait_for(f"{SEARCH} !== null")
+        browser.type(SEARCH, "^ne$")
+        browser.wait_for(f"{PLOTS}.length === 1 && {PLOTS}[0].data[0].x.length > 1")
+        curve = browser.evaluate(f"({{x: [...{PLOTS}[0].data[0].x], y: [...{PLOTS}[0].data[0].y]}})")
+        assert curve["x"] == [point.examples for point in best.curve]
+        assert curve["y"] == pytest.approx([point.validation.ne for point in best.curve])
+        browser.screenshot(tmp_path / "curve.png")
+
+
+def numbers(browser: Chromium) -> list[int]:
+    return [int(name.split()[1]) for name in browser.evaluate(NAMES)]
+
+
+def test_a_directory_without_a_store_is_the_users_mistake(tmp_path: Path) -> None:
+    for directory, said in ((tmp_path / "none", "no such directory"), (tmp_path, "there is no mlflow.db")):
+        with pytest.raises(UserError, match=said):
+            CliRunner().invoke(command, [str(directory)], catch_exceptions=False)
+
+
+def test_a_damaged_store_is_told_before_a_server_starts(tmp_path: Path) -> None:
+    database(tmp_path).write_text("no database " * 50)
+    with pytest.raises(UserError, match="delete it"):
+        CliRunner().invoke(command, [str(tmp_path)], catch_exceptions=False)
+
+
+def test_a_port_that_is_taken_is_told(directory: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} is taken"):
+            CliRunner().invoke(command, [str(directory), "--port", str(port)], catch_exceptions=False)
+
+
+def test_help_has_an_example() -> None:
+    assert "Example: dhen-search ui" in CliRunner().invoke(command, ["--help"]).output

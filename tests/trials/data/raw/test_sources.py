@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dhen.errors import UserError
+from trials.data.raw.files import Format
+from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
+
+CRITEO_LINE = (
+    "1\t" + "\t".join(["5", "", "-1", *["0"] * 10]) + "\t" + "\t".join(["68fd1e64", "", *["0a1b2c3d"] * 24])
+)
+AVAZU_HEADER = (
+    "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,"
+    "device_ip,device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21"
+)
+AVAZU_LINE = (
+    "10000094,0,14102100,1005,0,1fbe01fe,f3845767,28905ebd,ecad2386,7801e8d9,07d7df22,a99f214a,ddd2926e,"
+)
+AVAZU_LINE += "44956a24,1,2,15706,320,50,1722,0,35,-1,79"
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("log.csv", "a,click\n1,0\n", Format.CSV),
+        ("log.txt", "a,click\n1,0\n", Format.CSV),
+        ("log.tsv", "a\tclick\n1\t0\n", Format.TSV),
+        ("part-0", "a\tclick\n1\t0\n", Format.TSV),
+        ("train.txt", f"{CRITEO_LINE}\n{CRITEO_LINE}\n", Format.CRITEO),
+        ("unlabelled.txt", f"{CRITEO_LINE[2:]}\n", Format.CRITEO),
+        ("train.csv", f"{AVAZU_HEADER}\n{AVAZU_LINE}\n", Format.AVAZU),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_text_formats_are_found(tmp_path: Path, name: str, text: str, expected: Format, packed: bool) -> None:
+    path = written(tmp_path / name, gzip.compress(text.encode()) if packed else text)
+    assert open_log([path]).format is expected
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_parquet_is_found_by_content(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / "data"
+    pq.write_table(pa.table({"click": [0, 1, 0]}), path)
+    if packed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    log = open_log([path])
+    assert (log.format, log.columns, estimate_rows(log)) == (Format.PARQUET, ("click",), 3)
+
+
+def test_columns_of_a_header(tmp_path: Path) -> None:
+    text = b'\xef\xbb\xbf"user\nid", caf\xc3\xa9 ,,click\r\n'
+    assert open_log([written(tmp_path / "log.csv", text)]).columns == (
+        "user\nid",
+        "café",
+        "column_3",
+        "click",
+    )
+    assert open_log([written(tmp_path / "semicolon.csv", "a;click\n1;0\n")]).columns == ("a", "click")
+
+
+def test_criteo_columns(tmp_path: Path) -> None:
+    path = written(tmp_path / "train.txt", CRITEO_LINE + "\n")
+    assert open_log([path]).columns == CRITEO_COLUMNS
+    assert open_log([written(path, CRITEO_LINE[2:] + "\n")]).columns == CRITEO_COLUMNS[1:]
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    folder = tmp_path / "days"
+    folder.mkdir()
+    for name in ("day-2.csv", "day-1.csv", "_SUCCESS", ".hidden"):
+        written(folder / name, "a,click\n1,0\n")
+    log = open_log([folder])
+    assert [file.path.name for file in log.files] == ["day-1.csv", "day-2.csv"]
+    assert log.name == "days"
+
+
+def test_several_files_share_their_common_columns(tmp_path: Path) -> None:
+    one, two = (
+        written(tmp_path / "1.csv", "a,b,click\n1,2,0\n"),
+        written(tmp_path / "2.csv", "click,a\n0,1\n"),
+    )
+    assert open_log([one, two]).columns == ("a", "click")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        ("\n\n", "no header and no rows"),
+        ("a,b,a,click\n1,2,3,0\n", "'a' more than once"),
+        ("1,0,3\n4,1,6\n", "no header line"),
+        ("a,click\n".encode("utf-16"), "UTF-16"),
+        (b"\x00\x01\x02\x03", "neither text nor Parquet"),
+        (gzip.compress(b"a,click\n" * 1000)[:-9], "cannot be read"),
+    ],
+)
+def test_files_that_are_no_log(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_log([written(tmp_path / "log.csv", text)])
+
+
+def test_sources_that_are_no_log(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        open_log([tmp_path / "absent.csv"])
+    with pytest.raises(UserError, match="holds no files"):
+        open_log([tmp_path])
+    path = written(tmp_path / "log.csv", "a,click\n1,0\n")
+    with pytest.raises(UserError, match="Did you mean 'csv'"):
+        open_log([path], "cvs")
+    with pytest.raises(UserError, match="not a readable Parquet"):
+        open_log([path], "parquet")
+    with pytest.raises(UserError, match="first line has 1"):
+        open_log([path], "criteo")
+    pq.write_table(pa.table({"click": [0]}), tmp_path / "log.parquet")
+    with pytest.raises(UserError, match=r"log.csv is csv, log.parquet is parquet"):
+        open_log([tmp_path])
+
+
+def test_rows_are_estimated(tmp_path: Path) -> None:
+    text = "a,click\n" + "12345,0\n" * 50_000
+    assert estimate_rows(open_log([written(tmp_path / "log.csv", text)])) == pytest.approx(50_000, rel=0.01)
+    packed = written(tmp_path / "log.csv.gz", gzip.compress(text.encode()))
+    assert estimate_rows(open_log([packed])) == pytest.approx(50_000, rel=0.1)

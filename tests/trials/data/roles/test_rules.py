@@ -1,0 +1,142 @@
+"""What the rules make of columns as logs hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trials.data.log_schema import CategoricalColumn, Column, MultiHotColumn, NumericColumn, TimestampColumn
+from trials.data.roles.rules import judge
+from trials.data.roles.sample import ColumnSample
+
+RNG = np.random.default_rng(3)
+ROWS = 2000
+
+
+def judged(name: str, values: Any) -> Column:
+    column = values if isinstance(values, pa.Array) else pa.array([str(value).encode() for value in values])
+    return judge(ColumnSample(name, column)).column
+
+
+def whole(low: int, high: int) -> list[int]:
+    return RNG.integers(low, high, ROWS).tolist()
+
+
+def transform_of(name: str, values: Any) -> str:
+    column = judged(name, values)
+    assert isinstance(column, NumericColumn)
+    return column.transform
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("industry_recode", whole(0, 52)),
+        ("wheel_kind", whole(0, 30)),
+        ("num_doors", whole(1, 6)),
+        ("userId", whole(0, 10**4)),
+        ("item-id", whole(0, 400)),
+        ("zip", [f"{value:05d}" for value in whole(0, 9_999)]),
+        ("fraction_code", [f"0{value}" for value in whole(0, 900)]),
+        ("is_mobile", RNG.choice(["true", "false"], ROWS)),
+        ("query", RNG.choice(["red shoes", "blue shoes", "big hat", "sun hat, yellow"], ROWS)),
+        ("maybe", RNG.choice(["x", ""], ROWS)),
+    ],
+)
+def test_categorical_columns(name: str, values: Any) -> None:
+    assert isinstance(judged(name, values), CategoricalColumn)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "transform"),
+    [
+        ("age", whole(18, 90), "standard"),
+        ("weeks_worked", whole(0, 53), "standard"),
+        ("education_num", whole(1, 17), "standard"),
+        ("bid", RNG.normal(3, 1, ROWS), "standard"),
+        ("balance", RNG.normal(0, 1, ROWS) ** 7, "log"),
+        ("capital_gains", np.where(RNG.random(ROWS) < 0.95, 0, RNG.integers(1, 99_999, ROWS)), "log"),
+        ("pixels", np.floor(RNG.lognormal(3, 2, ROWS)).astype(int), "log"),
+    ],
+)
+def test_numeric_columns(name: str, values: Any, transform: str) -> None:
+    assert transform_of(name, values) == transform
+
+
+def test_a_few_typing_errors_do_not_make_numbers_text() -> None:
+    assert isinstance(judged("price", [*RNG.lognormal(0, 1, ROWS), "12 EUR"]), NumericColumn)
+    assert isinstance(judged("price", [*RNG.integers(0, 60, 99), "a", "b"]), CategoricalColumn)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("request", [f"{value:x}" for value in range(ROWS)]),
+        ("row_id", [value * 7 for value in range(ROWS)]),
+        ("counter", list(range(ROWS))),
+        ("version", ["1.0"] * ROWS),
+        ("empty", [""] * ROWS),
+        ("struct", pa.array([{"a": 1}] * ROWS)),
+    ],
+)
+def test_ignored_columns(name: str, values: Any) -> None:
+    assert judged(name, values).role == "ignore"
+
+
+def test_ids_that_may_come_back_in_a_larger_log() -> None:
+    ids = pa.array([f"{value:x}" for value in range(ROWS)])
+    for name, role in (
+        ("user_id", "categorical"),
+        ("device_ip", "categorical"),
+        ("request_id", "ignore"),
+        ("id", "ignore"),
+    ):
+        assert judge(ColumnSample(name, ids, complete=False)).column.role == role
+        assert judge(ColumnSample(name, ids)).column.role == "ignore"
+
+
+@pytest.mark.parametrize(("separator", "other"), [("|", "t"), ("^", "t"), (";", "t"), (",", "t"), (" ", "t")])
+def test_multi_hot_text(separator: str, other: str) -> None:
+    bags = [separator.join(f"{other}{i}" for i in RNG.choice(15, RNG.integers(0, 5))) for _ in range(ROWS)]
+    assert judged("interests", bags) == MultiHotColumn(separator=separator)
+
+
+def test_multi_hot_lists() -> None:
+    assert judged("history", pa.array([["a"], [], ["b", "a"], None])) == MultiHotColumn(separator=None)
+
+
+SECONDS = RNG.integers(1_700_000_000, 1_700_900_000, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("ts", SECONDS, "seconds"),
+        ("event_time", SECONDS * 1000, "milliseconds"),
+        ("createdAt", SECONDS * 1_000_000, "microseconds"),
+        ("when", SECONDS.astype("M8[s]"), "iso"),
+        ("hour", [f"1410{day:02d}{hour:02d}" for day in range(21, 31) for hour in range(24)], "yymmddhh"),
+        ("date", [f"201410{day:02d}" for day in range(1, 31)], "yyyymmdd"),
+        ("hour", [f"201410{day:02d}05" for day in range(1, 31)], "yyyymmddhh"),
+        ("timestamp", [f"201410{day:02d}050607" for day in range(1, 31)], "yyyymmddhhmmss"),
+        ("d", pa.array(SECONDS.astype("M8[s]")), "iso"),
+    ],
+)
+def test_time_stamps(name: str, values: Any, expected: str) -> None:
+    column = judged(name, values)
+    assert isinstance(column, TimestampColumn)
+    assert column.format == expected
+
+
+def test_numbers_are_time_stamps_only_by_name() -> None:
+    assert not isinstance(judged("ad_id", SECONDS), TimestampColumn)
+    assert not isinstance(judged("hour", whole(0, 24)), TimestampColumn)
+
+
+def test_roles_by_name() -> None:
+    assert judged("sample_weight", [1.0, 2.0, 0.0]).role == "weight"
+    assert judged("weight", [-1.0, 2.5, 80.0]).role == "numeric"
+    assert judged("oracle_probability", [0.1, 0.2]).role == "oracle"

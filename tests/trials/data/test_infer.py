@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dhen.errors import UserError
+from trials.data.infer import default_min_count, infer, infer_schema
+from trials.data.log_schema import LabelColumn, NumericColumn, SplitRule
+from trials.data.raw.sources import CRITEO_COLUMNS, open_log
+from trials.data.roles import sample
+
+Columns = dict[str, list[Any]]
+
+
+def test_a_click_log(clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    schema = infer_schema([write_csv(clicks)])
+    assert {name: column.role for name, column in schema.columns.items()} == {
+        "request_id": "ignore",
+        "event_time": "timestamp",
+        "user_id": "categorical",
+        "country": "categorical",
+        "tags": "multi_hot",
+        "price": "numeric",
+        "dwell_seconds": "numeric",
+        "example_weight": "weight",
+        "click": "label",
+    }
+    assert schema.columns["price"] == NumericColumn(transform="log")
+    assert schema.columns["dwell_seconds"] == NumericColumn(transform="standard")
+    assert schema.split == SplitRule(by="timestamp")
+
+
+def test_criteo_with_and_without_header(tmp_path: Path) -> None:
+    rows = ["\t".join([str(i % 2), *["5"] * 13, *["0a1b2c3d"] * 26]) for i in range(30)]
+    raw, named = tmp_path / "raw.txt", tmp_path / "named.tsv"
+    raw.write_text("\n".join(rows))
+    named.write_text("\t".join((*CRITEO_COLUMNS, "extra")) + "\n" + "".join(f"{row}\t7\n" for row in rows))
+    schema = infer_schema([raw])
+    assert [schema.columns[name] for name in ("I1", "I13")] == [NumericColumn(transform="log")] * 2
+    assert {schema.columns[f"C{i}"].role for i in range(1, 27)} == {"categorical"}
+    assert schema.split.by == "order"
+    columns = dict(infer_schema([named]).columns)
+    assert columns.pop("extra").role == "ignore"
+    assert columns == schema.columns
+
+
+def test_avazu(tmp_path: Path) -> None:
+    names = "id,click,hour,C1,banner_pos,site_id,app_id,device_id,C14,C21"
+    rows = [f"{i},{i % 2},141021{i % 24:02d},1005,0,1fbe01fe,ecad2386,a99f214a,15706,79" for i in range(50)]
+    path = tmp_path / "train.csv"
+    path.write_text("\n".join([names, *rows]))
+    schema = infer_schema([path])
+    roles = {name: column.role for name, column in schema.columns.items()}
+    assert roles.pop("id") == "ignore"
+    assert roles.pop("click") == "label"
+    assert roles.pop("hour") == "timestamp"
+    assert set(roles.values()) == {"categorical"}
+
+
+def test_the_label(clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    clicks["Outcome"] = clicks.pop("click")
+    path = write_csv(clicks)
+    with pytest.raises(UserError, match=r"no label column found.*one of: request_id, .*Outcome"):
+        infer_schema([path])
+    with pytest.raises(UserError, match="Did you mean 'Outcome'"):
+        infer_schema([path], label="outcome")
+    assert infer_schema([path], label="Outcome").label == "Outcome"
+    with pytest.raises(UserError, match="'country' holds more than two values"):
+        infer_schema([path], label="country")
+
+
+def test_the_rarer_of_two_unknown_labels_is_positive(clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    clicks["click"] = ["bought" if value else "left" for value in clicks["click"]]
+    assert infer_schema([write_csv(clicks)]).columns["click"] == LabelColumn(positive="bought")
+
+
+def test_labels_are_found_by_name(clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    clicks["Is Click"] = clicks.pop("click")
+    clicks["y"] = clicks["country"]
+    assert infer_schema([write_csv(clicks)]).label == "Is Click"
+
+
+def test_of_several_time_stamps_the_finest_splits(clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    clicks["signup_date"] = [stamp[:10] for stamp in clicks["event_time"]]
+    inferred = infer(open_log([write_csv(clicks)]))
+    assert inferred.schema.timestamp == "event_time"
+    assert "'event_time' has more" in inferred.notes["signup_date"]
+
+
+def test_two_time_stamps_cannot_split(clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    clicks["event_time"] = ["2024-01-01", "2024-01-02"] * 300
+    schema = infer_schema([write_csv(clicks)])
+    assert (schema.timestamp, schema.split.by) == (None, "order")
+
+
+def test_only_the_first_rows_are_looked_at(
+    clicks: Columns, write_csv: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trials.data.raw.readers.BLOCK_BYTES", 4096)
+    columns = open_log([path := write_csv(clicks)]).columns
+    drawn = sample.draw_sample(open_log([path]), columns, skip_bad_rows=False, limit=100)
+    assert 100 <= drawn.rows < 300
+    assert not drawn.complete
+    assert sample.draw_sample(open_log([path]), columns, skip_bad_rows=False).complete
+
+
+def test_nothing_to_learn_from(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("click,version\n" + "1,a\n0,a\n" * 30)
+    with pytest.raises(UserError, match=r"no column besides the label 'click'.*version: constant: a"):
+        infer_schema([path])
+    path.write_text("click,version\n")
+    with pytest.raises(UserError, match="only a header"):
+        infer_schema([path])
+
+
+def test_min_count_grows_with_the_log() -> None:
+    counts = [default_min_count(rows) for rows in (10, 999_999, 1_000_000, 9_999_999, 45_000_000)]
+    assert counts == [2, 2, 5, 5, 10]
+
+
+def test_names_suggest() -> None:
+    from trials.data.roles.names import suggests_amount, suggests_code, suggests_time, words_of
+
+    assert words_of("userID_lastSeen at-home") == {"user", "id", "last", "seen", "at", "home"}
+    assert suggests_code("adgroupid")
+    assert not suggests_code("bid")
+    assert suggests_amount("numClicks")
+    assert not suggests_amount("country")
+    assert suggests_time("signupDate")
+    assert not np.any([suggests_time(name) for name in ("price", "device", "runtime_kind")[:2]])

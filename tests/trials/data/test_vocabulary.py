@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dhen.errors import UserError
+from trials.data import statistics
+from trials.data.hashing import hash64
+from trials.data.statistics import ValueCounts
+from trials.data.vocabulary import UNKNOWN_ID, Vocabulary, hashed_ids
+
+texts = st.text(max_size=6)
+
+
+def counted(values: list[str]) -> pa.Table:
+    counts = Counter(values)
+    return pa.table({"value": pa.array(counts, pa.string()), "count": pa.array(counts.values(), pa.int64())})
+
+
+@given(st.lists(texts), st.integers(1, 3), st.lists(texts))
+def test_ids_are_ordered_by_frequency_then_text(
+    values: list[str], min_count: int, queries: list[str]
+) -> None:
+    vocabulary = Vocabulary.fit(counted(values), min_count)
+    kept = [(-count, value.encode()) for value, count in Counter(values).items() if count >= min_count]
+    expected = {value.decode(): 2 + place for place, (_, value) in enumerate(sorted(kept))}
+    asked = list(dict.fromkeys([*queries, *values]))
+    ids = vocabulary.ids(pa.array(asked, pa.string()))
+    assert ids.tolist() == [expected.get(value, UNKNOWN_ID) for value in asked]
+
+
+@given(st.lists(st.lists(st.one_of(st.none(), st.sampled_from("abcdef"))), max_size=8))
+def test_counting_in_batches(batches: list[list[str | None]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "COMPACT_AT", 2)
+        counts = ValueCounts()
+        for batch in batches:
+            counts.add(pa.array(batch, pa.string()).dictionary_encode())
+    expected = Counter(value for batch in batches for value in batch if value is not None)
+    assert {row["value"]: row["count"] for row in counts.table().to_pylist()} == expected
+    assert counts.total == expected.total()
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.fit(counted(["b", "a", "b", "", "é"]), 1)
+    vocabulary.save(tmp_path / "v.parquet")
+    loaded = Vocabulary.load(tmp_path / "v.parquet")
+    assert loaded.values.to_pylist() == ["b", "", "a", "é"]
+    assert loaded.counts.tolist() == [2, 1, 1, 1]
+    assert loaded.checksum() == vocabulary.checksum()
+    (tmp_path / "v.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="cannot be read"):
+        Vocabulary.load(tmp_path / "v.parquet")
+
+
+def test_the_hash_never_changes() -> None:
+    """Bundles and caches depend on it."""
+    assert [f"{h:016x}" for h in hash64(pa.array(["", "a", "68fd1e64", "Curaçao"]))] == [
+        "0000000000000000",
+        "ee8c2baf6343e5c3",
+        "d40df4134ce68c6a",
+        "0b2cdd0fa0c20f91",
+    ]
+    assert hashed_ids(pa.array(["a", "68fd1e64"]), 1000).tolist() == [893, 572]
+
+
+@given(st.lists(st.text(max_size=40), unique=True, max_size=60), st.integers(0, 5))
+def test_hashes_of_slices_and_of_different_texts(values: list[str], start: int) -> None:
+    array = pa.array(values, pa.string())
+    hashes = hash64(array)
+    assert np.array_equal(hash64(array.slice(start)), hashes[start:])
+    assert len(np.unique(hashes)) == len(values)
+
+
+def test_hash_buckets_are_even() -> None:
+    ids = hashed_ids(pa.array([f"user-{i}" for i in range(100_000)]), 64)
+    assert ids.min() == 2
+    shares = np.bincount(ids - 2, minlength=64) / len(ids) * 64
+    assert 0.85 < shares.min() <= shares.max() < 1.15

@@ -1,0 +1,284 @@
+"""The MLflow store against the record: complete, idempotent, resumable, rebuilt at will, honest about trouble."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import metrics, study
+
+from dhen.errors import UserError
+from trials.record import Outcome, StudyRecord
+from trials.tracking import LOGGED, REVISION, Tracker, artifacts, check_store, database, store_uri
+
+ROOT = Path(__file__).parents[2]
+
+
+def client(directory: Path) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=store_uri(directory))
+
+
+def runs(directory: Path, name: str = "ads-march") -> list[Any]:
+    own = client(directory)
+    experiment = own.get_experiment_by_name(name)
+    return list(own.search_runs([experiment.experiment_id], max_results=1000, order_by=["start_time"]))
+
+
+def by_number(directory: Path) -> dict[int, Any]:
+    return {
+        int(run.data.tags["trial.number"]): run for run in runs(directory) if "trial.number" in run.data.tags
+    }
+
+
+def parent(directory: Path) -> Any:
+    (found,) = (run for run in runs(directory) if run.data.tags["kind"] == "study")
+    return found
+
+
+def without(record: StudyRecord, count: int) -> StudyRecord:
+    """The study before its last trials, with the same verdicts (of numbers that are not there yet)."""
+    return record.model_copy(update={"trials": record.trials[:-count], "finished": False})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyRecord]:
+    directory = tmp_path_factory.mktemp("a run")
+    record = study(12)
+    report = directory / "report.html"
+    report.write_text("<p>report</p>")
+    Tracker.open(directory, name_model=lambda model: model["family"]).sync(record, report=report)
+    return directory, record
+
+
+def test_importing_the_tracker_does_not_import_mlflow() -> None:
+    code = "import sys, trials.tracking; sys.exit('mlflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_one_run_a_trial_below_one_for_the_study(finished: tuple[Path, StudyRecord]) -> None:
+    directory, record = finished
+    found = by_number(directory)
+    assert sorted(found) == [trial.number for trial in record.trials]
+    assert {run.data.tags["mlflow.parentRunId"] for run in found.values()} == {parent(directory).info.run_id}
+    assert parent(directory).info.run_name == record.name
+
+
+def test_runs_hold_what_the_record_says(finished: tuple[Path, StudyRecord]) -> None:
+    directory, record = finished
+    for number, run in by_number(directory).items():
+        trial = record.trial(number)
+        assert run.data.tags["outcome"] == trial.outcome.value
+        assert run.data.tags["front"] == ("true" if number in record.front else "false")
+        assert run.data.tags["model"] == trial.model["family"]
+        assert run.data.metrics["flops"] == trial.flops
+        assert run.data.metrics.get("best_ne") == (trial.validation.ne if trial.validation else None)
+        assert run.data.params["layer0.block1"] == trial.point["layer0.block1"]
+    best = by_number(directory)[record.best]
+    history = client(directory).get_metric_history(best.info.run_id, "ne")
+    expected = [(point.examples, point.validation.ne) for point in record.trial(record.best).curve]
+    assert [(entry.step, entry.value) for entry in history] == expected
+    assert best.info.end_time - best.info.start_time == round(1000 * record.trial(record.best).seconds)
+
+
+def test_files_lie_beside_the_store(finished: tuple[Path, StudyRecord]) -> None:
+    directory, record = finished
+    own = client(directory)
+    best = by_number(directory)[record.best].info.run_id
+    assert {file.path for file in own.list_artifacts(best)} == {"config.yaml", "cost.csv"}
+    assert [file.path for file in own.list_artifacts(parent(directory).info.run_id)] == ["report.html"]
+    assert list(artifacts(directory).rglob("report.html"))
+
+
+def state(directory: Path) -> list[tuple[Any, ...]]:
+    """Every row that a sync could have written."""
+    with closing(sqlite3.connect(database(directory))) as connection:
+        tables = ("runs", "metrics", "params", "tags", "latest_metrics")
+        return [
+            row for table in tables for row in sorted(connection.execute(f"select * from {table}"), key=str)
+        ]
+
+
+def test_a_second_sync_and_a_restart_write_nothing(finished: tuple[Path, StudyRecord]) -> None:
+    directory, record = finished
+    before = state(directory)
+    tracker = Tracker.open(directory, name_model=lambda model: model["family"])
+    tracker.sync(record)
+    tracker.sync(record)
+    assert state(directory) == before
+
+
+def test_a_study_that_grows_ends_as_one_written_at_once(tmp_path: Path) -> None:
+    record = study(4)
+    last = record.trials[-1].model_copy(
+        update={"outcome": Outcome.RUNNING, "validation": None, "seconds": None}
+    )
+    partial = last.model_copy(update={"curve": last.curve[:4]})
+    steps = [
+        record.model_copy(update={"trials": (), "finished": False}),
+        without(record, 2),
+        without(record, 1).model_copy(update={"trials": (*record.trials[:-1], partial)}),
+        without(record, 1).model_copy(update={"trials": (*record.trials[:-1], last)}),
+    ]
+    tracker = Tracker.open(tmp_path / "grown")
+    for step in steps:
+        tracker.sync(step)
+    Tracker.open(tmp_path / "grown").sync(record)
+    Tracker.open(tmp_path / "whole").sync(record)
+    assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
+
+
+def contents(directory: Path) -> dict[int, Any]:
+    """What a reader sees of each run, ids aside."""
+    own = client(directory)
+    return {
+        number: (
+            run.info.run_name,
+            run.info.status,
+            run.info.start_time,
+            run.info.end_time,
+            run.data.params,
+            {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")},
+            {
+                key: sorted(
+                    (m.step, m.value, m.timestamp) for m in own.get_metric_history(run.info.run_id, key)
+                )
+                for key in run.data.metrics
+            },
+        )
+        for number, run in by_number(directory).items()
+    }
+
+
+def test_a_writing_that_broke_off_is_finished_by_the_next_driver(tmp_path: Path) -> None:
+    record = study(2)
+    Tracker.open(tmp_path).sync(record)
+    before = contents(tmp_path)
+    own = client(tmp_path)
+    for run in runs(tmp_path):
+        for tag in (REVISION, LOGGED):  # written last of all, so that they are missing then
+            own.delete_tag(run.info.run_id, tag)
+    Tracker.open(tmp_path).sync(record)
+    assert contents(tmp_path) == before
+    assert len(runs(tmp_path)) == len(record.trials) + 1
+
+
+def test_what_the_record_contradicts_is_written_anew(tmp_path: Path) -> None:
+    record = study(2)
+    tracker = Tracker.open(tmp_path)
+    tracker.sync(record)
+    before = by_number(tmp_path)
+    other = next(number for number in (0, 1, 2) if number != record.baseline)
+    tracker.sync(record.model_copy(update={"baseline": other}))
+    after = by_number(tmp_path)
+    assert sorted(after) == sorted(before)
+    assert before[3].info.run_id != after[3].info.run_id
+    assert client(tmp_path).get_run(before[3].info.run_id).info.lifecycle_stage == "deleted"
+    assert after[other].data.metrics["best_ne_vs_baseline_percent"] == 0.0
+    assert parent(tmp_path).data.tags["baseline"] == str(other)
+
+
+def test_a_new_verdict_changes_tags_alone(tmp_path: Path) -> None:
+    record = study(3)
+    tracker = Tracker.open(tmp_path)
+    tracker.sync(record)
+    before = by_number(tmp_path)
+    tracker.sync(record.model_copy(update={"front": (), "best": None, "knee": None}))
+    after = by_number(tmp_path)
+    assert {number: run.info.run_id for number, run in after.items()} == {
+        number: run.info.run_id for number, run in before.items()
+    }
+    assert {run.data.tags["front"] for run in after.values()} == {"false"}
+
+
+def test_the_test_split_is_added_when_it_is_scored(tmp_path: Path) -> None:
+    record = study(2)
+    unscored = tuple(trial.model_copy(update={"test": None}) for trial in record.trials)
+    tracker = Tracker.open(tmp_path)
+    tracker.sync(record.model_copy(update={"trials": unscored, "finished": False}))
+    first = by_number(tmp_path)[record.best]
+    tracker.sync(record)
+    second = by_number(tmp_path)[record.best]
+    assert "test_ne" not in first.data.metrics
+    assert second.data.metrics["test_ne"] == record.trial(record.best).test.ne
+    assert second.info.run_id == first.info.run_id
+    assert parent(tmp_path).info.status == "FINISHED"
+
+
+def test_hundreds_of_points_and_params_fit(tmp_path: Path) -> None:
+    record = study(1)
+    base = record.trials[-1]
+    curve = tuple(
+        base.curve[0].model_copy(update={"examples": 100 * step, "validation": metrics(0.8 - step * 1e-5)})
+        for step in range(1, 301)
+    )
+    point = {f"axis{number}": number for number in range(230)}
+    big = base.model_copy(update={"curve": curve, "point": point, "outcome": Outcome.COMPLETED})
+    Tracker.open(tmp_path).sync(record.model_copy(update={"trials": (*record.trials[:-1], big)}))
+    run = by_number(tmp_path)[big.number]
+    assert len(client(tmp_path).get_metric_history(run.info.run_id, "train_loss")) == 300
+    assert run.data.params["axis229"] == "229"
+
+
+def test_a_deleted_store_is_rebuilt_by_the_next_driver(tmp_path: Path) -> None:
+    """In a process of its own, as a restart is: MLflow keeps a deleted store open as long as it lives."""
+    record = study(3)
+    Tracker.open(tmp_path).sync(record)
+    (tmp_path / "record.json").write_text(record.model_dump_json())
+    database(tmp_path).unlink()
+    code = """
+from pathlib import Path
+from trials.record import StudyRecord
+from trials.tracking import Tracker
+record = StudyRecord.model_validate_json(Path("record.json").read_text())
+Tracker.open(Path()).sync(record)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
+    with closing(sqlite3.connect(database(tmp_path))) as connection:
+        numbers = connection.execute("select value from tags where key = 'trial.number'").fetchall()
+    assert sorted(int(number) for (number,) in numbers) == [trial.number for trial in record.trials]
+    assert ended.stdout + ended.stderr == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts", "mlflow.db", "record.json"]
+
+
+def test_a_damaged_store_is_told_with_the_remedy_and_left_alone(tmp_path: Path) -> None:
+    database(tmp_path).write_bytes(b"no database at all" * 100)
+    with pytest.raises(UserError, match=r"mlflow\.db.*[Dd]elete it.*No trial is lost"):
+        Tracker.open(tmp_path)
+    assert database(tmp_path).read_bytes().startswith(b"no database")
+
+
+def test_a_locked_store_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trials.tracking.LOCK_SECONDS", 0.1)
+    with closing(sqlite3.connect(database(tmp_path), isolation_level=None)) as holder:
+        holder.execute("create table t (x)")
+        holder.execute("begin exclusive")
+        with pytest.raises(UserError, match="Another process holds it"):
+            check_store(tmp_path)
+    check_store(tmp_path)
+
+
+def test_a_store_damaged_while_open_is_told_at_the_next_sync(tmp_path: Path) -> None:
+    record = study(2)
+    tracker = Tracker.open(tmp_path)
+    tracker.sync(without(record, 1))
+    with closing(sqlite3.connect(database(tmp_path))) as connection:
+        connection.execute("drop table params")
+        connection.commit()
+    with pytest.raises(UserError, match="MLflow's store cannot be used"):
+        tracker.sync(record)
+
+
+def test_a_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        Tracker.open(tmp_path / "file")
