@@ -21,7 +21,7 @@ from spaces.space import Point
 from trials.job import TrainingConfig
 
 TRAINING_AXES: dict[str, Any] = {
-    "learning_rate": {"low": 0.001, "high": 0.005, "log": True},
+    "learning_rate": {"low": 0.001, "high": 0.006, "log": True},
     "embedding_learning_rate": {"low": 0.03, "high": 0.3, "log": True},
     "embedding_decay": {"low": 1e-6, "high": 1e-3, "log": True},
 }

@@ -21,7 +21,7 @@ DEMO = "demo"
 class DemoConfig(Value):
     """The built-in demo log."""
 
-    rows: int = Field(default=400_000, ge=1000)
+    rows: int = Field(default=200_000, ge=1000)
     """Examples to generate."""
     seed: int = Field(default=0, ge=0)
     """Of the teacher and the examples."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dhen.errors import UserError
+from dhen.model import parse_model
 from dhen.values import load_yaml, parse
 from search.bundle import BundleInfo, library_versions, write_bundle
 from search.config import StudyConfig
@@ -12,7 +13,7 @@ from search.front import pick
 from search.log import open_log
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
-from trials.job import Job
+from trials.job import Job, TrainingConfig
 from trials.record import StudyRecord, TrialRecord
 
 
@@ -27,8 +28,21 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     weights = Path(record.directory) / "trials" / f"{owner.number:05d}" / WEIGHTS
     if not weights.exists():
         raise UserError(f"{weights} is missing; run the study's command again to train trial {owner.number}.")
-    write_bundle(out, _info(record, trial, log), weights, log)
+    baseline = record.trial(record.baseline) if record.baseline is not None else None
+    job = trained_job(trial, log, record.seed)
+    write_bundle(out, bundle_info(trial, job, log, study=record.name, baseline=baseline), weights, log)
     return trial
+
+
+def trained_job(trial: TrialRecord, log: PreparedLog, seed: int) -> Job:
+    """The job that a finished trial has done."""
+    return Job(
+        model=parse_model(trial.model, "ledger"),
+        features=log.features,
+        log=log.fingerprint,
+        training=parse(TrainingConfig, trial.training, "ledger"),
+        seed=seed,
+    )
 
 
 def study_log(directory: Path) -> PreparedLog:
@@ -36,24 +50,16 @@ def study_log(directory: Path) -> PreparedLog:
     return open_log(parse(StudyConfig, load_yaml(directory / "study.yaml"), "study.yaml"))
 
 
-def _info(record: StudyRecord, trial: TrialRecord, log: PreparedLog) -> BundleInfo:
-    baseline = record.trial(record.baseline) if record.baseline is not None else None
+def bundle_info(
+    trial: TrialRecord, job: Job, log: PreparedLog, *, study: str, baseline: TrialRecord | None = None
+) -> BundleInfo:
+    """What a bundle says of a completed trial."""
     assert trial.validation is not None
     return BundleInfo(
-        study=record.name,
+        study=study,
         trial=trial.number,
-        job=parse(
-            Job,
-            {
-                "model": trial.model,
-                "features": log.features.to_dict(),
-                "log": record.log.fingerprint,
-                "training": trial.training,
-                "seed": record.seed,
-            },
-            "ledger",
-        ),
-        log=record.log,
+        job=job,
+        log=log.summary(),
         flops=trial.flops or 0.0,
         parameters=trial.parameters or 0,
         embedding_parameters=trial.embedding_parameters or 0,

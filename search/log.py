@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dhen.errors import UserError
-from search.config import DEMO, StudyConfig
+from search.config import DEMO, DemoConfig, StudyConfig
 from trials.data.cache import PreparedLog
 from trials.data.demo import DemoLog, generate
 from trials.data.prepare import cache_root, prepare
@@ -21,14 +21,9 @@ def open_log(config: StudyConfig, progress: OnProgress | None = None) -> Prepare
     Raises:
         UserError: for anything wrong with the files or the schema.
     """
-    paths = [Path(name) for name in config.data]
-    if config.data == (DEMO,) and not paths[0].exists():
-        paths = [demo_file(config, progress)]
+    paths = log_files(config.data, config.demo, progress)
     if len(paths) == 1 and PreparedLog.is_prepared(paths[0]):
         return PreparedLog.open(paths[0])
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        raise UserError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
     return prepare(
         paths,
         format=config.format,
@@ -39,9 +34,26 @@ def open_log(config: StudyConfig, progress: OnProgress | None = None) -> Prepare
     )
 
 
-def demo_file(config: StudyConfig, progress: OnProgress | None) -> Path:
-    """The demo log of these settings, generated where it is not there yet."""
-    spec = DemoLog(rows=config.demo.rows, seed=config.demo.seed)
+def log_files(
+    names: Sequence[str], demo: DemoConfig | None = None, progress: OnProgress | None = None
+) -> list[Path]:
+    """The paths that `--data` names; `demo` is the demo log, where no file has that name.
+
+    Raises:
+        UserError: naming the first that is missing.
+    """
+    paths = [Path(name) for name in names]
+    if list(names) == [DEMO] and not paths[0].exists():
+        return [_demo_file(demo or DemoConfig(), progress)]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise UserError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
+    return paths
+
+
+def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:
+    """Generated where it is not there yet."""
+    spec = DemoLog(rows=demo.rows, seed=demo.seed)
     folder = cache_root() / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     return generate(spec, folder / f"demo-{spec.rows}-{spec.seed}.parquet", progress=progress)

@@ -49,7 +49,7 @@ class Proposals:
         """Tells Optuna what the ledger knows and it does not; drops proposals that no trial took up."""
         taken = {entry.optuna_number: entry.record for entry in entries if entry.optuna_number is not None}
         for trial in self._study.get_trials(deepcopy=False):
-            if trial.state.is_finished():
+            if trial.state is not self._optuna.trial.TrialState.RUNNING:
                 continue
             record = taken.get(trial.number)
             if record is None:
@@ -57,9 +57,13 @@ class Proposals:
             elif record.outcome not in (Outcome.RUNNING, Outcome.INTERRUPTED):
                 self.tell(trial.number, record)
 
-    def ask(self) -> tuple[int, Point]:
-        """The next proposal: its number in Optuna, and a point."""
-        number = len(self._study.get_trials(deepcopy=False))
+    def ask(self, start: Point) -> tuple[int, Point]:
+        """The next proposal: its number in Optuna, and a point that has the values of `start`."""
+        trials = self._study.get_trials(deepcopy=False)
+        waiting = [trial.number for trial in trials if trial.state is self._optuna.trial.TrialState.WAITING]
+        number = waiting[0] if waiting else len(trials)
+        if start and not waiting:
+            self._study.enqueue_trial(start)
         seed = int(fingerprint([self._seed, number]), 16) % 2**32
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)

@@ -16,6 +16,7 @@ from dhen.errors import UserError
 from dhen.values import parse
 from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
+from search.export import trained_job
 from search.front import eligible, knee, pareto_front
 from search.objective import Trainer, new_record
 from search.proposals import Proposals
@@ -131,8 +132,12 @@ class Study:
     def _train_candidates(self) -> None:
         for record in [r for r in self._records.values() if r.outcome in UNFINISHED]:
             self._run_point(record.number, record.point, self._optuna[record.number])
+        baseline = self._best_baseline()
+        assert baseline is not None
         while not self._spent():
-            optuna_number, point = self._proposals.ask()
+            tried = len(self.record().candidates)
+            start = self._space.start_point(tried, baseline.training)
+            optuna_number, point = self._proposals.ask(start)
             self._run_point(len(self._records), point, optuna_number)
 
     def _run_point(self, number: int, point: Point, optuna_number: int | None) -> None:
@@ -187,13 +192,7 @@ class Study:
                 continue
             trial = self._records[number]
             owner = trial if trial.reused_from is None else self._records[trial.reused_from]
-            job = Job(
-                model=owner.model,
-                features=self._log.features,
-                log=self._log.fingerprint,
-                training=parse(TrainingConfig, owner.training, "ledger"),
-                seed=self._config.seed,
-            )
+            job = trained_job(owner, self._log, self._config.seed)
             self._ledger.count_test_look(number)
             metrics = self._trainer.score(owner, job, "test")
             self._note(trial.model_copy(update={"test": metrics}), self._optuna[number])

@@ -49,6 +49,10 @@ class Choice:
             raise UserError(f"{self.name}: {received!r} is not one of {list(self.labels)}.")
         return self.values[self.labels.index(received)]
 
+    def holds(self, value: Any) -> bool:
+        """Whether this is one of its values, and there is a choice at all."""
+        return self.size > 1 and value in self.values
+
     def encode(self, value: Any) -> Scalar:
         """The label of a value."""
         return self.labels[self.values.index(value)] if value in self.values else _outside(self.name, value)
@@ -82,14 +86,17 @@ class Range:
 
     def decode(self, received: Scalar) -> Any:
         """The number itself, if it lies inside."""
-        if not isinstance(received, (int, float)) or not self.low <= received <= self.high:
+        if not self.holds(received):
             raise UserError(f"{self.name}: {received!r} is not between {self.low} and {self.high}.")
         return received
 
+    def holds(self, value: Any) -> bool:
+        """Whether this lies between the bounds."""
+        return isinstance(value, (int, float)) and self.low <= value <= self.high
+
     def encode(self, value: Any) -> Scalar:
         """The number itself."""
-        inside = isinstance(value, (int, float)) and self.low <= value <= self.high
-        return value if inside else _outside(self.name, value)
+        return value if self.holds(value) else _outside(self.name, value)
 
 
 Axis = Choice | Range

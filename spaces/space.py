@@ -8,6 +8,7 @@ layers one recipe, as the paper stacks them; `layers: each` gives each its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +50,8 @@ class SpaceConfig(Value):
     """embedding_dim, numeric_mlp, head, dropout."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Any key of a training configuration."""
+    start: tuple[dict[str, Any], ...] = ()
+    """Points to try first, by axis name; axes left out are sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class Space:
             key: read_axis(f"training.{key}", spec) for key, spec in config.training.items()
         }
         self.layer_axes = {prefix: self._layer_axes(prefix) for prefix in self._prefixes()}
+        self._check_start()
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -82,6 +86,21 @@ class Space:
         layers = (axis for axes in self.layer_axes.values() for axis in axes.values())
         every = (self.depth, *layers, *self.model_axes.values(), *self.training_axes.values())
         return tuple(axis for axis in every if axis.size > 1)
+
+    def start_point(self, index: int, training: Mapping[str, Any]) -> Point:
+        """What the candidate of this index should try, as far as the space says so; empty past the last.
+
+        `training` are settings that have worked on this log (the tuned baseline's): a start point that
+        leaves them open begins there.
+        """
+        if index >= len(self.config.start):
+            return {}
+        known = {
+            axis.name: training[key]
+            for key, axis in self.training_axes.items()
+            if axis.holds(training.get(key))
+        }
+        return known | self.config.start[index]
 
     @property
     def fingerprint(self) -> str:
@@ -188,6 +207,14 @@ class Space:
         for kind in ensembles if isinstance(ensembles, list) else [ensembles]:
             if kind not in ENSEMBLES:
                 raise unknown_name("ensemble", str(kind), ENSEMBLES)
+
+    def _check_start(self) -> None:
+        axes = {axis.name: axis for axis in self.axes}
+        for point in self.config.start:
+            for name, value in point.items():
+                if name not in axes:
+                    raise unknown_name("axis of a start point", name, axes)
+                axes[name].decode(value)
 
     def _check_point(self, point: Point) -> None:
         names = {axis.name for axis in self.axes}

@@ -17,7 +17,7 @@ from dhen.values import Value, fingerprint
 
 STEPS_A_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """What the default batch size aims at, and its bounds."""
-ONE_PASS_ROWS = 200_000
+ONE_PASS_ROWS = 150_000
 """Training rows from which one pass is the default (measured on the demo log, docs/log.md)."""
 TRAINING_VERSION = 1
 """Raised whenever a change makes the same job train to another result; part of every fingerprint."""
@@ -37,7 +37,7 @@ class TrainingConfig(Value):
     embedding_decay: float = Field(default=0.0, ge=0)
     """L2 regularisation of the table rows looked up."""
     epochs: int | None = Field(default=None, gt=0)
-    """Passes over the training split at most; by default one over 200,000 rows or more (models with id
+    """Passes over the training split at most; by default one over 150,000 rows or more (models with id
     embeddings overfit from the second pass on, arXiv 2209.06053), six over fewer."""
     evaluate_every: int | None = Field(default=None, gt=0)
     """Training examples between two evaluations; by default half a pass (a quarter for a single pass)."""

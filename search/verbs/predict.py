@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.bundle import read_bundle
+from search.log import log_files
 from search.terminal import step_progress
 from trials.data.loader import feature_batch
 from trials.data.scoring import encode_rows
@@ -23,12 +24,10 @@ BATCH_ROWS = 8192
 
 @click.command(epilog="Example: dhen-search predict runs/demo/best --data new.csv --out scores.csv")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--data", multiple=True, required=True, type=click.Path(path_type=Path), help="Raw rows; no label needed."
-)
+@click.option("--data", multiple=True, required=True, help="Raw rows, files or a folder; no label needed.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV of row,score.")
-def command(bundle: Path, data: tuple[Path, ...], log_format: str | None, out: Path) -> None:
+def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Path) -> None:
     """Write `row,score` in input order: the probability of a click, corrected for negative sampling.
 
     Unseen categories and missing values are scored as the encoding learned to.
@@ -36,6 +35,7 @@ def command(bundle: Path, data: tuple[Path, ...], log_format: str | None, out: P
     found = read_bundle(bundle)
     if out.is_dir():
         raise UserError(f"{out} is a folder; --out names the CSV file to write.")
+    files = log_files(data)
     model = found.model().to(device())
     rate, row = found.info.negative_sampling_rate, 0
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -44,7 +44,7 @@ def command(bundle: Path, data: tuple[Path, ...], log_format: str | None, out: P
         with temporary.open("w", newline="", encoding="utf-8") as file, step_progress(Console()) as progress:
             writer = csv.writer(file)
             writer.writerow(("row", "score"))
-            for rows in encode_rows(data, found.encoding, format=log_format, batch_size=BATCH_ROWS):
+            for rows in encode_rows(files, found.encoding, format=log_format, batch_size=BATCH_ROWS):
                 with torch.no_grad():
                     p = torch.sigmoid(model(feature_batch(rows).to(device())).double()).cpu().numpy()
                 scores = undo_negative_sampling(p, rate)

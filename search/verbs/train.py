@@ -14,9 +14,10 @@ from dhen.errors import UserError
 from dhen.model import catalog, named_model, parse_model
 from dhen.values import parse
 from search.baseline import read_configuration
-from search.bundle import BundleInfo, is_bundle, library_versions, read_bundle, write_bundle
+from search.bundle import is_bundle, read_bundle, write_bundle
 from search.config import StudyConfig, set_override
-from search.log import open_log
+from search.export import bundle_info
+from search.log import log_files, open_log
 from search.objective import Trainer, new_record
 from search.terminal import step_progress
 from trials.data.cache import PreparedLog
@@ -54,8 +55,7 @@ def command(
     launcher.warm_up()
     with step_progress(console) as progress:
         if from_weights:
-            sources = [Path(name) for name in data]
-            log = prepare(sources, encoding=read_bundle(Path(what)).encoding, progress=progress)
+            log = prepare(log_files(data), encoding=read_bundle(Path(what)).encoding, progress=progress)
         else:
             log = _open(what, data, progress)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -68,8 +68,7 @@ def command(
         if record.outcome is not Outcome.COMPLETED:
             raise UserError(f"training ended as {record.outcome}: {record.error}")
         record = record.model_copy(update={"test": trainer.score(record, job, "test")})
-        info = _info(record, trainer, log, model, training, seed)
-        write_bundle(out, info, trainer.folder(0) / WEIGHTS, log)
+        write_bundle(out, bundle_info(record, job, log, study="train"), trainer.folder(0) / WEIGHTS, log)
     assert record.validation is not None
     assert record.test is not None
     console.print(f"validation NE {record.validation.ne:.5f}, test NE {record.test.ne:.5f}")
@@ -104,38 +103,11 @@ def _configuration(what: str, overrides: tuple[str, ...]) -> tuple[ModelConfig, 
 
 def _open(what: str, data: tuple[str, ...], progress: Any) -> PreparedLog:
     """The log, by the bundle's schema where there is one, so that equal logs are prepared equally."""
-    sources = [Path(name) for name in data]
+    sources = log_files(data)
     prepared = len(sources) == 1 and PreparedLog.is_prepared(sources[0])
-    if is_bundle(Path(what)) and all(path.exists() for path in sources) and not prepared:
+    if is_bundle(Path(what)) and not prepared:
         return prepare(sources, schema=read_bundle(Path(what)).encoding.schema, progress=progress)
     return open_log(StudyConfig(data=data), progress)
-
-
-def _info(
-    record: TrialRecord,
-    trainer: Trainer,
-    log: PreparedLog,
-    model: ModelConfig,
-    training: TrainingConfig,
-    seed: int,
-) -> BundleInfo:
-    assert record.validation is not None
-    return BundleInfo(
-        study="train",
-        trial=record.number,
-        job=trainer.job(model, training, seed),
-        log=log.summary(),
-        flops=record.flops or 0.0,
-        parameters=record.parameters or 0,
-        embedding_parameters=record.embedding_parameters or 0,
-        cost=record.cost,
-        validation=record.validation,
-        test=record.test,
-        negative_sampling_rate=log.schema.negative_sampling_rate,
-        planned_technique=record.planned_technique,
-        executed_technique=record.executed_technique,
-        versions=library_versions(),
-    )
 
 
 class _Printer:

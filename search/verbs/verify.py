@@ -12,6 +12,7 @@ from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost
 from search.bundle import Bundle, read_bundle
+from search.log import log_files
 from trials.data.cache import PreparedLog
 from trials.data.prepare import prepare
 from trials.evaluation import evaluate
@@ -23,10 +24,10 @@ NE_TOLERANCE = 1e-4
 
 @click.command(epilog="Example: dhen-search verify runs/demo/best --data log.csv")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--data", multiple=True, type=click.Path(path_type=Path), help="The log, to evaluate again.")
+@click.option("--data", multiple=True, help="The log, to evaluate again: files, a folder, `demo`.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--skip-bad-rows", is_flag=True, help="As the log was prepared.")
-def command(bundle: Path, data: tuple[Path, ...], log_format: str | None, skip_bad_rows: bool) -> None:
+def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_bad_rows: bool) -> None:
     """Check a bundle's files, costs and stored scores; with --data, evaluate it again and compare NE."""
     found = read_bundle(bundle)
     click.echo("files: whole, none altered")
@@ -56,13 +57,14 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
         sys.exit(1)
 
 
-def _log(bundle: Bundle, data: tuple[Path, ...], **reading: Any) -> PreparedLog:
+def _log(bundle: Bundle, data: tuple[str, ...], **reading: Any) -> PreparedLog:
     """The log prepared as at training where it is the bundle's, else in the bundle's encoding."""
-    if len(data) == 1 and PreparedLog.is_prepared(data[0]):
-        return PreparedLog.open(data[0])
-    log = prepare(data, schema=bundle.encoding.schema, **reading)
+    files = log_files(data)
+    if len(files) == 1 and PreparedLog.is_prepared(files[0]):
+        return PreparedLog.open(files[0])
+    log = prepare(files, schema=bundle.encoding.schema, **reading)
     same = log.fingerprint == bundle.info.log.fingerprint
-    return log if same else prepare(data, encoding=bundle.encoding, **reading)
+    return log if same else prepare(files, encoding=bundle.encoding, **reading)
 
 
 def _line(split: str, now: Metrics, exported: Metrics | None) -> str:

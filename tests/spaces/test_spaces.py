@@ -99,6 +99,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ),
         ("modules: {conv: {kernel: [2, 4]}}", "impossible.*odd kernel"),
         ("modules: {linear: {}}\ndepth: [0]", "impossible"),
+        ("modules: {linear: {}}\nstart: [{dept: 1}]", "Did you mean 'depth'"),
+        ("modules: {linear: {}}\nstart: [{depth: 9}]", "9 is not one of"),
         ("[1, 2]", "expected a mapping"),
     ],
 )
@@ -107,6 +109,16 @@ def test_impossible_spaces(tmp_path: Path, text: str, says: str) -> None:
     file.write_text(text)
     with pytest.raises(UserError, match=says):
         load_space(str(file))
+
+
+def test_start_points_come_first_and_begin_where_the_baseline_is() -> None:
+    space = load_space("default")
+    known = {"learning_rate": 0.002, "embedding_learning_rate": 9.0}
+    first = space.start_point(0, known)
+    assert first["training.learning_rate"] == 0.002
+    assert "training.embedding_learning_rate" not in first  # outside this space
+    assert first.items() >= space.config.start[0].items()
+    assert space.start_point(len(space.config.start), known) == {}
 
 
 def test_unknown_space_lists_the_known() -> None:
