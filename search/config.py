@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dhen.errors import UserError
 from dhen.values import Value, dump_yaml, load_yaml, parse
-from search.directory import LOCK_FILE, STUDY_FILE, write_atomically
+from search.directory import LOCK_FILE, STUDY_DB, STUDY_FILE, write_atomically
 from trials.job import TrainingConfig
 
 DEMO = "demo"
@@ -105,8 +105,8 @@ def set_override(data: dict[str, Any], word: str) -> None:
         raise UserError(f"{word!r}: the value is not valid YAML ({error}).") from None
 
 
-def settle_config(directory: Path, config: StudyConfig) -> StudyConfig:
-    """Writes a new run directory's `study.yaml`, or checks that the one there is of the same study.
+def check_directory(directory: Path, config: StudyConfig) -> None:
+    """Nothing else than this study, or nothing at all, is in the run directory.
 
     Raises:
         UserError: naming what differs, where the directory holds another study or other files.
@@ -122,8 +122,10 @@ def settle_config(directory: Path, config: StudyConfig) -> StudyConfig:
                 f"{directory} holds another study ({differences}). Run it with its own settings to go on, "
                 f"or choose another --out."
             )
-    elif directory.exists() and any(entry.name != LOCK_FILE for entry in directory.iterdir()):
+    elif directory.exists() and any(entry.name not in (LOCK_FILE, STUDY_DB) for entry in directory.iterdir()):
         raise UserError(f"{directory} is not empty and holds no study; choose another --out.")
-    directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, dump_yaml(config.to_dict()))
-    return config
+
+
+def write_config(directory: Path, config: StudyConfig) -> None:
+    """The run directory's `study.yaml`, complete."""
+    write_atomically(directory / STUDY_FILE, dump_yaml(config.to_dict()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from dhen.errors import UserError
 from trials.record import StudyRecord
 
-STUDY_FILE, RECORD_FILE, LOCK_FILE = "study.yaml", "study.json", ".lock"
+STUDY_FILE, STUDY_DB, RECORD_FILE, LOCK_FILE = "study.yaml", "study.db", "study.json", ".lock"
 
 
 def write_record(directory: Path, record: StudyRecord) -> None:

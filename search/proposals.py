@@ -35,7 +35,6 @@ class Proposals:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
         self._space, self._sampler, self._seed = space, sampler, seed
-        make_sampler(sampler, seed)
         try:
             storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_options(url))
             self._study = optuna.create_study(

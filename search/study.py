@@ -16,10 +16,12 @@ from dhen.errors import UserError
 from dhen.values import parse
 from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
+from search.directory import STUDY_DB
 from search.export import trained_job
 from search.front import eligible, knee, pareto_front
 from search.objective import Trainer, new_record
 from search.proposals import Proposals
+from search.samplers import make_sampler
 from spaces.axes import Choice
 from spaces.load import load_space
 from spaces.space import Point, Space
@@ -58,10 +60,11 @@ class Study:
         """
         self._config, self._directory, self._log, self._watchers = config, directory, log, watchers
         self.name = config.name or directory.resolve().name
+        make_sampler(config.sampler, config.seed)  # an unknown name is an error before anything is written
         self._space: Space = load_space(config.space)
         self._baseline: Baseline = read_baseline(config)
         self._check_training_axes()
-        url = config.storage or sqlite_url(directory / "study.db")
+        url = config.storage or sqlite_url(directory / STUDY_DB)
         self._ledger = Ledger(url, self.name)
         self._ledger_facts = self._settle_facts()
         self._proposals = Proposals(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAlchemyError
 
 from dhen.errors import UserError
 from trials.record import Outcome, TrialRecord
@@ -150,7 +150,7 @@ class Ledger:
     def _errors_in_words(self) -> Iterator[None]:
         try:
             yield
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, ModuleNotFoundError) as error:
             raise UserError(database_trouble(self.url, error)) from None
 
 
@@ -175,7 +175,17 @@ def database_trouble(url: str, error: Exception) -> str:
         remedy = "free some disk space and run the same command again: finished trials are safe"
     elif isinstance(error, DatabaseError) and not isinstance(error, OperationalError):
         remedy = "the file is damaged: restore it from a copy, or start a new study with another --out"
+    elif isinstance(error, ModuleNotFoundError):
+        remedy = "install the driver it names, e.g. `pip install psycopg2-binary` for PostgreSQL"
+    elif isinstance(error, ArgumentError):
+        remedy = "give a SQLAlchemy URL, e.g. sqlite:////path/study.db or postgresql://user@host/studies"
     else:
         remedy = "check the address, the permissions of the file and its folder, and that the server runs"
-    shown = url if url.startswith("sqlite") else sa.engine.make_url(url).render_as_string(hide_password=True)
-    return f"the study's database {shown} cannot be used ({reason}); {remedy}."
+    return f"the study's database {_without_password(url)} cannot be used ({reason}); {remedy}."
+
+
+def _without_password(url: str) -> str:
+    try:
+        return sa.engine.make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return repr(url)

@@ -12,7 +12,7 @@ from dashboards.names import short_name
 from dashboards.page import write_report
 from dashboards.summary import sentences
 from dhen.errors import UserError
-from search.config import DEMO, read_study_config, settle_config
+from search.config import DEMO, check_directory, read_study_config, write_config
 from search.directory import STUDY_FILE, only_driver, write_record
 from search.export import export
 from search.log import open_log
@@ -51,7 +51,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     if config.trials is None and config.minutes is None:
         raise UserError("a study needs a budget: give trials=N, minutes=M, or both.")
     with only_driver(directory):
-        settle_config(directory, config)
+        check_directory(directory, config)
         launcher = Launcher()
         launcher.warm_up()
         with step_progress(console) as progress:
@@ -59,6 +59,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
         publisher = Publisher(directory, console)
         with StudyView(console) as view:
             study = Study(config, directory, log, launcher, Watchers(changed=view, publish=publisher))
+            write_config(directory, config)
             try:
                 record = study.run()
             except KeyboardInterrupt:

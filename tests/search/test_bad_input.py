@@ -86,6 +86,16 @@ def test_a_run_directory_of_another_study(
     assert read_record(study) == before
 
 
+def test_a_mistake_leaves_the_directory_free(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    """A command that failed before anything was trained can be corrected and run again."""
+    out = tmp_path / "study"
+    words = ("run", "--data", click_log, "--out", out, "trials=1", "baseline_trials=1", "training.epochs=1")
+    for mistake in ("space=tyni", "sampler=tpee", "baseline=nothing"):
+        dhen_search(*words, mistake, code=2)
+    dhen_search(*words, "space=tiny")
+    assert read_record(out).finished
+
+
 def test_a_log_that_changed_under_a_study(dhen_search: Run, tmp_path: Path) -> None:
     log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "study"
     words = ("run", "--data", log, "--out", out, "trials=1", *SMALL)
