@@ -72,7 +72,8 @@ class Launcher:
 
     def __init__(self) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["trials.worker"])
+        # an optimizer's first use imports torch._dynamo (a second and more), so the server has it beforehand
+        self._context.set_forkserver_preload(["torch._dynamo", "trials.worker"])
 
     def warm_up(self) -> None:
         """Starts the fork server's imports (seconds) while the caller does something else."""
