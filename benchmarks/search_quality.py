@@ -20,18 +20,15 @@ from pathlib import Path
 
 import numpy as np
 from common import machine, markdown
+from scipy.sparse import hstack
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
-from dhen.model import parse_model
-from dhen.values import parse
 from search.directory import read_record
-from search.export import study_log
+from search.export import study_log, trained_job
 from search.objective import Trainer, new_record
 from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
 from trials.launcher import Launcher
 from trials.metrics import evaluate_predictions
 from trials.record import Metrics, StudyRecord, TrialKind, TrialRecord
@@ -48,9 +45,7 @@ def arrays(log: PreparedLog, split: str) -> tuple[np.ndarray, np.ndarray, np.nda
 def logistic_regression(log: PreparedLog, seed: int) -> Metrics:
     ids, numeric, label = arrays(log, "train")
     one_hot = OneHotEncoder(handle_unknown="ignore")
-    model = make_pipeline(LogisticRegression(max_iter=1000, random_state=seed))
-    from scipy.sparse import hstack
-
+    model = LogisticRegression(max_iter=1000, random_state=seed)
     model.fit(hstack([one_hot.fit_transform(ids), numeric]).tocsr(), label)
     test_ids, test_numeric, test_label = arrays(log, "test")
     p = model.predict_proba(hstack([one_hot.transform(test_ids), test_numeric]).tocsr())[:, 1]
@@ -81,8 +76,7 @@ def retrained(log: PreparedLog, trial: TrialRecord, launcher: Launcher) -> Calla
     def train(seed: int) -> Metrics:
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(launcher, log, Path(folder))
-            training = parse(TrainingConfig, trial.training, "ledger")
-            job = trainer.job(parse_model(trial.model, "ledger"), training, seed)
+            job = trained_job(trial, log, seed)
             record = new_record(0, TrialKind.CANDIDATE, {}, job)
             record = trainer.train(record, job, lambda _record, _progress: None)
             return trainer.score(record, job, "test")
@@ -127,7 +121,7 @@ def main() -> None:
         row("histogram gradient boosting", [gradient_boosting(log, seed) for seed in seeds], None),
         row("AdvancedDLRM, tuned", [*map(retrained(log, baseline, launcher), seeds)], baseline.flops),
         row(
-            f"chosen by {arguments.trials} candidates",
+            f"chosen by {len(record.candidates)} candidates",
             [*map(retrained(log, best, launcher), seeds)],
             best.flops,
         ),
