@@ -15,6 +15,7 @@ from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import Costs, linear_cost, within
 from dhen.features import FeatureProcessing, feature_cost
+from dhen.linear import Linear
 from dhen.moe import MoeMlp, moe_cost
 from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_width
 from dhen.parts import Widths, mlp, mlp_cost
@@ -44,11 +45,11 @@ class AdvancedDlrm(nn.Module):
         self.mlp: nn.Module = mlp(width, config.mlp, dropout=config.dropout)
         if config.experts > 1:
             self.mlp = MoeMlp(width, config.mlp, config.experts, dropout=config.dropout)
-        self.logit = nn.Linear(config.mlp[-1], 1)
+        self.logit = Linear(config.mlp[-1], 1)
 
     def forward(self, batch: FeatureBatch) -> Tensor:
         """The log odds of a click, one an example."""
-        x_BMD = self.features(batch)
+        x_BMD = self.features(batch, self.logit.weight.dtype)
         return self.logit(self.mlp(self.interactions(x_BMD))).squeeze(1)  # type: ignore[no-any-return]
 
 

@@ -11,6 +11,7 @@ from dhen.config import DhenConfig
 from dhen.cost import Costs, within
 from dhen.features import FeatureProcessing, feature_cost
 from dhen.layer import DhenLayer, LayerShape, layer_cost
+from dhen.linear import Linear
 from dhen.parts import mlp, mlp_cost
 from dhen.schema import FeatureSchema
 
@@ -27,13 +28,14 @@ class DhenModel(nn.Module):
         )
         width = _head_width(config)
         self.head = mlp(width, config.head, dropout=config.dropout)
-        self.logit = nn.Linear((width, *config.head)[-1], 1)
+        self.logit = Linear((width, *config.head)[-1], 1)
 
     def forward(self, batch: FeatureBatch) -> Tensor:
         """The log odds of a click, one an example."""
-        x_BMD = self.features(batch)
+        dtype = self.logit.weight.dtype
+        x_BMD, raw_BK = self.features(batch, dtype), batch.numeric_BK.to(dtype)
         for layer in self.layers:
-            x_BMD = layer(x_BMD, batch.numeric_BK)
+            x_BMD = layer(x_BMD, raw_BK)
         return self.logit(self.head(x_BMD.flatten(1))).squeeze(1)  # type: ignore[no-any-return]
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs
+from dhen.linear import Linear
 from dhen.parts import mlp, mlp_cost
 from dhen.schema import FeatureSchema, Table
 
@@ -42,14 +43,18 @@ class EmbeddingTables(nn.Module):
         """[e_BTD, e_B1D, ...]: the categorical tables together, then each multi-hot one."""
         looked_up = []
         if self.row_offsets.numel():
-            ids_BT = batch.ids_BT + self.row_offsets
-            looked_up.append(F.embedding(ids_BT, self.weight, sparse=True))
-        for (ids, offsets_B), start in zip(batch.bags, self.bag_offsets, strict=True):
-            bag_BD = F.embedding_bag(
-                ids.long() + start, self.weight, offsets_B.long(), mode="mean", sparse=True
-            )
+            looked_up.append(F.embedding(batch.ids_BT + self.row_offsets, self.weight, sparse=True))
+        for rows, (_, offsets_B) in zip(self._bag_rows(batch), batch.bags, strict=True):
+            bag_BD = F.embedding_bag(rows, self.weight, offsets_B.long(), mode="mean", sparse=True)
             looked_up.append(bag_BD.unsqueeze(1))
         return looked_up
+
+    def rows(self, batch: FeatureBatch) -> Tensor:
+        """The rows of `weight` that a batch reads, in any order, some several times: int64, one dimension."""
+        return torch.cat([(batch.ids_BT + self.row_offsets).flatten(), *self._bag_rows(batch)])
+
+    def _bag_rows(self, batch: FeatureBatch) -> list[Tensor]:
+        return [ids.long() + start for (ids, _), start in zip(batch.bags, self.bag_offsets, strict=True)]
 
 
 class FeatureProcessing(nn.Module):
@@ -60,19 +65,20 @@ class FeatureProcessing(nn.Module):
         n, dim = len(schema.numeric), config.embedding_dim
         self.tables = EmbeddingTables(schema, dim) if schema.tables else None
         self.numeric = (
-            nn.Sequential(
-                mlp(n, config.numeric_mlp, dropout=0.0), nn.Linear((n, *config.numeric_mlp)[-1], dim)
-            )
+            nn.Sequential(mlp(n, config.numeric_mlp, dropout=0.0), Linear((n, *config.numeric_mlp)[-1], dim))
             if n
             else None
         )
 
-    def forward(self, batch: FeatureBatch) -> Tensor:
-        """Categorical tables, multi-hot tables, then the numeric embedding, in the schema's order."""
-        parts = self.tables(batch) if self.tables is not None else []
+    def forward(self, batch: FeatureBatch, dtype: torch.dtype) -> Tensor:
+        """Categorical tables, multi-hot tables, then the numeric embedding, in the schema's order.
+
+        Tables are fp32 whatever the dense part computes in, which is `dtype`.
+        """
+        parts = [e.to(dtype) for e in self.tables(batch)] if self.tables is not None else []
         if self.numeric is not None:
-            parts.append(self.numeric(batch.numeric_BK).unsqueeze(1))
-        return torch.cat(parts, dim=1)
+            parts.append(self.numeric(batch.numeric_BK.to(dtype)).unsqueeze(1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dhen.blocks import BlockShape
 from dhen.config import LayerConfig
 from dhen.cost import NORM_FLOPS, CostRow, Costs, elementwise_cost, linear_cost, within
+from dhen.linear import Linear
 from dhen.parts import EmbeddingProjection, projection_cost
 
 
@@ -40,7 +41,7 @@ class DhenLayer(nn.Module):
     def __init__(self, config: LayerConfig, shape: LayerShape, *, dropout: float) -> None:
         super().__init__()
         block_shape = shape.block(config)
-        self.raw_numeric = nn.Linear(shape.numeric, shape.dim) if shape.takes_raw(config) else None
+        self.raw_numeric = Linear(shape.numeric, shape.dim) if shape.takes_raw(config) else None
         self.blocks = nn.ModuleList(block.build(block_shape, dropout=dropout) for block in config.modules)
         self.ensemble = config.ensemble.build(len(config.modules))
         self.shortcut: nn.Module | None = None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dhen.cost import SOFTMAX_FLOPS, Costs, elementwise_cost, linear_cost, within
+from dhen.linear import Linear
 from dhen.parts import mlp, mlp_cost
 
 
@@ -20,7 +21,7 @@ class MoeMlp(nn.Module):
     def __init__(self, n_in: int, widths: Sequence[int], experts: int, *, dropout: float) -> None:
         super().__init__()
         self.experts = nn.ModuleList(mlp(n_in, widths, dropout=dropout) for _ in range(experts))
-        self.gate = nn.Linear(n_in, experts)
+        self.gate = Linear(n_in, experts)
 
     def forward(self, x: Tensor) -> Tensor:
         """sum_e softmax(gate(x))_e expert_e(x)."""

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost
+from dhen.linear import Linear
 
 Widths = tuple[Annotated[int, Field(gt=0, le=65_536)], ...]
 """Output widths of the layers of an MLP, first to last."""
@@ -20,12 +22,7 @@ Widths = tuple[Annotated[int, Field(gt=0, le=65_536)], ...]
 
 def mlp(n_in: int, widths: Sequence[int], *, dropout: float) -> nn.Sequential:
     """Linear, ReLU, dropout for each width: (B, n_in) -> (B, widths[-1]); empty widths are the identity."""
-    layers: list[nn.Module] = []
-    for a, b in pairwise((n_in, *widths)):
-        layers += [nn.Linear(a, b), nn.ReLU(inplace=True)]
-        if dropout:
-            layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers)
+    return nn.Sequential(*(Linear(a, b, relu=True, dropout=dropout) for a, b in pairwise((n_in, *widths))))
 
 
 def mlp_cost(name: str, n_in: int, widths: Sequence[int]) -> Costs:
@@ -46,8 +43,12 @@ class EmbeddingProjection(nn.Module):
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """u_BLD, each a mix of the M embeddings."""
-        u_BLD: Tensor = self.linear(x_BMD.mT).mT
-        return u_BLD
+        return mix_embeddings(self.linear.weight, x_BMD)
+
+
+def mix_embeddings(weight_LM: Tensor, x_BMD: Tensor) -> Tensor:
+    """W x_b for each example b: u_BLD. As a batched product nothing is transposed in memory."""
+    return torch.bmm(weight_LM.expand(len(x_BMD), *weight_LM.shape), x_BMD)
 
 
 def projection_cost(name: str, n_in: int, n_out: int, dim: int) -> CostRow:
@@ -61,7 +62,7 @@ class VectorToEmbeddings(nn.Module):
     def __init__(self, n_in: int, embeddings: int, dim: int) -> None:
         super().__init__()
         self.shape = (embeddings, dim)
-        self.linear = nn.Linear(n_in, embeddings * dim)
+        self.linear = Linear(n_in, embeddings * dim)
 
     def forward(self, v_BV: Tensor) -> Tensor:
         """u_BLD."""

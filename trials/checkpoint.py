@@ -14,11 +14,6 @@ from dhen.errors import UserError
 Weights = dict[str, Tensor]
 
 
-def copy_weights(model: nn.Module) -> Weights:
-    """A copy of the model's weights on the CPU."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
-
-
 def save_weights(weights: Weights, path: Path) -> None:
     """Writes a file that is whole or not there."""
     temporary = path.with_name(path.name + ".tmp")

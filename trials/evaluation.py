@@ -18,23 +18,24 @@ EVAL_BATCH = 8192
 
 
 @torch.no_grad()
-def predict_split(model: nn.Module, split: Split, *, autocast: bool) -> NDArray[np.float64]:
-    """Click probabilities (N) of all rows in order, as the training log has them (not corrected)."""
+def predict_split(model: nn.Module, split: Split) -> NDArray[np.float64]:
+    """Click probabilities (N) of all rows in order, as the training log has them (not corrected).
+
+    The model computes in the precision that its dense part has (`trials.master_weights.compute_in`).
+    """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    logits = []
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-        for batch in eval_batches(split, batch_size=EVAL_BATCH):
-            logits.append(model(batch.to(device).features).float())
+    batches = eval_batches(split, batch_size=EVAL_BATCH)
+    logits = [model(batch.to(device).features).float() for batch in batches]
     model.train(was_training)
     return torch.sigmoid(torch.cat(logits).double()).cpu().numpy()
 
 
-def evaluate(model: nn.Module, log: PreparedLog, split_name: str, *, autocast: bool) -> Metrics:
+def evaluate(model: nn.Module, log: PreparedLog, split_name: str) -> Metrics:
     """Metrics on a split of the log, corrected for negative sampling where its schema states a rate."""
     split = log.split(split_name)
     rate = log.schema.negative_sampling_rate
-    p = undo_negative_sampling(predict_split(model, split, autocast=autocast), rate)
+    p = undo_negative_sampling(predict_split(model, split), rate)
     label = np.asarray(split.labels, dtype=np.float64)
     return evaluate_predictions(p, label, example_weights(split, rate))

@@ -19,7 +19,7 @@ STEPS_A_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """What the default batch size aims at, and its bounds."""
 ONE_PASS_ROWS = 150_000
 """Training rows from which one pass is the default (measured on the demo log, docs/log.md)."""
-TRAINING_VERSION = 1
+TRAINING_VERSION = 2
 """Raised whenever a change makes the same job train to another result; part of every fingerprint."""
 
 
@@ -36,6 +36,9 @@ class TrainingConfig(Value):
     """AdamW's decoupled decay of the dense part."""
     embedding_decay: float = Field(default=0.0, ge=0)
     """L2 regularisation of the table rows looked up."""
+    table_decay: float = Field(default=0.0, ge=0, le=1)
+    """Decoupled decay of whole tables, looked up or not: at every step each row is multiplied by
+    1 - embedding_learning_rate * table_decay, exactly, though rows are touched only when looked up."""
     epochs: int | None = Field(default=None, gt=0)
     """Passes over the training split at most; by default one over 150,000 rows or more (models with id
     embeddings overfit from the second pass on, arXiv 2209.06053), six over fewer."""
@@ -51,7 +54,8 @@ class TrainingConfig(Value):
     order: Literal["shuffled", "log"] = "shuffled"
     """Of examples: shuffled anew each pass, or as in the log (as a model in production sees them)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16 is autocast with fp32 weights. Auto: bf16 where this machine multiplies bf16 matrices faster."""
+    """What the dense part computes in, from fp32 master weights; tables are fp32. Auto: bf16 where this
+    machine multiplies bf16 matrices faster."""
 
     def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
         """The same with nothing left open, for a log of this size on a machine that prefers this precision."""

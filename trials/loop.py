@@ -8,6 +8,7 @@ after `patience` such evaluations training ends. The test split is never touched
 from __future__ import annotations
 
 import itertools
+import math
 import resource
 import statistics
 import time
@@ -15,20 +16,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.optim import Optimizer
+from torch import Tensor
 
 from dhen.model import build_model
-from trials.checkpoint import Weights, copy_weights
+from trials.checkpoint import Weights
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
 from trials.evaluation import evaluate
 from trials.events import Diverged, Evaluated, Event, Progress, Trained
 from trials.hardware import device
 from trials.job import Job, TrainingConfig
-from trials.optimizers import make_optimizers
 from trials.record import CurvePoint, Metrics
+from trials.step import TrainStep
 
 PROGRESS_SECONDS = 0.5
 """Between two progress events."""
@@ -84,10 +83,9 @@ def train(
     model = build_model(job.model, job.features)
     if start_from is not None:
         model.load_state_dict(start_from)
-    model.to(where).train()
-    optimizers = make_optimizers(model, job.training)
+    step = TrainStep(model.to(where).train(), job.training)
     try:
-        state = _run(model, optimizers, job, log, emit, autocast=job.training.precision == "bf16")
+        state = _run(step, job, log, emit)
     except DivergenceError as error:
         emit(Diverged(step=error.step, loss=str(error.loss)))
         return
@@ -107,19 +105,11 @@ def train(
     )
 
 
-def _run(
-    model: nn.Module,
-    optimizers: list[Optimizer],
-    job: Job,
-    log: PreparedLog,
-    emit: Callable[[Event], None],
-    *,
-    autocast: bool,
-) -> _State:
+def _run(step: TrainStep, job: Job, log: PreparedLog, emit: Callable[[Event], None]) -> _State:
     """Steps and evaluations until the passes are over or validation no longer improves."""
     config, state = job.training, _State()
     assert config.epochs is not None
-    where = next(model.parameters()).device
+    where = device()
     total = config.epochs * log.split("train").rows
     assert config.evaluate_every is not None
     every = config.evaluate_every
@@ -127,8 +117,8 @@ def _run(
     stretch_examples, next_evaluation = 0, every
     batches = _epochs(log, config, job.seed)
     for batch, last in _mark_last(batches):
-        _set_learning_rates(optimizers, config, state, total)
-        loss = _step(model, optimizers, batch.to(where), autocast=autocast)
+        rate = step.scale_learning_rates(_rate_factor(config, state, total))
+        loss = step(batch.to(where))
         state.steps += 1
         state.examples += batch.features.size
         stretch_examples += batch.features.size
@@ -141,54 +131,41 @@ def _run(
             continue
         next_evaluation += every
         _check_losses(state)
+        if not step.is_finite():
+            raise DivergenceError(state.steps, math.nan)
         now = time.perf_counter()
         state.speeds.append(stretch_examples / (now - stretch_began))
-        validation = evaluate(model, log, "validation", autocast=autocast)
+        step.settle()
+        validation = evaluate(step.model, log, "validation")
         stretch_began, stretch_examples = time.perf_counter(), 0
         state.evaluate_seconds += stretch_began - now
         point = CurvePoint(
             examples=state.examples,
             epoch=state.examples / log.split("train").rows,
             train_loss=state.loss_sum / state.loss_steps,
-            learning_rate=optimizers[0].param_groups[0]["lr"],
+            learning_rate=rate,
             seconds=stretch_began - began,
             validation=validation,
         )
         emit(Evaluated(point=point))
-        if _judge(state, point, model, config):
+        if _judge(state, point, step, config):
             break
     return state
 
 
-def _set_learning_rates(
-    optimizers: list[Optimizer], config: TrainingConfig, state: _State, total_examples: int
-) -> None:
-    """Learning rates for the next step: as configured, by schedule, by plateaus so far."""
+def _rate_factor(config: TrainingConfig, state: _State, total_examples: int) -> float:
+    """What learning rates are multiplied by at the next step: by schedule, and by plateaus so far."""
     done = state.examples / total_examples if config.schedule == "linear" else 0.0
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * (1.0 - done) * state.rate_factor
+    return (1.0 - done) * state.rate_factor
 
 
-def _step(model: nn.Module, optimizers: list[Optimizer], batch: Batch, *, autocast: bool) -> Tensor:
-    """One update; returns the batch's loss, detached."""
-    with torch.autocast(batch.label_B.device.type, dtype=torch.bfloat16, enabled=autocast):
-        logit_B = model(batch.features)
-    loss = F.binary_cross_entropy_with_logits(logit_B.float(), batch.label_B, weight=batch.weight_B)
-    loss.backward()  # type: ignore[no-untyped-call]
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return loss.detach()
-
-
-def _judge(state: _State, point: CurvePoint, model: nn.Module, config: TrainingConfig) -> bool:
+def _judge(state: _State, point: CurvePoint, step: TrainStep, config: TrainingConfig) -> bool:
     """Keeps the best weights, lowers learning rates on a plateau; True where training should end."""
     state.curve.append(point)
     state.loss_sum, state.loss_steps = 0.0, 0
     if state.best is None or point.validation.ne < state.best.ne:
         state.best, state.stale = point.validation, 0
-        state.best_weights = copy_weights(model)
+        state.best_weights = step.weights()
         return False
     state.stale += 1
     state.rate_factor *= config.plateau_factor

@@ -1,16 +1,17 @@
 """Self-attention: u = W TransformerEncoderLayer(x), W in R^(m x l) (DHEN paper, section 3.2.2).
 
-The encoder layer is torch's own (post-norm, ReLU), its tokens the embeddings; no positions are added,
-since each embedding's place already says which feature it is.
+The encoder layer (post-norm, ReLU) has the embeddings for tokens; no positions are added, since each
+embedding's place already says which feature it is.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn import functional as F
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import (
@@ -22,6 +23,8 @@ from dhen.cost import (
     linear_cost,
     product_cost,
 )
+from dhen.dropout import drop, dropout_scale
+from dhen.linear import Linear, linear
 from dhen.parts import EmbeddingProjection, projection_cost
 
 
@@ -46,7 +49,7 @@ class AttentionConfig(BlockConfig):
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
         return nn.Sequential(
-            Encoder(shape.dim, self.heads, self.feedforward, dropout=dropout, batch_first=True),
+            Encoder(shape.dim, self.heads, self.feedforward, dropout=dropout),
             EmbeddingProjection(shape.embeddings, shape.out),
         )
 
@@ -67,22 +70,53 @@ class AttentionConfig(BlockConfig):
         )
 
 
-class Encoder(nn.TransformerEncoderLayer):
-    """torch's encoder layer, its attention unfused on the CPU.
+class Encoder(nn.Module):
+    """x_BMD -> x_BMD: self-attention, then feed-forward, each with dropout, a residual and a norm after it.
 
-    The fused CPU kernel is made for long sequences: for tens of embeddings and heads of 8 to 16 it took
-    1.3 to 2.8 times as long, forward and backward (2 cores, 2026-11-21, docs/log.md).
+    The modules and their order are those of torch's TransformerEncoderLayer; on the CPU attention is
+    written out, since torch's kernels for it are made for long sequences and large heads (docs/log.md).
     """
 
-    def forward(
-        self,
-        src: Tensor,
-        src_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """x_BMD -> x_BMD."""
-        if src.device.type != "cpu":
-            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
-        with sdpa_kernel(SDPBackend.MATH):
-            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+    def __init__(self, dim: int, heads: int, feedforward: int, *, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.p = heads, dropout
+        self.qkv = Linear(dim, 3 * dim)
+        self.output = Linear(dim, dim, dropout=dropout)
+        self.feedforward = nn.Sequential(
+            Linear(dim, feedforward, relu=True, dropout=dropout),
+            Linear(feedforward, dim, dropout=dropout),
+        )
+        self.norms = nn.ModuleList((nn.LayerNorm(dim), nn.LayerNorm(dim)))
+        nn.init.xavier_uniform_(self.qkv.weight)
+        nn.init.zeros_(self.qkv.bias)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, x_BMD: Tensor) -> Tensor:
+        """Post-norm, as in "Attention Is All You Need" (arXiv 1706.03762, section 3)."""
+        x_BMD = self.norms[0](x_BMD + self.output(self._attention(x_BMD)))
+        y_BMD: Tensor = self.norms[1](x_BMD + self.feedforward(x_BMD))
+        return y_BMD
+
+    def _attention(self, x_BMD: Tensor) -> Tensor:
+        """softmax(q k^T / sqrt(d)) v for each head, heads one after another in the last dimension."""
+        batch, m, dim = x_BMD.shape
+        p = self.p if self.training else 0.0
+        if x_BMD.device.type != "cpu":
+            qkv = self.qkv(x_BMD).view(batch, m, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            values = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], dropout_p=p)
+        else:
+            qkv = self._scaled_qkv(x_BMD, p).view(batch, m, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            q_NMd, k_NMd, v_NMd = qkv.flatten(1, 2)
+            weights_NMM = torch.bmm(q_NMd, k_NMd.mT).float().softmax(dim=-1).to(x_BMD.dtype)
+            weights_NMM = drop(weights_NMM, p) if p else weights_NMM
+            values = torch.bmm(weights_NMM, v_NMd).view(batch, self.heads, m, -1)
+        return values.transpose(1, 2).reshape(batch, m, dim)
+
+    def _scaled_qkv(self, x_BMD: Tensor, p: float) -> Tensor:
+        """q / sqrt(d), k, and v as dropout scales it: by the weights, which are fewer than the values."""
+        weight, bias = self.qkv.weight, self.qkv.bias
+        dim = weight.shape[1]
+        scale = weight.new_ones(3)
+        scale[0], scale[2] = (dim // self.heads) ** -0.5, dropout_scale(p)
+        scale = scale.repeat_interleave(dim)
+        return linear(x_BMD, weight * scale.unsqueeze(1), bias * scale)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost, product_cost
+from dhen.parts import mix_embeddings
 
 
 class CrossConfig(BlockConfig):
@@ -50,5 +51,4 @@ class Cross(nn.Module):
     def forward(self, x_BMD: Tensor) -> Tensor:
         """x^T x is symmetric, so applying W to its rows or to its columns is the same."""
         outer_BDD = torch.bmm(x_BMD.mT, x_BMD)
-        u_BLD: Tensor = self.weight(outer_BDD).mT + self.bias_LD
-        return u_BLD
+        return mix_embeddings(self.weight.weight, outer_BDD) + self.bias_LD

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
+from dhen.linear import Linear
 from dhen.parts import EmbeddingProjection, projection_cost
 
 
@@ -49,11 +51,11 @@ class CrossNetwork(nn.Module):
     def __init__(self, shape: BlockShape, layers: int) -> None:
         super().__init__()
         width = shape.embeddings * shape.dim
-        self.crosses = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.crosses = nn.ModuleList(Linear(width, width) for _ in range(layers))
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """DCN-V2, equation 1, on the flattened embeddings."""
         x0 = x = x_BMD.flatten(1)
         for cross in self.crosses:
-            x = x0 * cross(x) + x
+            x = torch.addcmul(x, x0, cross(x))
         return x.view_as(x_BMD)

@@ -16,6 +16,7 @@ from search.log import log_files
 from trials.data.cache import PreparedLog
 from trials.data.prepare import prepare
 from trials.evaluation import evaluate
+from trials.master_weights import compute_in
 from trials.record import Metrics
 
 NE_TOLERANCE = 1e-4
@@ -44,11 +45,12 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
     """Metrics on the log; compared where it is the log of the bundle."""
     same = log.fingerprint == bundle.info.log.fingerprint
     click.echo("log: the one it was trained on" if same else "log: another one; nothing to compare with")
-    autocast = bundle.info.job.training.precision == "bf16"
-    model = bundle.model()
+    precision = bundle.info.job.training.precision
+    assert precision != "auto"
+    model = compute_in(bundle.model(), precision)
     worst = 0.0
     for split, exported in (("validation", bundle.info.validation), ("test", bundle.info.test)):
-        now = evaluate(model, log, split, autocast=autocast)
+        now = evaluate(model, log, split)
         click.echo(_line(split, now, exported if same else None))
         if same and exported is not None:
             worst = max(worst, abs(now.ne - exported.ne))

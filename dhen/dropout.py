@@ -1,0 +1,77 @@
+"""Dropout at little cost on a CPU (Srivastava et al., JMLR 2014; scaled by 1 / (1 - p) in training).
+
+PyTorch's CPU kernel draws one number an element from a serial generator, which was 28 to 58 % of a training
+step (docs/benchmarks.md). Here eight bits of PyTorch's own generator decide an element, so the probability
+is rounded to a multiple of 1/256, and masks are applied to the bits of the numbers as integers.
+`dhen.linear` has dropout, ReLU and a linear map in one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEVELS = 256
+"""Probabilities that one random byte tells apart."""
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of a floating-point number."""
+
+
+def drop(x: Tensor, p: float) -> Tensor:
+    """Zeroes each element with probability `p` (rounded); whoever calls it applies `dropout_scale`."""
+    return _Drop.apply(x, p)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def dropout_scale(p: float) -> float:
+    """What elements must be multiplied by, before `drop` or after it, to keep their mean."""
+    return LEVELS / (LEVELS - _threshold(p))
+
+
+def keep_mask(x: Tensor, p: float) -> Tensor:
+    """int8 in the shape of x: -1 (all bits set) where an element is kept, 0 where it is dropped."""
+    if x.device.type == "cpu":
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64)
+        words.random_(torch.iinfo(torch.int64).min, None)
+        draws = words.view(torch.int8)[: x.numel()].view(x.shape)
+    else:
+        draws = torch.randint(-LEVELS // 2, LEVELS // 2, x.shape, dtype=torch.int8, device=x.device)
+    last = _threshold(p) - 1 - LEVELS // 2  # the largest signed byte that drops
+    # clamped to {last, last + 1}, then taken from last: {0, -1}
+    return draws.clamp_(max(last, -LEVELS // 2), last + 1).neg_().add_(last)
+
+
+def where_kept(keep: Tensor, x: Tensor) -> Tensor:
+    """x where the mask is set, else 0."""
+    return keep.to(_bits(x).dtype).bitwise_and_(_bits(x)).view(x.dtype)
+
+
+def where_positive(y: Tensor, x: Tensor) -> Tensor:
+    """x where y is above zero, else 0; no element of y is below."""
+    keep = _bits(y).clamp_max(1).neg_()  # numbers above zero have bits above zero; -1 is all bits set
+    return keep.bitwise_and_(_bits(x)).view(x.dtype)
+
+
+def _threshold(p: float) -> int:
+    """Of 256 equally likely bytes, how many drop an element."""
+    return min(round(p * LEVELS), LEVELS - 1)
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(INTEGERS[x.element_size()])
+
+
+class _Drop(torch.autograd.Function):
+    """x where the mask is set; so its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        keep = keep_mask(x, p)
+        ctx.save_for_backward(keep)
+        return where_kept(keep, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (keep,) = ctx.saved_tensors
+        return where_kept(keep, gradient), None

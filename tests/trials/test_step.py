@@ -1,0 +1,136 @@
+"""A training step: the same as plain PyTorch in fp32, fp32 master weights under bf16, lazy decay settled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dhen.batch import FeatureBatch
+from dhen.model import build_model, parse_model
+from dhen.schema import FeatureSchema, Table
+from trials.data.loader import Batch
+from trials.job import TrainingConfig
+from trials.master_weights import compute_in, dense_parameters
+from trials.row_wise_adagrad import RowWiseAdagrad
+from trials.step import TrainStep
+
+ROWS = 24
+SCHEMA = FeatureSchema(
+    tables=(Table(name="a", rows=40), Table(name="m", rows=9, multi_hot=True, mean_ids=1.0)),
+    numeric=("x", "y"),
+)
+MODEL = parse_model(
+    {
+        "embedding_dim": 8,
+        "layers": [{"modules": ["dcn_v2", "attention", "mlp"], "out_embeddings": 2, "raw_numeric": True}] * 2,
+        "dropout": 0.0,
+    },
+    "test",
+)
+
+
+def batches(count: int) -> list[Batch]:
+    torch.manual_seed(1)
+    return [
+        Batch(
+            features=FeatureBatch(
+                ids_BT=torch.randint(0, 40, (ROWS, 1)),
+                bags=((torch.randint(0, 9, (ROWS,)), torch.arange(ROWS)),),
+                numeric_BK=torch.randn(ROWS, 2),
+            ),
+            label_B=torch.randint(0, 2, (ROWS,)).float(),
+            weight_B=torch.rand(ROWS) + 0.5,
+        )
+        for _ in range(count)
+    ]
+
+
+def config(**changes: object) -> TrainingConfig:
+    settings = {"precision": "fp32", "weight_decay": 0.01, "learning_rate": 0.01} | changes
+    return TrainingConfig.model_validate(settings).resolved(1000, "fp32")
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(MODEL, SCHEMA).train()
+
+
+def test_fp32_is_plain_pytorch() -> None:
+    """One tensor for all dense weights and a plain optimizer over many give the same losses."""
+    step, peer = TrainStep(model(), config()), model()
+    dense = torch.optim.AdamW(dense_parameters(peer).values(), lr=0.01, weight_decay=0.01)
+    tables = [p for name, p in peer.named_parameters() if name not in dense_parameters(peer)]
+    sparse = RowWiseAdagrad(tables, lr=config().embedding_learning_rate)
+    for batch in batches(20):
+        loss = F.binary_cross_entropy_with_logits(peer(batch.features), batch.label_B, batch.weight_B)
+        for optimizer in (dense, sparse):
+            optimizer.zero_grad()
+        loss.backward()
+        dense.step()
+        sparse.step()
+        torch.testing.assert_close(step(batch), loss.detach(), rtol=1e-4, atol=1e-5)
+    for name, weight in step.weights().items():
+        torch.testing.assert_close(weight, peer.state_dict()[name], rtol=1e-2, atol=2e-3)
+
+
+def test_bf16_keeps_fp32_master_weights() -> None:
+    """Updates too small for bf16 add up; what is computed with is the master weights, rounded."""
+    step = TrainStep(model(), config(precision="bf16", learning_rate=1e-5, weight_decay=0.0))
+    before = step.weights()
+    for batch in batches(8):
+        step(batch)
+    after, computing = step.weights(), dense_parameters(step.model)
+    moved = [(after[name] != before[name]).float().mean().item() for name in computing]
+    assert min(moved) > 0.3
+    assert all(after[name].dtype is torch.float32 for name in after)
+    for name, parameter in computing.items():
+        assert parameter.dtype is torch.bfloat16
+        assert torch.equal(parameter.detach(), after[name].bfloat16())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_restore_what_was_trained(precision: str) -> None:
+    step = TrainStep(model(), config(precision=precision))
+    for batch in batches(3):
+        step(batch)
+    restored = build_model(MODEL, SCHEMA).eval()
+    restored.load_state_dict(step.weights())
+    compute_in(restored, precision)  # type: ignore[arg-type]
+    step.model.eval()
+    features = batches(1)[0].features
+    assert torch.equal(restored(features), step.model(features))
+
+
+def test_table_decay_reaches_rows_that_were_not_looked_up() -> None:
+    step = TrainStep(model(), config(table_decay=0.5, embedding_learning_rate=0.1))
+    before = table(step)
+    given = batches(2)
+    for batch in given:
+        step(batch)
+    looked_up = torch.cat([b.features.ids_BT.flatten() for b in given]).unique()
+    never = [row for row in range(40) if row not in looked_up.tolist()]
+    assert never
+    step.settle()
+    torch.testing.assert_close(table(step)[never], before[never] * (1 - 0.1 * 0.5) ** 2)
+
+
+def test_learning_rates_scale_together() -> None:
+    step = TrainStep(model(), config(learning_rate=0.01))
+    before = step.weights()
+    assert step.scale_learning_rates(0.0) == 0.0
+    step(batches(1)[0])
+    after = step.weights()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_weight_that_is_not_finite_is_noticed() -> None:
+    step = TrainStep(model(), config())
+    assert step.is_finite()
+    step._master.flat.data[5] = float("nan")
+    assert not step.is_finite()
+
+
+def table(step: TrainStep) -> Tensor:
+    return step.weights()["features.tables.weight"].clone()

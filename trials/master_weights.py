@@ -1,0 +1,82 @@
+"""The dense part in mixed precision: fp32 master weights for the optimizer, a copy that the model computes with.
+
+As in Mixed Precision Training (arXiv 1710.03740) and FSDP's `param_dtype`, without autocast's casts at every
+operation. All dense weights lie one after another in one tensor, so casting, gathering gradients and the
+optimizer's update are one operation each, however many layers there are. Tables keep fp32 and are not
+part of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from dhen.features import EmbeddingTables
+from trials.checkpoint import Weights
+from trials.hardware import Precision
+
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """All parameters but the embedding tables, by name."""
+    tables = {id(table.weight) for table in embedding_tables(model)}
+    return {name: p for name, p in model.named_parameters() if id(p) not in tables}
+
+
+def embedding_tables(model: nn.Module) -> list[EmbeddingTables]:
+    """The model's tables (one module where a log has any)."""
+    return [module for module in model.modules() if isinstance(module, EmbeddingTables)]
+
+
+def compute_in(model: nn.Module, precision: Precision) -> nn.Module:
+    """The model with its dense part cast to what it computes in, to evaluate it."""
+    for parameter in dense_parameters(model).values():
+        parameter.data = parameter.data.to(DTYPES[precision])
+    return model
+
+
+class MasterWeights:
+    """The dense weights of a model that is being trained."""
+
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
+        """Takes the model's weights over: its parameters become views of one tensor in `precision`."""
+        self._model, self._dense = model, dense_parameters(model)
+        self.flat = nn.Parameter(torch.cat([p.detach().flatten() for p in self._dense.values()]))
+        """fp32, what the optimizer updates; its gradient is set by `gather_gradients`."""
+        self._compute = self.flat.detach().to(DTYPES[precision])
+        for parameter, view in zip(self._dense.values(), self._views(self._compute), strict=True):
+            parameter.data = view
+
+    def gather_gradients(self) -> None:
+        """The model's gradients become the gradient of `flat`; the model's own are dropped."""
+        self.flat.grad = torch.cat([_flat_gradient(p) for p in self._dense.values()]).float()
+        for parameter in self._dense.values():
+            parameter.grad = None
+
+    def publish(self) -> None:
+        """Copies `flat` to what the model computes with (fp32 computes with `flat` itself)."""
+        if self._compute.dtype is not self.flat.dtype:
+            self._compute.copy_(self.flat.detach())
+
+    def weights(self) -> Weights:
+        """A copy of the model's weights on the CPU, the dense ones in fp32."""
+        masters = dict(zip(self._dense, self._views(self.flat.detach()), strict=True))
+        return {
+            name: masters.get(name, tensor).detach().to("cpu", copy=True)
+            for name, tensor in self._model.state_dict().items()
+        }
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        sizes = [parameter.numel() for parameter in self._dense.values()]
+        ends = list(itertools.accumulate(sizes))
+        return [
+            flat[end - size : end].view(parameter.shape)
+            for end, size, parameter in zip(ends, sizes, self._dense.values(), strict=True)
+        ]
+
+
+def _flat_gradient(parameter: nn.Parameter) -> Tensor:
+    return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
