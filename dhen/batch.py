@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,12 +31,15 @@ class FeatureBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> FeatureBatch:
         """The same inputs on a device."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
+    def pinned(self) -> FeatureBatch:
+        """The same inputs in page-locked memory, from where copies to an accelerator need not wait."""
+        return self._each(lambda tensor: tensor.pin_memory())
 
+    def _each(self, function: Callable[[Tensor], Tensor]) -> FeatureBatch:
         return FeatureBatch(
-            ids_BT=move(self.ids_BT),
-            bags=tuple((move(ids), move(offsets)) for ids, offsets in self.bags),
-            numeric_BK=move(self.numeric_BK),
+            ids_BT=function(self.ids_BT),
+            bags=tuple((function(ids), function(offsets)) for ids, offsets in self.bags),
+            numeric_BK=function(self.numeric_BK),
         )

@@ -1,18 +1,22 @@
-"""Dropout at little cost on a CPU (Srivastava et al., JMLR 2014; scaled by 1 / (1 - p) in training).
+"""Dropout at little cost, for CPUs (Srivastava et al., JMLR 2014; scaled by 1 / (1 - p) in training).
 
 PyTorch's CPU kernel draws one number an element from a serial generator, which was 28 to 58 % of a training
-step (docs/benchmarks.md). Here eight bits of PyTorch's own generator decide an element, so the probability
-is rounded to a multiple of 1/256, and masks are applied to the bits of the numbers as integers.
+step (docs/benchmarks.md). Here eight bits decide an element, so the probability is rounded to a multiple of
+1/256, and masks are applied to the bits of the numbers as integers. The bits are the exclusive or of two
+pools of random bits, each from a place that PyTorch's generator draws anew for every mask.
 `dhen.linear` has dropout, ReLU and a linear map in one.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+POOL_WORDS = 2**17
+"""Least length of a pool, in words of eight bytes: a megabyte."""
 LEVELS = 256
 """Probabilities that one random byte tells apart."""
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -20,7 +24,10 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def drop(x: Tensor, p: float) -> Tensor:
-    """Zeroes each element with probability `p` (rounded); whoever calls it applies `dropout_scale`."""
+    """Zeroes each element of a CPU tensor with probability `p` (rounded).
+
+    Whoever calls it applies `dropout_scale`.
+    """
     return _Drop.apply(x, p)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -31,15 +38,26 @@ def dropout_scale(p: float) -> float:
 
 def keep_mask(x: Tensor, p: float) -> Tensor:
     """int8 in the shape of x: -1 (all bits set) where an element is kept, 0 where it is dropped."""
-    if x.device.type == "cpu":
-        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64)
-        words.random_(torch.iinfo(torch.int64).min, None)
-        draws = words.view(torch.int8)[: x.numel()].view(x.shape)
-    else:
-        draws = torch.randint(-LEVELS // 2, LEVELS // 2, x.shape, dtype=torch.int8, device=x.device)
+    draws = random_bytes(x.numel()).view(x.shape)
     last = _threshold(p) - 1 - LEVELS // 2  # the largest signed byte that drops
     # clamped to {last, last + 1}, then taken from last: {0, -1}
-    return draws.clamp_(max(last, -LEVELS // 2), last + 1).neg_().add_(last)
+    return torch.rsub(draws.clamp_(max(last, -LEVELS // 2), last + 1), last)
+
+
+def random_bytes(count: int) -> Tensor:
+    """int8 of (count), uniform; which ones follows from PyTorch's generator."""
+    words = -(-count // 8)
+    pools = _pools(max(POOL_WORDS, 1 << words.bit_length()))
+    first, second = (int(start) for start in torch.randint(0, pools.shape[1] - words, (2,)).tolist())
+    drawn = pools[0, first : first + words] ^ pools[1, second : second + words]
+    return drawn.view(torch.int8)[:count]
+
+
+@cache
+def _pools(words: int) -> Tensor:
+    """int64 of (2, words): always the same random bits."""
+    generator = torch.Generator().manual_seed(words)
+    return torch.empty(2, words, dtype=torch.int64).random_(-(2**63), None, generator=generator)
 
 
 def where_kept(keep: Tensor, x: Tensor) -> Tensor:

@@ -40,13 +40,17 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False, p: float = 0.0) -> Tensor:
     """dropout(act(W x + b)) with dropout probability p: (..., n_in) -> (..., n_out).
 
-    Dropout's scale is applied to weight and bias, which are fewer than the outputs; ReLU lets it through.
+    On the CPU dropout's scale is applied to weight and bias, which are fewer than the outputs; ReLU lets it
+    through. Accelerators draw masks in parallel and keep PyTorch's operations.
     """
+    if x.device.type != "cpu":
+        y = F.linear(x, weight, bias)
+        return F.dropout(y.relu() if relu else y, p)
     if p:
         weight, bias = weight * dropout_scale(p), bias if bias is None else bias * dropout_scale(p)
-    if FUSED_ON_CPU and x.device.type == "cpu" and x.dtype is torch.bfloat16:
-        y: Tensor = _FusedLinear.apply(x.flatten(0, -2), weight, bias, relu, p)  # type: ignore[no-untyped-call]
-        return y.view(*x.shape[:-1], len(weight))
+    if FUSED_ON_CPU and x.dtype is torch.bfloat16:
+        y_NV: Tensor = _FusedLinear.apply(x.flatten(0, -2), weight, bias, relu, p)  # type: ignore[no-untyped-call]
+        return y_NV.view(*x.shape[:-1], len(weight))
     y = F.linear(x, weight, bias)
     if relu:
         y = y.relu_()
@@ -65,7 +69,6 @@ class _FusedLinear(torch.autograd.Function):
             y = where_kept(keep, y)
         ctx.relu = relu
         ctx.save_for_backward(x, weight, y if relu else keep)
-        ctx.has_bias = bias is not None
         return y
 
     @staticmethod

@@ -20,8 +20,10 @@ from torch import Tensor
 
 from dhen.model import build_model
 from trials.checkpoint import Weights
+from trials.compilation import CALIBRATION_STEPS, compile_if_it_pays
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
+from trials.data.prefetch import on_device
 from trials.evaluation import evaluate
 from trials.events import Diverged, Evaluated, Event, Progress, Trained
 from trials.hardware import device
@@ -115,14 +117,16 @@ def _run(step: TrainStep, job: Job, log: PreparedLog, emit: Callable[[Event], No
     every = config.evaluate_every
     began = last_progress = stretch_began = time.perf_counter()
     stretch_examples, next_evaluation = 0, every
-    batches = _epochs(log, config, job.seed)
+    batches = on_device(_epochs(log, config, job.seed), where)
     for batch, last in _mark_last(batches):
         rate = step.scale_learning_rates(_rate_factor(config, state, total))
-        loss = step(batch.to(where))
+        loss = step(batch)
         state.steps += 1
         state.examples += batch.features.size
         stretch_examples += batch.features.size
         _note_loss(state, loss)
+        if state.steps == CALIBRATION_STEPS:
+            _consider_compiling(step, config, total - state.examples, time.perf_counter() - began)
         now = time.perf_counter()
         if now - last_progress > PROGRESS_SECONDS:
             last_progress = now
@@ -151,6 +155,13 @@ def _run(step: TrainStep, job: Job, log: PreparedLog, emit: Callable[[Event], No
         if _judge(state, point, step, config):
             break
     return state
+
+
+def _consider_compiling(step: TrainStep, config: TrainingConfig, examples_left: int, seconds: float) -> None:
+    """After the first steps; what was decided is in the rank's log."""
+    assert config.batch_size is not None
+    steps_left = examples_left // config.batch_size
+    print(compile_if_it_pays(step.model, seconds / CALIBRATION_STEPS, steps_left), flush=True)
 
 
 def _rate_factor(config: TrainingConfig, state: _State, total_examples: int) -> float:

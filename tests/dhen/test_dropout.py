@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dhen.dropout import LEVELS, drop, dropout_scale
+from dhen.dropout import LEVELS, drop, dropout_scale, random_bytes
 
 every_p = pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -51,3 +51,21 @@ def test_seeded_by_torch() -> None:
     first = drop(x, 0.3)
     torch.manual_seed(5)
     assert torch.equal(first, drop(x, 0.3))
+
+
+def test_bytes_are_uniform_and_masks_of_any_size_differ() -> None:
+    torch.manual_seed(0)
+    for count in (7, 1000, 3_000_001):
+        first, second = random_bytes(count), random_bytes(count)
+        assert len(first) == count
+        assert (first != second).any()
+    counts = torch.bincount(first.int() + 128, minlength=256).float()
+    chi_square = ((counts - count / 256) ** 2 / (count / 256)).sum().item()
+    assert 150 < chi_square < 370  # 255 degrees of freedom
+
+
+def test_many_masks_drop_each_element_equally_often() -> None:
+    torch.manual_seed(0)
+    dropped = sum((drop(torch.ones(5000), 0.25) == 0).float() for _ in range(2000)) / 2000
+    assert dropped.mean().item() == pytest.approx(0.25, abs=0.002)
+    assert dropped.std().item() == pytest.approx((0.25 * 0.75 / 2000) ** 0.5, rel=0.1)

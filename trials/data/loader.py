@@ -34,11 +34,18 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch on a device."""
-        weight = self.weight_B
         return Batch(
             features=self.features.to(device, non_blocking=non_blocking),
             label_B=self.label_B.to(device, non_blocking=non_blocking),
-            weight_B=None if weight is None else weight.to(device, non_blocking=non_blocking),
+            weight_B=None if self.weight_B is None else self.weight_B.to(device, non_blocking=non_blocking),
+        )
+
+    def pinned(self) -> Batch:
+        """The same batch in page-locked memory."""
+        return Batch(
+            features=self.features.pinned(),
+            label_B=self.label_B.pin_memory(),
+            weight_B=None if self.weight_B is None else self.weight_B.pin_memory(),
         )
 
 

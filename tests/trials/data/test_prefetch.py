@@ -1,0 +1,47 @@
+"""Batches prepared ahead are the same batches, errors arrive, and an early end leaves no thread behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dhen.batch import FeatureBatch
+from trials.data.loader import Batch
+from trials.data.prefetch import ahead, on_device
+
+
+def numbered(count: int) -> Iterator[Batch]:
+    for number in range(count):
+        features = FeatureBatch(ids_BT=torch.full((2, 1), number), bags=(), numeric_BK=torch.zeros(2, 0))
+        yield Batch(features=features, label_B=torch.zeros(2), weight_B=None)
+
+
+def numbers(batches: Iterator[Batch]) -> list[int]:
+    return [int(batch.features.ids_BT[0, 0]) for batch in batches]
+
+
+def test_the_same_batches_in_order() -> None:
+    assert numbers(ahead(numbered(20), pin=False)) == list(range(20))
+    assert numbers(on_device(numbered(5), torch.device("cpu"))) == list(range(5))
+
+
+def test_an_error_arrives_after_the_batches_before_it() -> None:
+    def failing() -> Iterator[Batch]:
+        yield from numbered(3)
+        raise OSError("the disk is gone")
+
+    seen = ahead(failing(), pin=False)
+    assert [next(seen).size for _ in range(3)] == [2, 2, 2]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(seen)
+
+
+def test_an_early_end_leaves_no_thread() -> None:
+    before = threading.active_count()
+    batches = ahead(numbered(1000), pin=False)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before

@@ -1,0 +1,67 @@
+"""Whether compiling a model's repeated layers pays for the steps that are left, and doing it where it does.
+
+Decided after a few steps of the real training, whose time is the one number that cannot be known before.
+On a CPU it never pays: compiled layers took as long as eager ones or up to five times as long, and 10 to 40
+seconds to compile (docs/log.md, 2026-11-21). The constants for accelerators are unverified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+CALIBRATION_STEPS = 50
+"""Eager steps after which is decided; the first ones, which also warm up, are part of the mean."""
+COMPILE_SECONDS_A_LAYER = 10.0
+"""Forward and backward of one DHEN layer (10 to 40 s for two to four layers; 2 cores, CPU, 2026-11-21)."""
+SPEEDUP = 1.3
+"""Eager over compiled step time on an accelerator. Unverified."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEven:
+    """What compiling costs and saves."""
+
+    layers: int
+    """That would be compiled."""
+    step_seconds: float
+    """Of an eager step."""
+    steps_left: int
+
+    @property
+    def compile_seconds(self) -> float:
+        """Until all layers are compiled."""
+        return COMPILE_SECONDS_A_LAYER * self.layers
+
+    @property
+    def steps(self) -> float:
+        """From which on compiling has paid."""
+        return self.compile_seconds / (self.step_seconds * (1.0 - 1.0 / SPEEDUP))
+
+    @property
+    def pays(self) -> bool:
+        """Whether training lasts that long."""
+        return self.layers > 0 and self.steps_left > self.steps
+
+    def sentence(self) -> str:
+        """For people."""
+        verdict = "compiling the layers" if self.pays else "not compiling"
+        return (
+            f"torch.compile: about {self.compile_seconds:,.0f} s to compile, paid back after {self.steps:,.0f} "
+            f"steps of {1000 * self.step_seconds:.1f} ms; {self.steps_left:,} are left: {verdict}"
+        )
+
+
+def compile_if_it_pays(model: nn.Module, step_seconds: float, steps_left: int) -> str:
+    """Compiles the model's layers in place where that pays; says what was decided and why."""
+    if next(model.parameters()).device.type == "cpu":
+        return "torch.compile: not on a CPU, where it gained nothing"
+    layers = getattr(model, "layers", nn.ModuleList())
+    found = BreakEven(layers=len(layers), step_seconds=step_seconds, steps_left=steps_left)
+    if found.pays:
+        torch._dynamo.config.suppress_errors = True  # a layer that cannot be compiled goes on eagerly
+        for layer in layers:
+            layer.compile(dynamic=False)
+    return found.sentence()
