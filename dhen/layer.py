@@ -11,6 +11,7 @@ from dhen.blocks import BlockShape
 from dhen.config import LayerConfig
 from dhen.cost import NORM_FLOPS, CostRow, Costs, elementwise_cost, linear_cost, within
 from dhen.linear import Linear
+from dhen.norm import LayerNorm
 from dhen.parts import EmbeddingProjection, projection_cost
 
 
@@ -50,7 +51,7 @@ class DhenLayer(nn.Module):
             self.shortcut = (
                 nn.Identity() if same else EmbeddingProjection(shape.embeddings, config.embeddings)
             )
-        self.norm = nn.LayerNorm(shape.dim) if config.norm == "layer" else nn.Identity()
+        self.norm = LayerNorm(shape.dim) if config.norm == "layer" else nn.Identity()
 
     def forward(self, x_BMD: Tensor, raw_BK: Tensor) -> Tensor:
         """The shortcut sees X alone; the modules see X, with the raw numeric inputs where asked for."""

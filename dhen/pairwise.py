@@ -8,8 +8,11 @@ mixes each of length D), concatenated with the flattened embeddings. An MLP foll
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dhen.cost import Costs, product_cost
 from dhen.parts import EmbeddingProjection, projection_cost
@@ -19,19 +22,44 @@ class PairwiseDots(nn.Module):
     """x_BMD -> (B, R(R-1)/2 + M D), with R = M where rank is 0."""
 
     pairs: Tensor
+    places: Tensor
 
     def __init__(self, embeddings: int, rank: int) -> None:
         super().__init__()
         self.mix = EmbeddingProjection(embeddings, rank) if rank else nn.Identity()
         n = rank or embeddings
         row, column = torch.triu_indices(n, n, offset=1)
+        places = torch.full((n, n), len(row))
+        places[row, column] = places[column, row] = torch.arange(len(row))
         self.register_buffer("pairs", row * n + column, persistent=False)
+        self.register_buffer("places", places.flatten(), persistent=False)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """Dot products first, then the embeddings."""
-        z_BRD = self.mix(x_BMD)
-        dots_BP = torch.bmm(z_BRD, z_BRD.mT).flatten(1).index_select(1, self.pairs)
+        dots_BP = _Dots.apply(self.mix(x_BMD), self.pairs, self.places)  # type: ignore[no-untyped-call]
         return torch.cat((dots_BP, x_BMD.flatten(1)), dim=1)
+
+
+class _Dots(torch.autograd.Function):
+    """<z_i, z_j> for i < j: the P elements of z z^T above its diagonal, at `pairs` of the flattened matrix.
+
+    The backward pass fills a symmetric matrix S from the gradients, zero on its diagonal, by `places` (where
+    each of its elements is among the pairs, P on the diagonal); the gradient is the one product S z.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z_BRD: Tensor, pairs: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(z_BRD, places)
+        products = torch.bmm(z_BRD, z_BRD.mT).flatten(1)
+        return products.gather(1, pairs.expand(len(products), -1))
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BP: Tensor) -> tuple[Tensor, None, None]:
+        z_BRD, places = ctx.saved_tensors
+        batch, n, _ = z_BRD.shape
+        padded = F.pad(gradient_BP, (0, 1))
+        symmetric = padded.gather(1, places.expand(batch, -1)).view(batch, n, n)
+        return torch.bmm(symmetric, z_BRD), None, None
 
 
 def pairwise_width(embeddings: int, dim: int, rank: int) -> int:

@@ -25,6 +25,7 @@ from dhen.cost import (
 )
 from dhen.dropout import drop, dropout_scale
 from dhen.linear import Linear, linear
+from dhen.norm import LayerNorm
 from dhen.parts import EmbeddingProjection, projection_cost
 
 
@@ -86,7 +87,7 @@ class Encoder(nn.Module):
             Linear(dim, feedforward, relu=True, dropout=dropout),
             Linear(feedforward, dim, dropout=dropout),
         )
-        self.norms = nn.ModuleList((nn.LayerNorm(dim), nn.LayerNorm(dim)))
+        self.norms = nn.ModuleList((LayerNorm(dim), LayerNorm(dim)))
         nn.init.xavier_uniform_(self.qkv.weight)
         nn.init.zeros_(self.qkv.bias)
         nn.init.zeros_(self.output.bias)

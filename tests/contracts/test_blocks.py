@@ -10,6 +10,7 @@ from dhen.blocks import BLOCKS, BlockShape
 from dhen.blocks.attention import Encoder
 from dhen.config import LayerConfig
 from dhen.cost import ATTENTION, dense_parameters, headline_flops
+from dhen.pairwise import PairwiseDots
 from dhen.values import parse
 
 SHAPES = [
@@ -129,10 +130,16 @@ def test_paper_cross_is_the_outer_product_of_the_embeddings() -> None:
 
 
 def test_dlrm_dots_are_all_pairs() -> None:
-    from dhen.pairwise import PairwiseDots
-
     x_MD = torch.randn(4, 3)
     expected = [float(x_MD[i] @ x_MD[j]) for i in range(4) for j in range(i + 1, 4)]
     output = PairwiseDots(4, rank=0)(x_MD.unsqueeze(0))[0]
     torch.testing.assert_close(output[:6], torch.tensor(expected))
     torch.testing.assert_close(output[6:], x_MD.flatten())
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_gradients_of_pairwise_dots(rank: int) -> None:
+    torch.manual_seed(0)
+    module = PairwiseDots(5, rank).double()
+    x_BMD = torch.randn(BATCH, 5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, (x_BMD,))
