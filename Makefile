@@ -27,10 +27,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# make bench                               speed on this machine
+# make bench FUXICTR_PYTHON=.venv-fuxictr/bin/python       ... beside FuxiCTR (benchmarks/peers.py says how to get it)
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python benchmarks/prepare.py
-	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/peers.py --fuxictr-python "$(FUXICTR_PYTHON)"
+	$(BIN)/python benchmarks/scaling.py --axis widths
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
