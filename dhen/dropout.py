@@ -67,8 +67,8 @@ def where_kept(keep: Tensor, x: Tensor) -> Tensor:
 
 def where_positive(y: Tensor, x: Tensor) -> Tensor:
     """x where y is above zero, else 0; no element of y is below."""
-    keep = _bits(y).clamp_max(1).neg_()  # numbers above zero have bits above zero; -1 is all bits set
-    return keep.bitwise_and_(_bits(x)).view(x.dtype)
+    passed = _bits(y).clamp_max(1)  # the bits of numbers above zero are integers above zero
+    return passed.mul_(_bits(x)).view(x.dtype)
 
 
 def _threshold(p: float) -> int:
