@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dashboards.names import short_name
@@ -44,10 +45,10 @@ class TrialRow:
     """The error, or whose result it shares."""
 
 
-def trial_rows(record: StudyRecord) -> tuple[TrialRow, ...]:
-    """All trials, in order."""
+def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
+    """All trials in order, or these alone."""
     baseline = baseline_ne(record)
-    return tuple(_row(trial, record, baseline) for trial in record.trials)
+    return tuple(_row(trial, record, baseline) for trial in (record.trials if trials is None else trials))
 
 
 def baseline_ne(record: StudyRecord) -> float | None:

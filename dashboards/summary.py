@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from dashboards.names import short_name
 from dashboards.rows import find
@@ -37,16 +38,20 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
 
 
 def progress(record: StudyRecord) -> str:
-    """`finished: 32 of 30 candidates`, or how far it is."""
-    ended = sum(trial.outcome is not Outcome.RUNNING for trial in record.candidates)
+    """`finished, 30 of 30 candidates`, or how far it is, and whether it goes on."""
+    state = "finished" if record.finished else "running" if record.running else "not running"
     budget = f" of {record.trials_budget}" if record.trials_budget is not None else ""
-    return f"{'finished' if record.finished else 'running'}, {ended}{budget} candidates"
+    return f"{state}, {len(ended(record.candidates))}{budget} candidates"
+
+
+def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Those that have ended; one that was cut short runs again."""
+    return [trial for trial in trials if trial.outcome not in (Outcome.RUNNING, Outcome.INTERRUPTED)]
 
 
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
     if best is None or best.validation is None:
-        ended = any(trial.outcome is not Outcome.RUNNING for trial in record.candidates)
-        return "No candidate has a result." if ended else "No candidate has ended yet."
+        return "No candidate has a result." if ended(record.candidates) else "No candidate has ended yet."
     name = f"trial {best.number} ({short_name(best.model)})"
     about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
     if baseline is None or baseline.validation is None:

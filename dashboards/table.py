@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable
 from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
 
 from dashboards.rows import TrialRow, baseline_ne, find, relative_percent, trial_rows
-from dashboards.summary import IN_WORDS
+from dashboards.summary import IN_WORDS, ended
 from dashboards.units import decimals, duration, percent, si
-from trials.record import Outcome, StudyRecord, TrialKind
+from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
 
 COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("trial", "right"),
@@ -38,8 +40,8 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     What is left out is said below the table. Marks are words, not colour alone. Where the terminal is narrow
     the model's name gives way, never a number.
     """
-    everything = trial_rows(record)
-    shown = sorted(sorted(everything, key=_rank)[:rows], key=lambda row: row.number)
+    chosen = heapq.nsmallest(rows, record.trials, key=_rank(record))
+    shown = trial_rows(record, sorted(chosen, key=lambda trial: trial.number))
     cells = [_cells(row) for row in shown]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, (name, justify) in enumerate(COLUMNS):
@@ -48,20 +50,21 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     table.add_column("model")  # the one column that rich may narrow: its cells are cut, not wrapped
     for row, texts in zip(shown, cells, strict=True):
         table.add_row(*texts, style=_style(row))
-    if len(shown) < len(everything):
-        table.caption = f"{len(shown)} of {len(everything)} trials: baseline, front and the newest"
+    if len(shown) < len(record.trials):
+        table.caption = f"{len(shown)} of {len(record.trials)} trials: baseline, front and the newest"
         table.caption_justify = "left"
     return table
 
 
 def progress_line(record: StudyRecord) -> Text:
     """`12/30 candidates, 14 min 03 s, about 20 min left, running 13 and 14; best 7: NE 0.78 (-0.31 %)`."""
-    ended = sum(trial.outcome is not Outcome.RUNNING for trial in record.candidates)
     budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
-    parts = [f"{ended}{budget} candidates", duration(record.elapsed_seconds)]
+    parts = [f"{len(ended(record.candidates))}{budget} candidates", duration(record.elapsed_seconds)]
     left = seconds_left(record)
     if record.finished:
         parts.append("finished")
+    elif not record.running:
+        parts.append("not running")
     elif left is not None:
         parts.append(f"about {duration(left)} left")
     running = [str(trial.number) for trial in record.trials if trial.outcome is Outcome.RUNNING]
@@ -72,7 +75,7 @@ def progress_line(record: StudyRecord) -> Text:
 
 def trial_line(record: StudyRecord, number: int) -> Text:
     """`trial 7 completed, NE 0.78123 (-0.31 %), 1.2 M FLOPs, 34 s: 3x[attention] d16`, for logs."""
-    row = next(row for row in trial_rows(record) if row.number == number)
+    (row,) = trial_rows(record, [record.trial(number)])
     relative = f" ({percent(row.relative_percent)})" if row.relative_percent is not None else ""
     kind = "baseline" if row.kind is TrialKind.BASELINE else "trial"
     parts = (
@@ -88,20 +91,24 @@ def trial_line(record: StudyRecord, number: int) -> Text:
 def seconds_left(record: StudyRecord) -> float | None:
     """Estimate from the pace so far, within the time budget; None where neither can say anything."""
     estimates = []
-    ended = sum(trial.outcome is not Outcome.RUNNING for trial in record.trials)
-    if record.trials_budget is not None and ended and record.elapsed_seconds > 0:
-        done = sum(trial.outcome is not Outcome.RUNNING for trial in record.candidates)
-        estimates.append((record.trials_budget - done) * record.elapsed_seconds / ended)
+    if record.trials_budget is not None and ended(record.trials) and record.elapsed_seconds > 0:
+        pace = record.elapsed_seconds / len(ended(record.trials))
+        estimates.append((record.trials_budget - len(ended(record.candidates))) * pace)
     if record.seconds_budget is not None:
         estimates.append(record.seconds_budget - record.elapsed_seconds)
     return max(0.0, min(estimates)) if estimates else None
 
 
-def _rank(row: TrialRow) -> tuple[int, int]:
+def _rank(record: StudyRecord) -> Callable[[TrialRecord], tuple[int, int]]:
     """Order of importance: what runs, baseline, best and knee; the front; then the newest."""
-    if row.outcome is Outcome.RUNNING or {"baseline", "best", "knee"} & set(row.marks):
-        return 0, -row.number
-    return (1 if "front" in row.marks else 2), -row.number
+    named, front = {record.baseline, record.best, record.knee}, set(record.front)
+
+    def rank(trial: TrialRecord) -> tuple[int, int]:
+        if trial.outcome is Outcome.RUNNING or trial.number in named:
+            return 0, -trial.number
+        return (1 if trial.number in front else 2), -trial.number
+
+    return rank
 
 
 def _style(row: TrialRow) -> str:

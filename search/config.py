@@ -57,15 +57,17 @@ class StudyConfig(Value):
     """Trainings the baseline gets for its own tuning; the best on validation counts."""
     training: TrainingConfig = TrainingConfig()
     """What every trial shares; a space's own training axes come on top."""
+    parallel: int | None = Field(default=None, gt=0)
+    """Trials side by side; where not given one on an accelerator, on a CPU as many as cores, four at most."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads a trial; all cores where not given."""
+    """CPU threads a trial; where not given as many of its share of the cores as make it faster."""
     storage: str | None = None
     """SQLAlchemy URL of the study's database; study.db in the run's directory where not given."""
     name: str | None = None
     """Of the study, in the database and in MLflow; the run directory's name where not given."""
 
 
-BUDGET_KEYS = frozenset({"trials", "minutes", "threads"})
+BUDGET_KEYS = frozenset({"trials", "minutes", "parallel", "threads"})
 """What may differ when a study is resumed."""
 
 

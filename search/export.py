@@ -9,6 +9,7 @@ from dhen.model import parse_model
 from dhen.values import load_yaml, parse
 from search.bundle import BundleInfo, library_versions, write_bundle
 from search.config import StudyConfig
+from search.directory import trial_folder
 from search.front import pick
 from search.log import open_log
 from trials.data.cache import PreparedLog
@@ -24,10 +25,9 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
         UserError: where nothing fits, or its weights are no longer there.
     """
     trial = pick([record.trial(number) for number in record.front], how)
-    owner = trial if trial.reused_from is None else record.trial(trial.reused_from)
-    weights = Path(record.directory) / "trials" / f"{owner.number:05d}" / WEIGHTS
+    weights = trial_folder(Path(record.directory), trial.owner) / WEIGHTS
     if not weights.exists():
-        raise UserError(f"{weights} is missing; run the study's command again to train trial {owner.number}.")
+        raise UserError(f"{weights} is missing; run the study's command again to train trial {trial.owner}.")
     baseline = record.trial(record.baseline) if record.baseline is not None else None
     job = trained_job(trial, log, record.seed)
     write_bundle(out, bundle_info(trial, job, log, study=record.name, baseline=baseline), weights, log)

@@ -11,8 +11,9 @@ from trials.record import Outcome, TrialRecord
 
 
 def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Trials with a result of their own or shared with an equal network."""
-    return [t for t in trials if t.outcome is Outcome.COMPLETED and t.validation and t.flops is not None]
+    """Trials with a result, of their own or shared with an equal network, that can be compared."""
+    done = (t for t in trials if t.outcome is Outcome.COMPLETED and t.flops is not None)
+    return [t for t in done if t.validation and not math.isnan(t.validation.ne)]
 
 
 def pareto_front(trials: Iterable[TrialRecord]) -> list[TrialRecord]:

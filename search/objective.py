@@ -1,27 +1,27 @@
-"""One candidate's training: a job becomes a record, its events become the record's curve and outcome."""
+"""One candidate's training: a job becomes a process, whose events become the record's curve and outcome."""
 
 from __future__ import annotations
 
 import datetime
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dhen.config import ModelConfig
 from dhen.cost import dense_parameters, embedding_parameters, headline_flops
 from dhen.model import model_cost
+from search.absorb import TECHNIQUE
+from search.activity import Scoring, Training, killed_on_error, look
+from search.directory import trial_folder
+from search.slots import cores
 from spaces.space import Point
 from trials.data.cache import PreparedLog
-from trials.events import Diverged, Evaluated, Event, Failed, Progress, Scored, Trained
-from trials.hardware import Precision, preferred_precision
+from trials.events import Progress
+from trials.hardware import Precision, fastest_threads, preferred_precision
 from trials.job import Job, TrainingConfig
-from trials.launcher import Launcher
+from trials.launcher import POLL_SECONDS, Launcher
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.worker import Task
-
-TECHNIQUE = "dp"
-"""One process, nothing sharded: the empty set of memory techniques."""
 
 OnChange = Callable[[TrialRecord, Progress | None], None]
 
@@ -44,7 +44,7 @@ def new_record(
         parameters=dense_parameters(cost),
         embedding_parameters=embedding_parameters(cost),
         planned_technique=TECHNIQUE,
-        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     )
 
 
@@ -60,11 +60,11 @@ class Trainer:
         threads: int | None = None,
         precision: Precision | None = None,
     ) -> None:
-        """`threads` are all cores and `precision` the one that this machine prefers where not given."""
+        """Works below `directory`; by default with as many threads as gain, in the precision preferred here."""
         self._launcher = launcher
         self._log = log
         self._directory = directory
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = threads or fastest_threads(cores())
         self.precision: Precision = precision or preferred_precision()
 
     def job(self, model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
@@ -73,79 +73,58 @@ class Trainer:
             model=model,
             features=self._log.features,
             log=self._log.fingerprint,
-            training=training.resolved(self._log.split("train").rows, self.precision),
+            training=training.resolved(self._log.manifest.rows["train"], self.precision),
             seed=seed,
         )
 
     def folder(self, number: int) -> Path:
         """A trial's directory: its events, its rank's log, its weights."""
-        return self._directory / f"{number:05d}"
+        return trial_folder(self._directory, number)
+
+    def start(self, record: TrialRecord, job: Job, *, start_from: Path | None = None) -> Training:
+        """A training that has begun."""
+        task = self._task(job).model_copy(update={"start_from": str(start_from) if start_from else None})
+        folder = self.folder(record.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        return Training(record, self._launcher.start(task, folder), began)
 
     def train(
         self, record: TrialRecord, job: Job, on_change: OnChange, *, start_from: Path | None = None
     ) -> TrialRecord:
         """The record of a finished training; `on_change` sees it grow. Ctrl-C ends the process and goes on up."""
-        task = self._task(job).model_copy(update={"start_from": str(start_from) if start_from else None})
-        began = time.monotonic()
-        run = self._launcher.start(task, self._fresh_folder(record.number))
-        try:
-            for event in run.events():
-                if isinstance(event, Progress):
-                    on_change(record, event)
-                elif event is not None:
-                    record = absorb(record, event)
-                    if record.outcome is Outcome.RUNNING:
-                        on_change(record, None)
-        except BaseException:
-            run.kill()
-            raise
-        return record.model_copy(update={"seconds": time.monotonic() - began})
+        training = self.start(record, job, start_from=start_from)
+        with killed_on_error([training]):
+            while not training.run.ended:
+                if look([training]):
+                    on_change(training.record, training.progress)
+        return training.record
+
+    def scores(
+        self, trained: Iterator[tuple[TrialRecord, Job]], split: str, *, side_by_side: int = 1
+    ) -> Iterator[tuple[TrialRecord, Metrics]]:
+        """Metrics of trials' kept weights on a split, as they come; one is taken up when there is room for it."""
+        going: list[Scoring] = []
+        with killed_on_error(going):
+            while True:
+                new = next(trained, None) if len(going) < side_by_side else None
+                if new is not None:
+                    going.append(self._start_scoring(*new, split))
+                elif not going:
+                    return
+                for scoring in look(list(going), 0.0 if new else POLL_SECONDS):
+                    if scoring.run.ended:
+                        going.remove(scoring)
+                        yield scoring.record, scoring.metrics
 
     def score(self, record: TrialRecord, job: Job, split: str) -> Metrics:
-        """Metrics of a trial's kept weights on a split."""
-        run = self._launcher.start(
-            self._task(job).model_copy(update={"score_split": split}), self.folder(record.number)
-        )
-        try:
-            events = [event for event in run.events() if event is not None]
-        except BaseException:
-            run.kill()
-            raise
-        for event in events:
-            if isinstance(event, Scored):
-                return event.metrics
-        raise RuntimeError(f"trial {record.number} could not be scored on {split}: {events}")
+        """Metrics of one trial's kept weights on a split."""
+        ((_, metrics),) = self.scores(iter([(record, job)]), split)
+        return metrics
+
+    def _start_scoring(self, record: TrialRecord, job: Job, split: str) -> Scoring:
+        task = self._task(job).model_copy(update={"score_split": split})
+        return Scoring(record, split, self._launcher.start(task, self.folder(record.number)))
 
     def _task(self, job: Job) -> Task:
         return Task(job=job, log_directory=str(self._log.directory), threads=self._threads)
-
-    def _fresh_folder(self, number: int) -> Path:
-        folder = self.folder(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-
-def absorb(record: TrialRecord, event: Event) -> TrialRecord:
-    """The record after one event."""
-    if isinstance(event, Evaluated):
-        return record.model_copy(update={"curve": (*record.curve, event.point)})
-    if isinstance(event, Trained):
-        return record.model_copy(
-            update={
-                "outcome": Outcome.COMPLETED,
-                "validation": event.best,
-                "examples_per_second": event.examples_per_second,
-                "step_ms": event.step_ms,
-                "peak_memory_bytes": event.peak_memory_bytes,
-                "train_seconds": event.train_seconds,
-                "evaluate_seconds": event.evaluate_seconds,
-                "executed_technique": TECHNIQUE,
-            }
-        )
-    if isinstance(event, Diverged):
-        error = f"the loss was {event.loss} at step {event.step}"
-        return record.model_copy(update={"outcome": Outcome.DIVERGED, "error": error})
-    if isinstance(event, Failed):
-        outcome = Outcome.OUT_OF_MEMORY if event.out_of_memory else Outcome.FAILED
-        return record.model_copy(update={"outcome": outcome, "error": event.error})
-    return record

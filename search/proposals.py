@@ -1,87 +1,103 @@
-"""Optuna's side of a study: ask for points, tell results; reconciled with the ledger on resume.
+"""Optuna's side of a study: ask for points, tell results; made anew from the ledger when a study is resumed.
 
-The sampler is made anew for each proposal from the study's seed and the proposal's number, so a study
-that was interrupted proposes what it would have proposed without.
+The Optuna study lives in memory: the ledger knows each point and how it ended, so nothing is kept twice
+and nothing can disagree (docs/decisions/0007-candidates-side-by-side.md). The sampler is made anew for
+each proposal from the study's seed and the proposal's number, so a study that was interrupted proposes
+what it would have proposed without.
 """
 
 from __future__ import annotations
 
-import warnings
+import math
+import random
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dhen.errors import UserError
 from dhen.values import fingerprint
 from search.samplers import make_sampler
+from spaces.load import random_point
 from spaces.space import Point, Space
-from trials.ledger import Entry, database_trouble, engine_options
 from trials.record import Outcome, TrialRecord
 
 if TYPE_CHECKING:
-    pass
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial, TrialState
+
+UNFINISHED = (Outcome.RUNNING, Outcome.INTERRUPTED)
 
 
 class Proposals:
     """Points of a space, proposed by a sampler that learns from what it is told."""
 
-    def __init__(self, *, url: str, study: str, space: Space, sampler: str, seed: int) -> None:
-        """Opens or creates the Optuna study of two objectives, NE and FLOPs.
+    def __init__(self, *, space: Space, sampler: str, seed: int) -> None:
+        """An Optuna study of two objectives, NE and FLOPs.
 
         Raises:
-            UserError: when the sampler is unknown or the database cannot be used.
+            UserError: when the sampler is unknown.
         """
         import optuna
-        from sqlalchemy.exc import SQLAlchemyError
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
         self._space, self._sampler, self._seed = space, sampler, seed
-        try:
-            storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_options(url))
-            self._study = optuna.create_study(
-                storage=storage, study_name=study, directions=["minimize", "minimize"], load_if_exists=True
-            )
-        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            raise UserError(database_trouble(url, cause)) from None
+        self._axes = self._distributions()
+        make_sampler(sampler, seed, self._axes)
+        self._study = optuna.create_study(directions=["minimize", "minimize"])
+        self._optuna_numbers: dict[int, int] = {}
 
-    def reconcile(self, entries: list[Entry]) -> None:
-        """Tells Optuna what the ledger knows and it does not; drops proposals that no trial took up."""
-        taken = {entry.optuna_number: entry.record for entry in entries if entry.optuna_number is not None}
-        for trial in self._study.get_trials(deepcopy=False):
-            if trial.state is not self._optuna.trial.TrialState.RUNNING:
-                continue
-            record = taken.get(trial.number)
-            if record is None:
-                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
-            elif record.outcome not in (Outcome.RUNNING, Outcome.INTERRUPTED):
-                self.tell(trial.number, record)
+    def remember(self, candidates: Iterable[TrialRecord]) -> None:
+        """Takes over the candidates of earlier sessions, in order; those that have not ended count as running."""
+        for record in candidates:
+            self._optuna_numbers[record.number] = len(self._optuna_numbers)
+            self._study.add_trial(self._remembered(record))
 
-    def ask(self, start: Point) -> tuple[int, Point]:
-        """The next proposal: its number in Optuna, and a point that has the values of `start`."""
-        trials = self._study.get_trials(deepcopy=False)
-        waiting = [trial.number for trial in trials if trial.state is self._optuna.trial.TrialState.WAITING]
-        number = waiting[0] if waiting else len(trials)
-        if start and not waiting:
+    def ask(self, number: int, start: Point) -> tuple[Point, dict[str, int]]:
+        """The point of the trial with this number, which has the values of `start`, and the sampler's notes."""
+        index = len(self._study.get_trials(deepcopy=False))
+        if start:
             self._study.enqueue_trial(start)
-        seed = int(fingerprint([self._seed, number]), 16) % 2**32
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-            self._study.sampler = make_sampler(self._sampler, seed)
-            trial = self._study.ask()
-            return trial.number, self._space.sample(trial)
+        seed = int(fingerprint([self._seed, index]), 16) % 2**32
+        self._study.sampler = make_sampler(self._sampler, seed, self._axes)
+        trial = self._study.ask()
+        self._optuna_numbers[number] = trial.number
+        point = self._space.sample(trial)
+        attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
+        return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
 
-    def tell(self, number: int, record: TrialRecord) -> None:
-        """How a proposal ended.
+    def tell(self, record: TrialRecord) -> None:
+        """How a proposal ended."""
+        state, values = self._result(record)
+        self._study.tell(self._optuna_numbers[record.number], values, state)
 
-        Trials that cannot be trained are told as pruned, not as failed: samplers ignore failed trials
-        and would go on proposing their corner.
+    def _distributions(self) -> dict[str, BaseDistribution]:
+        """Of all axes, by name: what any point of the space is drawn from."""
+        trial = self._optuna.trial.FixedTrial(random_point(self._space, random.Random(0)))
+        self._space.sample(trial)
+        return dict(sorted(trial.distributions.items()))
+
+    def _remembered(self, record: TrialRecord) -> FrozenTrial:
+        """A candidate of the ledger as Optuna has it."""
+        state, values = self._result(record)
+        return self._optuna.trial.create_trial(
+            state=state,
+            values=values,
+            params=record.point,
+            distributions=self._axes,
+            system_attrs=dict(record.sampler_notes),
+        )
+
+    def _result(self, record: TrialRecord) -> tuple[TrialState, list[float] | None]:
+        """Trials that cannot be trained are pruned, not failed.
+
+        Samplers ignore failed trials and would go on proposing their corner.
         """
         state = self._optuna.trial.TrialState
+        if record.outcome in UNFINISHED:
+            return state.RUNNING, None
         if record.outcome is Outcome.COMPLETED:
             assert record.validation is not None
             assert record.flops is not None
-            self._study.tell(number, [record.validation.ne, record.flops])
-        elif record.outcome is Outcome.FAILED:
-            self._study.tell(number, state=state.FAIL)
-        else:
-            self._study.tell(number, state=state.PRUNED)
+            if not math.isnan(record.validation.ne):
+                return state.COMPLETE, [record.validation.ne, record.flops]
+            return state.FAIL, None
+        return (state.FAIL if record.outcome is Outcome.FAILED else state.PRUNED), None

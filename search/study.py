@@ -1,56 +1,54 @@
 """A study from its first trial to its report: the baseline, the candidates, the winners.
 
-One driver, one candidate at a time. The ledger commits first, then Optuna is told, then MLflow and the
-report are brought up to date; whatever moment the driver ends at, the same command goes on from there.
+One driver, several trials side by side, each in a process of its own. The ledger commits first, then the
+sampler is told; whatever moment the driver ends at, the same command goes on from there.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from dhen.errors import UserError
 from dhen.values import parse
+from search.activity import Training, look
 from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
-from search.directory import STUDY_DB
+from search.directory import database_url, study_name
 from search.export import trained_job
-from search.front import eligible, knee, pareto_front
+from search.facts import Facts, check_training_axes
 from search.objective import Trainer, new_record
-from search.proposals import Proposals
-from search.samplers import make_sampler
-from spaces.axes import Choice
+from search.proposals import UNFINISHED, Proposals
+from search.slots import slots
+from search.standing import Standing
 from spaces.load import load_space
 from spaces.space import Point, Space
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS, Progress
-from trials.hardware import preferred_precision
 from trials.job import Job, TrainingConfig
-from trials.launcher import Launcher
-from trials.ledger import Ledger, sqlite_url
+from trials.launcher import POLL_SECONDS, Launcher
+from trials.ledger import Ledger
 from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
 
-UNFINISHED = (Outcome.RUNNING, Outcome.INTERRUPTED)
+NOTHING_NEW = 100
+"""Proposals in a row that needed no training, after which a study without a number of trials ends."""
 
-
-@dataclasses.dataclass(kw_only=True)
-class Watchers:
-    """Who is told what happens; all optional."""
-
-    changed: Callable[[StudyRecord, Progress | None], None] = lambda record, progress: None
-    """A trial has begun, goes on, or has ended."""
-    publish: Callable[[StudyRecord], None] = lambda record: None
-    """A trial has ended: time to bring MLflow and the report up to date."""
+Watcher = Callable[["Study"], None]
+"""Called at every change and about ten times a second between; takes in what it likes of the study."""
+Plan = tuple[TrialRecord, Job | None]
+"""A trial that comes up; without a job where its point gives no model."""
 
 
 class Study:
     """The driver of one study in one run directory."""
 
     def __init__(
-        self, config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launcher, watchers: Watchers
+        self,
+        config: StudyConfig,
+        directory: Path,
+        log: PreparedLog,
+        launcher: Launcher,
+        *watchers: Watcher,
     ) -> None:
         """Opens the study's database.
 
@@ -58,197 +56,210 @@ class Study:
             UserError: for an impossible space, an unknown sampler or baseline, a database out of reach,
                 or a database that holds another study of this name.
         """
-        self._config, self._directory, self._log, self._watchers = config, directory, log, watchers
-        self.name = config.name or directory.resolve().name
-        make_sampler(config.sampler, config.seed)  # an unknown name is an error before anything is written
+        self._config, self._log, self._watchers = config, log, watchers
         self._space: Space = load_space(config.space)
         self._baseline: Baseline = read_baseline(config)
-        self._check_training_axes()
-        url = config.storage or sqlite_url(directory / STUDY_DB)
-        self._ledger = Ledger(url, self.name)
-        self._ledger_facts = self._settle_facts()
-        self._proposals = Proposals(
-            url=url, study=self.name, space=self._space, sampler=config.sampler, seed=config.seed
-        )
-        self._trainer = Trainer(
-            launcher,
-            log,
-            directory / "trials",
-            threads=config.threads,
-            precision=self._ledger_facts["precision"],
-        )
-        entries = self._ledger.entries()
-        self._proposals.reconcile(entries)
-        self._records = {entry.record.number: entry.record for entry in entries}
-        self._optuna = {entry.record.number: entry.optuna_number for entry in entries}
-        self._summary = log.summary()
-        self._finished = False
+        check_training_axes(self._space, config.training)
+        self._proposals = Proposals(space=self._space, sampler=config.sampler, seed=config.seed)
+        name = study_name(directory, config.name)
+        self._ledger = Ledger(database_url(directory, config.storage), name)
+        self._facts = Facts(self._ledger, config, directory, log, self._space)
+        self._standing = Standing(self._facts.head, map(_cut_short, self._ledger.trials()))
+        self._proposals.remember(self._standing.candidates)
+        self._parallel, threads = slots(config.parallel, config.threads)
+        self._trainer = Trainer(launcher, log, directory, threads=threads, precision=self._facts.precision)
+        self._known = {trial.fingerprint: trial for trial in reversed(self._standing.completed)}
+        self._running: dict[int, Training] = {}
+        self._waiting: list[tuple[TrialRecord, Job]] = []
+        self._with_weights = set(self._standing.trials)
+        self._fruitless = 0
+        self.changes = 0
+        """Grows with every change of the record."""
+        self.ended: list[int] = []
+        """Numbers of the trials that this driver has seen end, in that order."""
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record."""
+        self._facts.note(finished=False)
         try:
-            self._train_baseline()
-            self._train_candidates()
+            self._train(self._baseline_plans())
+            self._require_baseline()
+            self._train(self._candidate_plans())
             self._score_winners()
+            self._facts.note(finished=True)
+        except BaseException as error:
+            self._break_off(resumable=isinstance(error, KeyboardInterrupt))
+            raise
         finally:
+            self._standing.head = self._facts.head.model_copy(update={"running": False})
             self._ledger.close()
-        self._finished = True
-        record = self.record()
-        self._watchers.publish(record)
-        self._watchers.changed(record, None)
-        return record
+        self._tell_watchers()
+        return self.record()
 
     def record(self) -> StudyRecord:
         """The study as it stands."""
-        trials = tuple(self._records[number] for number in sorted(self._records))
-        front = pareto_front(trial for trial in trials if trial.kind is TrialKind.CANDIDATE)
-        bend, baseline = knee(front), self._best_baseline()
-        return StudyRecord(
-            name=self.name,
-            directory=str(self._directory),
-            space=self._space.name,
-            sampler=self._config.sampler,
-            seed=self._config.seed,
-            log=self._summary,
-            trials=trials,
-            baseline=baseline.number if baseline else None,
-            front=tuple(trial.number for trial in front),
-            best=front[-1].number if front else None,
-            knee=bend.number if bend else None,
-            finished=self._finished,
-            trials_budget=self._config.trials,
-            seconds_budget=60.0 * self._config.minutes if self._config.minutes else None,
-            elapsed_seconds=self._elapsed_seconds(),
-        )
+        return self._standing.record()
 
-    def _train_baseline(self) -> None:
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent and the winners are scored."""
+        return self._standing.head.finished
+
+    @property
+    def progress(self) -> dict[int, Progress]:
+        """What the trainings that run last said, by trial."""
+        return {number: t.progress for number, t in self._running.items() if t.progress is not None}
+
+    def _baseline_plans(self) -> Iterator[Plan]:
         for index in range(self._config.baseline_trials):
-            if index in self._records and self._records[index].outcome not in UNFINISHED:
-                continue
-            point, model, training = self._baseline.variant(index, self._config.seed)
-            job = self._trainer.job(model, training, self._config.seed)
-            self._train(new_record(index, TrialKind.BASELINE, point, job), job, None)
-        if self._best_baseline() is None:
-            errors = {trial.error for trial in self._records.values() if trial.error}
+            known = self._standing.trials.get(index)
+            if known is None or known.outcome in UNFINISHED:
+                point, model, training = self._baseline.variant(index, self._config.seed)
+                job = self._trainer.job(model, training, self._config.seed)
+                yield new_record(index, TrialKind.BASELINE, point, job), job
+
+    def _require_baseline(self) -> None:
+        if self._standing.verdict.baseline is None:
+            errors = {trial.error for trial in self._standing.trials.values() if trial.error}
             raise UserError(f"no training of the baseline completed: {'; '.join(sorted(errors))}.")
 
-    def _train_candidates(self) -> None:
-        for record in [r for r in self._records.values() if r.outcome in UNFINISHED]:
-            self._run_point(record.number, record.point, self._optuna[record.number])
-        baseline = self._best_baseline()
+    def _candidate_plans(self) -> Iterator[Plan]:
+        """What was cut short, then new proposals until the budget is spent."""
+        baseline = self._standing.verdict.baseline
         assert baseline is not None
+        for record in self._standing.candidates:
+            if record.outcome in UNFINISHED:
+                yield self._plan(record.number, record.point, record.sampler_notes)
         while not self._spent():
-            tried = len(self.record().candidates)
-            start = self._space.start_point(tried, baseline.training)
-            optuna_number, point = self._proposals.ask(start)
-            self._run_point(len(self._records), point, optuna_number)
+            number = len(self._standing.trials)
+            start = self._space.start_point(len(self._standing.candidates), baseline.training)
+            yield self._plan(number, *self._proposals.ask(number, start))
 
-    def _run_point(self, number: int, point: Point, optuna_number: int | None) -> None:
-        """One candidate: decoded, looked up in the ledger, trained where it is new."""
+    def _plan(self, number: int, point: Point, notes: dict[str, int]) -> Plan:
         try:
             candidate = self._space.decode(point)
         except UserError as error:
-            self._end(_infeasible(number, point, str(error)), optuna_number)
-            return
+            return _infeasible(number, point, notes, str(error)), None
         training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
         job = self._trainer.job(candidate.model, training, self._config.seed)
         record = new_record(number, TrialKind.CANDIDATE, point, job)
-        known = self._ledger.finished(job.fingerprint)
-        if known is not None:
-            self._end(_reused(record, known), optuna_number)
-            return
-        self._train(record, job, optuna_number)
+        return record.model_copy(update={"sampler_notes": notes}), job
 
-    def _train(self, record: TrialRecord, job: Job, optuna_number: int | None) -> None:
-        self._note(record, optuna_number)
-        try:
-            record = self._trainer.train(record, job, self._show)
-        except KeyboardInterrupt:
-            self._note(record.model_copy(update={"outcome": Outcome.INTERRUPTED}), optuna_number)
-            self._watchers.publish(self.record())
-            raise
-        self._end(record, optuna_number)
+    def _train(self, plans: Iterator[Plan]) -> None:
+        """Works off what comes up, side by side as far as there is room; a plan is made when it can start."""
+        while True:
+            room = max(len(self._running), len(self._waiting)) < self._parallel
+            plan = next(plans, None) if room else None
+            if plan is not None:
+                self._place(*plan)
+            elif not self._running:
+                return
+            self._look(0.0 if plan is not None else POLL_SECONDS)
 
-    def _end(self, record: TrialRecord, optuna_number: int | None) -> None:
-        """Ledger first, then Optuna, then whoever watches."""
-        self._note(record, optuna_number)
-        if optuna_number is not None:
-            self._proposals.tell(optuna_number, record)
-        self._drop_weights()
-        self._watchers.publish(self.record())
+    def _place(self, record: TrialRecord, job: Job | None) -> None:
+        """Trains what is new; an equal network's result is shared, and waited for where it still trains."""
+        self._fruitless += 1
+        known = self._known.get(record.fingerprint)
+        if job is None:
+            self._end(record)
+        elif known is not None:
+            self._end(_reused(record, known))
+        else:
+            self._note(record)
+            if any(training.record.fingerprint == job.fingerprint for training in self._running.values()):
+                self._waiting.append((record, job))
+            else:
+                self._running[record.number] = self._trainer.start(record, job)
+                self._fruitless = 0
 
-    def _note(self, record: TrialRecord, optuna_number: int | None) -> None:
-        self._ledger.save(record, optuna_number=optuna_number)
-        self._records[record.number] = record
-        self._optuna[record.number] = optuna_number
-        self._watchers.changed(self.record(), None)
+    def _look(self, seconds: float) -> None:
+        """Takes in what the trainings say; those that have ended make room, and their twins need not wait."""
+        for training in look(list(self._running.values()), seconds):
+            record = training.record
+            if not training.run.ended:
+                if record is not self._standing.trials[record.number]:
+                    self._standing.note(record)
+                    self.changes += 1
+                continue
+            self._end(record)
+            del self._running[record.number]
+            waiting, self._waiting = self._waiting, []
+            for twin, job in waiting:
+                self._place(twin, job)
+        self._tell_watchers()
 
-    def _show(self, record: TrialRecord, progress: Progress | None) -> None:
-        self._records[record.number] = record
-        self._watchers.changed(self.record(), progress)
+    def _end(self, record: TrialRecord) -> None:
+        """Ledger first, then the sampler."""
+        self._note(record)
+        if record.kind is TrialKind.CANDIDATE:
+            self._proposals.tell(record)
+        if record.outcome is Outcome.COMPLETED:
+            self._known.setdefault(record.fingerprint, record)
+        self._drop_weights(record.number)
+        self.ended.append(record.number)
+
+    def _note(self, record: TrialRecord) -> None:
+        self._ledger.save(record)
+        self._standing.note(record)
+        self.changes += 1
+
+    def _tell_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher(self)
+
+    def _break_off(self, *, resumable: bool) -> None:
+        """Ends what runs; the ledger hears of it where it can be relied on."""
+        for training in self._running.values():
+            training.run.kill()
+        if resumable:
+            going = [training.record for training in self._running.values()]
+            for record in going + [record for record, _ in self._waiting]:
+                self._note(_cut_short(record))
 
     def _score_winners(self) -> None:
         """The test split, after selection is frozen: the baseline and the front, each look counted."""
-        record = self.record()
-        for number in (record.baseline, *record.front):
-            if number is None or self._records[number].test is not None:
-                continue
-            trial = self._records[number]
-            owner = trial if trial.reused_from is None else self._records[trial.reused_from]
-            job = trained_job(owner, self._log, self._config.seed)
-            self._ledger.count_test_look(number)
-            metrics = self._trainer.score(owner, job, "test")
-            self._note(trial.model_copy(update={"test": metrics}), self._optuna[number])
+        winners: dict[int, list[TrialRecord]] = {}
+        for winner in self._standing.verdict.winners:
+            if winner.test is None:
+                winners.setdefault(winner.owner, []).append(winner)
 
-    def _drop_weights(self) -> None:
+        def jobs() -> Iterator[tuple[TrialRecord, Job]]:
+            for owner, its in winners.items():
+                for winner in its:
+                    self._ledger.count_test_look(winner.number)
+                trained = self._standing.trials[owner]
+                yield trained, trained_job(trained, self._log, self._config.seed)
+
+        for scored, metrics in self._trainer.scores(jobs(), "test", side_by_side=self._parallel):
+            for winner in winners[scored.number]:
+                self._note(winner.model_copy(update={"test": metrics}))
+            self._tell_watchers()
+
+    def _drop_weights(self, ended: int) -> None:
         """Only what may still be exported keeps its weights: the front and the baseline."""
-        record = self.record()
-        kept = {record.baseline, *record.front}
-        owners = {trial.reused_from for trial in record.trials if trial.number in kept}
-        for trial in record.trials:
-            if trial.number not in kept | owners and trial.outcome is not Outcome.RUNNING:
-                (self._trainer.folder(trial.number) / WEIGHTS).unlink(missing_ok=True)
-
-    def _best_baseline(self) -> TrialRecord | None:
-        trials = [trial for trial in self._records.values() if trial.kind is TrialKind.BASELINE]
-        return min(eligible(trials), key=lambda t: t.validation.ne if t.validation else 0.0, default=None)
+        kept = {winner.owner for winner in self._standing.verdict.winners}
+        for number in (self._with_weights | {ended}) - kept:
+            if number == ended or number not in self._running:
+                (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
+        self._with_weights = kept
 
     def _spent(self) -> bool:
         config = self._config
-        if config.trials is not None:
-            done = sum(trial.kind is TrialKind.CANDIDATE for trial in self._records.values())
-            if done >= config.trials:
-                return True
-        return config.minutes is not None and self._elapsed_seconds() >= 60.0 * config.minutes
-
-    def _elapsed_seconds(self) -> float:
-        """Spent on trials, in earlier sessions too."""
-        return sum(trial.seconds or 0.0 for trial in self._records.values())
-
-    def _check_training_axes(self) -> None:
-        """The space's training settings exist and their values are valid."""
-        for key, axis in self._space.training_axes.items():
-            for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
-                source = f"space {self._space.name!r}: training"
-                parse(TrainingConfig, self._config.training.to_dict() | {key: value}, source)
-
-    def _settle_facts(self) -> dict[str, Any]:
-        """What must not change while a study lives; precision is this machine's preference at the start."""
-        facts = {"log": self._log.fingerprint, "space": self._space.fingerprint, "seed": self._config.seed}
-        known = self._ledger.facts()
-        if known is None:
-            known = facts | {"created": time.time(), "precision": preferred_precision()}
-            self._ledger.note_facts(known)
-        changed = [key for key, value in facts.items() if known.get(key) != value]
-        if changed:
-            raise UserError(
-                f"{self._directory} holds a study with another {' and another '.join(changed)}; "
-                f"continue it with the same settings, or choose another --out (or name=)."
-            )
-        return known
+        if config.trials is not None and len(self._standing.candidates) >= config.trials:
+            return True
+        if config.minutes is not None and self._standing.elapsed_seconds() >= 60.0 * config.minutes:
+            return True
+        return config.trials is None and self._fruitless >= NOTHING_NEW
 
 
-def _infeasible(number: int, point: Point, error: str) -> TrialRecord:
+def _cut_short(record: TrialRecord) -> TrialRecord:
+    """A trial as it stands once its driver is gone: it will run again."""
+    if record.outcome is not Outcome.RUNNING:
+        return record
+    return record.model_copy(update={"outcome": Outcome.INTERRUPTED, "seconds": None})
+
+
+def _infeasible(number: int, point: Point, notes: dict[str, int], error: str) -> TrialRecord:
     return TrialRecord(
         number=number,
         kind=TrialKind.CANDIDATE,
@@ -259,12 +270,12 @@ def _infeasible(number: int, point: Point, error: str) -> TrialRecord:
         training={},
         error=error,
         seconds=0.0,
+        sampler_notes=notes,
     )
 
 
 def _reused(record: TrialRecord, known: TrialRecord) -> TrialRecord:
     """The record of a trial whose network has been trained already."""
-    own = {"number", "kind", "point", "started_at", "test"}
+    own = {"number", "kind", "point", "started_at", "test", "sampler_notes"}
     shared = {name: getattr(known, name) for name in type(known).model_fields if name not in own}
-    source = known.number if known.reused_from is None else known.reused_from
-    return record.model_copy(update=shared | {"reused_from": source, "seconds": 0.0})
+    return record.model_copy(update=shared | {"reused_from": known.owner, "seconds": 0.0})

@@ -6,30 +6,34 @@ With a terminal the table is redrawn in place; without one (a pipe, a CI log) ea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 from dashboards.table import progress_line, trial_line, trial_table
-from trials.events import Progress as TrainingProgress
-from trials.record import Outcome, StudyRecord
+from trials.events import Progress
+
+if TYPE_CHECKING:
+    from search.study import Study
 
 REFRESH_SECONDS = 0.25
-LINES_BESIDE_TABLE = 6
+LINES_BESIDE_TABLE = 5
 
 
 class StudyView:
-    """Shows a study as it goes."""
+    """Shows a study as it goes: a watcher of it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._drawn = 0.0
-        self._said: set[int] = set()
+        self._said = 0
 
     def __enter__(self) -> StudyView:
         if self._live:
@@ -40,40 +44,44 @@ class StudyView:
         if self._live:
             self._live.stop()
 
-    def __call__(self, record: StudyRecord, progress: TrainingProgress | None) -> None:
-        """Draws the study; cheap enough to be called at every event."""
+    def __call__(self, study: Study) -> None:
+        """Draws the study, some times a second at most, or says which trials have ended."""
         if self._live is None:
-            self._say_ended(record)
-        elif record.finished or time.monotonic() - self._drawn > REFRESH_SECONDS:
+            self._say_ended(study)
+        elif study.finished or time.monotonic() - self._drawn > REFRESH_SECONDS:
             self._drawn = time.monotonic()
-            rows = max(3, self._console.height - LINES_BESIDE_TABLE)
-            table, line = trial_table(record, rows=rows), progress_line(record)
-            self._live.update(Group(table, line, _training(progress)), refresh=True)
+            record, training = study.record(), progress_lines(study.progress)
+            rows = max(3, self._console.height - LINES_BESIDE_TABLE - len(training))
+            table = trial_table(record, rows=rows)
+            self._live.update(Group(table, progress_line(record), *training), refresh=True)
 
-    def _say_ended(self, record: StudyRecord) -> None:
+    def _say_ended(self, study: Study) -> None:
         """A line for each trial that has ended since the last call."""
-        for trial in record.trials:
-            if trial.outcome is not Outcome.RUNNING and trial.number not in self._said:
-                self._said.add(trial.number)
-                self._console.print(trial_line(record, trial.number), soft_wrap=True)
-                self._console.print(progress_line(record), soft_wrap=True)
+        if self._said == len(study.ended):
+            return
+        record = study.record()
+        for number in study.ended[self._said :]:
+            self._console.print(trial_line(record, number), soft_wrap=True)
+            self._console.print(progress_line(record), soft_wrap=True)
+        self._said = len(study.ended)
 
 
-def _training(progress: TrainingProgress | None) -> Text:
-    if progress is None:
-        return Text("")
+def progress_lines(progress: Mapping[int, Progress]) -> list[Text]:
+    """How far each training is, by trial."""
+    return [Text(_training(number, told), style="dim") for number, told in sorted(progress.items())]
+
+
+def _training(number: int, progress: Progress) -> str:
     share = progress.examples / progress.total_examples
     speed = progress.examples / max(progress.seconds, 1e-9)
-    return Text(
-        f"  training: {share:4.0%} of its passes at most, {speed:,.0f} examples a second", style="dim"
-    )
+    return f"  trial {number} trains: {share:.0%} of its passes at most, {speed:,.0f} examples a second"
 
 
 @contextmanager
 def step_progress(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     """A callback (step, done, total or None) that shows each step as a bar, or as a line without a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
+    with Bars(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(step: str, done: int, total: int | None) -> None:

@@ -7,15 +7,38 @@ import datetime
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 COMMAND = Path(sys.executable).parent / "dhen-search"
 TIMEOUT_SECONDS = 300
-SMALL = ("space=tiny", "training.epochs=2", "baseline_trials=1", "threads=1")
-"""Settings that make a study of seconds."""
+SMALL = ("space=tiny", "training.epochs=2", "baseline_trials=1", "threads=1", "parallel=1")
+"""Settings that make a study of seconds, the same on every machine."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def start(log: Path, out: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
+    """A small study that goes on by itself, in a session of its own; `words` come after the small settings."""
+    return subprocess.Popen(
+        [str(COMMAND), "run", "--data", str(log), "--out", str(out), *SMALL, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_trials(out: Path, number: int) -> None:
+    """Until the trial with this number has begun."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        if (out / "trials" / f"{number:05d}" / "events.jsonl").exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError("the study did not get that far")
 
 
 def write_log(path: Path, rows: int, *, seed: int = 0, label: bool = True) -> Path:

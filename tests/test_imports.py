@@ -56,19 +56,39 @@ def test_mlflow_is_imported_in_one_file() -> None:
     assert [path.relative_to(ROOT).as_posix() for path in users] in ([], ["trials/tracking.py"])
 
 
+HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
+
+
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("search.cli", ("torch", "mlflow", "optuna", "pyarrow", "plotly")),
-        ("trials.record", ("torch", "mlflow", "optuna")),
-        ("trials.ledger", ("torch", "mlflow", "optuna")),
-        ("trials.tracking", ("torch", "mlflow")),
+        ("search.cli", HEAVY),
+        ("trials.record", HEAVY),
+        ("trials.ledger", HEAVY),
+        ("trials.launcher", HEAVY),
+        ("trials.tracking", HEAVY),
         ("trials.data.prepare", ("torch", "mlflow")),
+        ("dashboards.table", HEAVY),
         ("dashboards.page", ("torch", "mlflow")),
-        ("search.verbs.status", ("torch", "mlflow")),
+        ("search.verbs.run", HEAVY),
+        ("search.verbs.status", HEAVY),
+        ("search.verbs.report", ("torch", "mlflow", "optuna")),
+        ("search.verbs.ui", HEAVY),
     ],
 )
 def test_light_modules_stay_light(module: str, absent: tuple[str, ...]) -> None:
-    code = f"import sys, {module}; print([m for m in {absent!r} if m in sys.modules])"
+    assert imported(f"import {module}", absent) == []
+
+
+def imported(code: str, modules: tuple[str, ...]) -> list[str]:
+    """Which of the modules are there after the code, in a process of its own."""
+    code = f"import sys\n{code}\nprint([m for m in {modules!r} if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == "[]"
+    found: list[str] = ast.literal_eval(output.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["status", "--help"], ["ui", "--help"]])
+def test_help_needs_nothing_heavy(words: list[str]) -> None:
+    code = f"from search.cli import cli\ncli.main({words!r}, standalone_mode=False)"
+    assert imported(code, HEAVY) == []

@@ -61,8 +61,11 @@ def preferred_precision() -> Precision:
 def fastest_threads(limit: int) -> int:
     """Of 1, 2, 4 ... and `limit` threads, how many train a small model fastest; measured, a second at most.
 
-    More are taken only where they gain a tenth: what a candidate leaves, others can use.
+    More are taken only where they gain a tenth. Beside an accelerator, where threads do other work, it is
+    the limit.
     """
+    if device().type != "cpu":
+        return limit
     counts = [1 << power for power in range(limit.bit_length()) if 1 << power < limit] + [limit]
     before = torch.get_num_threads()
     seconds = {}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Iterator
-from multiprocessing import forkserver
+from collections.abc import Iterable, Iterator
+from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 LAST_LINES = 5
 """Of a dead process's log, kept with its error."""
+LAST_WORDS = ("trained", "diverged", "scored", "failed")
+"""Events that tell how a run ended."""
+POLL_SECONDS = 0.1
+"""Between two looks at the events of processes that run."""
+PRELOADED = ("torch._dynamo", "pyarrow.dataset", "trials.worker")
+"""What a process would otherwise import itself, each time: the first belongs to an optimizer's first use."""
+SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+"""OpenMP in the server must never have had more than one thread, or processes that use two hang; and what
+lies in the current folder (a `trials/` of the user's) must not be imported in place of this project."""
 
 
 class Run:
@@ -31,25 +40,29 @@ class Run:
         self._process = process
         self._directory = directory
         self._read = EventReader(directory / EVENTS)
+        self._told = False
+        self.ended = False
+        """The process is gone and its last events have been handed out."""
 
-    def events(self) -> Iterator[Event | None]:
-        """Events as they come, None about ten times a second between them; ends with the process.
+    @property
+    def sentinel(self) -> int:
+        """Ready when the process ends (see `wait_for`)."""
+        return self._process.sentinel
 
-        A process that died without a word (a signal, the kernel's out-of-memory killer) yields a
-        `Failed` with the signal and the last lines of its log.
+    def new_events(self) -> list[Event]:
+        """Events since the last call.
+
+        A process that died without a word (a signal, the kernel's out-of-memory killer) gives a `Failed`
+        with the signal and the last lines of its log.
         """
-        told = False
-        while True:
-            alive = self._process.is_alive()
-            for event in self._read():
-                told = told or event.event in ("trained", "diverged", "scored", "failed")
-                yield event
-            if not alive:
-                break
-            yield None
-            self._process.join(0.1)
-        if not told:
-            yield self._death()
+        alive = self._process.is_alive()
+        events = self._read()
+        self._told = self._told or any(event.event in LAST_WORDS for event in events)
+        if not alive and not self.ended:
+            self.ended = True
+            if not self._told:
+                events.append(self._death())
+        return events
 
     def kill(self) -> None:
         """Ends the process at once."""
@@ -67,17 +80,21 @@ class Run:
         )
 
 
+def wait_for(runs: Iterable[Run], seconds: float = POLL_SECONDS) -> None:
+    """Until one of the processes has ended, for `seconds` at most."""
+    connection.wait([run.sentinel for run in runs], seconds)
+
+
 class Launcher:
     """Owns the fork server."""
 
     def __init__(self) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        # an optimizer's first use imports torch._dynamo (a second and more), so the server has it beforehand
-        self._context.set_forkserver_preload(["torch._dynamo", "trials.worker"])
+        self._context.set_forkserver_preload(list(PRELOADED))
 
     def warm_up(self) -> None:
         """Starts the fork server's imports (seconds) while the caller does something else."""
-        with _one_openmp_thread():
+        with _server_environment():
             forkserver.ensure_running()
 
     def start(self, task: Task, directory: Path) -> Run:
@@ -86,20 +103,21 @@ class Launcher:
 
         (directory / EVENTS).unlink(missing_ok=True)
         process = self._context.Process(target=main, args=(task.to_dict(), str(directory)), daemon=True)
-        with _one_openmp_thread():
+        with _server_environment():
             process.start()
         return Run(process, directory)
 
 
 @contextlib.contextmanager
-def _one_openmp_thread() -> Iterator[None]:
-    """OpenMP in the server must never have had more than one thread, or children that use two hang."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
+def _server_environment() -> Iterator[None]:
+    """What the fork server must be started with, should it be started now."""
+    before = {name: os.environ.get(name) for name in SERVER_ENVIRONMENT}
+    os.environ.update(SERVER_ENVIRONMENT)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

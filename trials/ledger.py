@@ -1,6 +1,6 @@
-"""The ledger: every trial of every study, in SQLAlchemy tables beside Optuna's own. The one truth.
+"""The ledger: every trial of every study, in SQLAlchemy tables. The one truth.
 
-It commits first; Optuna and MLflow are told afterwards and are reconciled from it on resume.
+It commits first; the sampler and MLflow are told afterwards, and are brought up to date from it on resume.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAlchemyError
 
 from dhen.errors import UserError
-from trials.record import Outcome, TrialRecord
+from trials.record import TrialRecord
 
 SQLITE_TIMEOUT_SECONDS = 60
 
@@ -34,7 +33,6 @@ _TRIALS = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("fingerprint", sa.String(64), index=True, nullable=False),
     sa.Column("outcome", sa.String(32), nullable=False),
-    sa.Column("optuna_number", sa.Integer, nullable=True),
     sa.Column("record", sa.Text, nullable=False),
 )
 _TEST_LOOKS = sa.Table(
@@ -47,20 +45,11 @@ _TEST_LOOKS = sa.Table(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A trial as the ledger holds it."""
-
-    record: TrialRecord
-    optuna_number: int | None
-    """Of the Optuna trial that proposed it; None for the baseline's."""
-
-
 class Ledger:
     """The trials of one study."""
 
-    def __init__(self, url: str, study: str) -> None:
-        """Opens (and creates where missing) the tables.
+    def __init__(self, url: str, study: str, *, create: bool = True) -> None:
+        """Opens the tables, and creates them where missing unless told not to.
 
         Raises:
             UserError: when the database is locked, damaged, full or out of reach.
@@ -69,7 +58,8 @@ class Ledger:
         self.url = url
         with self._errors_in_words():
             self._engine = sa.create_engine(url, **engine_options(url))
-            _METADATA.create_all(self._engine)
+            if create:
+                _METADATA.create_all(self._engine)
 
     def close(self) -> None:
         """Releases the database."""
@@ -87,17 +77,14 @@ class Ledger:
             connection.execute(sa.delete(_STUDIES).where(_STUDIES.c.name == self.study))
             connection.execute(sa.insert(_STUDIES).values(name=self.study, facts=facts))
 
-    def entries(self) -> list[Entry]:
+    def trials(self) -> list[TrialRecord]:
         """All trials in the order of their numbers."""
-        query = sa.select(_TRIALS).where(_TRIALS.c.study == self.study).order_by(_TRIALS.c.number)
+        query = sa.select(_TRIALS.c.record).where(_TRIALS.c.study == self.study).order_by(_TRIALS.c.number)
         with self._connection() as connection:
             rows = connection.execute(query).all()
-        return [
-            Entry(record=TrialRecord.model_validate_json(row.record), optuna_number=row.optuna_number)
-            for row in rows
-        ]
+        return [TrialRecord.model_validate_json(row.record) for row in rows]
 
-    def save(self, record: TrialRecord, *, optuna_number: int | None) -> None:
+    def save(self, record: TrialRecord) -> None:
         """Writes a trial, new or changed."""
         key = (_TRIALS.c.study == self.study) & (_TRIALS.c.number == record.number)
         with self._connection() as connection:
@@ -108,25 +95,9 @@ class Ledger:
                     number=record.number,
                     fingerprint=record.fingerprint,
                     outcome=record.outcome.value,
-                    optuna_number=optuna_number,
                     record=record.model_dump_json(),
                 )
             )
-
-    def finished(self, fingerprint: str) -> TrialRecord | None:
-        """The trial of this study that has trained this job, if there is one."""
-        query = (
-            sa.select(_TRIALS.c.record)
-            .where(
-                _TRIALS.c.study == self.study,
-                _TRIALS.c.fingerprint == fingerprint,
-                _TRIALS.c.outcome == Outcome.COMPLETED.value,
-            )
-            .order_by(_TRIALS.c.number)
-        )
-        with self._connection() as connection:
-            row = connection.execute(query).first()
-        return TrialRecord.model_validate_json(row.record) if row else None
 
     def count_test_look(self, number: int) -> None:
         """Notes that a trial is about to be scored on the test split."""

@@ -9,8 +9,13 @@ from bisect import bisect_left
 from enum import StrEnum
 from typing import Any
 
+from pydantic import ConfigDict, Field
+
 from dhen.cost import CostRow
 from dhen.values import Value
+
+NAN_AS_WORD = ConfigDict(ser_json_inf_nan="strings")
+"""NaN is `"NaN"` in JSON: pydantic's own `null` could not be read back."""
 
 
 class Outcome(StrEnum):
@@ -36,6 +41,8 @@ class TrialKind(StrEnum):
 class Metrics(Value):
     """Quality of predictions on one split."""
 
+    model_config = NAN_AS_WORD
+
     ne: float
     """Normalized entropy: mean log loss over the entropy of the evaluated split's own base rate."""
     log_loss: float
@@ -50,6 +57,8 @@ class Metrics(Value):
 
 class CurvePoint(Value):
     """One evaluation on validation during training."""
+
+    model_config = NAN_AS_WORD
 
     examples: int
     """Training examples seen so far (all passes counted)."""
@@ -104,6 +113,13 @@ class TrialRecord(Value):
     """For outcomes other than completed: what happened, in words (and at which step)."""
     started_at: str | None = None
     """ISO 8601, UTC."""
+    sampler_notes: dict[str, int] = Field(default_factory=dict)
+    """What the sampler must find again with its proposal when the study is resumed (NSGA-II: its generation)."""
+
+    @property
+    def owner(self) -> int:
+        """Number of the trial whose training this result is of."""
+        return self.number if self.reused_from is None else self.reused_from
 
 
 class LogSummary(Value):
@@ -139,9 +155,12 @@ class StudyRecord(Value):
     """Number of the candidate with the lowest validation NE."""
     knee: int | None = None
     finished: bool = False
+    running: bool = True
+    """Whether a driver was at work on it when this record was made."""
     trials_budget: int | None = None
     seconds_budget: float | None = None
     elapsed_seconds: float = 0.0
+    """Wall clock during which at least one trial ran, earlier sessions included."""
 
     def trial(self, number: int) -> TrialRecord:
         """The trial with this number."""

@@ -110,7 +110,7 @@ def study_sheet(record: StudyRecord) -> Sheet:
     }
     return Sheet(
         name=record.name,
-        status="FINISHED" if record.finished else "RUNNING",
+        status="FINISHED" if record.finished else "RUNNING" if record.running else "KILLED",
         start_ms=start,
         end_ms=start + _ms(record.elapsed_seconds) if record.finished else None,
         tags=_texts(tags, TAG_LENGTH),

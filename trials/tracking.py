@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dhen.errors import UserError
-from trials.record import StudyRecord
+from trials.record import StudyRecord, TrialRecord
 from trials.sheets import Sheet, marks, study_sheet, trial_sheet
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ class Tracker:
         self._name_model = name_model
         self._experiment = ("", "")
         self._runs: dict[str, _Run] = {}
+        self._seen: dict[str, tuple[TrialRecord, dict[str, bool], str]] = {}
+        """By run, the very values that it agrees with: most of a study has not changed since the last time."""
         self._report: tuple[int, int] | None = None
 
     @classmethod
@@ -143,14 +145,22 @@ class Tracker:
             parent = self._write(STUDY, study, _digest((LAYOUT, study)), {})
             baseline = next((trial for trial in record.trials if trial.number == record.baseline), None)
             compared = baseline.model_dump_json(include={"number", "curve", "validation"}) if baseline else ""
-            context = (LAYOUT, parent, compared)
+            context = _digest((LAYOUT, parent, compared))
             for trial in record.trials:
-                key = str(trial.number)
-                revision = _digest((context, marks(trial, record), trial.model_dump_json()))
-                if key not in self._runs or self._runs[key].revision != revision:
-                    sheet = trial_sheet(trial, record, model_name=self._name_model(trial.model))
-                    self._write(key, sheet, revision, {PARENT: parent})
+                self._sync_trial(trial, record, context, parent)
             self._attach(parent, report)
+
+    def _sync_trial(self, trial: TrialRecord, record: StudyRecord, context: str, parent: str) -> None:
+        """`context` is all beside the trial and its marks that its run depends on."""
+        key, marked = str(trial.number), marks(trial, record)
+        seen = self._seen.get(key)
+        if seen is not None and seen[0] is trial and seen[1:] == (marked, context):
+            return
+        revision = _digest((context, marked, trial.model_dump_json()))
+        if key not in self._runs or self._runs[key].revision != revision:
+            sheet = trial_sheet(trial, record, model_name=self._name_model(trial.model))
+            self._write(key, sheet, revision, {PARENT: parent})
+        self._seen[key] = (trial, marked, context)
 
     def _open_experiment(self, name: str) -> None:
         """Reads what the store knows of the study's runs, when the study is met for the first time."""

@@ -53,8 +53,8 @@ def time_figure(info: TimeInfo) -> go.Figure:
     share = sum(trial.training for trial in info.trials) / info.total
     figure = drawing(
         (_bars(info, name, colour, seconds) for name, colour, seconds in parts),
-        title=f"Training took {100 * share:.0f} % of {duration(info.total)}",
-        subtitle="Wall clock of each trial.",
+        title=f"Training took {100 * share:.0f} % of {duration(info.total)} in all trials together",
+        subtitle="Wall clock of each trial; trials may have run side by side.",
         height=HEIGHT,
     )
     figure.update_layout(barmode="stack", bargap=0.25)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,9 +12,11 @@ STARTUP_TRIALS = 8
 
 
 def make(seed: int) -> BaseSampler:
-    """Optuna's own; axes are modelled together, since modules, widths and learning rates interact."""
-    import optuna
+    """Optuna's own; axes are modelled together, since modules, widths and learning rates interact.
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP_TRIALS)
+    Candidates that are still training count as bad ones (the constant liar), so that no second one is
+    proposed beside them; with one candidate at a time there are none.
+    """
+    from optuna.samplers import TPESampler
+
+    return TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP_TRIALS, constant_liar=True)

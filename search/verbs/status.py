@@ -9,22 +9,26 @@ from rich.console import Console
 
 from dashboards.summary import sentences
 from dashboards.table import progress_line, trial_table
-from search.directory import read_record
+from search.directory import read_progress, read_record
+from search.terminal import progress_lines
 
-ALL_ROWS = 1_000_000
+ROWS = 50
+"""Of the table at most; the report and --json have every trial."""
 
 
 @click.command(epilog="Example: dhen-search status runs/demo --json")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The study's whole record as JSON (trials.record).")
 def command(directory: Path, as_json: bool) -> None:
-    """The study in DIRECTORY: its trials, its front, its best against the baseline."""
+    """The study in DIRECTORY: its trials, its front, its best against the baseline, what runs now."""
     record = read_record(directory)
     if as_json:
         click.echo(record.model_dump_json(indent=1))
         return
     console = Console()
-    console.print(trial_table(record, rows=ALL_ROWS))
+    console.print(trial_table(record, rows=ROWS))
     console.print(progress_line(record), soft_wrap=True)
+    for line in progress_lines(read_progress(record)):
+        console.print(line, soft_wrap=True)
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)

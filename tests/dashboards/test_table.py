@@ -7,6 +7,7 @@ from records import judged, study
 from rich.console import Console
 
 from dashboards.rows import trial_rows
+from dashboards.summary import progress
 from dashboards.table import progress_line, seconds_left, trial_line, trial_table
 from trials.record import Outcome
 
@@ -69,6 +70,16 @@ def test_progress_tells_pace_running_and_best() -> None:
     assert text.startswith("20/40 candidates, 3 min 50 s, about 3 min 20 s left, running 23")
     assert f"best {record.best}: NE 0.7" in text
     assert "finished" in progress_line(study()).plain
+
+
+def test_a_study_without_a_driver_is_said_to_stand_still() -> None:
+    cut = [trial.model_copy(update={"outcome": Outcome.INTERRUPTED}) for trial in study(3).trials[-1:]]
+    record = judged([*study(3).trials[:-1], *cut], finished=False, budget=9, running=False)
+    text = progress_line(record).plain
+    assert text.startswith("2/9 candidates")
+    assert ", not running" in text
+    assert "left" not in text
+    assert progress(record) == "not running, 2 of 9 candidates"
 
 
 def test_time_left_takes_the_nearer_limit() -> None:

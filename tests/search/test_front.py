@@ -40,6 +40,7 @@ def test_the_front_is_what_nothing_dominates(values: list[tuple[int, int]]) -> N
 
 def test_trials_without_a_result_are_left_out() -> None:
     trials = [trial(0, 0.9, 10), trial(1, 0.1, 1, Outcome.DIVERGED), trial(2, 0.1, 1, Outcome.RUNNING)]
+    trials.append(trial(3, float("nan"), 1))
     assert [t.number for t in pareto_front(trials)] == [0]
 
 

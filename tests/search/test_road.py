@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,15 @@ def test_status_and_report(dhen_search: Run, study: Path, tmp_path: Path) -> Non
     out = tmp_path / "r.html"
     dhen_search("report", study, "--out", out)
     assert out.read_text().startswith("<!doctype html>")
+
+
+def test_status_needs_nothing_heavy(study: Path) -> None:
+    code = "import sys; from search.cli import cli; cli.main(sys.argv[1:], standalone_mode=False); "
+    code += "print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, "status", str(study)]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stderr.split()
+    assert "search.directory" in modules
+    assert {"torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy"}.isdisjoint(modules)
 
 
 @pytest.mark.parametrize("pick", ["best", "knee", "flops<=1e9"])

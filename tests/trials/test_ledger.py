@@ -28,26 +28,20 @@ def record(number: int, outcome: Outcome = Outcome.COMPLETED, fingerprint: str =
 def test_trials_come_back_as_they_went(tmp_path: Path) -> None:
     url = sqlite_url(tmp_path / "study.db")
     ledger = Ledger(url, "a")
-    ledger.save(record(1, Outcome.RUNNING), optuna_number=7)
-    ledger.save(record(0), optuna_number=None)
-    ledger.save(record(1), optuna_number=7)
+    ledger.save(record(1, Outcome.RUNNING))
+    ledger.save(record(0))
+    ledger.save(record(1))
     ledger.close()
-    again = Ledger(url, "a")
-    assert [entry.record for entry in again.entries()] == [record(0), record(1)]
-    assert [entry.optuna_number for entry in again.entries()] == [None, 7]
-    assert Ledger(url, "b").entries() == []
+    assert Ledger(url, "a", create=False).trials() == [record(0), record(1)]
+    assert Ledger(url, "b").trials() == []
 
 
-def test_finds_the_first_that_finished(tmp_path: Path) -> None:
-    ledger = Ledger(sqlite_url(tmp_path / "study.db"), "a")
-    ledger.save(record(0, Outcome.FAILED), optuna_number=0)
-    assert ledger.finished("f") is None
-    ledger.save(record(2), optuna_number=2)
-    ledger.save(record(1), optuna_number=1)
-    found = ledger.finished("f")
-    assert found is not None
-    assert found.number == 1
-    assert ledger.finished("g") is None
+def test_a_reader_creates_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    path.touch()
+    with pytest.raises(UserError, match="no such table"):
+        Ledger(sqlite_url(path), "a", create=False).trials()
+    assert path.read_bytes() == b""
 
 
 def test_facts_and_looks(tmp_path: Path) -> None:
@@ -76,9 +70,9 @@ def test_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     holder = sqlite3.connect(path)
     holder.execute("BEGIN EXCLUSIVE")
     with pytest.raises(UserError, match="another process holds it"):
-        ledger.save(record(0), optuna_number=0)
+        ledger.save(record(0))
     holder.close()
-    ledger.save(record(0), optuna_number=0)
+    ledger.save(record(0))
 
 
 def test_a_database_out_of_reach(tmp_path: Path) -> None:

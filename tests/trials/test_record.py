@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records import metrics, study
+from records import judged, metrics, study
 
 from trials.record import CurvePoint, StudyRecord, relative_ne_curve, relative_ne_percent
 
@@ -59,3 +59,10 @@ def test_the_baseline_against_itself_is_zero(own: list) -> None:
 def test_records_survive_the_way_through_json() -> None:
     record = study(finished=False)
     assert StudyRecord.model_validate_json(record.model_dump_json()) == record
+
+
+def test_what_is_not_a_number_is_read_back() -> None:
+    record = study(3)
+    last = record.trials[-1].model_copy(update={"validation": metrics(float("nan"))})
+    again = StudyRecord.model_validate_json(judged([last], finished=False).model_dump_json())
+    assert repr(again.trials) == repr((last,))

@@ -1,0 +1,92 @@
+"""What goes on in processes of their own: a training or a scoring, and a look at several of them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator
+from typing import Protocol, TypeVar
+
+from search.absorb import absorb
+from trials.events import Event, Progress, Scored
+from trials.launcher import POLL_SECONDS, Run, wait_for
+from trials.record import Metrics, TrialRecord
+
+
+class Activity(Protocol):
+    """Something that goes on in a process of its own."""
+
+    run: Run
+
+    def take(self, events: list[Event]) -> None:
+        """What the process has said since the last time."""
+
+
+class Training:
+    """A trial that trains: its record grows with what its process says."""
+
+    def __init__(self, record: TrialRecord, run: Run, began: float) -> None:
+        """`began` as `time.monotonic` had it before the process was asked for."""
+        self.record, self.run = record, run
+        self.progress: Progress | None = None
+        self._began = began
+
+    def take(self, events: list[Event]) -> None:
+        """See `Activity`; the end of the process gives the record its wall clock."""
+        for event in events:
+            if isinstance(event, Progress):
+                self.progress = event
+            else:
+                self.record = absorb(self.record, event)
+        if self.run.ended:
+            self.record = self.record.model_copy(update={"seconds": time.monotonic() - self._began})
+
+
+class Scoring:
+    """A trained trial that is scored on a split."""
+
+    def __init__(self, record: TrialRecord, split: str, run: Run) -> None:
+        self.record, self.run = record, run
+        self._split = split
+        self._said: list[Event] = []
+
+    def take(self, events: list[Event]) -> None:
+        """See `Activity`."""
+        self._said += events
+
+    @property
+    def metrics(self) -> Metrics:
+        """Once the process has ended."""
+        for event in self._said:
+            if isinstance(event, Scored):
+                return event.metrics
+        raise RuntimeError(f"trial {self.record.number} could not be scored on {self._split}: {self._said}")
+
+
+A = TypeVar("A", bound=Activity)
+
+
+def look(activities: Collection[A], seconds: float = POLL_SECONDS) -> list[A]:
+    """Hands each activity what its process has said, after a moment's wait for one of them to end.
+
+    Returns those that had anything to hear; one whose `run.ended` is true has heard everything.
+    """
+    wait_for([activity.run for activity in activities], seconds)
+    heard = []
+    for activity in activities:
+        events = activity.run.new_events()
+        if events or activity.run.ended:
+            activity.take(events)
+            heard.append(activity)
+    return heard
+
+
+@contextlib.contextmanager
+def killed_on_error(activities: Collection[Activity]) -> Iterator[None]:
+    """Whatever goes wrong here, Ctrl-C included, ends the processes too."""
+    try:
+        yield
+    except BaseException:
+        for activity in activities:
+            activity.run.kill()
+        raise

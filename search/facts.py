@@ -1,0 +1,78 @@
+"""What must not change while a study lives, and what its readers need beside its trials."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from dhen.errors import UserError
+from dhen.values import parse
+from search.config import StudyConfig
+from search.directory import HEAD
+from spaces.axes import Choice
+from spaces.space import Space
+from trials.data.cache import PreparedLog
+from trials.hardware import Precision, preferred_precision
+from trials.job import TrainingConfig
+from trials.ledger import Ledger
+from trials.record import StudyRecord
+
+
+class Facts:
+    """A study's facts in the ledger."""
+
+    def __init__(
+        self, ledger: Ledger, config: StudyConfig, directory: Path, log: PreparedLog, space: Space
+    ) -> None:
+        """Settles them for a new study, and holds a known one to them.
+
+        Raises:
+            UserError: where the ledger knows the study with another log, space or seed.
+        """
+        self._ledger = ledger
+        self._facts = _settled(ledger, directory, log, space, config.seed)
+        self.precision: Precision = self._facts["precision"]
+        """Of all trainings: this machine's preference when the study began."""
+        self.head = StudyRecord(
+            name=ledger.study,
+            directory=str(directory),
+            space=space.name,
+            sampler=config.sampler,
+            seed=config.seed,
+            log=log.summary(),
+            trials=(),
+            trials_budget=config.trials,
+            seconds_budget=60.0 * config.minutes if config.minutes else None,
+        )
+        """The study's record without its trials."""
+
+    def note(self, *, finished: bool) -> None:
+        """Commits the head, so that readers have it."""
+        self.head = self.head.model_copy(update={"finished": finished})
+        self._ledger.note_facts(self._facts | {HEAD: self.head.model_dump(mode="json")})
+
+
+def _settled(ledger: Ledger, directory: Path, log: PreparedLog, space: Space, seed: int) -> dict[str, Any]:
+    facts = {"log": log.fingerprint, "space": space.fingerprint, "seed": seed}
+    known = ledger.facts()
+    if known is None:
+        return facts | {"created": time.time(), "precision": preferred_precision()}
+    changed = [key for key, value in facts.items() if known.get(key) != value]
+    if changed:
+        raise UserError(
+            f"{directory} holds a study with another {' and another '.join(changed)}; "
+            f"continue it with the same settings, or choose another --out (or name=)."
+        )
+    return known
+
+
+def check_training_axes(space: Space, training: TrainingConfig) -> None:
+    """The space's training settings exist and their values are valid.
+
+    Raises:
+        UserError: naming the one that is not.
+    """
+    for key, axis in space.training_axes.items():
+        for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
+            parse(TrainingConfig, training.to_dict() | {key: value}, f"space {space.name!r}: training")

@@ -1,0 +1,26 @@
+"""How many candidates train side by side on this machine, and with how many threads each."""
+
+from __future__ import annotations
+
+import os
+
+from trials.hardware import device, fastest_threads
+
+MOST = 4
+"""Candidates side by side where the study does not say (docs/decisions/0007-candidates-side-by-side.md)."""
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def slots(parallel: int | None, threads: int | None) -> tuple[int, int]:
+    """Candidates side by side and threads a candidate; what is not given follows from the other.
+
+    Neither given: one candidate on an accelerator, else as many as there are cores, four at most; then of
+    each candidate's share of the cores as many threads as are found to gain (`fastest_threads`).
+    """
+    if parallel is None:
+        parallel = 1 if device().type != "cpu" else max(1, min(MOST, cores() // (threads or 1)))
+    return parallel, threads or fastest_threads(max(1, cores() // parallel))

@@ -1,0 +1,80 @@
+"""Proposals depend on the study's seed and what is known, not on when the study was interrupted."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from search.proposals import Proposals
+from search.samplers import SAMPLERS
+from spaces.load import load_space
+from spaces.space import Point, Space
+from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+
+TRIALS = 50
+"""More than two generations of NSGA-II."""
+
+
+def ended(number: int, point: Point, notes: dict[str, int]) -> TrialRecord:
+    """A made-up result that depends on the point alone; a few diverge, fail or have no NE."""
+    random = Random(repr(sorted(point.items())))
+    outcome = random.choices((Outcome.COMPLETED, Outcome.DIVERGED, Outcome.FAILED), weights=(8, 1, 1))[0]
+    ne = random.choice((float("nan"), *[random.uniform(0.7, 0.8)] * 9))
+    return TrialRecord(
+        number=number,
+        kind=TrialKind.CANDIDATE,
+        outcome=outcome,
+        fingerprint="",
+        point=point,
+        model={},
+        training={},
+        flops=10 ** random.uniform(4, 6),
+        validation=Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
+        sampler_notes=notes,
+    )
+
+
+def proposals(space: Space, sampler: str) -> Proposals:
+    return Proposals(space=space, sampler=sampler, seed=3)
+
+
+def as_read(record: TrialRecord) -> TrialRecord:
+    """As the ledger gives it back."""
+    return TrialRecord.model_validate_json(record.model_dump_json())
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_a_resumed_study_proposes_what_an_undisturbed_one_would(sampler: str) -> None:
+    space = load_space("tiny")
+    undisturbed, resumed = proposals(space, sampler), proposals(space, sampler)
+    records: list[TrialRecord] = []
+    for number in range(7, 7 + TRIALS):  # the first numbers are the baseline's
+        point, notes = undisturbed.ask(number, {})
+        assert resumed.ask(number, {}) == (point, notes)
+        record = ended(number, point, notes)
+        undisturbed.tell(record)
+        if number % 3 == 0:  # its driver died while it trained
+            running = record.model_copy(update={"outcome": Outcome.INTERRUPTED, "validation": None})
+            resumed = proposals(space, sampler)
+            resumed.remember(map(as_read, [*records, running]))
+        resumed.tell(record)
+        records.append(record)
+        if number % 4 == 0:  # its driver died between two trials
+            resumed = proposals(space, sampler)
+            resumed.remember(map(as_read, records))
+
+
+def test_start_points_are_proposed_as_they_are() -> None:
+    space = load_space("tiny")
+    start: Point = {"depth": 2, "layer.block0": "conv", "embedding_dim": 8}
+    point, _ = proposals(space, "tpe").ask(0, start)
+    assert point | start == point
+
+
+def test_two_that_train_at_once_are_told_apart() -> None:
+    space = load_space("tiny")
+    asked = proposals(space, "tpe")
+    points = {number: asked.ask(number, {}) for number in range(3)}
+    for number in (2, 0, 1):
+        asked.tell(ended(number, *points[number]))

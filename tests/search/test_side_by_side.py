@@ -1,0 +1,133 @@
+"""Candidates side by side: the same results as alone, equal ones trained once, no harm to a neighbour."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import SMALL, Run, start, wait_for_trials
+
+from search.directory import read_record
+from trials.record import Outcome, StudyRecord, TrialRecord
+
+TWO = ("parallel=2", "sampler=random", "baseline_trials=2")
+"""Random proposals depend on nothing but their number, so they are the same in whatever order trials end."""
+CLOCKED = {"seconds", "train_seconds", "evaluate_seconds", "examples_per_second", "step_ms", "started_at"}
+CLOCKED |= {"peak_memory_bytes"}
+ONE_NETWORK = """
+modules: {{dcn_v2: {{layers: 1}}}}
+slots: 1
+depth: 1
+out_embeddings: 2
+raw_numeric: false
+ensemble: [concat, sum, weighted_sum]
+training: {{learning_rate: {rate}}}
+"""
+"""An ensemble of one module is a sum, so that all points are the same network."""
+
+
+@pytest.fixture(scope="module")
+def pair(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of four candidates, two at a time."""
+    out = tmp_path_factory.mktemp("runs") / "s"
+    dhen_search("run", "--data", click_log, "--out", out, "trials=4", *SMALL, *TWO)
+    return out
+
+
+def without_clock(trial: TrialRecord) -> dict[str, Any]:
+    """All that does not depend on how fast the machine is."""
+    facts = {key: value for key, value in trial.model_dump().items() if key not in CLOCKED}
+    return facts | {"curve": [point | {"seconds": 0.0} for point in facts["curve"]]}
+
+
+def span(trial: TrialRecord) -> tuple[float, float]:
+    """From when to when it ran."""
+    assert trial.started_at is not None
+    start = datetime.fromisoformat(trial.started_at).timestamp()
+    return start, start + (trial.seconds or 0.0)
+
+
+def test_results_equal_those_of_training_alone(
+    dhen_search: Run, pair: Path, click_log: Path, tmp_path: Path
+) -> None:
+    """To the bit: metrics, curves, test scores, and the weights taken away."""
+    alone = tmp_path / "s"
+    dhen_search("run", "--data", click_log, "--out", alone, "trials=4", *SMALL, *TWO, "parallel=1")
+    records = [read_record(out) for out in (pair, alone)]
+    trials = [[without_clock(trial) for trial in record.trials] for record in records]
+    assert trials[0] == trials[1]
+    assert records[0].front == records[1].front
+    weights = [(out / "best" / "weights.safetensors").read_bytes() for out in (pair, alone)]
+    assert weights[0] == weights[1]
+
+
+def test_two_do_run_at_once(pair: Path) -> None:
+    record = read_record(pair)
+    (_, first_end), (second_start, _) = span(record.trial(0)), span(record.trial(1))
+    assert second_start < first_end
+    assert record.elapsed_seconds < sum(trial.seconds or 0.0 for trial in record.trials)
+
+
+@pytest.mark.parametrize("rate", ["0.001", "1.0e+30"], ids=["sound", "diverging"])
+def test_a_network_that_trains_is_waited_for(
+    dhen_search: Run, click_log: Path, tmp_path: Path, rate: str
+) -> None:
+    """Its result is shared; where it has none, each equal one finds that out by itself, as one at a time."""
+    space, out = tmp_path / "space.yaml", tmp_path / "study"
+    space.write_text(ONE_NETWORK.format(rate=rate))
+    dhen_search("run", "--data", click_log, "--out", out, "trials=4", *SMALL, *TWO, f"space={space}")
+    candidates = read_record(out).candidates
+    assert len(candidates) == 4
+    if rate == "0.001":
+        assert {trial.outcome for trial in candidates} == {Outcome.COMPLETED}
+        assert [trial.reused_from for trial in candidates] == [None, *[candidates[0].number] * 3]
+        assert len({trial.validation for trial in candidates}) == 1
+    else:
+        assert {trial.outcome for trial in candidates} == {Outcome.DIVERGED}
+
+
+def process_of(folder: Path) -> int | None:
+    """The process that writes a trial's log."""
+    for link in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if os.readlink(link) == str(folder / "rank0.log"):
+                return int(link.parts[2])
+        except OSError:
+            continue
+    return None
+
+
+def test_a_killed_trial_does_not_disturb_its_neighbour(
+    click_log: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "study"
+    process = start(click_log, out, environment, "trials=1", *TWO, "training.epochs=9", "training.patience=9")
+    wait_for_trials(out, 1)
+    victim = None
+    while victim is None:
+        victim = process_of(out / "trials" / "00000")
+        time.sleep(0.01)
+    os.kill(victim, signal.SIGKILL)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    first, *others = read_record(out).trials
+    assert first.outcome is Outcome.OUT_OF_MEMORY
+    assert "signal 9" in (first.error or "")
+    assert len(others) == 2
+    assert all(trial.outcome is Outcome.COMPLETED for trial in others)
+
+
+def test_minutes_are_of_the_wall_clock(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    """A study of minutes ends, also where the space has nothing new long before."""
+    space, out = tmp_path / "space.yaml", tmp_path / "study"
+    space.write_text(ONE_NETWORK.format(rate="0.001"))
+    words = ("trials=null", "minutes=60", *SMALL, *TWO, f"space={space}")
+    dhen_search("run", "--data", click_log, "--out", out, *words)
+    record: StudyRecord = read_record(out)
+    assert record.finished
+    assert sum(trial.reused_from is None for trial in record.candidates) == 1

@@ -1,0 +1,87 @@
+"""How a study stands: the time that counts against its budget, and who has won so far."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from records import judged
+
+from search.standing import Standing
+from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def trial(
+    number: int,
+    *,
+    start: float = 0.0,
+    seconds: float | None = 10.0,
+    outcome: Outcome = Outcome.COMPLETED,
+    ne: float = 0.8,
+    flops: float = 1e6,
+    kind: TrialKind = TrialKind.CANDIDATE,
+    reused_from: int | None = None,
+) -> TrialRecord:
+    """A trial that began `start` seconds after noon."""
+    return TrialRecord(
+        number=number,
+        kind=kind,
+        outcome=outcome,
+        fingerprint=str(number),
+        point={},
+        model={},
+        training={},
+        flops=flops,
+        validation=Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
+        seconds=seconds,
+        started_at=(NOON + timedelta(seconds=start)).isoformat(timespec="milliseconds"),
+        reused_from=reused_from,
+    )
+
+
+def standing(*trials: TrialRecord) -> Standing:
+    return Standing(judged([]), trials)
+
+
+@pytest.mark.parametrize(
+    ("spans", "seconds"),
+    [
+        ([(0, 10), (10, 5)], 15.0),
+        ([(0, 10), (2, 10)], 12.0),
+        ([(0, 100), (20, 10), (90, 20)], 110.0),
+        ([(3600, 10), (0, 10), (5, 10)], 25.0),
+        ([(0, 10), (0, 10)], 10.0),
+        ([], 0.0),
+    ],
+    ids=["one after another", "side by side", "one within another", "two sessions", "both at once", "none"],
+)
+def test_time_side_by_side_counts_once(spans: list[tuple[float, float]], seconds: float) -> None:
+    trials = [trial(i, start=start, seconds=length) for i, (start, length) in enumerate(spans)]
+    assert standing(*trials).elapsed_seconds() == pytest.approx(seconds)
+
+
+def test_what_is_cut_short_or_shared_takes_no_time() -> None:
+    cut = trial(0, seconds=None, outcome=Outcome.INTERRUPTED)
+    shared = trial(1, start=5, seconds=0.0, reused_from=2)
+    unplanned = trial(2).model_copy(update={"started_at": None, "seconds": 0.0})
+    assert standing(cut, shared, unplanned).elapsed_seconds() == 0.0
+
+
+def test_what_runs_counts_until_now() -> None:
+    began = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    running = trial(0, seconds=None, outcome=Outcome.RUNNING).model_copy(update={"started_at": began})
+    assert 3600.0 <= standing(running).elapsed_seconds() < 3700.0
+
+
+def test_winners_are_the_baseline_and_the_front() -> None:
+    baseline = trial(0, kind=TrialKind.BASELINE, ne=0.9)
+    worse = trial(1, kind=TrialKind.BASELINE, ne=0.95)
+    cheap, best, beaten = trial(2, flops=1e5, ne=0.85), trial(3, ne=0.7), trial(4, ne=0.75, flops=2e6)
+    now = standing(baseline, worse, cheap, best, beaten)
+    assert [winner.owner for winner in now.verdict.winners] == [0, 2, 3]
+    now.note(trial(5, ne=0.6, flops=1e5, reused_from=9))
+    assert [winner.owner for winner in now.verdict.winners] == [0, 9]
+    record = now.record()
+    assert (record.baseline, record.front, record.best) == (0, (5,), 5)

@@ -1,0 +1,103 @@
+"""Processes that die without a word, several at once, and what the fork server is started with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from trials.events import EVENTS, EventWriter, Failed, Progress, Trained
+from trials.launcher import PRELOADED, SERVER_ENVIRONMENT, Run, _server_environment, wait_for
+from trials.record import Metrics
+
+QUALITY = Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
+TRAINED = Trained(
+    best=QUALITY,
+    examples_per_second=1.0,
+    step_ms=1.0,
+    peak_memory_bytes=1,
+    train_seconds=1.0,
+    evaluate_seconds=0.0,
+)
+
+
+def die(folder: str) -> None:
+    """Says something, and is killed in the middle of a line."""
+    with EventWriter(Path(folder) / EVENTS) as emit:
+        emit(Progress(examples=1, total_examples=2, seconds=0.1))
+    with (Path(folder) / EVENTS).open("a") as file:
+        file.write('{"event": "progr')
+    (Path(folder) / "rank0.log").write_text("first\nlast words\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_well(folder: str) -> None:
+    with EventWriter(Path(folder) / EVENTS) as emit:
+        emit(TRAINED)
+
+
+def wait_long(folder: str) -> None:
+    (Path(folder) / "there").touch()
+    time.sleep(600)
+
+
+def run(target: Callable[[str], None], folder: Path) -> Run:
+    folder.mkdir()
+    process = get_context("forkserver").Process(target=target, args=(str(folder),), daemon=True)
+    process.start()
+    return Run(process, folder)
+
+
+def everything(each: Run) -> list[object]:
+    """All events until the end."""
+    events: list[object] = []
+    while not each.ended:
+        wait_for([each])
+        events += each.new_events()
+    return events
+
+
+def test_a_death_without_a_word_is_told(tmp_path: Path) -> None:
+    first, death = everything(run(die, tmp_path / "a"))
+    assert isinstance(first, Progress)
+    assert isinstance(death, Failed)
+    assert death.out_of_memory
+    assert "killed by signal 9" in death.error
+    assert "last words" in death.error
+
+
+def test_one_that_ends_does_not_wait_for_its_neighbour(tmp_path: Path) -> None:
+    stays, ends = run(wait_long, tmp_path / "a"), run(end_well, tmp_path / "b")
+    events: list[object] = []
+    while not ends.ended:
+        wait_for([stays, ends])
+        events += ends.new_events()
+        assert stays.new_events() == []
+    assert events == [TRAINED]
+    assert ends.new_events() == []
+    assert not stays.ended
+    stays.kill()
+    (death,) = everything(stays)
+    assert isinstance(death, Failed)
+
+
+def test_the_servers_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with _server_environment():
+        assert SERVER_ENVIRONMENT.items() <= os.environ.items()
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+@pytest.mark.parametrize("module", PRELOADED)
+def test_what_is_preloaded_exists(module: str) -> None:
+    """The fork server keeps to itself what it could not import."""
+    __import__(module)
+    assert module in sys.modules
