@@ -24,6 +24,7 @@ VERBS = {
     "predict": "score a file of rows with a bundle",
     "spaces": "the named search spaces and their sizes",
     "blocks": "the interaction modules and what they cost",
+    "clusters": "the named clusters and this machine, with the source of each number",
 }
 USER_ERROR, INTERRUPTED = 2, 130
 

@@ -74,6 +74,7 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
         ("search.verbs.status", HEAVY),
         ("search.verbs.report", ("torch", "mlflow", "optuna")),
         ("search.verbs.ui", HEAVY),
+        ("search.verbs.clusters", HEAVY),
     ],
 )
 def test_light_modules_stay_light(module: str, absent: tuple[str, ...]) -> None:
@@ -88,7 +89,9 @@ def imported(code: str, modules: tuple[str, ...]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["status", "--help"], ["ui", "--help"]])
-def test_help_needs_nothing_heavy(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "--help"], ["status", "--help"], ["ui", "--help"], ["clusters"]]
+)
+def test_help_and_lists_need_nothing_heavy(words: list[str]) -> None:
     code = f"from search.cli import cli\ncli.main({words!r}, standalone_mode=False)"
     assert imported(code, HEAVY) == []

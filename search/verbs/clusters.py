@@ -1,0 +1,84 @@
+"""`clusters`: what the named clusters, this machine or your own have, and where each number is from.
+
+`--json` is a list of clusters, each with every key of `trials.cluster.cluster.Cluster`: bytes, bytes/s,
+FLOP/s and seconds as plain numbers, `null` where there is none. With NAME the list has that one.
+Without, the row `this` has `null` for whatever would have to be measured: `clusters this` measures it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Column, Table
+
+from dashboards.units import MISSING, byte_size, si
+from trials.cluster.cluster import Cluster, Link
+from trials.cluster.here import DESCRIPTION, host_memory_bytes
+from trials.cluster.load import THIS, catalog, load_cluster
+
+DIRECTIONS = "Bandwidths are of one direction, for one GPU."
+UNVERIFIED = f"Unverified: from data sheets, or not all of it measured. {DIRECTIONS}"
+
+
+@click.command(epilog="Example: dhen-search clusters zionex")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Plain numbers and their sources.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the clusters plans can be made for, or show one with the source of each number.
+
+    NAME is one of the list, `this` (measured, a few seconds) or the path of a YAML file with the same keys.
+    """
+    clusters = [load_cluster(name)] if name else list(catalog().values())
+    if as_json:
+        rows = [each.to_dict() for each in clusters]
+        click.echo(json.dumps(rows if name else [*rows, unmeasured()], indent=1))
+    elif name:
+        _show(clusters[0])
+    else:
+        _list(clusters)
+
+
+def unmeasured() -> dict[str, Any]:
+    """This machine, as far as it is known without torch."""
+    known = {"name": THIS, "description": DESCRIPTION, "hosts": 1, "host_memory_bytes": host_memory_bytes()}
+    return dict.fromkeys(Cluster.model_fields) | {"verified": False, "sources": {}} | known
+
+
+def _list(clusters: list[Cluster]) -> None:
+    columns = ("cluster", "hosts x GPUs", "HBM a GPU", "peak bf16", "NVLink", "network")
+    caption = f"{UNVERIFIED} `clusters {THIS}` measures this machine."
+    table = Table(*columns, box=None, caption=caption, caption_justify="left")
+    for each in clusters:
+        sizes = (f"{each.hosts} x {each.gpus_a_host}", byte_size(each.hbm_bytes))
+        peak = f"{si(each.peak_flops.bf16)}FLOP/s"
+        table.add_row(each.name, *sizes, peak, _bandwidth(each.nvlink), _bandwidth(each.network))
+    table.add_row(THIS, *[MISSING] * (len(columns) - 1))
+    Console().print(table)
+
+
+def _show(cluster: Cluster) -> None:
+    console = Console()
+    console.print(f"{cluster.name}: {cluster.description}", markup=False, soft_wrap=True)
+    table = Table("number", "value", Column("source", overflow="fold"), box=None)
+    for key, number in cluster.numbers().items():
+        table.add_row(key, in_words(key, number), cluster.sources[key])
+    console.print(table)
+    console.print(DIRECTIONS if cluster.verified else UNVERIFIED, markup=False, soft_wrap=True)
+
+
+def _bandwidth(link: Link | None) -> str:
+    return in_words("bandwidth", link.bandwidth) if link else MISSING
+
+
+def in_words(key: str, number: float) -> str:
+    """A number of a cluster with the unit that its key stands for."""
+    if key.endswith("_bytes"):
+        return byte_size(number)
+    if key.endswith("bandwidth"):
+        return f"{si(number)}B/s"
+    if key.endswith("latency"):
+        return f"{number * 1e6:.3g} us"
+    return f"{si(number)}FLOP/s" if key.startswith("peak_flops") else f"{number:g}"

@@ -1,0 +1,144 @@
+"""A cluster as a value: what a planner must know of hosts, accelerators and the links between them.
+
+Bandwidths are of one direction and for one accelerator; data sheets often state both directions together.
+Every number has a source; numbers from data sheets stay unverified until a run has measured them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from dhen.errors import UserError, unknown_name
+from dhen.values import Value, parse
+from trials.cluster.quantity import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+
+RANKS = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
+Count = Annotated[int, Field(strict=True, gt=0)]
+Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class Link(Value):
+    """What joins accelerators: alpha (latency) and beta (bandwidth) of the alpha-beta model."""
+
+    bandwidth: BytesPerSecond
+    """Bytes/s for one accelerator, in one direction."""
+    latency: Seconds
+    """Seconds for one step from an accelerator to the next."""
+
+
+class PeakFlops(Value):
+    """Peak FLOP/s of one accelerator by precision, dense (without structured sparsity)."""
+
+    fp32: FlopsPerSecond
+    """FLOP/s in fp32, outside tensor cores."""
+    tf32: FlopsPerSecond | None = None
+    """FLOP/s in tf32; null where there is none."""
+    bf16: FlopsPerSecond
+    """FLOP/s in bf16 with fp32 accumulation."""
+
+
+class Cluster(Value):
+    """Hosts that are alike, each with accelerators that are alike; without a GPU the CPU is the one."""
+
+    name: str = ""
+    """Its name in the catalog or its file's; filled in when it is loaded."""
+    description: str = ""
+    """What it is, in a sentence."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """What kind of accelerator it has."""
+    verified: bool = False
+    """Whether its numbers were measured on it; false for data sheets."""
+    hosts: Count
+    """Number of hosts."""
+    gpus_a_host: Count
+    """Accelerators, and ranks, a host."""
+    hbm_bytes: Bytes
+    """Memory of one accelerator in bytes, as its driver reports it."""
+    host_memory_bytes: Bytes
+    """Memory of one host in bytes."""
+    memory_bandwidth: BytesPerSecond
+    """Bytes/s between one accelerator and its memory, reads and writes together."""
+    peak_flops: PeakFlops
+    """Peak FLOP/s of one accelerator by precision."""
+    host_link_bandwidth: BytesPerSecond
+    """Bytes/s between one accelerator and its host's memory (PCIe), in one direction: what offload pays."""
+    nvlink: Link | None = None
+    """Between accelerators of a host (NVLink, or what there is instead); needed with two or more a host."""
+    network: Link | None = None
+    """Between hosts, for one accelerator; needed with two or more hosts."""
+    sources: dict[str, Words] = Field(default_factory=dict)
+    """Where each number is from, by its key (`nvlink.bandwidth`); what the sheet says of directions."""
+
+    @model_validator(mode="after")
+    def _is_joined(self) -> Cluster:
+        if self.gpus_a_host > 1 and self.nvlink is None:
+            raise ValueError("nvlink is missing: with gpus_a_host above 1 give nvlink: {bandwidth, latency}")
+        if self.hosts > 1 and self.network is None:
+            raise ValueError("network is missing: with hosts above 1 give network: {bandwidth, latency}")
+        numbers = list(self.numbers())
+        for key in self.sources:
+            if key not in numbers:
+                raise ValueError(f"sources: {unknown_name('key', key, numbers)}")
+        return self
+
+    def __hash__(self) -> int:
+        """By name and numbers: `sources` cannot be hashed."""
+        return hash((self.name, *self.numbers().values()))
+
+    @property
+    def ranks(self) -> int:
+        """Accelerators of all hosts: the world size."""
+        return self.hosts * self.gpus_a_host
+
+    def numbers(self) -> dict[str, float]:
+        """Every number there is, by its dotted key: what `sources` speaks of."""
+        found: dict[str, float] = {}
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, Value):
+                parts = value.to_dict().items()
+                found |= {f"{name}.{part}": number for part, number in parts if number is not None}
+            elif value is not None:
+                found[name] = value
+        return found
+
+    def with_ranks(self, ranks: str) -> Cluster:
+        """The same with as many hosts and accelerators a host as `2x4` says.
+
+        Raises:
+            UserError: when it is not HOSTSxRANKS, or the cluster declares no link that it then needs.
+        """
+        match = RANKS.fullmatch(ranks.strip())
+        if match is None:
+            raise UserError(f"ranks: expected hosts x ranks a host such as 2x4, received {ranks!r}.")
+        return self._declared(f"ranks={match[0]}", hosts=int(match[1]), gpus_a_host=int(match[2]))
+
+    def with_hbm(self, hbm: str | int) -> Cluster:
+        """The same with the declared memory a rank: `24MiB`, or bytes.
+
+        Raises:
+            UserError: when it is no size above 0.
+        """
+        return self._declared(f"hbm={hbm}", hbm_bytes=hbm)
+
+    def _declared(self, how: str, **numbers: int | str) -> Cluster:
+        """A copy with these numbers, checked again, whose source is what was declared."""
+        sources = self.sources | dict.fromkeys(numbers, f"declared: {how}")
+        return parse(Cluster, self.to_dict() | numbers | {"sources": sources}, f"cluster {self.name}, {how}")
+
+
+NUMBERS = (
+    "hosts",
+    "gpus_a_host",
+    "hbm_bytes",
+    "host_memory_bytes",
+    "memory_bandwidth",
+    "peak_flops",
+    "host_link_bandwidth",
+    "nvlink",
+    "network",
+)
+"""The fields that hold numbers, in the order they are shown."""
