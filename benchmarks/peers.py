@@ -47,12 +47,11 @@ import torch
 from common import machine, markdown
 from contest import ARCHITECTURES, LEARNING_RATE, Contest, Result
 from generated import generated_log
-from steps import completed, tell_every_step, train_timed
+from steps import StepTrainer, completed, train_timed
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import parse_model
-from search.objective import Trainer
 from trials.data.cache import PreparedLog
 from trials.data.infer import infer
 from trials.data.log_schema import CategoricalColumn, Column, IgnoredColumn
@@ -104,7 +103,7 @@ class Field:
 
     def _ours(self, seed: int, launcher: Launcher, folder: Path) -> Run:
         options = self.options
-        trainer = Trainer(launcher, self.log, folder, threads=options.threads)
+        trainer = StepTrainer(launcher, self.log, folder, threads=options.threads)
         rows = self.log.split("train").rows
         training = TrainingConfig(
             batch_size=options.batch,
@@ -322,7 +321,5 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-if __name__ == "__mp_main__":
-    tell_every_step()
 if __name__ == "__main__":
     main()

@@ -31,11 +31,10 @@ import torch
 from common import machine, markdown
 from contest import Lap, steady_speed
 from generated import TEN_COLUMNS, generated_log
-from steps import completed, tell_every_step, train_timed
+from steps import StepTrainer, completed, train_timed
 
 from dhen.config import ModelConfig
 from dhen.model import parse_model
-from search.objective import Trainer
 from trials.data.cache import PreparedLog
 from trials.hardware import matmul_peak, preferred_precision
 from trials.job import TrainingConfig
@@ -110,7 +109,7 @@ class Bench:
         steps = max(1, log.split("train").rows // batch)
         training = TrainingConfig(batch_size=batch, epochs=1, evaluate_every=steps * batch)
         with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(self.launcher, log, Path(folder), threads=self.options.threads)
+            trainer = StepTrainer(self.launcher, log, Path(folder), threads=self.options.threads)
             record, stretches = train_timed(trainer, trainer.job(model, training, 0))
         laps = stretches[0] if stretches else []
         done = Measured(at=at, record=record, laps=laps)
@@ -234,7 +233,5 @@ def main() -> None:
     (pass_table if options.axis == "rows" else step_table)(measured, options.axis)
 
 
-if __name__ == "__mp_main__":
-    tell_every_step()
 if __name__ == "__main__":
     main()

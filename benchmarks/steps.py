@@ -1,8 +1,4 @@
-"""Trains a job as a study does, with the time of every single step.
-
-A training process tells of its progress twice a second. As Python's `multiprocessing` has it, each process
-imports the main script anew under the name __mp_main__: there, a benchmark calls `tell_every_step`.
-"""
+"""Trains a job as a study does, with the time of every single step."""
 
 from __future__ import annotations
 
@@ -11,18 +7,20 @@ from collections.abc import Iterable
 from contest import Lap
 
 from search.objective import Trainer, new_record
-from trials import loop
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
+from trials.worker import Task
 
 
-def tell_every_step() -> None:
-    """To be called in a training process."""
-    loop.PROGRESS_SECONDS = 0.0
+class StepTrainer(Trainer):
+    """Its training processes tell of every step, in place of twice a second."""
+
+    def _task(self, job: Job) -> Task:
+        return super()._task(job).model_copy(update={"progress_seconds": 0.0})
 
 
-def train_timed(trainer: Trainer, job: Job) -> tuple[TrialRecord, list[list[Lap]]]:
+def train_timed(trainer: StepTrainer, job: Job) -> tuple[TrialRecord, list[list[Lap]]]:
     """A finished training and its laps, a list for each stretch between evaluations.
 
     A training that did not end well is returned as such: its record says why.
@@ -31,7 +29,7 @@ def train_timed(trainer: Trainer, job: Job) -> tuple[TrialRecord, list[list[Lap]
     record = trainer.train(record, job, lambda *_: None)
     stretches = laps(EventReader(trainer.folder(record.number) / EVENTS)())
     batch = job.training.batch_size
-    assert all(n == batch for laps in stretches for n, _ in laps), "tell_every_step was not called"
+    assert all(n == batch for laps in stretches for n, _ in laps)
     return record, stretches
 
 

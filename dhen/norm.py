@@ -26,8 +26,8 @@ class LayerNorm(nn.LayerNorm):
         """In the precision of the input; statistics are fp32 either way."""
         if input.device.type != "cpu" or input.dtype is torch.float32 or self._fast_bf16:
             return super().forward(input)
-        if self._shares_cache_lines and torch.get_num_threads() > 1:
-            y = F.layer_norm(input.float(), self.normalized_shape, eps=self.eps).to(input.dtype)
-            return torch.addcmul(self.bias, y, self.weight)
         weight, bias = self.weight.float(), self.bias.float()
+        if self._shares_cache_lines and torch.is_grad_enabled() and torch.get_num_threads() > 1:
+            y = F.layer_norm(input.float(), self.normalized_shape, eps=self.eps)
+            return torch.addcmul(bias, y, weight).to(input.dtype)
         return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(input.dtype)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from trials.events import EVENTS, RANK_LOG, Event, EventReader, Failed
@@ -103,7 +105,7 @@ class Launcher:
 
         (directory / EVENTS).unlink(missing_ok=True)
         process = self._context.Process(target=main, args=(task.to_dict(), str(directory)), daemon=True)
-        with _server_environment():
+        with _server_environment(), _without_main():
             process.start()
         return Run(process, directory)
 
@@ -121,3 +123,14 @@ def _server_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Multiprocessing would import the caller's main module in each process; what runs there needs none of it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -31,8 +31,6 @@ from trials.job import Job, TrainingConfig
 from trials.record import CurvePoint, Metrics
 from trials.step import TrainStep
 
-PROGRESS_SECONDS = 0.5
-"""Between two progress events."""
 FINITE_CHECK_STEPS = 25
 """Losses are checked in groups, so that an accelerator is not made to wait at every step."""
 
@@ -74,11 +72,12 @@ def train(
     *,
     keep: Callable[[Weights], None],
     start_from: Weights | None = None,
+    progress_seconds: float = 0.5,
 ) -> None:
     """Trains `job` on `log`; the best weights go to `keep` at the end, unless the loss diverged.
 
-    Emits `Progress`, one `Evaluated` for each evaluation, and `Trained` or `Diverged` at the end.
-    `start_from` continues from other weights of the same model in place of fresh ones.
+    Emits `Progress` every `progress_seconds`, one `Evaluated` for each evaluation, and `Trained` or
+    `Diverged` at the end. `start_from` continues from other weights of the same model in place of fresh ones.
     """
     torch.manual_seed(job.seed)
     where = device()
@@ -87,7 +86,7 @@ def train(
         model.load_state_dict(start_from)
     step = TrainStep(model.to(where).train(), job.training)
     try:
-        state = _run(step, job, log, emit)
+        state = _run(step, job, log, emit, progress_seconds)
     except DivergenceError as error:
         emit(Diverged(step=error.step, loss=str(error.loss)))
         return
@@ -107,7 +106,9 @@ def train(
     )
 
 
-def _run(step: TrainStep, job: Job, log: PreparedLog, emit: Callable[[Event], None]) -> _State:
+def _run(
+    step: TrainStep, job: Job, log: PreparedLog, emit: Callable[[Event], None], progress_seconds: float
+) -> _State:
     """Steps and evaluations until the passes are over or validation no longer improves."""
     config, state = job.training, _State()
     assert config.epochs is not None
@@ -128,7 +129,7 @@ def _run(step: TrainStep, job: Job, log: PreparedLog, emit: Callable[[Event], No
         if state.steps == CALIBRATION_STEPS:
             _consider_compiling(step, config, total - state.examples, time.perf_counter() - began)
         now = time.perf_counter()
-        if now - last_progress > PROGRESS_SECONDS:
+        if now - last_progress > progress_seconds:
             last_progress = now
             emit(Progress(examples=state.examples, total_examples=total, seconds=now - began))
         if state.examples < next_evaluation and not last:

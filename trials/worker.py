@@ -40,6 +40,8 @@ class Task(Value):
     """Evaluate the weights in the trial's directory on this split in place of training."""
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
+    progress_seconds: float = 0.5
+    """Between two progress events of a training."""
 
 
 def main(task_data: dict[str, object], directory: str) -> None:
@@ -80,7 +82,14 @@ def _run(task: Task, folder: Path, emit: EventWriter) -> None:
         emit(Scored(split=task.score_split, metrics=metrics))
         return
     start_from = read_weights(Path(task.start_from)) if task.start_from else None
-    train(task.job, log, emit, keep=lambda best: save_weights(best, folder / WEIGHTS), start_from=start_from)
+    train(
+        task.job,
+        log,
+        emit,
+        keep=lambda best: save_weights(best, folder / WEIGHTS),
+        start_from=start_from,
+        progress_seconds=task.progress_seconds,
+    )
 
 
 def _redirect_output(path: Path) -> None:

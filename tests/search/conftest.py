@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run, write_log
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Processes started here hear Ctrl-C, also where the tests run in a shell's background, which does not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,20 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
+from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
 
 import pytest
 
 from trials.events import EVENTS, EventWriter, Failed, Progress, Trained
-from trials.launcher import PRELOADED, SERVER_ENVIRONMENT, Run, _server_environment, wait_for
+from trials.launcher import (
+    PRELOADED,
+    SERVER_ENVIRONMENT,
+    Run,
+    _server_environment,
+    _without_main,
+    wait_for,
+)
 from trials.record import Metrics
 
 QUALITY = Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
@@ -101,3 +109,12 @@ def test_what_is_preloaded_exists(module: str) -> None:
     """The fork server keeps to itself what it could not import."""
     __import__(module)
     assert module in sys.modules
+
+
+def test_the_callers_main_module_stays_where_it_is() -> None:
+    """Processes are not given the caller's main module, which may be anything, to import."""
+    main = sys.modules["__main__"]
+    with _without_main():
+        assert "init_main_from_name" not in get_preparation_data("run")
+        assert "init_main_from_path" not in get_preparation_data("run")
+    assert sys.modules["__main__"] is main
