@@ -1,7 +1,8 @@
 """Candidates an hour of whole studies, as a user runs them, under several settings, one after the other.
 
 Wall clock from the command to its end: start-up, baseline, candidates, test scores, report and bundle; the log is
-prepared beforehand. Proposals are random here, so that every setting trains the same candidates.
+prepared beforehand. Proposals are random here, so that settings with equal `threads` train the same candidates
+(with other threads sums are added in another order, and a space's start points follow the baseline that won).
 
     python benchmarks/candidates.py demo trials=12 --settings 'parallel=1 threads=2' 'parallel=2 threads=1'
     python benchmarks/candidates.py log.csv trials=20 --settings 'parallel=1' 'parallel=2' --repeats 3
