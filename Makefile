@@ -35,6 +35,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/peers.py --fuxictr-python "$(FUXICTR_PYTHON)"
 	$(BIN)/python benchmarks/scaling.py --axis widths
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/candidates.py demo trials=8 --settings "parallel=1 threads=2" "parallel=2 threads=1"
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
