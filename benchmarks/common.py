@@ -8,6 +8,9 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+TRAINING_FLOPS = 3
+"""Forward passes that a training step is worth."""
+
 
 def machine() -> str:
     """Processor, cores, memory, date: what every figure needs beside it."""

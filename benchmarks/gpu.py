@@ -15,9 +15,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from common import machine, markdown
+from common import TRAINING_FLOPS, machine, markdown
 
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
@@ -31,8 +32,6 @@ from trials.job import TrainingConfig
 from trials.step import TrainStep
 
 TABLES, TABLE_ROWS, NUMERIC = 26, 100_000, 13
-TRAINING_FLOPS = 3
-"""Forward passes that a training step is worth."""
 WARM_STEPS, REPEATS = 10, 5
 
 
@@ -95,21 +94,28 @@ def measure(
     speeds = []
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where)
-        torch.cuda.set_sync_debug_mode("error")
     for _ in range(REPEATS):
         began = time.perf_counter()
-        for _ in range(options.steps):
-            step(next(stream))
-        if where.type == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
+        with _waiting_is_an_error(where):
+            for _ in range(options.steps):
+                step(next(stream))
         _wait(where)
         speeds.append(options.batch * options.steps / (time.perf_counter() - began))
-        if where.type == "cuda":
-            torch.cuda.set_sync_debug_mode("error")
-    if where.type == "cuda":
-        torch.cuda.set_sync_debug_mode("default")
     peak = torch.cuda.max_memory_allocated(where) if where.type == "cuda" else 0
     return statistics.median(speeds), peak / 2**30, first
+
+
+@contextmanager
+def _waiting_is_an_error(where: torch.device) -> Iterator[None]:
+    """No operation may make the host wait for the accelerator."""
+    if where.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def _wait(where: torch.device) -> None:

@@ -44,7 +44,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from common import machine, markdown
+from common import TRAINING_FLOPS, machine, markdown
 from contest import ARCHITECTURES, LEARNING_RATE, Contest, Result
 from generated import generated_log
 from steps import StepTrainer, completed, train_timed
@@ -66,8 +66,6 @@ OURS, FUXICTR, PLAIN = "ours", "FuxiCTR", "plain PyTorch"
 PEERS = Path(__file__).parent / "peers"
 INSTALL = "python3.11 -m venv .venv-fuxictr && .venv-fuxictr/bin/pip install fuxictr==2.3.10 torch==2.13.0"
 SPLITS = ("train", "validation", "test")
-TRAINING_FLOPS = 3
-"""Forward passes that a training step is worth."""
 
 
 @dataclass(frozen=True, kw_only=True)

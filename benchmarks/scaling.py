@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import machine, markdown
+from common import TRAINING_FLOPS, machine, markdown
 from contest import Lap, steady_speed
 from generated import TEN_COLUMNS, generated_log
 from steps import StepTrainer, completed, train_timed
@@ -48,8 +48,6 @@ POINTS: dict[str, tuple[int, ...]] = {
     "table-rows": (1_000, 10_000, 100_000, 1_000_000, 10_000_000),
     "widths": (64, 128, 256, 512, 1_024),
 }
-TRAINING_FLOPS = 3
-"""Forward passes that a training step is worth."""
 HELD_OUT = 0.05
 """Of the rows, for validation, and as many for test."""
 CROSS, MLP = {"kind": "dcn_v2", "layers": 2}, {"kind": "mlp", "mlp": [128, 64]}

@@ -9,6 +9,13 @@ TECHNIQUE = "dp"
 """One process, nothing sharded: the empty set of memory techniques."""
 
 
+def cut_short(record: TrialRecord) -> TrialRecord:
+    """A trial as it stands once its driver is gone: it will run again."""
+    if record.outcome is not Outcome.RUNNING:
+        return record
+    return record.model_copy(update={"outcome": Outcome.INTERRUPTED, "seconds": None})
+
+
 def absorb(record: TrialRecord, event: Event) -> TrialRecord:
     """The record after one event."""
     if isinstance(event, Evaluated):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.values import load_yaml
-from search.absorb import absorb
+from search.absorb import absorb, cut_short
 from search.standing import Standing
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
 from trials.ledger import Ledger, sqlite_url
@@ -90,7 +90,7 @@ def _as_it_is(directory: Path, trial: TrialRecord, *, running: bool) -> TrialRec
     if trial.outcome is not Outcome.RUNNING:
         return trial
     if not running:
-        return trial.model_copy(update={"outcome": Outcome.INTERRUPTED})
+        return cut_short(trial)
     for event in _events(directory, trial.number):
         if isinstance(event, Evaluated):
             trial = absorb(trial, event)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.values import parse
+from search.absorb import cut_short
 from search.activity import Training, look
 from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
@@ -64,7 +65,7 @@ class Study:
         name = study_name(directory, config.name)
         self._ledger = Ledger(database_url(directory, config.storage), name)
         self._facts = Facts(self._ledger, config, directory, log, self._space)
-        self._standing = Standing(self._facts.head, map(_cut_short, self._ledger.trials()))
+        self._standing = Standing(self._facts.head, map(cut_short, self._ledger.trials()))
         self._proposals.remember(self._standing.candidates)
         self._parallel, threads = slots(config.parallel, config.threads)
         self._trainer = Trainer(launcher, log, directory, threads=threads, precision=self._facts.precision)
@@ -214,7 +215,7 @@ class Study:
         if resumable:
             going = [training.record for training in self._running.values()]
             for record in going + [record for record, _ in self._waiting]:
-                self._note(_cut_short(record))
+                self._note(cut_short(record))
 
     def _score_winners(self) -> None:
         """The test split, after selection is frozen: the baseline and the front, each look counted."""
@@ -250,13 +251,6 @@ class Study:
         if config.minutes is not None and self._standing.elapsed_seconds() >= 60.0 * config.minutes:
             return True
         return config.trials is None and self._fruitless >= NOTHING_NEW
-
-
-def _cut_short(record: TrialRecord) -> TrialRecord:
-    """A trial as it stands once its driver is gone: it will run again."""
-    if record.outcome is not Outcome.RUNNING:
-        return record
-    return record.model_copy(update={"outcome": Outcome.INTERRUPTED, "seconds": None})
 
 
 def _infeasible(number: int, point: Point, notes: dict[str, int], error: str) -> TrialRecord:

@@ -183,3 +183,17 @@ def _cost(flops: float) -> tuple[CostRow, ...]:
         for name, share in shares.items()
     ]
     return (*rows, CostRow(name="features.tables", kind="lookup", flops=0, parameters=2_400_000, bytes=768))
+
+
+def bare(number: int, *, ne: float, flops: float, **changes: Any) -> TrialRecord:
+    """A completed candidate of which nothing but its NE and its FLOPs is known."""
+    known: dict[str, Any] = {
+        "kind": TrialKind.CANDIDATE,
+        "outcome": Outcome.COMPLETED,
+        "fingerprint": str(number),
+        "point": {},
+        "model": {},
+        "training": {},
+        "validation": Metrics(ne=ne, log_loss=ne, auc=0.7, calibration=1.0, examples=10),
+    }
+    return TrialRecord(number=number, flops=flops, **(known | changes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -13,6 +14,7 @@ Precision = Literal["fp32", "bf16"]
 BF16_GAIN = 1.3
 """bf16 is chosen where its matmul is at least this many times faster: below, casts eat the gain."""
 THREADS_GAIN = 1.1
+"""More threads are taken where a step is at least so many times faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +40,20 @@ def matmul_peak(size: int = 1024, repeats: int = 5) -> MatmulPeak:
 
 
 def _flops_per_second(dtype: torch.dtype, size: int, repeats: int) -> float:
-    where = device()
-    a = torch.ones(size, size, dtype=dtype, device=where)
+    a = torch.ones(size, size, dtype=dtype, device=device())
+    return 2.0 * size**3 / best_seconds(lambda: a @ a, a.device, repeats)
+
+
+def best_seconds(run: Callable[[], object], where: torch.device, repeats: int = 5) -> float:
+    """The fastest of a few runs, each until it is over on the device `where`; one more before warms up."""
     best = float("inf")
-    for _ in range(repeats + 1):  # the first one warms up
+    for _ in range(repeats + 1):
         start = time.perf_counter()
-        a @ a
+        run()
         if where.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(where)
         best = min(best, time.perf_counter() - start)
-    return 2.0 * size**3 / best
+    return best
 
 
 @cache
@@ -64,7 +70,7 @@ def fastest_threads(limit: int) -> int:
     More are taken only where they gain a tenth. Beside an accelerator, where threads do other work, it is
     the limit.
     """
-    if device().type != "cpu":
+    if limit == 1 or device().type != "cpu":
         return limit
     counts = [1 << power for power in range(limit.bit_length()) if 1 << power < limit] + [limit]
     before = torch.get_num_threads()
@@ -80,15 +86,10 @@ def fastest_threads(limit: int) -> int:
     return best
 
 
-def _step_seconds(batch: int = 512, width: int = 256, layers: int = 3, repeats: int = 5) -> float:
+def _step_seconds(batch: int = 512, width: int = 256, layers: int = 3) -> float:
     """The fastest of a few training steps of an MLP, in the precision preferred here."""
     dtype = torch.bfloat16 if preferred_precision() == "bf16" else torch.float32
     x = torch.ones(batch, width, dtype=dtype)
     parts = [part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.ReLU())]
     model = torch.nn.Sequential(*parts).to(dtype)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first one warms up
-        start = time.perf_counter()
-        model(x).sum().backward()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return best_seconds(lambda: model(x).sum().backward(), x.device)

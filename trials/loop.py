@@ -72,7 +72,7 @@ def train(
     *,
     keep: Callable[[Weights], None],
     start_from: Weights | None = None,
-    progress_seconds: float = 0.5,
+    progress_seconds: float,
 ) -> None:
     """Trains `job` on `log`; the best weights go to `keep` at the end, unless the loss diverged.
 

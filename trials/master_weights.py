@@ -8,8 +8,6 @@ part of it.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor, nn
 
@@ -70,12 +68,9 @@ class MasterWeights:
         }
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        sizes = [parameter.numel() for parameter in self._dense.values()]
-        ends = list(itertools.accumulate(sizes))
-        return [
-            flat[end - size : end].view(parameter.shape)
-            for end, size, parameter in zip(ends, sizes, self._dense.values(), strict=True)
-        ]
+        parameters = self._dense.values()
+        pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
+        return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
 
 
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:

@@ -1,7 +1,7 @@
 """Freed memory stays with the process, so that a step's activations do not fault their pages in anew.
 
 glibc gives blocks of megabytes back to the system as soon as they are freed; a training step frees and asks
-for the same ones again and again. How much keeping them gains is in docs/benchmarks.md.
+for the same ones again and again. How much keeping them gains is in docs/log.md.
 """
 
 from __future__ import annotations

@@ -43,33 +43,34 @@ class RowWiseAdagrad(Optimizer):
                     self._update(table, group)
 
     @torch.no_grad()
-    def catch_up(self, rows: Tensor | None = None) -> None:
-        """Applies the table decay that rows (all where not given) have missed; duplicates do no harm.
-
-        To be called with the rows of a batch before they are read, and with None before tables are
-        evaluated or saved.
-        """
+    def catch_up(self, table: Tensor, rows: Tensor) -> None:
+        """Applies the table decay that rows have missed, before they are read; duplicates do no harm."""
         for group in self.param_groups:
-            if not group["table_decay"]:
-                continue
-            for table in group["params"]:
-                done = self._state(table)["log_shrink"]
-                if rows is None:
-                    table.mul_((group["log_shrink"] - done).exp_().float().unsqueeze(1))
-                    done.fill_(group["log_shrink"])
-                    continue
-                factor = (group["log_shrink"] - done.index_select(0, rows)).exp_().float()
-                table.index_copy_(0, rows, table.index_select(0, rows).mul_(factor.unsqueeze(1)))
-                done.index_fill_(0, rows, group["log_shrink"])
+            if group["table_decay"] and any(table is held for held in group["params"]):
+                weights_RD = table.index_select(0, rows).mul_(self._due(table, group, rows))
+                table.index_copy_(0, rows, weights_RD)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Applies all table decay that is due, before tables are evaluated or saved."""
+        for group in self.param_groups:
+            if group["table_decay"]:
+                for table in group["params"]:
+                    table.mul_(self._due(table, group, slice(None)))
+
+    def _due(self, table: Tensor, group: dict[str, Any], rows: Tensor | slice) -> Tensor:
+        """What rows are multiplied by for the table decay they have missed (R, 1); noted as done."""
+        done = self._state(table)["log_shrink"]
+        factor_R: Tensor = (group["log_shrink"] - done[rows]).exp_().float()
+        done[rows] = group["log_shrink"]
+        return factor_R.unsqueeze(1)
 
     def _update(self, table: Tensor, group: dict[str, Any]) -> None:
         state = self._state(table)
         rows, gradient_RD = summed_by_row(table, state["slot"])
         weights_RD = table.index_select(0, rows)
         if group["table_decay"]:
-            factor = (group["log_shrink"] - state["log_shrink"].index_select(0, rows)).exp_().float()
-            weights_RD.mul_(factor.unsqueeze(1))
-            state["log_shrink"].index_fill_(0, rows, group["log_shrink"])
+            weights_RD.mul_(self._due(table, group, rows))
         if group["decay"]:
             gradient_RD.add_(weights_RD, alpha=group["decay"])
         sums = state["sum"].index_select(0, rows).add_(gradient_RD.square().mean(dim=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
@@ -64,7 +63,7 @@ class TrainStep:
     def settle(self) -> None:
         """Brings all table rows up to date; to be called before the model is evaluated or saved."""
         if self._lazy and self._sparse is not None:
-            self._sparse.catch_up()
+            self._sparse.settle()
 
     def is_finite(self) -> bool:
         """Whether no dense weight is NaN or infinite (ReLU can hide one from the loss)."""
@@ -74,8 +73,7 @@ class TrainStep:
         """A copy of the model's weights on the CPU, in fp32."""
         return self._master.weights()
 
-    @torch.no_grad()
     def _catch_up(self, batch: Batch) -> None:
         assert self._sparse is not None
         for table in self._tables:
-            self._sparse.catch_up(table.rows(batch.features))
+            self._sparse.catch_up(table.weight, table.rows(batch.features))

@@ -43,20 +43,14 @@ class Timed(BaseModel):
         Path(self.model_dir).mkdir(exist_ok=True)
         self.watch = Stopwatch()
         self.embedding = FeatureEmbedding(feature_map, contest.shape["embedding_dim"])
-        self.build(len(contest.tables), contest.shape, contest.dropout)
+        self.network = NETWORKS[contest.architecture](len(contest.tables), contest.shape, contest.dropout)
         self.compile("adam", "binary_crossentropy", LEARNING_RATE)
         self.reset_parameters()
         self.model_to_device()
 
-    def build(self, fields: int, shape: dict[str, Any], dropout: float) -> None:
-        raise NotImplementedError
-
-    def logit(self, x_BMD: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         x_BMD = self.embedding(self.get_inputs(inputs))
-        return {"y_pred": self.output_activation(self.logit(x_BMD))}
+        return {"y_pred": self.output_activation(self.network(x_BMD))}
 
     def train_epoch(self, data_generator: Any) -> None:
         self.watch.begin()
@@ -68,16 +62,17 @@ class Timed(BaseModel):
         return loss
 
 
-class DcnV2(Timed):
+class DcnV2(nn.Module):
     """Cross layers beside an MLP, concatenated, a linear head: `model_structure: parallel`."""
 
-    def build(self, fields: int, shape: dict[str, Any], dropout: float) -> None:
+    def __init__(self, fields: int, shape: dict[str, Any], dropout: float) -> None:
+        super().__init__()
         width = fields * shape["embedding_dim"]
         self.cross = CrossNetV2(width, shape["cross_layers"])
         self.dnn = MLP_Block(width, hidden_units=shape["mlp"], dropout_rates=dropout)
         self.fc = nn.Linear(width + shape["mlp"][-1], 1)
 
-    def logit(self, x_BMD: Tensor) -> Tensor:
+    def forward(self, x_BMD: Tensor) -> Tensor:
         x = x_BMD.flatten(start_dim=1)
         return self.fc(torch.cat([self.cross(x), self.dnn(x)], dim=-1))
 
@@ -108,21 +103,22 @@ class DhenLayer(nn.Module):
         return self.norm(torch.cat([dlrm, cross], dim=1) + self.shortcut(x_BMD.mT).mT)
 
 
-class Dhen(Timed):
+class Dhen(nn.Module):
     """Layers of that kind one after another, and an MLP head."""
 
-    def build(self, fields: int, shape: dict[str, Any], dropout: float) -> None:
+    def __init__(self, fields: int, shape: dict[str, Any], dropout: float) -> None:
+        super().__init__()
         m = [fields] + [2 * shape["out_embeddings"]] * shape["layers"]
         self.layers = nn.Sequential(*(DhenLayer(each, shape, dropout) for each in m[:-1]))
         self.head = MLP_Block(
             m[-1] * shape["embedding_dim"], hidden_units=shape["head"], output_dim=1, dropout_rates=dropout
         )
 
-    def logit(self, x_BMD: Tensor) -> Tensor:
+    def forward(self, x_BMD: Tensor) -> Tensor:
         return self.head(self.layers(x_BMD).flatten(start_dim=1))
 
 
-MODELS: dict[str, type[Timed]] = {"dcn_v2": DcnV2, "dhen3": Dhen}
+NETWORKS: dict[str, type[DcnV2 | Dhen]] = {"dcn_v2": DcnV2, "dhen3": Dhen}
 
 
 def feature_map(contest: Contest) -> FeatureMap:
@@ -143,7 +139,7 @@ def main() -> None:
     torch.set_num_threads(contest.threads)
     seed_everything(contest.seed)
     features = feature_map(contest)
-    model = MODELS[contest.architecture](features, contest)
+    model = Timed(features, contest)
     train, validation, test = RankDataLoader(
         features,
         train_data=f"{contest.folder}/train.{contest.loader}",

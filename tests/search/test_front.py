@@ -5,24 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from records import bare
 
 from dhen.errors import UserError
 from search.front import knee, pareto_front, pick
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import Outcome, TrialRecord
 
 
 def trial(number: int, ne: float, flops: float, outcome: Outcome = Outcome.COMPLETED) -> TrialRecord:
-    return TrialRecord(
-        number=number,
-        kind=TrialKind.CANDIDATE,
-        outcome=outcome,
-        fingerprint=str(number),
-        point={},
-        model={},
-        training={},
-        flops=flops,
-        validation=Metrics(ne=ne, log_loss=ne, auc=0.7, calibration=1.0, examples=10),
-    )
+    return bare(number, ne=ne, flops=flops, outcome=outcome)
 
 
 pairs = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=30)

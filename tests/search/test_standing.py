@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from records import judged
+from records import bare, judged
 
 from search.standing import Standing
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -25,16 +25,12 @@ def trial(
     reused_from: int | None = None,
 ) -> TrialRecord:
     """A trial that began `start` seconds after noon."""
-    return TrialRecord(
-        number=number,
+    return bare(
+        number,
+        ne=ne,
+        flops=flops,
         kind=kind,
         outcome=outcome,
-        fingerprint=str(number),
-        point={},
-        model={},
-        training={},
-        flops=flops,
-        validation=Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
         seconds=seconds,
         started_at=(NOON + timedelta(seconds=start)).isoformat(timespec="milliseconds"),
         reused_from=reused_from,

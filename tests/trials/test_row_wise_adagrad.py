@@ -51,7 +51,7 @@ def test_table_decay_is_exact_though_lazy() -> None:
     for step in range(12):
         lr = optimizer.param_groups[0]["lr"] = 0.2 / (step + 1)
         ids = torch.tensor([step % 5, step % 5, (3 * step) % 7])  # row 7 is never looked up
-        optimizer.catch_up(ids)
+        optimizer.catch_up(table, ids)
         torch.testing.assert_close(table[ids], reference[ids])
         target = torch.randn(3, 3)
         F.embedding(ids, table, sparse=True).sub(target).square().sum().backward()
@@ -61,7 +61,7 @@ def test_table_decay_is_exact_though_lazy() -> None:
         sums[ids.unique()] += gradient[ids.unique()].square().mean(dim=1)
         reference *= 1 - lr * 0.1
         reference -= lr * gradient / (sums.sqrt() + EPSILON).unsqueeze(1)
-    optimizer.catch_up()
+    optimizer.settle()
     torch.testing.assert_close(table.detach(), reference)
 
 

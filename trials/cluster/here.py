@@ -7,16 +7,12 @@ measured, not before. Unverified: the CUDA branch has not run on a machine with 
 from __future__ import annotations
 
 import os
-import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
-
-if TYPE_CHECKING:
-    import torch
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 DESCRIPTION = "This machine as it is detected."
@@ -116,25 +112,13 @@ def _gpus() -> dict[str, Any]:
     return data
 
 
-def _copy_bytes_per_second(source: str, target: str, repeats: int = 5) -> float:
+def _copy_bytes_per_second(source: str, target: str) -> float:
     """Bytes read plus bytes written a second, the fastest of a few copies; pinned on the way to a GPU."""
     import torch
+
+    from trials.hardware import best_seconds
 
     pinned = source == "cpu" and target != "cpu"
     a = torch.ones(COPIED_BYTES // 4, dtype=torch.float32, device=source, pin_memory=pinned)
     b = torch.empty_like(a, device=target, pin_memory=False)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first one warms up
-        best = min(best, _seconds(a, b))
-    return 2.0 * COPIED_BYTES / best
-
-
-def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
-    """One copy of a to b, until it has arrived."""
-    import torch
-
-    start = time.perf_counter()
-    b.copy_(a)
-    if b.is_cuda:
-        torch.cuda.synchronize(b.device)
-    return time.perf_counter() - start
+    return 2.0 * COPIED_BYTES / best_seconds(lambda: b.copy_(a), b.device)

@@ -23,13 +23,12 @@ def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
     if device.type == "cpu":
         yield from batches
         return
-    for batch in ahead(batches):
+    for batch in ahead(batches, pin=True):
         yield batch.to(device, non_blocking=True)
 
 
-def ahead(batches: Iterator[Batch], *, pin: bool | None = None) -> Iterator[Batch]:
-    """The same batches, prepared by a thread; pinned where there is an accelerator, or as `pin` says."""
-    pin = torch.cuda.is_available() if pin is None else pin
+def ahead(batches: Iterator[Batch], *, pin: bool) -> Iterator[Batch]:
+    """The same batches, prepared by a thread, in page-locked memory if `pin` (needs an accelerator)."""
     ready: queue.Queue[Batch | Exception | None] = queue.Queue(AHEAD)
     done = threading.Event()
 
