@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
-from dhen.cost import Costs, linear_cost, within
-from dhen.features import FeatureProcessing, feature_cost
-from dhen.linear import Linear
-from dhen.moe import MoeMlp, moe_cost
-from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_width
-from dhen.parts import Widths, mlp, mlp_cost
+from dhen.cost import Costs, headline_flops, linear_cost, within
+from dhen.features import FeatureProcessing, feature_cost, taped_features
+from dhen.linear import Linear, linear_tape
+from dhen.moe import MoeMlp, moe_cost, moe_tape
+from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
+from dhen.parts import Widths, mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema
+from dhen.segment import Setting, Taped
+from dhen.tape import Tape
 
 
 class AdvancedDlrmConfig(ModelConfig):
@@ -55,10 +57,27 @@ class AdvancedDlrm(nn.Module):
 
 def advanced_dlrm_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Costs:
     """The cost of `AdvancedDlrm`."""
+    return (*within("features", feature_cost(config, schema)), *_head_cost(config, schema))
+
+
+def taped_advanced_dlrm(config: AdvancedDlrmConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
+    """`AdvancedDlrm` as features and head."""
+    width, dim, m = _width(config, schema), config.embedding_dim, schema.num_embeddings
+    tape = Tape(*setting)
+    x = pairwise_tape(tape, tape.input(m * dim), m, dim, config.rank)
+    if config.experts > 1:
+        x = moe_tape(tape, x, width, config.mlp, config.experts, dropout=config.dropout)
+    else:
+        x = mlp_tape(tape, x, width, config.mlp, dropout=config.dropout)
+    logit = linear_tape(tape, x, config.mlp[-1], 1)
+    head = Taped("head", headline_flops(_head_cost(config, schema)), tape, logit)
+    return [taped_features(config, schema, setting, raw=False), head]
+
+
+def _head_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Costs:
     width = _width(config, schema)
     experts = moe_cost(width, config.mlp, config.experts)
     return (
-        *within("features", feature_cost(config, schema)),
         *within("interactions", pairwise_cost(schema.num_embeddings, config.embedding_dim, config.rank)),
         *(within("moe", experts) if config.experts > 1 else mlp_cost("mlp", width, config.mlp)),
         linear_cost("logit", config.mlp[-1], 1),

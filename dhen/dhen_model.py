@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig
-from dhen.cost import Costs, within
-from dhen.features import FeatureProcessing, feature_cost
-from dhen.layer import DhenLayer, LayerShape, layer_cost
-from dhen.linear import Linear
-from dhen.parts import mlp, mlp_cost
+from dhen.cost import Costs, headline_flops, within
+from dhen.features import FeatureProcessing, feature_cost, taped_features
+from dhen.layer import DhenLayer, LayerShape, layer_cost, taped_layer
+from dhen.linear import Linear, linear_tape
+from dhen.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema
+from dhen.segment import Setting, Taped
+from dhen.tape import Tape
 
 
 class DhenModel(nn.Module):
@@ -46,8 +48,34 @@ def dhen_cost(config: DhenConfig, schema: FeatureSchema) -> Costs:
         for index, (layer, shape) in enumerate(zip(config.layers, _shapes(config, schema), strict=True))
         for row in within(f"layer{index}", layer_cost(layer, shape))
     ]
-    head = mlp_cost("head", _head_width(config), (*config.head, 1))[:-1]
-    return (*within("features", feature_cost(config, schema)), *layers, *head)
+    return (*within("features", feature_cost(config, schema)), *layers, *_head_cost(config))
+
+
+def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
+    """`DhenModel` as features, layers and head.
+
+    Raises:
+        NotImplementedError: where a module declares no memory.
+    """
+    shapes = _shapes(config, schema)
+    raw = any(shape.takes_raw(layer) for layer, shape in zip(config.layers, shapes, strict=True))
+    layers = [
+        taped_layer(layer, shape, config.dropout, setting)._replace(name=f"layer{index}")
+        for index, (layer, shape) in enumerate(zip(config.layers, shapes, strict=True))
+    ]
+    return [taped_features(config, schema, setting, raw=raw), *layers, _taped_head(config, setting)]
+
+
+def _taped_head(config: DhenConfig, setting: Setting) -> Taped:
+    width = _head_width(config)
+    tape = Tape(*setting)
+    hidden = mlp_tape(tape, tape.input(width), width, config.head, dropout=config.dropout)
+    logit = linear_tape(tape, hidden, (width, *config.head)[-1], 1)
+    return Taped("head", headline_flops(_head_cost(config)), tape, logit)
+
+
+def _head_cost(config: DhenConfig) -> Costs:
+    return mlp_cost("head", _head_width(config), (*config.head, 1))[:-1]
 
 
 def _shapes(config: DhenConfig, schema: FeatureSchema) -> list[LayerShape]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 POOL_WORDS = 2**17
-"""Least length of a pool, in words of eight bytes: a megabyte."""
+"""Length of a pool, in words of eight bytes: a megabyte."""
 LEVELS = 256
 """Probabilities that one random byte tells apart."""
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -47,18 +47,19 @@ def keep_mask(x: Tensor, p: float) -> Tensor:
 
 def random_bytes(count: int) -> Tensor:
     """int8 of (count), uniform; which ones follows from PyTorch's generator."""
-    words = -(-count // 8)
-    pools = _pools(max(POOL_WORDS, 1 << words.bit_length()))
-    first, second = (int(start) for start in torch.randint(0, pools.shape[1] - words, (2,)).tolist())
-    drawn = pools[0, first : first + words] ^ pools[1, second : second + words]
+    drawn = torch.empty(-(-count // 8), dtype=torch.int64)
+    for chunk in torch.split(drawn, POOL_WORDS // 2):
+        words = len(chunk)
+        first, second = torch.randint(0, POOL_WORDS - words, (2,)).tolist()
+        torch.bitwise_xor(pools()[0, first : first + words], pools()[1, second : second + words], out=chunk)
     return drawn.view(torch.int8)[:count]
 
 
 @cache
-def _pools(words: int) -> Tensor:
-    """int64 of (2, words): always the same random bits."""
-    generator = torch.Generator().manual_seed(words)
-    return torch.empty(2, words, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+def pools() -> Tensor:
+    """int64 of (2, POOL_WORDS): always the same random bits."""
+    generator = torch.Generator().manual_seed(POOL_WORDS)
+    return torch.empty(2, POOL_WORDS, dtype=torch.int64).random_(-(2**63), None, generator=generator)
 
 
 def where_kept(keep: Tensor, x: Tensor) -> Tensor:

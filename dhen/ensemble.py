@@ -6,12 +6,14 @@ Concat keeps all (k modules of l embeddings give k l); sum and weighted sum add 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from dhen.cost import Costs, elementwise_cost
+from dhen.tape import Tape
 from dhen.values import Value
 
 
@@ -32,6 +34,10 @@ class EnsembleConfig(Value):
     def cost(self, modules: int, out: int, dim: int) -> Costs:
         """FLOPs and parameters an example."""
 
+    @abstractmethod
+    def write(self, tape: Tape, outputs: Sequence[int]) -> int:
+        """Writes down what joining the outputs u_BLD does; the joined tensor."""
+
 
 class ConcatConfig(EnsembleConfig):
     """One after another."""
@@ -49,6 +55,10 @@ class ConcatConfig(EnsembleConfig):
     def cost(self, modules: int, out: int, dim: int) -> Costs:
         """Nothing is computed."""
         return ()
+
+    def write(self, tape: Tape, outputs: Sequence[int]) -> int:
+        """One copy."""
+        return tape.concat(outputs)
 
 
 class SumConfig(EnsembleConfig):
@@ -68,6 +78,14 @@ class SumConfig(EnsembleConfig):
         """k - 1 additions a value."""
         return (elementwise_cost("sum", (modules - 1) * out * dim),)
 
+    def write(self, tape: Tape, outputs: Sequence[int]) -> int:
+        """Sums of two; all outputs are alive until the last."""
+        total = outputs[0]
+        for output in outputs[1:]:
+            total = tape.add(total, output)
+        tape.refer(*outputs)
+        return total
+
 
 class WeightedSumConfig(EnsembleConfig):
     """Added up with one learned weight a module, 1 at the start."""
@@ -85,6 +103,20 @@ class WeightedSumConfig(EnsembleConfig):
     def cost(self, modules: int, out: int, dim: int) -> Costs:
         """A product a value, and k - 1 additions."""
         return (elementwise_cost("weighted_sum", (2 * modules - 1) * out * dim, parameters=modules),)
+
+    def write(self, tape: Tape, outputs: Sequence[int]) -> int:
+        """Products kept for no longer than their sum; each output is saved for its weight's gradient."""
+        total = None
+        for output in outputs:
+            values = tape.values(output)
+            weights = [(len(outputs), 1)] if total is None else []
+            weighted = tape.operation(
+                values, [output], saves=[output], parameters=weights, backward_running=tape.held(values)
+            )
+            total = weighted if total is None else tape.add(total, weighted)
+        assert total is not None
+        tape.refer(*outputs)
+        return total
 
 
 class Concat(nn.Module):

@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+FEWEST_LETTERS = 3
+"""A part of a name this long says which name was meant."""
+
 
 class UserError(ValueError):
     """Says what was wrong, what was received and what would work."""
@@ -17,6 +20,16 @@ class UserError(ValueError):
 def unknown_name(kind: str, received: str, known: Iterable[str]) -> UserError:
     """The error for a name that is in no registry: lists the known ones and the nearest."""
     names = sorted(known)
-    near = difflib.get_close_matches(received, names, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = _nearest(received, names)
+    hint = f" Did you mean {near!r}?" if near else ""
     return UserError(f"unknown {kind} {received!r}.{hint} Known: {', '.join(names)}.")
+
+
+def _nearest(received: str, names: list[str]) -> str | None:
+    """The shortest name that begins with what was received, or else holds it, or else looks like it."""
+    if len(received) >= FEWEST_LETTERS:
+        for part_of in (str.startswith, str.__contains__):
+            whole = [name for name in names if part_of(name.lower(), received.lower())]
+            if whole:
+                return min(whole, key=len)
+    return next(iter(difflib.get_close_matches(received, names, n=1, cutoff=0.5)), None)

@@ -15,10 +15,12 @@ from torch.nn import functional as F
 
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
-from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs
-from dhen.linear import Linear
-from dhen.parts import mlp, mlp_cost
+from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
+from dhen.linear import Linear, linear_tape
+from dhen.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema, Table
+from dhen.segment import Setting, Taped
+from dhen.tape import FP32_BYTES, Tape
 
 EMBEDDING_INIT_STD = 0.05
 """Standard deviation of fresh embeddings; small beside the layers' unit-variance outputs."""
@@ -83,11 +85,31 @@ class FeatureProcessing(nn.Module):
 
 def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
     """The cost of `FeatureProcessing`: a lookup row for each table, the numeric MLP."""
-    dim = config.embedding_dim
-    rows = [row for table in schema.tables for row in _table_cost(table, dim)]
-    if schema.numeric:
-        rows += mlp_cost("numeric", len(schema.numeric), (*config.numeric_mlp, dim))[:-1]
-    return tuple(rows)
+    tables = [row for table in schema.tables for row in _table_cost(table, config.embedding_dim)]
+    return (*tables, *_numeric_cost(config, schema))
+
+
+def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting, *, raw: bool) -> Taped:
+    """`FeatureProcessing` from looked-up embeddings (fp32, inputs of the tape) to x_BMD.
+
+    `raw`: whether the model keeps the numeric inputs for its layers.
+    """
+    dim, n = config.embedding_dim, len(schema.numeric)
+    tape = Tape(*setting)
+    counts = [len(schema.categorical)] * bool(schema.categorical) + [1] * len(schema.multi_hot)
+    looked_up = [tape.input(count * dim, FP32_BYTES) for count in counts]
+    parts = [tape.cast(e, tape.itemsize) for e in looked_up]
+    casts = tape.itemsize != FP32_BYTES
+    if n:
+        numeric = tape.scratch(n) if casts else tape.beside(n)
+        hidden = mlp_tape(tape, numeric, n, config.numeric_mlp, dropout=0.0, x_needs_gradient=False)
+        width = (n, *config.numeric_mlp)[-1]
+        parts.append(linear_tape(tape, hidden, width, dim, x_needs_gradient=bool(config.numeric_mlp)))
+    x = parts[0] if len(parts) == 1 else tape.concat(parts)
+    tape.refer(*parts)
+    if raw and casts:
+        tape.operation(0, [], saves=[tape.scratch(n)])
+    return Taped("features", headline_flops(_numeric_cost(config, schema)), tape, x)
 
 
 def _table_cost(table: Table, dim: int) -> Costs:
@@ -102,3 +124,9 @@ def _table_cost(table: Table, dim: int) -> Costs:
         return (lookup,)
     pooling = CostRow(name=f"{lookup.name}.pooling", kind=ELEMENTWISE, flops=table.mean_ids * dim)
     return (lookup, pooling)
+
+
+def _numeric_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
+    if not schema.numeric:
+        return ()
+    return mlp_cost("numeric", len(schema.numeric), (*config.numeric_mlp, config.embedding_dim))[:-1]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from dhen.blocks import BlockShape
 from dhen.config import LayerConfig
-from dhen.cost import NORM_FLOPS, CostRow, Costs, elementwise_cost, linear_cost, within
-from dhen.linear import Linear
-from dhen.norm import LayerNorm
-from dhen.parts import EmbeddingProjection, projection_cost
+from dhen.cost import NORM_FLOPS, CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
+from dhen.linear import Linear, linear_tape
+from dhen.norm import LayerNorm, norm_tape
+from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.segment import Setting, Taped
+from dhen.tape import Tape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +84,30 @@ def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
     if config.norm == "layer":
         rows.append(elementwise_cost("norm", values, flops_each=NORM_FLOPS, parameters=2 * shape.dim))
     return tuple(rows)
+
+
+@lru_cache(maxsize=4096)
+def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting: Setting) -> Taped:
+    """`DhenLayer` from x_BMD (and raw_BK, which somebody else counts) to y_BM'D.
+
+    Raises:
+        NotImplementedError: where a module declares no memory.
+    """
+    tape = Tape(*setting)
+    x = inputs = tape.input(shape.embeddings * shape.dim)
+    if shape.takes_raw(config):
+        raw = tape.beside(shape.numeric)
+        embedded = linear_tape(tape, raw, shape.numeric, shape.dim, x_needs_gradient=False)
+        inputs = tape.concat([x, embedded])
+    block_shape = shape.block(config)
+    outputs = [block.write(tape, inputs, block_shape, dropout=dropout) for block in config.modules]
+    y = config.ensemble.write(tape, outputs)
+    if config.shortcut:
+        same = config.embeddings == shape.embeddings
+        y = tape.add(
+            y, x if same else projection_tape(tape, x, shape.embeddings, config.embeddings, shape.dim)
+        )
+    if config.norm == "layer":
+        y = norm_tape(tape, y, config.embeddings, shape.dim)
+    tape.refer(inputs)
+    return Taped("layer", headline_flops(layer_cost(config, shape)), tape, y)

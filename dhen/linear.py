@@ -1,8 +1,8 @@
-"""Linear maps with ReLU and dropout in one, as fast as a CPU allows.
+"""Linear maps with ReLU and dropout in one: one tensor kept for backward where PyTorch's operations keep three.
 
-On a CPU in bf16 bias and ReLU are part of the matmul (oneDNN), where torch's own linear copies the bias into
-its output first and leaves ReLU to another pass over memory. For the backward pass of ReLU and dropout
-together only the output is kept.
+For the backward pass of ReLU and dropout together the output is enough. On a CPU in bf16 bias and ReLU are
+part of the matmul too (oneDNN), where torch's own linear copies the bias into its output first and leaves
+ReLU to another pass over memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dhen.dropout import drop, dropout_scale, keep_mask, where_kept, where_positive
+from dhen.dropout import dropout_scale, keep_mask, where_kept, where_positive
+from dhen.tape import MASK_BYTES, NOTHING, Shape, Tape
 
 FUSED_ON_CPU = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 """Whether this PyTorch was built with oneDNN."""
@@ -41,33 +42,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
     """dropout(act(W x + b)) with dropout probability p: (..., n_in) -> (..., n_out).
 
     On the CPU dropout's scale is applied to weight and bias, which are fewer than the outputs; ReLU lets it
-    through. Accelerators draw masks in parallel and keep PyTorch's operations.
+    through.
     """
-    if x.device.type != "cpu":
-        y = F.linear(x, weight, bias)
-        return F.dropout(y.relu() if relu else y, p)
-    if p:
+    if p and x.device.type == "cpu":
         weight, bias = weight * dropout_scale(p), bias if bias is None else bias * dropout_scale(p)
-    if FUSED_ON_CPU and x.dtype is torch.bfloat16:
-        y_NV: Tensor = _FusedLinear.apply(x.flatten(0, -2), weight, bias, relu, p)  # type: ignore[no-untyped-call]
-        return y_NV.view(*x.shape[:-1], len(weight))
-    y = F.linear(x, weight, bias)
-    if relu:
-        y = y.relu_()
-    return drop(y, p) if p else y
+    y_NV: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias, relu, p)  # type: ignore[no-untyped-call]
+    return y_NV.view(*x.shape[:-1], len(weight))
 
 
-class _FusedLinear(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
     """x of (N, n_in), weight of (n_out, n_in)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, p: float) -> Tensor:
-        activation = "relu" if relu else "none"
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
-        keep = keep_mask(y, p) if p else None
-        if keep is not None:
-            y = where_kept(keep, y)
-        ctx.relu = relu
+        y, keep = _drop(_product(x, weight, bias, relu), p)
+        ctx.relu, ctx.scale = relu, 1.0 if x.device.type == "cpu" else 1.0 / (1.0 - p)
         ctx.save_for_backward(x, weight, y if relu else keep)
         return y
 
@@ -75,7 +64,7 @@ class _FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, passed = ctx.saved_tensors
         if passed is not None:
-            gradient = (where_positive if ctx.relu else where_kept)(passed, gradient)
+            gradient = _passed_on(passed, gradient, ctx.relu, ctx.scale)
         by_x, by_weight, by_bias, *_ = ctx.needs_input_grad
         return (
             gradient @ weight if by_x else None,
@@ -84,3 +73,60 @@ class _FusedLinear(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    if FUSED_ON_CPU and x.device.type == "cpu" and x.dtype is torch.bfloat16:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
+        return y
+    y = F.linear(x, weight, bias)
+    return y.relu_() if relu else y
+
+
+def _drop(y: Tensor, p: float) -> tuple[Tensor, Tensor | None]:
+    """What dropout leaves, and its mask; accelerators draw masks in parallel and have PyTorch's kernel."""
+    if not p:
+        return y, None
+    if y.device.type != "cpu":
+        return torch.native_dropout(y, p, True)
+    keep = keep_mask(y, p)
+    return where_kept(keep, y), keep
+
+
+def _passed_on(passed: Tensor, gradient: Tensor, relu: bool, scale: float) -> Tensor:
+    """The gradient before dropout and ReLU; `passed` is the output (with ReLU) or dropout's mask."""
+    if gradient.device.type == "cpu":
+        return (where_positive if relu else where_kept)(passed, gradient)
+    return torch.where(passed > 0 if relu else passed, gradient * scale, 0.0)
+
+
+def linear_tape(
+    tape: Tape,
+    x: int,
+    n_in: int,
+    n_out: int,
+    *,
+    positions: int = 1,
+    bias: bool = True,
+    relu: bool = False,
+    p: float = 0.0,
+    x_needs_gradient: bool = True,
+) -> int:
+    """The memory of `linear`, applied at `positions` places."""
+    values, weights = n_out * positions, linear_shapes(n_in, n_out, bias=bias)
+    scaled = [tape.scaled(weights)] if p and tape.device == "cpu" else []
+    mask = [] if relu or not p else [tape.scratch(values, itemsize=MASK_BYTES)]
+    return tape.operation(
+        values,
+        [*scaled, *([x] if x_needs_gradient else [])],
+        saves=[x, *scaled, *mask],
+        saves_output=relu,
+        running=tape.held(values, itemsize=tape.itemsize + MASK_BYTES * relu) if p else NOTHING,
+        backward_running=tape.held(values if relu or p else 0),
+        parameters=() if scaled else weights,
+    )
+
+
+def linear_shapes(n_in: int, n_out: int, *, bias: bool = True) -> list[Shape]:
+    """Of a linear map's parameters."""
+    return [(n_out, n_in), (n_out, 1)] if bias else [(n_out, n_in)]

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dhen.cost import SOFTMAX_FLOPS, Costs, elementwise_cost, linear_cost, within
-from dhen.linear import Linear
-from dhen.parts import mlp, mlp_cost
+from dhen.linear import Linear, linear_tape
+from dhen.parts import mlp, mlp_cost, mlp_tape
+from dhen.tape import Tape
 
 
 class MoeMlp(nn.Module):
@@ -41,3 +42,17 @@ def moe_cost(n_in: int, widths: Sequence[int], experts: int) -> Costs:
         *each,
         elementwise_cost("mixture", widths[-1], flops_each=2 * experts - 1),
     )
+
+
+def moe_tape(tape: Tape, x: int, n_in: int, widths: Sequence[int], experts: int, *, dropout: float) -> int:
+    """The memory of `MoeMlp`."""
+    width, total = widths[-1], None
+    gate = tape.operation(experts, [linear_tape(tape, x, n_in, experts)], saves_output=True)
+    for _ in range(experts):
+        expert = mlp_tape(tape, x, n_in, widths, dropout=dropout)
+        weighted = tape.operation(
+            width, [gate, expert], saves=[gate, expert], backward_running=tape.held(width)
+        )
+        total = weighted if total is None else tape.add(total, weighted)
+    assert total is not None
+    return total

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.cost import Costs, product_cost
-from dhen.parts import EmbeddingProjection, projection_cost
+from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
+
+INDEX_BYTES = 8
 
 
 class PairwiseDots(nn.Module):
@@ -73,3 +76,19 @@ def pairwise_cost(embeddings: int, dim: int, rank: int) -> Costs:
     n = rank or embeddings
     mix = (projection_cost("mix", embeddings, rank, dim),) if rank else ()
     return (*mix, product_cost("dots", n, dim, n))
+
+
+def pairwise_tape(tape: Tape, x: int, embeddings: int, dim: int, rank: int) -> int:
+    """The memory of `PairwiseDots`."""
+    n = rank or embeddings
+    pairs = n * (n - 1) // 2
+    tape.buffer_bytes += INDEX_BYTES * (pairs + n * n)
+    z = projection_tape(tape, x, embeddings, rank, dim) if rank else x
+    dots = tape.operation(
+        pairs,
+        [z],
+        saves=[z],
+        running=tape.held(n * n),
+        backward_running=tape.held(n * n + pairs + 1),
+    )
+    return tape.concat([dots, x])

@@ -14,7 +14,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost
-from dhen.linear import Linear
+from dhen.linear import Linear, linear_tape
+from dhen.tape import Tape
 
 Widths = tuple[Annotated[int, Field(gt=0, le=65_536)], ...]
 """Output widths of the layers of an MLP, first to last."""
@@ -32,6 +33,16 @@ def mlp_cost(name: str, n_in: int, widths: Sequence[int]) -> Costs:
         rows.append(linear_cost(f"{name}{index}", a, b))
         rows.append(elementwise_cost(f"{name}{index}.relu", b))
     return tuple(rows)
+
+
+def mlp_tape(
+    tape: Tape, x: int, n_in: int, widths: Sequence[int], *, dropout: float, x_needs_gradient: bool = True
+) -> int:
+    """The memory of `mlp`."""
+    for a, b in pairwise((n_in, *widths)):
+        x = linear_tape(tape, x, a, b, relu=True, p=dropout, x_needs_gradient=x_needs_gradient)
+        x_needs_gradient = True
+    return x
 
 
 class EmbeddingProjection(nn.Module):
@@ -56,6 +67,12 @@ def projection_cost(name: str, n_in: int, n_out: int, dim: int) -> CostRow:
     return linear_cost(name, n_in, n_out, positions=dim, bias=False)
 
 
+def projection_tape(tape: Tape, x: int, n_in: int, n_out: int, dim: int) -> int:
+    """The memory of `mix_embeddings`: its backward has a gradient of the weight for each example, then sums."""
+    weight = tape.operation(n_in * n_out, [], parameters=[(n_out, n_in)], view=True)
+    return tape.operation(n_out * dim, [weight, x], saves=[x])
+
+
 class VectorToEmbeddings(nn.Module):
     """W_m: a single vector of length v becomes l embeddings of length d: (B, v) -> u_BLD."""
 
@@ -73,3 +90,8 @@ class VectorToEmbeddings(nn.Module):
 def vector_to_embeddings_cost(name: str, n_in: int, embeddings: int, dim: int) -> CostRow:
     """The cost of `VectorToEmbeddings`."""
     return linear_cost(name, n_in, embeddings * dim)
+
+
+def vector_to_embeddings_tape(tape: Tape, v: int, n_in: int, embeddings: int, dim: int) -> int:
+    """The memory of `VectorToEmbeddings`."""
+    return linear_tape(tape, v, n_in, embeddings * dim)

@@ -24,9 +24,10 @@ from dhen.cost import (
     product_cost,
 )
 from dhen.dropout import drop, dropout_scale
-from dhen.linear import Linear, linear
-from dhen.norm import LayerNorm
-from dhen.parts import EmbeddingProjection, projection_cost
+from dhen.linear import Linear, linear, linear_shapes, linear_tape
+from dhen.norm import LayerNorm, norm_tape
+from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import FP32_BYTES, MASK_BYTES, Tape
 
 
 class AttentionConfig(BlockConfig):
@@ -69,6 +70,42 @@ class AttentionConfig(BlockConfig):
             elementwise_cost("norms", 2 * m * d, flops_each=NORM_FLOPS + 1, parameters=4 * d),
             projection_cost("projection", m, shape.out, d),
         )
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """Attention, feed-forward, each with its residual and norm; the projection."""
+        m, d, f = shape.embeddings, shape.dim, self.feedforward
+        attended = self._write_attention(tape, x, m, d, dropout)
+        attended = linear_tape(tape, attended, d, d, positions=m, p=dropout)
+        x = norm_tape(tape, tape.add(x, attended), m, d)
+        hidden = linear_tape(tape, x, d, f, positions=m, relu=True, p=dropout)
+        fed = linear_tape(tape, hidden, f, d, positions=m, p=dropout)
+        x = norm_tape(tape, tape.add(x, fed), m, d)
+        return projection_tape(tape, x, m, shape.out, d)
+
+    def _write_attention(self, tape: Tape, x: int, m: int, d: int, dropout: float) -> int:
+        """softmax(q k^T / sqrt(d)) v. With one head its rearrangements are views."""
+        heads = self.heads
+        if tape.device == "cuda":  # fused: q, k, v, its output and one number a row of scores
+            qkv = linear_tape(tape, x, d, 3 * d, positions=m)
+            sums = tape.scratch(heads * m, itemsize=FP32_BYTES)
+            values = tape.operation(
+                m * d, [qkv], saves=[qkv, sums], saves_output=True, backward_running=tape.held(3 * m * d)
+            )
+            return tape.copy(values) if heads > 1 else values
+        scaled = tape.scaled(linear_shapes(d, 3 * d))
+        qkv = tape.operation(3 * m * d, [scaled, x], saves=[scaled, x])
+        split = tape.copy(qkv) if heads > 1 else qkv
+        n = heads * m * m
+        scores = tape.operation(n, [split], saves=[split], backward_running=tape.held(m * d))
+        probabilities = tape.operation(
+            n, [tape.cast(scores, FP32_BYTES)], saves_output=True, itemsize=FP32_BYTES
+        )
+        probabilities = tape.cast(probabilities, tape.itemsize)
+        if dropout:
+            mask = tape.scratch(n, itemsize=MASK_BYTES)
+            probabilities = tape.operation(n, [probabilities], saves=[mask])
+        values = tape.operation(m * d, [probabilities, split], saves=[probabilities, split])
+        return tape.copy(values) if heads > 1 else values
 
 
 class Encoder(nn.Module):

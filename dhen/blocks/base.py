@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from dhen.cost import Costs
+from dhen.tape import Tape
 from dhen.values import Value
 
 
@@ -40,6 +41,16 @@ class BlockConfig(Value):
     @abstractmethod
     def cost(self, shape: BlockShape) -> Costs:
         """FLOPs and parameters an example; equal to what torch counts on `build(shape)`."""
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """Writes down what its forward makes and keeps of x_BMD; the tensor u_BLD (see `dhen.tape`).
+
+        A module that leaves it out works everywhere; planners then trace it, which is slower.
+
+        Raises:
+            NotImplementedError: where the module declares no memory.
+        """
+        raise NotImplementedError
 
     def check(self, dim: int) -> None:
         """Raises ValueError, with a remedy, where the module cannot stand at embedding dimension `dim`."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, CostRow, Costs, elementwise_cost
-from dhen.parts import EmbeddingProjection, projection_cost
+from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class ConvConfig(BlockConfig):
@@ -50,6 +51,13 @@ class ConvConfig(BlockConfig):
             elementwise_cost("conv.relu", c * values),
             projection_cost("projection", c * shape.embeddings, shape.out, shape.dim),
         )
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """The convolution, ReLU, the projection."""
+        c, k, m, d = self.channels, self.kernel, shape.embeddings, shape.dim
+        image = tape.operation(c * m * d, [x], saves=[x], parameters=[(c, k * k), (c, 1)])
+        positive = tape.operation(c * m * d, [image], saves_output=True)
+        return projection_tape(tape, positive, c * m, shape.out, d)
 
 
 class Conv(nn.Module):

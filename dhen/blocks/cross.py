@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost, product_cost
-from dhen.parts import mix_embeddings
+from dhen.parts import mix_embeddings, projection_tape
+from dhen.tape import Tape
 
 
 class CrossConfig(BlockConfig):
@@ -35,6 +36,13 @@ class CrossConfig(BlockConfig):
             linear_cost("projection", d, out, positions=d, bias=False),
             elementwise_cost("bias", out * d, parameters=out * d),
         )
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """The product, of which both factors are x, the projection, the bias."""
+        d, out = shape.dim, shape.out
+        outer = tape.operation(d * d, [x, x], saves=[x])
+        projected = projection_tape(tape, outer, d, out, d)
+        return tape.operation(out * d, [projected], parameters=[(out, d)], passes=True)
 
 
 class Cross(nn.Module):

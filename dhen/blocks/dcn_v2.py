@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
-from dhen.linear import Linear
-from dhen.parts import EmbeddingProjection, projection_cost
+from dhen.linear import Linear, linear_tape
+from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class DcnV2Config(BlockConfig):
@@ -43,6 +44,17 @@ class DcnV2Config(BlockConfig):
             )
         ]
         return (*crosses, projection_cost("projection", shape.embeddings, shape.out, shape.dim))
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """A matmul and a product with x_0 a cross layer, and the projection."""
+        width, x0 = shape.embeddings * shape.dim, x
+        for _ in range(self.layers):
+            crossed = linear_tape(tape, x, width, width)
+            product = tape.operation(
+                width, [x0, crossed], saves=[x0, crossed], backward_running=tape.held(width), view=True
+            )
+            x = tape.add(x, product)
+        return projection_tape(tape, x, shape.embeddings, shape.out, shape.dim)
 
 
 class CrossNetwork(nn.Module):

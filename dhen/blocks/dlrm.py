@@ -12,8 +12,17 @@ from torch import nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs
-from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_width
-from dhen.parts import VectorToEmbeddings, Widths, mlp, mlp_cost, vector_to_embeddings_cost
+from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
+from dhen.parts import (
+    VectorToEmbeddings,
+    Widths,
+    mlp,
+    mlp_cost,
+    mlp_tape,
+    vector_to_embeddings_cost,
+    vector_to_embeddings_tape,
+)
+from dhen.tape import Tape
 
 
 class DlrmConfig(BlockConfig):
@@ -42,3 +51,10 @@ class DlrmConfig(BlockConfig):
             *mlp_cost("mlp", width, self.mlp),
             vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, shape.dim),
         )
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """Dots, MLP, W_m."""
+        width = pairwise_width(shape.embeddings, shape.dim, self.rank)
+        dots = pairwise_tape(tape, x, shape.embeddings, shape.dim, self.rank)
+        v = mlp_tape(tape, dots, width, self.mlp, dropout=dropout)
+        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, shape.dim)

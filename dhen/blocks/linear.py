@@ -8,7 +8,8 @@ from torch import nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs
-from dhen.parts import EmbeddingProjection, projection_cost
+from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class LinearConfig(BlockConfig):
@@ -23,3 +24,7 @@ class LinearConfig(BlockConfig):
     def cost(self, shape: BlockShape) -> Costs:
         """One matmul."""
         return (projection_cost("projection", shape.embeddings, shape.out, shape.dim),)
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """The projection alone."""
+        return projection_tape(tape, x, shape.embeddings, shape.out, shape.dim)

@@ -12,7 +12,16 @@ from torch import nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs
-from dhen.parts import VectorToEmbeddings, Widths, mlp, mlp_cost, vector_to_embeddings_cost
+from dhen.parts import (
+    VectorToEmbeddings,
+    Widths,
+    mlp,
+    mlp_cost,
+    mlp_tape,
+    vector_to_embeddings_cost,
+    vector_to_embeddings_tape,
+)
+from dhen.tape import Tape
 
 
 class MlpConfig(BlockConfig):
@@ -36,3 +45,8 @@ class MlpConfig(BlockConfig):
             *mlp_cost("mlp", shape.embeddings * shape.dim, self.mlp),
             vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, shape.dim),
         )
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """MLP, W_m."""
+        v = mlp_tape(tape, x, shape.embeddings * shape.dim, self.mlp, dropout=dropout)
+        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, shape.dim)

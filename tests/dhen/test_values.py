@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dhen.errors import UserError
+from dhen.errors import UserError, unknown_name
 from dhen.schema import FeatureSchema
 from dhen.values import fingerprint, load_yaml, parse
 
@@ -43,3 +43,22 @@ def test_yaml_errors_name_the_file(tmp_path: Path) -> None:
 def test_feature_schema_refuses(data: object, says: str) -> None:
     with pytest.raises(UserError, match=says):
         parse(FeatureSchema, data, "schema")
+
+
+@pytest.mark.parametrize(
+    ("received", "meant"),
+    [
+        ("a100", "a100-80gb"),
+        ("A100", "a100-80gb"),
+        ("80gb", "a100-80gb"),
+        ("zionx", "zionex"),
+        ("rtx", "rtx-4090"),
+        ("nothing", None),
+        ("x", None),
+    ],
+)
+def test_an_unknown_name_hints_at_the_one_it_is_a_part_of(received: str, meant: str | None) -> None:
+    said = str(unknown_name("cluster", received, ["zionex", "a100-80gb", "h100", "rtx-4090"]))
+    assert said.startswith(f"unknown cluster {received!r}.")
+    assert said.endswith("Known: a100-80gb, h100, rtx-4090, zionex.")
+    assert (f"Did you mean {meant!r}?" in said) if meant else "Did you mean" not in said

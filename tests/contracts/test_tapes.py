@@ -1,0 +1,184 @@
+"""Every declaration of memory is what PyTorch really allocates: each module, ensemble, norm and model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dhen.baselines import AdvancedDlrmConfig
+from dhen.batch import FeatureBatch
+from dhen.blocks import BLOCKS
+from dhen.config import DhenConfig, LayerConfig, ModelConfig
+from dhen.dropout import pools
+from dhen.ensemble import ENSEMBLES
+from dhen.layer import DhenLayer, LayerShape, taped_layer
+from dhen.model import build_model, taped_model
+from dhen.replay import Footprint, replay
+from dhen.schema import FeatureSchema, Table
+from dhen.segment import Setting, Taped
+from trials.memory_counter import MemoryCounter
+
+BATCH = 512
+TOLERANCE = 0.01
+"""Of what PyTorch allocates: the loss and some numbers an example are not declared."""
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "attention": [{"heads": 1}, {"heads": 4}],
+    "dcn_v2": [{"layers": 3}],
+    "dlrm": [{"rank": 4}],
+    "conv": [{"channels": 2, "kernel": 5}],
+}
+"""Beside each module's defaults."""
+LAYERS = [
+    *(
+        LayerConfig(modules=({"kind": kind, **more},))
+        for kind in BLOCKS
+        for more in [{}, *SETTINGS.get(kind, [])]
+    ),  # type: ignore[arg-type]
+    *(
+        LayerConfig(modules=("dlrm", "linear", "conv"), ensemble=ensemble, raw_numeric=True)  # type: ignore[arg-type]
+        for ensemble in ENSEMBLES
+    ),
+    LayerConfig(modules=("mlp", "mlp"), norm="none", shortcut=False),  # type: ignore[arg-type]
+    LayerConfig(modules=("cross",), out_embeddings=12),  # type: ignore[arg-type]
+]
+PRECISIONS = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    """Declarations assume several (`dhen.norm`)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class _Sum(torch.autograd.Function):
+    """A loss that keeps nothing and makes one gradient, as the next layer would."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.like = (y.shape, y.dtype)
+        return y.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        shape, dtype = ctx.like
+        return torch.ones(shape, dtype=dtype)
+
+
+def allocated(module: nn.Module, inputs: tuple[Any, ...], gradients_of: list[Tensor]) -> dict[str, int]:
+    """Bytes that forward and backward of a module allocate, while its output stays alive."""
+    with MemoryCounter() as counter:
+        counter.label([*gradients_of, *module.parameters(), *module.buffers(), pools()], "given")
+        there = counter.total
+        counter.start_over("forward")
+        y = module(*inputs)
+        forward, both = counter.peak - there, counter.total - there
+        loss = _Sum.apply(y)  # type: ignore[no-untyped-call]
+        counter.start_over("backward")
+        kept_alive = torch.autograd.grad([loss], [*gradients_of, *module.parameters()], allow_unused=True)
+        found = {
+            "forward": forward,
+            "kept": both - y.untyped_storage().nbytes(),
+            "backward": counter.peak - there,
+        }
+        del kept_alive
+    return found
+
+
+def declared(taped: Taped) -> tuple[Footprint, dict[str, int]]:
+    """The same from the tape; the output, alive all the time here, counted where nothing saves it."""
+    footprint = replay(taped.tape, BATCH, taped.output)
+    saved = any(taped.output in operation.saves for operation in taped.tape.operations)
+    backward = footprint.backward_peak_with_gradients + (0 if saved else footprint.output)
+    return footprint, {"forward": footprint.forward_peak, "kept": footprint.kept, "backward": backward}
+
+
+def assert_close(found: dict[str, int], real: dict[str, int]) -> None:
+    for what, size in real.items():
+        assert abs(found[what] - size) <= TOLERANCE * size + 64, (what, found[what], size)
+
+
+@pytest.mark.parametrize("dim", [8, 16, 32])
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "-".join(m.kind for m in layer.modules))
+def test_a_layer_allocates_what_its_tape_says(layer: LayerConfig, dim: int) -> None:
+    shape = LayerShape(embeddings=12, dim=dim, numeric=5)
+    for dtype, dropout in product(PRECISIONS, (0.0, 0.1)):
+        module = DhenLayer(layer, shape, dropout=dropout).to(dtype).train()
+        x_BMD = torch.ones(BATCH, 12, dim, dtype=dtype, requires_grad=True)
+        raw_BK = torch.ones(BATCH, 5, dtype=dtype)
+        taped = taped_layer(layer, shape, dropout, Setting(dtype.itemsize, "cpu"))
+        footprint, found = declared(taped)
+        assert_close(found, allocated(module, (x_BMD, raw_BK), [x_BMD]))
+        assert footprint.discarding_peak <= footprint.forward_peak
+        assert footprint.backward_peak <= footprint.backward_peak_with_gradients
+
+
+SCHEMA = FeatureSchema(
+    tables=(*(Table(name=f"c{i}", rows=50) for i in range(6)), Table(name="bag", rows=50, multi_hot=True)),
+    numeric=tuple("abcde"),
+)
+MODELS: list[ModelConfig] = [
+    DhenConfig(layers=(LayerConfig(modules=("linear",)),), dropout=0.1),  # type: ignore[arg-type]
+    AdvancedDlrmConfig(),
+    AdvancedDlrmConfig(experts=3, rank=4, dropout=0.1),
+    AdvancedDlrmConfig(experts=2, mlp=(64,)),
+]
+
+
+class _Given(nn.Module):
+    def __init__(self, embeddings: list[Tensor]) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, batch: FeatureBatch) -> list[Tensor]:
+        return list(self.embeddings)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("config", MODELS, ids=lambda config: config.family)
+def test_features_and_head_allocate_what_their_tapes_say(config: ModelConfig, dtype: torch.dtype) -> None:
+    """Of a whole model what forward keeps, and of its features alone everything."""
+    dim = config.embedding_dim
+    embeddings = [
+        torch.ones(BATCH, 6, dim, requires_grad=True),
+        torch.ones(BATCH, 1, dim, requires_grad=True),
+    ]
+    model = build_model(config, SCHEMA).train()
+    model.features.tables = _Given(embeddings)  # type: ignore[assignment, union-attr]
+    model.to(dtype)
+    batch = FeatureBatch(ids_BT=torch.zeros(BATCH, 6), bags=(), numeric_BK=torch.ones(BATCH, 5))
+    features, *others = taped_model(config, SCHEMA, Setting(dtype.itemsize, "cpu"))
+    _, found = declared(features)
+    assert_close(found, allocated(model.features, (batch, dtype), embeddings))  # type: ignore[arg-type]
+    prints = [declared(taped)[0] for taped in (features, *others)]
+    kept = sum(each.kept for each in prints) + sum(each.input for each in prints[1:])
+    assert_close({"kept": kept}, {"kept": allocated(model, (batch,), embeddings)["kept"]})
+
+
+@pytest.mark.parametrize("config", MODELS, ids=lambda config: config.family)
+def test_a_tape_has_the_shapes_of_all_parameters(config: ModelConfig) -> None:
+    model = build_model(config, SCHEMA)
+    tapes = [taped.tape for taped in taped_model(config, SCHEMA, Setting(4, "cpu"))]
+    real = [p.shape for name, p in model.named_parameters() if "tables" not in name]
+    assert sorted((shape[0], shape[1:].numel()) for shape in real) == sorted(
+        shape for tape in tapes for shape in tape.parameters
+    )
+    buffers = sum(b.nbytes for name, b in model.named_buffers() if "tables" not in name)
+    assert buffers == sum(tape.buffer_bytes for tape in tapes)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "-".join(m.kind for m in layer.modules))
+def test_a_layers_tape_has_the_shapes_of_its_parameters(layer: LayerConfig) -> None:
+    shape = LayerShape(embeddings=12, dim=16, numeric=5)
+    module = DhenLayer(layer, shape, dropout=0.0)
+    tape = taped_layer(layer, shape, 0.1, Setting(2, "cpu")).tape
+    real = sorted((p.shape[0], p.shape[1:].numel()) for p in module.parameters())
+    assert sorted(tape.parameters) == real
+    assert tape.buffer_bytes == sum(buffer.nbytes for buffer in module.buffers())

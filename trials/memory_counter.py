@@ -1,0 +1,150 @@
+"""Counts the bytes of tensors that are alive, operation by operation, and keeps their peak.
+
+For real tensors on CPU ranks and for fake ones (`torch._subclasses.fake_tensor`) alike. A dispatch mode sees
+what every operation puts out; a storage counts from then until it is freed. What `resize_` does to storages
+(`fully_shard` gathers and frees parameters with it) is counted too. Left out: the scratch memory inside a
+kernel, the allocator's rounding, and storages that no operation has put out since the counter began: give
+those to `label`. A CUDA device counts by itself (`torch.cuda.max_memory_allocated`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+OTHER = "activations"
+"""The kind of a storage that nobody has labelled: activations, their gradients, temporaries."""
+HOST = "host"
+"""The kind of what lives in host memory: it has a count and a peak of its own, outside of `total`."""
+
+
+class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts while it is entered: `with MemoryCounter() as counter: ...`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_kind: Counter[str] = Counter()
+        """Bytes alive now, by kind."""
+        self.total = 0
+        """Bytes alive now, without those on the host."""
+        self._kind = OTHER
+        self._known: dict[int, tuple[weakref.ref[UntypedStorage], str, int]] = {}
+        self.start_over("")
+
+    def start_over(self, phase: str) -> None:
+        """Forgets the peaks so far; what is alive stays counted."""
+        self.peak, self.peak_by_kind, self.peak_phase = self.total, Counter(self.by_kind), phase
+        self.host_peak, self.peaks = self.by_kind[HOST], {phase: self.total}
+        self.phase = phase
+
+    def begin(self, phase: str) -> None:
+        """From here on it is `phase` (`forward`, `update`): a peak of its own in `peaks`."""
+        self.phase = phase
+        self._note_peaks()
+
+    def label(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """What these tensors lie in is of this kind; counted from now on where it was not yet."""
+        for storage in _storages(list(tensors)):
+            self._see(storage)
+            reference, before, size = self._known[storage._cdata]
+            self._known[storage._cdata] = (reference, kind, size)
+            self._change(before, -size)
+            self._change(kind, size)
+
+    @contextmanager
+    def new_are(self, kind: str) -> Iterator[None]:
+        """Storages that appear, or grow from nothing, meanwhile are of this kind."""
+        before, self._kind = self._kind, kind
+        try:
+            yield
+        finally:
+            self._kind = before
+
+    def __enter__(self) -> Self:
+        """Counts from here on; several counters may be entered, and left in reverse order."""
+        original = self._resize = UntypedStorage.resize_
+
+        def resize_(storage: UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self._see(storage)
+            return result
+
+        UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Sees nothing new from here on; what is freed still goes down."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs the operation and looks at what it put out; a sharded tensor's are seen on its local part."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            self._see(storage)
+        return result
+
+    def _see(self, storage: UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known[key] = (weakref.ref(storage, lambda _: self._gone(key)), self._kind, 0)
+        reference, kind, before = self._known[key]
+        if size != before:
+            kind = kind if before else self._kind
+            self._known[key] = (reference, kind, size)
+            self._change(kind, size - before)
+
+    def _gone(self, key: int) -> None:
+        _, kind, size = self._known.pop(key)
+        self._change(kind, -size)
+
+    def _change(self, kind: str, difference: int) -> None:
+        self.by_kind[kind] += difference
+        if kind != HOST:
+            self.total += difference
+        if difference > 0:
+            self._note_peaks()
+
+    def _note_peaks(self) -> None:
+        self.host_peak = max(self.host_peak, self.by_kind[HOST])
+        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.total)
+        if self.total > self.peak:
+            self.peak, self.peak_by_kind, self.peak_phase = self.total, Counter(self.by_kind), self.phase
+
+
+def _storages(found: Any) -> Iterator[UntypedStorage]:
+    """The storages of all tensors in an operation's result; of wrapped and sparse ones, of their parts."""
+    if isinstance(found, (list, tuple)):
+        for item in found:
+            yield from _storages(item)
+    elif isinstance(found, Tensor):
+        parts = _parts(found)
+        if parts:
+            yield from _storages(parts)
+        else:
+            yield found.untyped_storage()
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    if is_traceable_wrapper_subclass(tensor):
+        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return []
