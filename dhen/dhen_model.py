@@ -52,11 +52,7 @@ def dhen_cost(config: DhenConfig, schema: FeatureSchema) -> Costs:
 
 
 def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
-    """`DhenModel` as features, layers and head.
-
-    Raises:
-        NotImplementedError: where a module declares no memory.
-    """
+    """`DhenModel` as features, layers and head."""
     shapes = _shapes(config, schema)
     raw = any(shape.takes_raw(layer) for layer, shape in zip(config.layers, shapes, strict=True))
     layers = [

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
-from dhen.blocks import BlockShape
+from dhen.blocks import BlockConfig, BlockShape
 from dhen.config import LayerConfig
 from dhen.cost import NORM_FLOPS, CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
 from dhen.linear import Linear, linear_tape
 from dhen.norm import LayerNorm, norm_tape
 from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
-from dhen.segment import Setting, Taped
+from dhen.segment import Setting, Taped, Undeclared
 from dhen.tape import Tape
 
 
@@ -88,12 +88,21 @@ def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
 
 @lru_cache(maxsize=4096)
 def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting: Setting) -> Taped:
-    """`DhenLayer` from x_BMD (and raw_BK, which somebody else counts) to y_BM'D.
+    """`DhenLayer` from x_BMD (and raw_BK, which somebody else counts) to y_BM'D."""
+    flops, tape = headline_flops(layer_cost(config, shape)), Tape(*setting)
+    try:
+        return Taped("layer", flops, tape, _write_layer(tape, config, shape, dropout))
+    except NotImplementedError:
+        kinds = {block.kind for block in config.modules if type(block).write is BlockConfig.write}
+        undeclared = Undeclared(
+            build=partial(DhenLayer, config, shape, dropout=dropout),
+            inputs=((shape.embeddings, shape.dim), (shape.numeric,)),
+            kinds=tuple(sorted(kinds)),
+        )
+        return Taped("layer", flops, None, 0, undeclared)
 
-    Raises:
-        NotImplementedError: where a module declares no memory.
-    """
-    tape = Tape(*setting)
+
+def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: float) -> int:
     x = inputs = tape.input(shape.embeddings * shape.dim)
     if shape.takes_raw(config):
         raw = tape.beside(shape.numeric)
@@ -110,4 +119,4 @@ def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting:
     if config.norm == "layer":
         y = norm_tape(tape, y, config.embeddings, shape.dim)
     tape.refer(inputs)
-    return Taped("layer", headline_flops(layer_cost(config, shape)), tape, y)
+    return y

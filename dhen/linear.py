@@ -111,15 +111,16 @@ def linear_tape(
     relu: bool = False,
     p: float = 0.0,
     x_needs_gradient: bool = True,
+    saved: int | None = None,
 ) -> int:
-    """The memory of `linear`, applied at `positions` places."""
+    """The memory of `linear`, applied at `positions` places; `saved` is what x is a view of, if it is one."""
     values, weights = n_out * positions, linear_shapes(n_in, n_out, bias=bias)
     scaled = [tape.scaled(weights)] if p and tape.device == "cpu" else []
     mask = [] if relu or not p else [tape.scratch(values, itemsize=MASK_BYTES)]
     return tape.operation(
         values,
         [*scaled, *([x] if x_needs_gradient else [])],
-        saves=[x, *scaled, *mask],
+        saves=[x if saved is None else saved, *scaled, *mask],
         saves_output=relu,
         running=tape.held(values, itemsize=tape.itemsize + MASK_BYTES * relu) if p else NOTHING,
         backward_running=tape.held(values if relu or p else 0),

@@ -37,11 +37,7 @@ def model_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
 
 
 def taped_model(config: ModelConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
-    """The model's segments, first to last, each with its FLOPs and its tape (see `dhen.tape`).
-
-    Raises:
-        NotImplementedError: where a module declares no memory.
-    """
+    """The model's segments, first to last, each with its FLOPs and its tape (see `dhen.tape`)."""
     if isinstance(config, DhenConfig):
         return taped_dhen(config, schema, setting)
     assert isinstance(config, AdvancedDlrmConfig), config

@@ -1,31 +1,38 @@
-"""Plays a tape back for a batch: forward, then backward in autograd's order; the memory at every moment.
+"""Plays a tape back: forward, then backward in autograd's order; the memory at every moment, for any batch.
 
 Tensors are freed at their last use, saved ones after the last backward that reads them, as PyTorch frees
 them. Gradients of one tensor from several consumers are added up into new memory, as PyTorch does wherever
 storage is shared or a dispatch mode watches; where it adds in place the replay is above by that one tensor.
+
+What is made and freed when does not depend on the batch, so a tape is played once. All sums hold bytes an
+example and bytes at any batch in one integer, the first times `EACH`; a peak is the largest of a few lines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dhen.tape import Operation, Tape
+from dhen.tape import Held, Operation, Tape
+
+EACH = 2**48
+"""More than the bytes at any batch can be."""
 
 
 class Footprint(NamedTuple):
-    """Memory of a part of a model for a batch: bytes beyond its inputs, which somebody else holds."""
+    """Memory of a part of a model for a batch, in bytes."""
 
     input: int
-    """Its inputs, alive until its backward has ended."""
+    """Its inputs, alive all through forward."""
     output: int
     kept: int
-    """Saved for backward between the two passes, without inputs and output."""
+    """Saved for backward between the two passes, inputs too where they are saved, without the output."""
     forward_peak: int
-    """Most that is alive at a moment of forward, output included."""
+    """Most that is alive at a moment of forward beside the inputs, output included."""
     discarding_peak: int
     """The same where nothing is saved (checkpointing's first pass, evaluation)."""
     backward_peak: int
-    """Most that is alive in backward beyond parameter gradients that are done: what was kept, gradients of
+    """Most that is alive in backward beside parameter gradients that are done: what was kept, gradients of
     activations, and the parameter gradients of one operation."""
     backward_peak_with_gradients: int
     """The same with all parameter gradients made so far."""
@@ -33,93 +40,117 @@ class Footprint(NamedTuple):
     """Bytes that forward reads and writes: each operation's inputs, weights and outputs once."""
 
 
-def replay(tape: Tape, batch: int, output: int) -> Footprint:
-    """Memory of `batch` examples from the tape's inputs to `output`."""
-    sizes = [each * batch + fixed for each, fixed in tape.sizes]
+class Replayed(NamedTuple):
+    """Memory as a function of the batch: for each field of `Footprint` the lines that it is the top of."""
+
+    lines: tuple[tuple[Held, ...], ...]
+
+    def at(self, batch: int) -> Footprint:
+        """For so many examples."""
+        return Footprint(*[max([each * batch + fixed for each, fixed in lines]) for lines in self.lines])
+
+
+def replay(tape: Tape, output: int) -> Replayed:
+    """Plays the tape from its inputs to `output` and back."""
+    sizes = [_packed(held) for held in tape.sizes]
     saved = {tensor for operation in tape.operations for tensor in operation.saves}
-    kept = saved.difference(tape.given, (output,))
-    kept_bytes = sum(sizes[tensor] for tensor in kept)
-    backward = _Backward(tape, sizes, batch)
-    start = kept_bytes + sizes[output] * (output in saved)
-    backward_peak, with_gradients = backward.peaks(start, output)
-    return Footprint(
-        input=sum(sizes[tensor] for tensor in tape.inputs),
-        output=sizes[output],
-        kept=kept_bytes,
-        forward_peak=_forward_peak(tape, sizes, batch, {*kept, output}),
-        discarding_peak=_forward_peak(tape, sizes, batch, {output}),
-        backward_peak=backward_peak,
-        backward_peak_with_gradients=with_gradients,
-        traffic=sum(_traffic(operation, sizes) for operation in tape.operations),
+    made = saved.difference(tape.given, (output,))
+    kept = sum(sizes[tensor] for tensor in made.union(saved.intersection(tape.inputs)))
+    backward = _Backward(tape, sizes)
+    backward.play(kept + sizes[output] * (output in saved), output)
+    fields = (
+        [sum(sizes[tensor] for tensor in tape.inputs)],
+        [sizes[output]],
+        [kept],
+        _forward(tape, sizes, {*made, output}),
+        _forward(tape, sizes, {output}),
+        backward.moments,
+        backward.moments_with_gradients,
+        [sum(_traffic(operation, sizes) for operation in tape.operations)],
     )
+    return Replayed(tuple(map(_top, fields)))
 
 
-def _forward_peak(tape: Tape, sizes: list[int], batch: int, stay: set[int]) -> int:
-    """The most that is alive; `stay` outlives the pass."""
+def _packed(held: Held) -> int:
+    return held.each * EACH + held.fixed
+
+
+def _top(moments: Iterable[int]) -> tuple[Held, ...]:
+    """Of all moments those that may be the highest at some batch."""
+    top: list[Held] = []
+    for moment in sorted(set(moments), reverse=True):
+        each, fixed = divmod(moment, EACH)
+        if not top or fixed > top[-1].fixed:
+            top.append(Held(each, fixed))
+    return tuple(top) or (Held(),)
+
+
+def _forward(tape: Tape, sizes: Sequence[int], stay: set[int]) -> list[int]:
+    """What is alive while each operation runs; `stay` outlives the pass."""
     freed: list[list[int]] = [[] for _ in tape.operations]
     for operation in tape.operations:
         for tensor in operation.makes:
             if tensor not in stay:
                 freed[tape.last_use[tensor]].append(tensor)
-    live = peak = 0
+    live, moments = 0, []
     for operation, over in zip(tape.operations, freed, strict=True):
         for tensor in operation.makes:
             live += sizes[tensor]
-        each, fixed = operation.running
-        peak = max(peak, live + each * batch + fixed)
+        moments.append(live + _packed(operation.running))
         for tensor in over:
             live -= sizes[tensor]
-    return peak
+    return moments
 
 
-def _traffic(operation: Operation, sizes: list[int]) -> int:
+def _traffic(operation: Operation, sizes: Sequence[int]) -> int:
     touched = {*operation.inputs, *operation.makes}
     return sum(sizes[tensor] for tensor in touched) + operation.parameter_bytes
 
 
 class _Backward:
-    """The second pass. Gradients lie in storages of (bytes, references), since some are views of others."""
+    """The second pass. Gradients lie in storages of [size, references], since some are views of others."""
 
-    def __init__(self, tape: Tape, sizes: list[int], batch: int) -> None:
-        self._tape, self._sizes, self._batch = tape, sizes, batch
+    def __init__(self, tape: Tape, sizes: Sequence[int]) -> None:
+        self._tape, self._sizes = tape, sizes
         self._gradients: dict[int, list[int]] = {}
-        self._live = self._peak = self._peak_with = self._parameters = 0
+        self._live = self._parameters = 0
+        self.moments: list[int] = []
+        self.moments_with_gradients: list[int] = []
 
-    def peaks(self, start: int, output: int) -> tuple[int, int]:
-        """The most that is alive, without and with the parameter gradients that are done."""
-        sizes = self._sizes
-        held = [0] * len(sizes)
+    def play(self, kept: int, output: int) -> None:
+        """From the output's gradient, beside `kept`."""
+        held = [0] * len(self._sizes)
         for operation in self._tape.operations:
             for tensor in operation.saves:
                 held[tensor] += 1
-        for tensor in self._tape.given:
+        for tensor in self._tape.given.difference(self._tape.inputs):
             held[tensor] = -1  # never freed here
-        self._live = start
-        self._gradients[output] = self._new(sizes[output])
+        self._live = kept
+        self._gradients[output] = self._new(self._sizes[output])
         for operation in reversed(self._tape.operations):
-            storage = self._gradients.pop(operation.output, None)
-            if storage is None:
+            if operation.output not in self._gradients:
                 continue
-            made = self._run(operation, storage)
+            made = self._run(operation)
             for tensor in operation.saves:
                 held[tensor] -= 1
                 if held[tensor] == 0:
-                    self._live -= sizes[tensor]
+                    self._live -= self._sizes[tensor]
             for tensor, gradient in made:
                 self._accumulate(tensor, gradient)
-        return self._peak, self._peak_with
 
-    def _run(self, operation: Operation, storage: list[int]) -> list[tuple[int, list[int]]]:
-        """An operation's own backward: the gradients of its inputs, its output's let go."""
+    def _run(self, operation: Operation) -> list[tuple[int, list[int]]]:
+        """An operation's own backward: the gradients of its inputs; its outputs' are let go."""
+        storage = self._gradients.pop(operation.output)
         if operation.passes:
             storage[1] += len(operation.inputs)
             made = [(tensor, storage) for tensor in operation.inputs]
         else:
             made = [(tensor, self._new(self._sizes[tensor])) for tensor in operation.inputs]
-        each, fixed = operation.backward_running
-        self._note(each * self._batch + fixed + operation.parameter_bytes)
+        self._note(_packed(operation.backward_running) + operation.parameter_bytes)
         self._parameters += operation.parameter_bytes
         self._release(storage)
+        for tensor in operation.more_outputs:
+            self._release(self._gradients.pop(tensor))
         return made
 
     def _accumulate(self, tensor: int, gradient: list[int]) -> None:
@@ -142,5 +173,5 @@ class _Backward:
             self._live -= storage[0]
 
     def _note(self, running: int) -> None:
-        self._peak = max(self._peak, self._live + running)
-        self._peak_with = max(self._peak_with, self._live + self._parameters + running)
+        self.moments.append(self._live + running)
+        self.moments_with_gradients.append(self._live + self._parameters + running)

@@ -6,7 +6,10 @@ Segments are what checkpointing and `fully_shard` act on: `features` (without th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+from torch import nn
 
 from dhen.tape import Device, Tape
 
@@ -19,12 +22,25 @@ class Setting(NamedTuple):
     device: Device
 
 
+class Undeclared(NamedTuple):
+    """A segment that has no tape: what is needed to run it and look."""
+
+    build: Callable[[], nn.Module]
+    """The module; forward maps the inputs to one tensor."""
+    inputs: tuple[tuple[int, ...], ...]
+    """Shapes of its inputs without the batch; the first needs a gradient."""
+    kinds: tuple[str, ...]
+    """Of the modules that declare no memory."""
+
+
 class Taped(NamedTuple):
     """A segment."""
 
     name: str
     flops: float
     """Forward matmul and attention FLOPs an example."""
-    tape: Tape
+    tape: Tape | None
+    """None where a module of it declares no memory."""
     output: int
     """Of the tape's tensors, the segment's output."""
+    undeclared: Undeclared | None = None

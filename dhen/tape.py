@@ -46,6 +46,8 @@ class Operation(NamedTuple):
     """Alive only while its backward runs, beside the gradients it takes and makes."""
     parameter_bytes: int
     """Of the parameters that it has gradients for."""
+    more_outputs: tuple[int, ...]
+    """Further ones, views that take no memory of their own; each must be read, for its gradient."""
     passes: bool
     """The gradients of its inputs are views of its output's: its backward makes nothing."""
 
@@ -112,6 +114,7 @@ class Tape:
         passes: bool = False,
         view: bool = False,
         fixed: int = 0,
+        more_outputs: Sequence[int] = (),
     ) -> int:
         """Writes an operation down; its output, of `values` numbers an example and `fixed` at any batch.
 
@@ -120,7 +123,7 @@ class Tape:
         output = self.scratch(values, fixed=fixed, itemsize=itemsize)
         saved_here = tuple(tensor for tensor in saves if tensor not in self._made)
         makes = saved_here if view else (output, *saved_here)
-        self._made.update((output, *saved_here))
+        self._made.update((output, *saved_here, *more_outputs))
         self.operations.append(
             Operation(
                 inputs=tuple(inputs),
@@ -130,6 +133,7 @@ class Tape:
                 running=running,
                 backward_running=backward_running,
                 parameter_bytes=self.itemsize * sum(rows * width for rows, width in parameters),
+                more_outputs=tuple(more_outputs),
                 passes=passes,
             )
         )
@@ -160,6 +164,16 @@ class Tape:
     def add(self, *terms: int) -> int:
         """A sum of tensors of one shape."""
         return self.operation(self.values(terms[0]), terms, passes=True)
+
+    def view(self, x: int) -> int:
+        """The same memory with a gradient of its own; operations save x itself."""
+        return self.operation(self.values(x), [x], passes=True, view=True)
+
+    def unbind(self, x: int, parts: int) -> list[int]:
+        """Views of equal parts, whose gradients are stacked into one."""
+        values = self.values(x) // parts
+        others = [self.scratch(values) for _ in range(parts - 1)]
+        return [self.operation(values, [x], view=True, more_outputs=others), *others]
 
     def concat(self, parts: Sequence[int]) -> int:
         """One after another."""

@@ -18,8 +18,8 @@ ALLOWED = {
     "dashboards": {"dhen", "trials"},
     "search": {"dhen", "spaces", "trials", "dashboards"},
 }
-DASHBOARDS_READ = ("trials.record",)
-"""What of trials the dashboards may know: values, nothing that trains."""
+DASHBOARDS_READ = ("trials.record", "trials.planner.estimates")
+"""What of trials the dashboards may know: values, nothing that trains or plans."""
 
 
 def imports_of(path: Path) -> set[str]:

@@ -48,14 +48,26 @@ class MasterWeights:
         for parameter, view in zip(self._dense.values(), self._views(self._compute), strict=True):
             parameter.data = view
 
-    def gather_gradients(self) -> None:
-        """The model's gradients become the gradient of `flat`; the model's own are dropped."""
-        self.flat.grad = torch.cat([_flat_gradient(p) for p in self._dense.values()]).float()
+    def gather_gradients(self, *, in_buckets: bool = False) -> None:
+        """The model's gradients become the gradient of `flat`; the model's own are dropped.
+
+        Those that lie in a collective's buckets stay there, set to zero, so that the next step's add up in
+        place: micro-batches would otherwise need as much memory again.
+        """
+        gradients = [_flat_gradient(p) for p in self._dense.values()]
+        self.flat.grad = torch.cat(gradients, out=torch.empty_like(self.flat))
+        if in_buckets:
+            torch._foreach_zero_(gradients)
+            return
         for parameter in self._dense.values():
             parameter.grad = None
 
     def publish(self) -> None:
-        """Copies `flat` to what the model computes with (fp32 computes with `flat` itself)."""
+        """After the update: what the model computes with follows `flat`, whose gradient is freed.
+
+        In fp32 the model computes with `flat` itself.
+        """
+        self.flat.grad = None
         if self._compute.dtype is not self.flat.dtype:
             self._compute.copy_(self.flat.detach())
 

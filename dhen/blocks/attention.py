@@ -95,8 +95,9 @@ class AttentionConfig(BlockConfig):
         scaled = tape.scaled(linear_shapes(d, 3 * d))
         qkv = tape.operation(3 * m * d, [scaled, x], saves=[scaled, x])
         split = tape.copy(qkv) if heads > 1 else qkv
+        q, k, v = tape.unbind(split, 3)
         n = heads * m * m
-        scores = tape.operation(n, [split], saves=[split], backward_running=tape.held(m * d))
+        scores = tape.operation(n, [q, k], saves=[split])
         probabilities = tape.operation(
             n, [tape.cast(scores, FP32_BYTES)], saves_output=True, itemsize=FP32_BYTES
         )
@@ -104,8 +105,10 @@ class AttentionConfig(BlockConfig):
         if dropout:
             mask = tape.scratch(n, itemsize=MASK_BYTES)
             probabilities = tape.operation(n, [probabilities], saves=[mask])
-        values = tape.operation(m * d, [probabilities, split], saves=[probabilities, split])
-        return tape.copy(values) if heads > 1 else values
+        values = tape.operation(m * d, [probabilities, v], saves=[probabilities, split])
+        values = tape.copy(values) if heads > 1 else values
+        tape.refer(qkv)
+        return values
 
 
 class Encoder(nn.Module):

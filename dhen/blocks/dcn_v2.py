@@ -47,13 +47,15 @@ class DcnV2Config(BlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """A matmul and a product with x_0 a cross layer, and the projection."""
-        width, x0 = shape.embeddings * shape.dim, x
+        width, first = shape.embeddings * shape.dim, tape.view(x)
+        current, saved = first, x
         for _ in range(self.layers):
-            crossed = linear_tape(tape, x, width, width)
+            crossed = linear_tape(tape, current, width, width, saved=saved)
             product = tape.operation(
-                width, [x0, crossed], saves=[x0, crossed], backward_running=tape.held(width), view=True
+                width, [first, crossed], saves=[x, crossed], backward_running=tape.held(width), view=True
             )
-            x = tape.add(x, product)
+            current = saved = tape.add(current, product)
+        x = current
         return projection_tape(tape, x, shape.embeddings, shape.out, shape.dim)
 
 

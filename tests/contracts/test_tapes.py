@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -23,7 +23,7 @@ from dhen.schema import FeatureSchema, Table
 from dhen.segment import Setting, Taped
 from trials.memory_counter import MemoryCounter
 
-BATCH = 512
+BATCH = 256
 TOLERANCE = 0.01
 """Of what PyTorch allocates: the loss and some numbers an example are not declared."""
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -72,17 +72,30 @@ class _Sum(torch.autograd.Function):
         return torch.ones(shape, dtype=dtype)
 
 
-def allocated(module: nn.Module, inputs: tuple[Any, ...], gradients_of: list[Tensor]) -> dict[str, int]:
-    """Bytes that forward and backward of a module allocate, while its output stays alive."""
+class _Made(torch.autograd.Function):
+    """An input that nobody holds but who reads it, as the segment before makes it."""
+
+    @staticmethod
+    def forward(ctx: Any, seed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.ones(shape, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return torch.ones(()), None, None
+
+
+def allocated(run: Callable[[Tensor], Tensor], given: list[Tensor], leaves: list[Tensor]) -> dict[str, int]:
+    """Bytes that forward and backward allocate beside what is given; the output stays alive to the end."""
+    seed = torch.ones((), requires_grad=True)
     with MemoryCounter() as counter:
-        counter.label([*gradients_of, *module.parameters(), *module.buffers(), pools()], "given")
+        counter.label([*given, *leaves, pools()], "given")
         there = counter.total
         counter.start_over("forward")
-        y = module(*inputs)
+        y = run(seed)
         forward, both = counter.peak - there, counter.total - there
         loss = _Sum.apply(y)  # type: ignore[no-untyped-call]
         counter.start_over("backward")
-        kept_alive = torch.autograd.grad([loss], [*gradients_of, *module.parameters()], allow_unused=True)
+        kept_alive = torch.autograd.grad([loss], [seed, *leaves], allow_unused=True)
         found = {
             "forward": forward,
             "kept": both - y.untyped_storage().nbytes(),
@@ -93,11 +106,15 @@ def allocated(module: nn.Module, inputs: tuple[Any, ...], gradients_of: list[Ten
 
 
 def declared(taped: Taped) -> tuple[Footprint, dict[str, int]]:
-    """The same from the tape; the output, alive all the time here, counted where nothing saves it."""
-    footprint = replay(taped.tape, BATCH, taped.output)
+    """The same from the tape; the output, alive all the time here, where nothing saves it."""
+    assert taped.tape is not None
+    footprint = replay(taped.tape, taped.output).at(BATCH)
     saved = any(taped.output in operation.saves for operation in taped.tape.operations)
-    backward = footprint.backward_peak_with_gradients + (0 if saved else footprint.output)
-    return footprint, {"forward": footprint.forward_peak, "kept": footprint.kept, "backward": backward}
+    return footprint, {
+        "forward": footprint.forward_peak,
+        "kept": footprint.kept,
+        "backward": footprint.backward_peak_with_gradients + (0 if saved else footprint.output),
+    }
 
 
 def assert_close(found: dict[str, int], real: dict[str, int]) -> None:
@@ -105,17 +122,23 @@ def assert_close(found: dict[str, int], real: dict[str, int]) -> None:
         assert abs(found[what] - size) <= TOLERANCE * size + 64, (what, found[what], size)
 
 
-@pytest.mark.parametrize("dim", [8, 16, 32])
+@pytest.mark.parametrize(("embeddings", "dim"), [(12, 8), (12, 16), (12, 32), (80, 16)])
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "-".join(m.kind for m in layer.modules))
-def test_a_layer_allocates_what_its_tape_says(layer: LayerConfig, dim: int) -> None:
-    shape = LayerShape(embeddings=12, dim=dim, numeric=5)
+def test_a_layer_allocates_what_its_tape_says(layer: LayerConfig, embeddings: int, dim: int) -> None:
+    shape = LayerShape(embeddings=embeddings, dim=dim, numeric=5)
     for dtype, dropout in product(PRECISIONS, (0.0, 0.1)):
         module = DhenLayer(layer, shape, dropout=dropout).to(dtype).train()
-        x_BMD = torch.ones(BATCH, 12, dim, dtype=dtype, requires_grad=True)
         raw_BK = torch.ones(BATCH, 5, dtype=dtype)
+
+        def run(seed: Tensor, module: nn.Module = module, raw_BK: Tensor = raw_BK) -> Tensor:
+            x_BMD = _Made.apply(seed, (BATCH, embeddings, dim), raw_BK.dtype)  # type: ignore[no-untyped-call]
+            return module(x_BMD, raw_BK)  # type: ignore[no-any-return]
+
         taped = taped_layer(layer, shape, dropout, Setting(dtype.itemsize, "cpu"))
         footprint, found = declared(taped)
-        assert_close(found, allocated(module, (x_BMD, raw_BK), [x_BMD]))
+        found["forward"] += footprint.input
+        given = [raw_BK, *module.buffers()]
+        assert_close(found, allocated(run, given, list(module.parameters())))
         assert footprint.discarding_peak <= footprint.forward_peak
         assert footprint.backward_peak <= footprint.backward_peak_with_gradients
 
@@ -154,12 +177,16 @@ def test_features_and_head_allocate_what_their_tapes_say(config: ModelConfig, dt
     model.features.tables = _Given(embeddings)  # type: ignore[assignment, union-attr]
     model.to(dtype)
     batch = FeatureBatch(ids_BT=torch.zeros(BATCH, 6), bags=(), numeric_BK=torch.ones(BATCH, 5))
-    features, *others = taped_model(config, SCHEMA, Setting(dtype.itemsize, "cpu"))
-    _, found = declared(features)
-    assert_close(found, allocated(model.features, (batch, dtype), embeddings))  # type: ignore[arg-type]
-    prints = [declared(taped)[0] for taped in (features, *others)]
-    kept = sum(each.kept for each in prints) + sum(each.input for each in prints[1:])
-    assert_close({"kept": kept}, {"kept": allocated(model, (batch,), embeddings)["kept"]})
+    given, features, leaves = (
+        [batch.numeric_BK, *model.buffers()],
+        model.features,
+        [*embeddings, *model.parameters()],
+    )
+    first, *others = taped_model(config, SCHEMA, Setting(dtype.itemsize, "cpu"))
+    of_features = [*embeddings, *features.parameters()]  # type: ignore[union-attr]
+    assert_close(declared(first)[1], allocated(lambda _: features(batch, dtype), given, of_features))  # type: ignore[operator]
+    kept = sum(declared(taped)[0].kept for taped in (first, *others))
+    assert_close({"kept": kept}, {"kept": allocated(lambda _: model(batch), given, leaves)["kept"]})
 
 
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.family)

@@ -1,0 +1,136 @@
+"""The alpha-beta model of collectives: NCCL's factors, its algebra, who may take part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dhen.values import parse
+from trials.cluster.cluster import Cluster
+from trials.planner.collectives import Collectives, collectives
+from trials.planner.device_constants import BUCKET_BYTES, COLLECTIVE_SECONDS
+
+MEASURED: dict[str, Any] = {
+    "verified": True,  # bandwidths count as they are
+    "hosts": 4,
+    "gpus_a_host": 8,
+    "hbm_bytes": "80GiB",
+    "host_memory_bytes": "1TB",
+    "memory_bandwidth": "2TB/s",
+    "peak_flops": {"fp32": "20TFLOP/s", "bf16": "300TFLOP/s"},
+    "host_link_bandwidth": "32GB/s",
+    "nvlink": {"bandwidth": 240e9, "latency": 3e-6},
+    "network": {"bandwidth": 25e9, "latency": 14e-6},
+}
+GROUPS = st.tuples(st.integers(1, 64), st.integers(1, 16))
+SIZES = st.floats(1.0, 1e11)
+SINGLE = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "all_reduce")
+
+
+def cluster(**changes: Any) -> Cluster:
+    """Four hosts of eight, without shares of what data sheets promise."""
+    return parse(Cluster, MEASURED | changes, "test")
+
+
+def without_latency() -> Cluster:
+    return cluster(nvlink={"bandwidth": 240e9, "latency": 0}, network={"bandwidth": 25e9, "latency": 0})
+
+
+def seconds(found: Collectives, size_bytes: float) -> list[float]:
+    return [getattr(found, name)(size_bytes) for name in SINGLE]
+
+
+def test_one_rank_needs_no_time() -> None:
+    assert seconds(collectives(cluster(), 1, 1), 1e9) == [0.0] * 5
+
+
+def test_bus_bandwidth_factors_in_a_host() -> None:
+    """nccl-tests, doc/PERFORMANCE.md: (n-1)/n, for all-reduce twice that, 1 for broadcast."""
+    found = collectives(without_latency(), 1, 8)
+    gather, scatter, broadcast, exchange, reduce = [s - COLLECTIVE_SECONDS for s in seconds(found, 240e9)]
+    assert gather == scatter == pytest.approx(7 / 8)
+    assert (broadcast, exchange, reduce) == pytest.approx((1, 7 / 8, 14 / 8))
+
+
+def test_a_ring_over_hosts_shares_all_network_cards() -> None:
+    """Eight cards of 25 GB/s carry it together; with more cards NVLink is what bounds it."""
+    found = collectives(without_latency(), 4, 8)
+    assert found.all_gather.beta == pytest.approx(31 / 32 / 200e9)
+    assert found.all_to_all.beta == pytest.approx(24 / 32 / 25e9)
+    assert collectives(without_latency(), 4, 16).all_gather.beta == pytest.approx(63 / 64 / 240e9)
+    assert collectives(without_latency(), 4, 1).all_gather.beta == pytest.approx(3 / 4 / 25e9)
+
+
+def test_latency_counts_steps_by_link() -> None:
+    """31 steps of a ring over 4 hosts of 8: 3 cross the network."""
+    found = collectives(cluster(), 4, 8)
+    assert found.all_gather.alpha == pytest.approx(COLLECTIVE_SECONDS + 28 * 3e-6 + 3 * 14e-6)
+    assert found.tree.alpha == pytest.approx(COLLECTIVE_SECONDS + 2 * (7 * 3e-6 + 2 * 14e-6))
+
+
+def test_trees_are_for_small_tensors_on_many_ranks() -> None:
+    found = collectives(cluster(), 32, 8)
+    assert found.all_reduce(1e6) == found.tree(1e6) < found.ring(1e6)
+    assert found.all_reduce(1e12) == found.ring(1e12) < found.tree(1e12)
+
+
+def test_hsdp_sends_no_more_than_fsdp_and_little_of_it_over_the_network() -> None:
+    """Gather and scatter in a host and all-reduce a shard across: as many bytes a rank as all at once."""
+    free = without_latency()
+    everywhere, in_host, across = (collectives(free, *group) for group in ((4, 8), (1, 8), (4, 1)))
+
+    def bytes_sent(of: Collectives, bandwidth: float, kind: str) -> float:
+        beta: float = getattr(of, kind).beta
+        return beta * bandwidth
+
+    fsdp = bytes_sent(everywhere, 200e9, "all_gather") + bytes_sent(everywhere, 200e9, "reduce_scatter")
+    inside = bytes_sent(in_host, 240e9, "all_gather") + bytes_sent(in_host, 240e9, "reduce_scatter")
+    outside = bytes_sent(across, 25e9, "ring") / 8
+    assert inside + outside == pytest.approx(fsdp)
+    assert outside == pytest.approx(2 * 3 / 4 / 8)
+
+
+def test_buckets_grow_with_latency() -> None:
+    many, few = collectives(cluster(), 32, 8), collectives(without_latency(), 1, 8)
+    assert few.bucket_bytes() >= BUCKET_BYTES
+    assert many.bucket_bytes() > BUCKET_BYTES
+    bucket = many.bucket_bytes()
+    assert many.all_reduce(bucket) <= 1.26 * (many.all_reduce(2 * bucket) - many.all_reduce(bucket))
+
+
+@given(GROUPS, SIZES, st.floats(1.0, 8.0))
+def test_more_bandwidth_or_less_latency_never_slows(
+    group: tuple[int, int], size_bytes: float, factor: float
+) -> None:
+    before = seconds(collectives(cluster(), *group), size_bytes)
+    for link in ("nvlink", "network"):
+        data = MEASURED[link]
+        wider = cluster(**{link: data | {"bandwidth": factor * data["bandwidth"]}})
+        quicker = cluster(**{link: data | {"latency": data["latency"] / factor}})
+        for better in (wider, quicker):
+            after = seconds(collectives(better, *group), size_bytes)
+            assert all(a <= b * (1 + 1e-12) for a, b in zip(after, before, strict=True))
+
+
+@given(GROUPS, SIZES, SIZES)
+def test_time_grows_with_size_and_one_call_beats_two(group: tuple[int, int], a: float, b: float) -> None:
+    found = collectives(cluster(), *group)
+    together, apart = seconds(found, a + b), [seconds(found, a), seconds(found, b)]
+    for one, first, second in zip(together, *apart, strict=True):
+        assert max(first, second) <= one * (1 + 1e-12)
+        assert one <= (first + second) * (1 + 1e-12)
+
+
+@given(GROUPS, SIZES)
+def test_all_reduce_is_at_most_a_scatter_and_a_gather(group: tuple[int, int], size_bytes: float) -> None:
+    found = collectives(cluster(), *group)
+    both = found.reduce_scatter(size_bytes) + found.all_gather(size_bytes)
+    assert found.all_reduce(size_bytes) <= both * (1 + 1e-12)
+
+
+def test_data_sheets_are_taken_with_a_share_and_measured_links_are_not() -> None:
+    measured, promised = collectives(cluster(), 1, 8), collectives(cluster(verified=False), 1, 8)
+    assert promised.all_gather.beta == pytest.approx(measured.all_gather.beta / 0.8)

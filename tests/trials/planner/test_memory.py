@@ -1,0 +1,160 @@
+"""Memory composed from tapes: against traces of the real wrapped model, and its algebra."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dhen.config import ModelConfig
+from dhen.schema import FeatureSchema, Table
+from spaces.load import load_space, random_point
+from trials.hardware import Precision
+from trials.planner.memory import Activations, Batch, DensePeak, dense_peak, recomputed, unit
+from trials.planner.reference import trace
+from trials.planner.segments import ITEMSIZES, Segment, segments
+from trials.planner.strategies import Strategy, ladder
+
+SCHEMA = FeatureSchema(
+    tables=(*(Table(name=f"t{i}", rows=100) for i in range(6)), Table(name="bag", rows=9, multi_hot=True)),
+    numeric=tuple("abcde"),
+)
+CASES = 24
+TOLERANCE = 0.03
+NEGLIGIBLE_BYTES = 64 * 1024
+
+
+def candidate(space: str, seed: int) -> ModelConfig:
+    found = load_space(space)
+    return found.decode(random_point(found, random.Random(seed))).model
+
+
+def peak(
+    model: ModelConfig, strategy: Strategy, hosts: int, gpus: int, examples: int, precision: Precision
+) -> DensePeak:
+    """As the reference counts: the embeddings of a rank's batch lie there from the beginning."""
+    micro = -(-examples // strategy.micro_batches)
+    width = 4 * model.embedding_dim * len(SCHEMA.tables)
+    batch = Batch(width * examples, width * micro, 4 * examples * (len(SCHEMA.numeric) + 1))
+    found = segments(model, SCHEMA, precision, "cpu", micro)
+    activations = Activations(found, recomputed(found, strategy))
+    return dense_peak(
+        found,
+        activations,
+        strategy,
+        batch,
+        itemsize=ITEMSIZES[precision],
+        hosts=hosts,
+        gpus_a_host=gpus,
+    )
+
+
+def cases() -> list[tuple[str, int, Strategy, int, int, int, Precision]]:
+    """A sample over spaces, strategies, worlds, batches and precisions; benchmarks/planner.py has hundreds."""
+    rng, found = random.Random(4), []
+    for index in range(CASES):
+        hosts, gpus = rng.choice([(1, 1), (1, 2), (1, 8), (2, 4), (16, 8)])
+        strategy = rng.choice([each for each in ladder(hosts, gpus, 512) if each.micro_batches <= 4])
+        space = rng.choice(["default", "tiny", "paper_table1", "paper_table3"])
+        found.append(
+            (space, index, strategy, hosts, gpus, rng.choice([256, 512]), rng.choice(["fp32", "bf16"]))
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("space", "seed", "strategy", "hosts", "gpus", "examples", "precision"),
+    cases(),
+    ids=lambda v: getattr(v, "name", None),
+)
+def test_agrees_with_a_trace_of_the_wrapped_model(
+    space: str, seed: int, strategy: Strategy, hosts: int, gpus: int, examples: int, precision: Precision
+) -> None:
+    model = candidate(space, seed)
+    real = trace(
+        model,
+        SCHEMA,
+        strategy,
+        hosts=hosts,
+        gpus_a_host=gpus,
+        examples_a_rank=examples,
+        precision=precision,
+    )
+    found = peak(model, strategy, hosts, gpus, examples, precision)
+    assert abs(found.total - real.total) <= TOLERANCE * real.total + NEGLIGIBLE_BYTES, (
+        found.total / real.total,
+        found.moment.at,
+        real.peak_at,
+    )
+    assert abs(found.host - real.host) <= TOLERANCE * real.host + NEGLIGIBLE_BYTES
+
+
+models = st.builds(candidate, st.sampled_from(["default", "wide", "tiny"]), st.integers(0, 10_000))
+strategies = st.sampled_from(ladder(2, 8, 64))
+precisions = st.sampled_from(["fp32", "bf16"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(models, strategies, precisions)
+def test_parts_add_up(model: ModelConfig, strategy: Strategy, precision: Precision) -> None:
+    found = peak(model, strategy, 2, 8, 64, precision)
+    assert sum(size for _, size in found.by_segment) == found.moment.activations
+    assert min(size for _, size in found.by_segment) >= 0
+    assert found.total > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(models, strategies, precisions)
+def test_more_ranks_never_raise_what_is_sharded(
+    model: ModelConfig, strategy: Strategy, precision: Precision
+) -> None:
+    before = peak(model, strategy, 2, 4, 64, precision)
+    for hosts, gpus in ((2, 8), (4, 8)):
+        after = peak(model, strategy, hosts, gpus, 64, precision)
+        assert after.optimizer_state <= before.optimizer_state
+        assert after.parameters <= before.parameters
+        assert after.host <= before.host
+        before = after
+
+
+@settings(max_examples=40, deadline=None)
+@given(models, precisions, st.integers(1, 300))
+def test_checkpointing_never_raises_what_is_saved(
+    model: ModelConfig, precision: Precision, batch: int
+) -> None:
+    found = segments(model, SCHEMA, precision, "cpu", batch)
+    kept = [_kept(found, checkpointing) for checkpointing in ("none", "selective", "full")]
+    assert kept == sorted(kept, reverse=True)
+
+
+def _kept(found: tuple[Segment, ...], checkpointing: str) -> int:
+    strategy = Strategy(checkpointing=checkpointing)  # type: ignore[arg-type]
+    return sum(Activations(found, recomputed(found, strategy)).kept)
+
+
+@settings(max_examples=40, deadline=None)
+@given(models, strategies, precisions, st.integers(1, 200))
+def test_a_larger_batch_never_needs_less(
+    model: ModelConfig, strategy: Strategy, precision: Precision, batch: int
+) -> None:
+    assert (
+        peak(model, strategy, 2, 8, batch, precision).total
+        <= peak(model, strategy, 2, 8, batch + 16, precision).total
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), max_size=5), st.integers(1, 64))
+def test_a_unit_is_padded_to_equal_shards(shapes: list[tuple[int, int]], ranks: int) -> None:
+    found = unit(tuple(shapes), ranks)
+    assert found.padded == found.shard * ranks
+    assert found.whole <= found.padded < found.whole + ranks * sum(width for _, width in shapes) + 1
+
+
+def test_selective_checkpointing_begins_with_the_first_layer() -> None:
+    found = segments(candidate("paper_table3", 3), SCHEMA, "fp32", "cpu", 4)
+    names = [segment.name for segment in found]
+    again = recomputed(found, Strategy(checkpointing="selective"))
+    assert [name for name, yes in zip(names, again, strict=True) if yes] == names[1:-1:2]
+    assert not any(recomputed(found, Strategy()))

@@ -1,0 +1,203 @@
+"""Plans: the choice follows the rule, sentences say why, and what does not fit says what would."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dhen.blocks.base import BlockConfig
+from dhen.blocks.dlrm import DlrmConfig
+from dhen.config import DhenConfig, LayerConfig
+from dhen.errors import UserError
+from dhen.schema import FeatureSchema, Table
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import load_cluster
+from trials.job import TrainingConfig
+from trials.planner.plan import Plan, plan
+from trials.planner.pricing import Pricing
+from trials.planner.strategies import Strategy
+
+SCHEMA = FeatureSchema(
+    tables=(
+        Table(name="user", rows=500_000),
+        Table(name="item", rows=20_000),
+        Table(name="tags", rows=300, multi_hot=True, mean_ids=5),
+    ),
+    numeric=("price", "age"),
+)
+TRAINING = TrainingConfig(batch_size=8192, precision="bf16")
+
+
+class Undeclared(DlrmConfig):
+    """A user's own module that declares no memory."""
+
+    write = BlockConfig.write
+
+
+def model(depth: int = 4, *, module: BlockConfig | None = None, width: int = 512) -> DhenConfig:
+    layer = LayerConfig(modules=(module or DlrmConfig(mlp=(width, width)),), out_embeddings=16)
+    return DhenConfig(layers=(layer,) * depth, embedding_dim=32)
+
+
+def small(hbm_bytes: int, ranks: str = "2x4", host_memory: str = "1TB") -> Cluster:
+    """ZionEX's numbers without a GPU's context and reserve, so that what is declared is for tensors."""
+    data = load_cluster("zionex").to_dict() | {
+        "device": "cpu",
+        "host_memory_bytes": host_memory,
+        "sources": {},
+    }
+    return Cluster.model_validate(data).with_ranks(ranks).with_hbm(hbm_bytes)
+
+
+def made(cluster: Cluster, depth: int = 4, **more: str) -> Plan:
+    return plan(model(depth), SCHEMA, TRAINING, cluster, **more)  # type: ignore[arg-type]
+
+
+NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
+"""Of the strategies, bytes a rank; there are some between which the choice changes."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(NEEDS[0] - 10**6, NEEDS[-1] + 10**6))
+def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm_bytes: int) -> None:
+    found = made(small(hbm_bytes))
+    fitting = [each for each in found.strategies if each.fits]
+    for each in found.strategies:
+        assert each.fits == (each.memory.total <= hbm_bytes)
+        assert each.lacking_bytes == max(each.memory.total - hbm_bytes, 0)
+    if found.best is None:
+        assert not fitting
+        assert found.remedy
+        return
+    least = len(found.best.strategy.techniques)
+    for each in fitting:
+        techniques = len(each.strategy.techniques)
+        assert techniques >= least
+        assert techniques > least or each.time.total >= found.best.time.total
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(NEEDS[0], NEEDS[-1]), st.integers(0, 10**8))
+def test_more_memory_never_loses_a_strategy(hbm_bytes: int, more: int) -> None:
+    before, after = made(small(hbm_bytes)), made(small(hbm_bytes + more))
+    fits = {each.strategy for each in after.strategies if each.fits}
+    assert {each.strategy for each in before.strategies if each.fits} <= fits
+    assert before.chosen is not None
+    assert after.chosen is not None
+    assert len(after.chosen.techniques) <= len(before.chosen.techniques)
+
+
+def test_less_and_less_memory_takes_more_and_more_techniques() -> None:
+    chosen = {found.chosen.techniques for bytes_ in NEEDS if (found := made(small(bytes_))).chosen}
+    assert () in chosen
+    assert len(chosen) >= 5
+    assert max(map(len, chosen)) >= 2
+
+
+def test_fastest_drops_the_number_of_techniques() -> None:
+    for bytes_ in NEEDS[::8]:
+        found = made(small(bytes_), prefer="fastest")
+        assert found.best is not None
+        assert found.best.time.total == min(each.time.total for each in found.strategies if each.fits)
+        least = made(small(bytes_))
+        assert least.best is not None
+        assert (least.faster is None) == (least.best.time.total == found.best.time.total)
+
+
+def test_a_gpu_has_a_context_and_a_reserve_and_a_cpu_has_not() -> None:
+    on_gpu = made(load_cluster("zionex").with_ranks("2x4")).strategies[0].memory
+    on_cpu = made(small(10**12)).strategies[0].memory
+    assert on_gpu.context > 0
+    assert on_gpu.reserve > 0
+    assert on_cpu.context == on_cpu.reserve == 0
+
+
+def test_offload_is_held_by_the_host_and_does_not_fit_a_small_one() -> None:
+    offloaded = [each for each in made(small(10**12)).strategies if each.strategy.offload]
+    assert offloaded
+    assert all(each.memory.host > 0 for each in offloaded)
+    assert not any(each.memory.host for each in made(small(10**12)).strategies if not each.strategy.offload)
+    poor = made(small(10**12, host_memory="1MB"))
+    assert not any(each.fits for each in poor.strategies if each.strategy.offload)
+    reason = next(each.reason for each in poor.strategies if each.strategy.offload)
+    assert "of a host's memory" in reason
+
+
+def test_reasons_name_the_bytes_and_what_takes_most() -> None:
+    found = made(small(NEEDS[len(NEEDS) // 2]))
+    dp = found.strategies[0]
+    assert dp.strategy == Strategy()
+    assert not dp.fits
+    assert dp.reason.startswith("dp needs ")
+    assert "more than there is" in dp.reason
+    assert found.best is not None
+    assert found.chosen is not None
+    assert found.best.reason.startswith(f"{found.chosen.name} needs ")
+
+
+def test_where_nothing_fits_the_nearest_changes_are_real() -> None:
+    found = made(small(NEEDS[0] * 9 // 10))
+    assert found.chosen is None
+    assert found.closest is not None
+    assert found.remedy is not None
+    assert "comes closest and lacks" in found.remedy
+    layers = re.search(r"with (\d) of 4 layers", found.remedy)
+    assert layers is not None, found.remedy
+    depth, memory = int(layers[1]), small(NEEDS[0] * 9 // 10)
+    assert made(memory, depth).chosen is not None
+    assert made(memory, depth + 1).chosen is None
+
+
+def test_a_smaller_batch_is_a_remedy_where_activations_are_what_lacks() -> None:
+    large = TRAINING.model_copy(update={"batch_size": 2**20})
+    cluster = small(NEEDS[-1])
+    found = plan(model(1), SCHEMA, large, cluster)
+    assert found.chosen is None
+    batch = re.search(r"training\.batch_size=(\d+)", str(found.remedy))
+    assert batch is not None, found.remedy
+    for size, fits in ((int(batch[1]), True), (2 * int(batch[1]), False)):
+        again = plan(model(1), SCHEMA, large.model_copy(update={"batch_size": size}), cluster)
+        assert (again.chosen is not None) == fits
+
+
+def test_tables_that_fit_nowhere_are_no_strategys_fault() -> None:
+    found = made(small(2**20))
+    assert found.strategies == ()
+    assert found.best is None
+    assert found.closest is None
+    assert found.remedy is not None
+    assert "table" in found.remedy
+
+
+def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
+    with pytest.raises(UserError, match="at least 8"):
+        plan(model(), SCHEMA, TRAINING.model_copy(update={"batch_size": 7}), small(10**9))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_module_that_declares_nothing_is_traced_and_said_so(precision: str) -> None:
+    training = TRAINING.model_copy(update={"precision": precision, "batch_size": 512})
+    declared = plan(model(2), SCHEMA, training, small(10**12))
+    traced = plan(model(2, module=Undeclared(mlp=(512, 512))), SCHEMA, training, small(10**12))
+    assert not declared.notes
+    assert "'dlrm' declares no memory" in traced.notes[0]
+    for one, other in zip(declared.strategies, traced.strategies, strict=True):
+        assert one.strategy == other.strategy
+        assert one.memory.parameters == other.memory.parameters
+        assert 0.99 < other.memory.total / one.memory.total < 1.15
+
+
+def test_one_rank_has_nothing_to_shard() -> None:
+    found = made(small(10**12, ranks="1x1"))
+    kinds = {each.strategy.dense for each in found.strategies}
+    assert kinds == {"dp", "fsdp"}
+    assert all(each.strategy.offload for each in found.strategies if each.strategy.dense == "fsdp")
+
+
+def test_pricing_is_for_the_largest_micro_batch() -> None:
+    pricing = Pricing(model(), SCHEMA, small(10**12), 100, "fp32")
+    assert pricing.examples_a_rank == 13
+    assert pricing.micro_batch(Strategy(micro_batches=4)) == 4

@@ -1,0 +1,231 @@
+"""The reference sees what each engine holds, and a real step on real ranks holds the same."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo_ranks import as_rank, on_ranks
+
+from dhen.blocks import BLOCKS
+from dhen.config import ModelConfig
+from dhen.ensemble import ENSEMBLES
+from dhen.model import build_model, catalog, named_model, parse_model
+from dhen.schema import FeatureSchema, Table
+from trials.dense_batch import take_tables
+from trials.hardware import Precision
+from trials.parallelize import device_mesh
+from trials.planner.reference import StepMemory, measure, trace
+from trials.planner.strategies import Dense, Strategy
+
+SCHEMA = FeatureSchema(
+    tables=(*(Table(name=f"c{n}", rows=9) for n in range(9)), Table(name="m", rows=9, multi_hot=True)),
+    numeric=("x", "y", "z"),
+)
+LAYER = {"modules": ["mlp", "attention"], "out_embeddings": 8}
+MODEL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 3, "dropout": 0.1}, "test")
+SMALL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 2, "dropout": 0.1}, "test")
+RANKS, EXAMPLES = 2, 128
+CLOSE = 0.03
+"""How far apart the trace and a real step may be, of the total."""
+MEASURED: tuple[tuple[Strategy, Precision], ...] = (
+    (Strategy(), "fp32"),
+    (Strategy(), "bf16"),
+    (Strategy(micro_batches=3), "bf16"),
+    (Strategy(dense="zero1"), "fp32"),
+    (Strategy(dense="zero1"), "bf16"),
+    (Strategy(dense="zero2"), "fp32"),
+    (Strategy(dense="fsdp"), "fp32"),
+    (Strategy(dense="fsdp"), "bf16"),
+    (Strategy(dense="fsdp", checkpointing="full"), "fp32"),
+    (Strategy(dense="fsdp", offload=True, micro_batches=2), "bf16"),
+)
+CASES = pytest.mark.parametrize(
+    ("strategy", "precision"), MEASURED, ids=lambda value: getattr(value, "name", value)
+)
+
+
+@cache
+def traced(
+    strategy: Strategy,
+    *,
+    ranks: int = 8,
+    examples: int = 256,
+    precision: Precision = "fp32",
+    model: ModelConfig = MODEL,
+) -> StepMemory:
+    hosts = 2 if strategy.dense == "hsdp" else 1
+    return trace(
+        model,
+        SCHEMA,
+        strategy,
+        hosts=hosts,
+        gpus_a_host=ranks // hosts,
+        examples_a_rank=examples,
+        precision=precision,
+    )
+
+
+def shard_bytes(shards: int) -> int:
+    """fp32 bytes of a shard of the dense part, each weight cut by rows as `fully_shard` does."""
+    model = build_model(MODEL, SCHEMA)
+    take_tables(model)
+    return 4 * sum(-(-len(p) // shards) * p[0].numel() for p in model.parameters())
+
+
+DENSE_BYTES = shard_bytes(1)
+
+
+def test_ddp_holds_its_buckets() -> None:
+    """One buffer as long as all gradients stands from the beginning; gradients lie in it, not beside it."""
+    one, two = traced(Strategy(), ranks=1), traced(Strategy(), ranks=2)
+    assert two.peaks["forward of layer0"] - one.peaks["forward of layer0"] == DENSE_BYTES
+    assert two.peaks["optimizer step"] == one.peaks["optimizer step"]
+    assert two.by_kind["communication_buffers"] == DENSE_BYTES
+
+
+@pytest.mark.parametrize("ranks", [2, 7, 64])
+def test_zero1_holds_its_part_of_the_optimizer_state(ranks: int) -> None:
+    step = torch.tensor(0.0).nbytes
+    dp, zero1 = traced(Strategy(), ranks=ranks), traced(Strategy(dense="zero1"), ranks=ranks)
+    assert dp.by_kind["optimizer_state"] == 2 * DENSE_BYTES + step
+    assert zero1.by_kind["optimizer_state"] == 2 * 4 * -(-DENSE_BYTES // 4 // ranks) + step
+    assert dp.total - zero1.total == dp.by_kind["optimizer_state"] - zero1.by_kind["optimizer_state"]
+
+
+@pytest.mark.parametrize(("dense", "shards"), [("zero2", 8), ("fsdp", 8), ("hsdp", 4)])
+def test_fully_shard_holds_shards(dense: Dense, shards: int) -> None:
+    """Parameters, gradients and optimizer state alike; hsdp's as many as a host has ranks."""
+    found = traced(Strategy(dense=dense))
+    shard = shard_bytes(shards)
+    assert 0 <= found.by_kind["parameters"] - shard < 100  # the ranks of a mesh of two dimensions
+    assert 0 < found.by_kind["optimizer_state"] - 2 * shard < 1000  # a step count for each parameter
+    update = found.peaks["optimizer step"]
+    held = sum(found.by_kind[kind] for kind in ("parameters", "optimizer_state", "input_batch"))
+    assert update == held + shard  # the gradients
+
+
+def test_zero2_keeps_gathered_parameters_and_fsdp_those_of_few_layers() -> None:
+    zero2, fsdp = (traced(Strategy(dense=dense), precision="bf16") for dense in ("zero2", "fsdp"))
+    gathered = shard_bytes(8) * 8 // 2
+    assert zero2.peak_at == "forward of layer2"
+    assert zero2.by_kind["unsharded_layer"] == gathered
+    assert fsdp.peaks["forward of layer2"] < zero2.peaks["forward of layer2"]
+    assert fsdp.peaks["forward of layer0"] == zero2.peaks["forward of layer0"]
+
+
+def test_offload_leaves_the_sharded_state_to_the_host() -> None:
+    here, offloaded = (traced(Strategy(dense="fsdp", offload=offload)) for offload in (False, True))
+    shard = shard_bytes(8)
+    assert offloaded.host == here.by_kind["optimizer_state"] + 2 * shard
+    assert here.peaks["forward of layer2"] - offloaded.peaks["forward of layer2"] == (
+        shard + here.by_kind["optimizer_state"]
+    )
+    assert here.host == 0
+
+
+@pytest.mark.parametrize("dense", ["dp", "fsdp"])
+def test_checkpointing_saves_activations(dense: Dense) -> None:
+    none, selective, full = (
+        traced(Strategy(dense=dense, checkpointing=how)).by_kind["activations"]
+        for how in ("none", "selective", "full")
+    )
+    assert full < selective < none
+
+
+@pytest.mark.parametrize("dense", ["dp", "zero1", "fsdp"])
+def test_micro_batches_save_activations(dense: Dense) -> None:
+    found = [traced(Strategy(dense=dense, micro_batches=parts)) for parts in (1, 2, 4)]
+    totals = [memory.total for memory in found]
+    assert totals == sorted(totals, reverse=True)
+    assert found[2].by_kind["activations"] < found[0].by_kind["activations"] / 2
+
+
+@pytest.mark.parametrize("dense", ["dp", "zero1", "fsdp"])
+def test_more_ranks_never_hold_more(dense: Dense) -> None:
+    totals = [traced(Strategy(dense=dense), ranks=ranks).total for ranks in (2, 8)]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_kinds_add_up_to_the_total() -> None:
+    for strategy in (Strategy(), Strategy(dense="fsdp"), Strategy(dense="hsdp", offload=True)):
+        found = traced(strategy)
+        assert sum(found.by_kind.values()) == found.total == found.peaks[found.peak_at]
+
+
+def test_tables_do_not_matter() -> None:
+    huge = FeatureSchema(
+        tables=tuple(table.model_copy(update={"rows": 10**10}) for table in SCHEMA.tables),
+        numeric=SCHEMA.numeric,
+    )
+    found = trace(MODEL, huge, Strategy(), hosts=1, gpus_a_host=8, examples_a_rank=256, precision="fp32")
+    assert found == traced(Strategy())
+
+
+@pytest.mark.parametrize("ensemble", ENSEMBLES)
+def test_every_block_can_be_traced(ensemble: str) -> None:
+    layer = {"modules": list(BLOCKS), "ensemble": ensemble, "out_embeddings": 3, "raw_numeric": True}
+    model = parse_model({"layers": [layer], "dropout": 0.1}, "test")
+    for strategy in (Strategy(), Strategy(dense="fsdp", checkpointing="full")):
+        assert traced(strategy, model=model, precision="bf16").total > 0
+
+
+@pytest.mark.parametrize("name", catalog())
+def test_every_shipped_model_can_be_traced(name: str) -> None:
+    for strategy in (Strategy(), Strategy(dense="fsdp", micro_batches=2)):
+        assert traced(strategy, model=named_model(name)).total > 0
+
+
+def test_a_trace_leaves_the_process_as_it_was() -> None:
+    threads = torch.get_num_threads()
+    traced(Strategy(dense="fsdp"))
+    assert not dist.is_initialized()
+    assert torch.get_num_threads() == threads
+    assert torch.zeros(1).item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [
+        (Strategy(), "fp32"),
+        (Strategy(), "bf16"),
+        (Strategy(checkpointing="selective", micro_batches=2), "bf16"),
+    ],
+)
+def test_one_process_holds_what_was_traced(strategy: Strategy, precision: Precision) -> None:
+    real = measure(SMALL, SCHEMA, strategy, None, EXAMPLES, precision)
+    fake = traced(strategy, ranks=1, examples=EXAMPLES, precision=precision, model=SMALL)
+    assert fake == real
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = on_ranks(__file__, RANKS, tmp_path_factory.mktemp("ranks"))
+    return found
+
+
+@CASES
+def test_real_ranks_hold_what_was_traced(
+    measured: dict[str, dict[str, Any]], strategy: Strategy, precision: Precision
+) -> None:
+    """Through DistributedDataParallel, ZeroRedundancyOptimizer and `fully_shard` over gloo."""
+    real = StepMemory.model_validate(measured[f"{precision} {strategy.name}"])
+    fake = traced(strategy, ranks=RANKS, examples=EXAMPLES, precision=precision, model=SMALL)
+    assert fake.total == pytest.approx(real.total, rel=CLOSE)
+    assert fake.host == pytest.approx(real.host, rel=CLOSE)
+
+
+def on_a_rank() -> dict[str, dict[str, Any]]:
+    found = {}
+    for strategy, precision in MEASURED:
+        mesh = device_mesh(strategy.dense, 1, RANKS, "cpu")
+        memory = measure(SMALL, SCHEMA, strategy, mesh, EXAMPLES, precision)
+        found[f"{precision} {strategy.name}"] = memory.to_dict()
+    return found
+
+
+if __name__ == "__main__":
+    as_rank(on_a_rank)

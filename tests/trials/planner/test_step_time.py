@@ -1,0 +1,302 @@
+"""Predicted step time: its algebra, what overlaps, HSDP's arithmetic, and a measured step beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dhen.replay import Footprint
+from dhen.values import parse
+from trials.cluster.cluster import Cluster
+from trials.planner.device_constants import OVERLAP_SLOWDOWN
+from trials.planner.estimates import StepTime
+from trials.planner.placement import Placement
+from trials.planner.segments import Segment
+from trials.planner.step_time import prepare, price, step_time
+from trials.planner.strategies import FULLY_SHARDED, Dense, Strategy, ladder
+from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
+
+DATA: dict[str, Any] = {
+    "hosts": 4,
+    "gpus_a_host": 8,
+    "hbm_bytes": "40GiB",
+    "host_memory_bytes": "1TB",
+    "memory_bandwidth": "1555GB/s",
+    "peak_flops": {"fp32": "19.5TFLOP/s", "bf16": "312TFLOP/s"},
+    "host_link_bandwidth": "32GB/s",
+    "nvlink": {"bandwidth": "300GB/s", "latency": "3.4us"},
+    "network": {"bandwidth": "200Gb/s", "latency": "14us"},
+}
+LINE_ITEMS = [name for name in StepTime.model_fields if name not in ("hidden", "total")]
+COMMUNICATION = ("all_gather", "reduce_scatter", "all_reduce", "host_transfer")
+COMPUTE = ("forward", "backward", "recomputation", "lookup", "optimizer")
+DENSE: tuple[Dense, ...] = ("dp", "zero1", "zero2", "hsdp", "fsdp")
+NEARLY = 1 + 1e-9
+
+
+def placement(lookup: float, sent: float, ids: float, replicated: int) -> Placement:
+    """Of a heavy rank and an idle one."""
+    return Placement(
+        replicated=(),
+        shards=(),
+        bytes_a_rank=(0, 0),
+        cost_a_rank=(0.0, 0.0),
+        lookup_bytes_a_rank=(lookup, 0.0),
+        all_to_all_bytes_a_rank=(sent, 0.0),
+        id_bytes_a_rank=(ids, 0.0),
+        replicated_gradient_bytes=replicated,
+    )
+
+
+TABLES, NO_TABLES = placement(2e8, 4e6, 1e6, 10_000), placement(0.0, 0.0, 0.0, 0)
+
+
+def cluster(**changes: Any) -> Cluster:
+    return parse(Cluster, DATA | changes, "test")
+
+
+def segment(name: str, parameters: int, flops: float, traffic: int) -> Segment:
+    return Segment(name, parameters, flops, Footprint(0, 0, 0, 0, 0, 0, 0, traffic))
+
+
+def model(depth: int = 4, parameters: int = 20_000_000, traffic: int = 10**8) -> list[Segment]:
+    layers = [
+        segment(f"layer{index}", parameters, 2.0 * parameters, traffic + index * 10**7)
+        for index in range(depth)
+    ]
+    return [segment("features", 1_000, 2e3, 10**6), *layers, segment("head", 100_000, 2e5, 10**6)]
+
+
+def timed(strategy: Strategy, on: Cluster | None = None, tables: Placement = TABLES) -> StepTime:
+    return step_time(
+        model(),
+        strategy,
+        on or cluster(),
+        tables,
+        examples_a_rank=256,
+        precision="bf16",
+    )
+
+
+STRATEGIES = st.sampled_from(ladder(4, 8, 256))
+
+
+@given(STRATEGIES)
+def test_items_add_up_and_only_communication_is_hidden(strategy: Strategy) -> None:
+    time = timed(strategy)
+    items = [getattr(time, name) for name in LINE_ITEMS]
+    assert time.total == pytest.approx(sum(items) - time.hidden)
+    assert min(items) >= 0
+    assert 0 <= time.hidden <= sum(getattr(time, name) for name in COMMUNICATION) * NEARLY
+    assert time.total >= (sum(getattr(time, name) for name in COMPUTE) + time.all_to_all) / NEARLY
+
+
+@given(STRATEGIES, st.floats(1.0, 10.0))
+def test_a_better_cluster_is_never_slower(strategy: Strategy, factor: float) -> None:
+    """But for a percent where other links make other buckets for DistributedDataParallel to fill."""
+    before = timed(strategy).total * (NEARLY if strategy.fully_sharded else 1.01)
+    bandwidths = ("memory_bandwidth", "host_link_bandwidth")
+    base = cluster()
+    better = [cluster(**{name: getattr(base, name) * factor}) for name in bandwidths]
+    for link in ("nvlink", "network"):
+        was = base.to_dict()[link]
+        better.append(cluster(**{link: was | {"bandwidth": was["bandwidth"] * factor}}))
+        better.append(cluster(**{link: was | {"latency": was["latency"] / factor}}))
+    better.append(cluster(peak_flops={"fp32": "19.5TFLOP/s", "bf16": 312e12 * factor}))
+    for each in better:
+        assert timed(strategy, each).total <= before
+
+
+@given(STRATEGIES, st.integers(1, 8))
+def test_more_work_is_never_faster(strategy: Strategy, factor: int) -> None:
+    def total(parameters: int, traffic: int) -> float:
+        parts = model(parameters=parameters, traffic=traffic)
+        return step_time(parts, strategy, cluster(), TABLES, examples_a_rank=256, precision="bf16").total
+
+    assert total(10**7, 10**8) <= total(factor * 10**7, 10**8) * NEARLY
+    assert total(10**7, 10**8) <= total(10**7, factor * 10**8) * NEARLY
+
+
+def test_one_rank_of_dp_is_compute_alone() -> None:
+    time = timed(Strategy(), cluster(hosts=1, gpus_a_host=1))
+    assert [getattr(time, name) for name in (*COMMUNICATION, "all_to_all", "hidden")] == [0.0] * 6
+    assert time.total == pytest.approx(3 * time.forward + time.lookup + time.optimizer)
+
+
+@pytest.mark.parametrize("dense", DENSE)
+def test_checkpointing_adds_forward_of_the_layers_it_recomputes(dense: Dense) -> None:
+    step = prepare(model(5), cluster(), TABLES, examples=256, precision="bf16")
+    kept, half, full = (
+        price(step, Strategy(dense=dense, checkpointing=how)) for how in ("none", "selective", "full")
+    )
+    assert kept.recomputation == 0
+    assert half.recomputation == pytest.approx(sum(step.forward.layers[0::2]))
+    assert full.recomputation == pytest.approx(sum(step.forward.layers))
+    assert (kept.forward, kept.backward) == (full.forward, full.backward)
+    assert kept.total < half.total < full.total
+    # beside a collective recomputation is slowed as all compute is
+    assert full.total <= (kept.total + (1 + OVERLAP_SLOWDOWN) * full.recomputation) * NEARLY
+
+
+def test_roofline_takes_the_longer_of_flops_and_traffic() -> None:
+    def forward(flops: float, traffic: int) -> float:
+        only = [segment("head", 1000, flops, traffic)]
+        step = prepare(only, cluster(), NO_TABLES, examples=100, precision="bf16")
+        idle = prepare([segment("head", 1000, 0.0, 0)], cluster(), NO_TABLES, examples=1, precision="bf16")
+        return step.forward.total - idle.forward.total
+
+    assert forward(312e9, 1) == pytest.approx(0.1 / 0.75)
+    assert forward(1.0, 1_555_000_000) == pytest.approx(1e-3 / 0.9)
+    assert forward(312e9, 1_555_000_000) == pytest.approx(0.1 / 0.75)
+
+
+def test_ranks_of_a_cpu_share_it() -> None:
+    changes: dict[str, Any] = {"device": "cpu", "hosts": 1}
+    alone, four = (
+        prepare(
+            model(traffic=10**10),
+            cluster(**changes, gpus_a_host=ranks),
+            NO_TABLES,
+            examples=256,
+            precision="bf16",
+        )
+        for ranks in (1, 4)
+    )
+    assert four.bandwidth == pytest.approx(alone.bandwidth / 4)
+    assert four.forward.total == pytest.approx(4 * alone.forward.total, rel=0.05)
+
+
+@pytest.mark.parametrize("dense", FULLY_SHARDED)
+def test_offload_moves_the_update_and_shards_over_the_host_link(dense: Dense) -> None:
+    here, there = timed(Strategy(dense=dense)), timed(Strategy(dense=dense, offload=True))
+    assert here.host_transfer == there.optimizer == 0.0
+    assert here.optimizer > 0
+    shard = 4 * 80_101_000 / (8 if dense == "hsdp" else 32) / 32e9
+    assert there.host_transfer > (2 if dense == "zero2" else 3) * shard * 0.99
+    assert there.total > here.total
+
+
+@pytest.mark.parametrize("dense", DENSE)
+def test_micro_batches_repeat_what_fully_shard_sends_and_not_what_ddp_does(dense: Dense) -> None:
+    def at(parts: int) -> StepTime:
+        traffic = 10**8 // parts
+        return step_time(
+            model(traffic=traffic),
+            Strategy(dense=dense, micro_batches=parts),
+            cluster(),
+            NO_TABLES,
+            examples_a_rank=256,
+            precision="bf16",
+        )
+
+    one, four = at(1), at(4)
+    assert four.total > one.total
+    repeats = 4 if dense in FULLY_SHARDED else 1
+    assert four.reduce_scatter == pytest.approx(repeats * one.reduce_scatter)
+    assert four.all_reduce == pytest.approx(repeats * one.all_reduce)
+
+
+def test_zero2_gathers_once_and_fsdp_again_in_backward() -> None:
+    head_and_features = timed(Strategy(dense="zero2"), tables=NO_TABLES).all_gather
+    twice = timed(Strategy(dense="fsdp"), tables=NO_TABLES).all_gather
+    assert 1.9 * head_and_features < twice < 2 * head_and_features
+    assert timed(Strategy(dense="zero2")).reduce_scatter == timed(Strategy(dense="fsdp")).reduce_scatter
+
+
+def test_padding_of_shards_is_gathered_too() -> None:
+    """A weight of 10 rows over 32 ranks travels as 32 rows."""
+    found = []
+    for shapes in ((), ((10, 10**8),)):
+        layer = segment("layer0", 10**9, 2e9, 10**7)._replace(shapes=shapes)
+        step = prepare([layer], cluster(), NO_TABLES, examples=256, precision="bf16")
+        found.append(price(step, Strategy(dense="fsdp")).reduce_scatter)
+    whole, padded = found
+    assert padded == pytest.approx(3.2 * whole, rel=0.02)
+
+
+def test_hsdp_moves_an_eighth_more_than_fsdp_in_the_papers_account() -> None:
+    """DHEN paper, Hybrid Sharded Data Parallel: about 1.125 times FSDP's traffic, up to 8 times DP's model.
+
+    That is tensors handed to collectives, of FSDP one gather and one reduce-scatter of the weights W: HSDP adds
+    an all-reduce, which passes twice, of a shard W/8. With the second gather in backward it is 3.25/3.
+    """
+    free = {"bandwidth": "1B/s", "latency": 0}
+    on = cluster(hosts=32, verified=True, nvlink=free, network=free, memory_bandwidth=1e30)
+    step = prepare([segment("layer0", 10**12, 1.0, 1)], on, NO_TABLES, examples=1, precision="bf16")
+    fsdp, hsdp = (price(step, Strategy(dense=dense)) for dense in ("fsdp", "hsdp"))
+    # with one byte a second a ring's seconds are bytes, but for the part a rank has already; 8 cards carry FSDP's
+    gathered = hsdp.all_gather / 2 / (7 / 8)
+    scattered = hsdp.reduce_scatter / (7 / 8)
+    reduced = hsdp.all_reduce / (31 / 32)
+    of_fsdp = (fsdp.all_gather / 2 + fsdp.reduce_scatter) / (255 / 256)
+    assert (gathered + scattered + reduced) / of_fsdp == pytest.approx(1.125, rel=1e-6)
+    assert (2 * gathered + scattered + reduced) / (of_fsdp * 3 / 2) == pytest.approx(3.25 / 3, rel=1e-6)
+    assert price(step, Strategy()).optimizer == pytest.approx((28 + 14) * 10**12 / 1e30)
+    assert hsdp.optimizer == pytest.approx(28 * 10**12 / 8 / 1e30)
+
+
+def test_buckets_hide_behind_backward_but_for_the_last() -> None:
+    def all_reduce(size_bytes: float) -> float:
+        return size_bytes / 100
+
+    # four buckets of 25, one second each: from 0.25 s of the first part's second onwards
+    ended, spent = reduced_in_buckets([10.0, 10.0], [50.0, 50.0], 25, all_reduce)
+    assert [ended, spent] == pytest.approx([20.25, 1.0])
+    # nothing to hide behind once backward is over: the first bucket waits for half of a part
+    ended, spent = reduced_in_buckets([1.0], [100.0], 50, lambda size: size / 10)
+    assert [ended, spent] == pytest.approx([0.5 + 10, 10.0])
+    # what is left over goes last
+    ended, _ = reduced_in_buckets([1.0], [60.0], 50, all_reduce)
+    assert ended == pytest.approx(5 / 6 + 0.5 + 0.1)
+
+
+def unit(gather: float, scatter: float = 0.0, reduce: float = 0.0) -> Unit:
+    return Unit(0.0, gather, 0.0, 0.0, scatter, reduce, 0.0)
+
+
+def test_gathers_are_one_layer_ahead() -> None:
+    passes = Passes((0.0, 0.0), [(3.0, 6.0)] * 4, (0.0, 0.0))
+    nothing = unit(0.0)
+    # forward: the first gather of 2 s waits for nothing, the others hide; backward: the last one is asked for
+    # when head begins, which takes no time
+    assert fully_sharded(passes, nothing, [unit(2.0)] * 4, keep=False) == pytest.approx(2 + 12 + 2 + 24)
+    assert fully_sharded(passes, nothing, [unit(2.0)] * 4, keep=True) == pytest.approx(2 + 12 + 24)
+    # longer than a layer: forward is as long as its gathers and one layer
+    slow = fully_sharded(passes, nothing, [unit(5.0)] * 4, keep=True)
+    assert slow == pytest.approx(4 * 5 + 3 + 24)
+
+
+def test_a_reduce_scatter_waits_for_its_layer_and_the_copy_after_it_waits_in_turn() -> None:
+    passes = Passes((0.0, 0.0), [(0.0, 2.0)] * 3, (0.0, 0.0))
+    assert fully_sharded(passes, unit(0.0), [unit(0.0, 1.0)] * 3, keep=True) == pytest.approx(3 * 2 + 1)
+    assert fully_sharded(passes, unit(0.0), [unit(0.0, 5.0)] * 3, keep=True) == pytest.approx(2 + 3 * 5)
+
+
+def test_the_all_reduce_of_hsdp_has_a_link_of_its_own() -> None:
+    passes = Passes((0.0, 0.0), [(0.0, 2.0)] * 3, (0.0, 0.0))
+    together = fully_sharded(passes, unit(0.0), [unit(0.0, 2.0, 2.0)] * 3, keep=True)
+    assert together == pytest.approx(3 * 2 + 2 + 2)
+
+
+def test_a_predicted_step_is_of_the_size_of_a_measured_one() -> None:
+    """One process on this machine, compute-bound: within a factor of four, which says that no unit is wrong."""
+    import torch
+    from torch import nn
+
+    from trials.cluster.here import this_machine
+    from trials.hardware import best_seconds
+
+    width, layers, batch = 1024, 4, 512
+    net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    x = torch.ones(batch, width, requires_grad=True)
+    parts = [
+        segment(f"layer{index}", width * width, 2.0 * width**2, 4 * (width**2 + 2 * batch * width))
+        for index in range(layers)
+    ]
+    step = prepare(parts, this_machine(), NO_TABLES, examples=batch, precision="fp32")
+    predicted = price(step, Strategy())
+    measured = best_seconds(lambda: net(x).sum().backward(), x.device)
+    assert 0.25 < (predicted.forward + predicted.backward) / measured < 4

@@ -1,0 +1,73 @@
+"""The seam between the embedding tables and the dense part of a model, which are held in different ways.
+
+Embeddings are looked up once for a rank's whole batch; the dense part takes them as leaves and leaves their
+gradients on them, for the tables' owner to carry on with. Micro-batches are slices of such a batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dhen.features import EmbeddingTables, FeatureProcessing
+
+
+class DenseInputs(NamedTuple):
+    """What the dense part sees of B examples."""
+
+    embeddings: tuple[Tensor, ...]
+    """fp32, as `EmbeddingTables` puts them out: e_BTD of the categorical tables, e_B1D of each multi-hot one."""
+    numeric_BK: Tensor
+    """float32."""
+
+
+class DenseBatch(NamedTuple):
+    """A rank's B examples; embeddings are leaves that require gradients, which stand in `.grad` afterwards.
+
+    Each is the gradient of the mean over this rank's examples, not yet averaged over ranks.
+    """
+
+    inputs: DenseInputs
+    label_B: Tensor
+    weight_B: Tensor | None = None
+
+
+class GivenEmbeddings(nn.Module):
+    """In the place of `EmbeddingTables`: hands on what was looked up before."""
+
+    def forward(self, inputs: DenseInputs) -> list[Tensor]:
+        """[e_BTD, e_B1D, ...]."""
+        return list(inputs.embeddings)
+
+
+def take_tables(model: nn.Module) -> EmbeddingTables | None:
+    """The model's tables, whose place in it takes `GivenEmbeddings`; None where the log has no ids."""
+    features = model.features
+    assert isinstance(features, FeatureProcessing)
+    tables = features.tables
+    if tables is not None:
+        features.tables = GivenEmbeddings()  # type: ignore[assignment]
+    return tables
+
+
+def part_of(batch: DenseBatch, start: int, stop: int) -> DenseBatch:
+    """A slice with leaves of its own: the gradient of a slice of a leaf would be as long as the whole leaf."""
+    (embeddings, numeric_BK), label_B, weight_B = batch
+    return DenseBatch(
+        DenseInputs(
+            tuple(e.detach()[start:stop].requires_grad_() for e in embeddings), numeric_BK[start:stop]
+        ),
+        label_B[start:stop],
+        None if weight_B is None else weight_B[start:stop],
+    )
+
+
+def pass_on_gradients(part: DenseBatch, batch: DenseBatch, start: int) -> None:
+    """The gradients of a slice's embeddings into those of the whole batch."""
+    for piece, whole in zip(part.inputs.embeddings, batch.inputs.embeddings, strict=True):
+        assert piece.grad is not None
+        if whole.grad is None:
+            whole.grad = torch.empty_like(whole)
+        whole.grad[start : start + len(piece)] = piece.grad

@@ -1,0 +1,214 @@
+"""Applies a strategy to the dense part of a model, and trains it one step at a time.
+
+The engines are PyTorch's own: DistributedDataParallel around `MasterWeights` (dp), the same with
+ZeroRedundancyOptimizer (zero1, arXiv 1910.02054, stage 1), and `fully_shard` on every DHEN layer and on the rest
+together (zero2, fsdp, hsdp; arXiv 2304.11277), with `checkpoint_wrapper` on layers (arXiv 1604.06174) and
+`CPUOffloadPolicy`. Embedding tables are not part of it (`trials.dense_batch`), nor are learning rates that change.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+
+from trials.dense_batch import DenseBatch, part_of, pass_on_gradients
+from trials.job import TrainingConfig
+from trials.master_weights import DTYPES, MasterWeights
+from trials.planner.strategies import Checkpointing, Dense, Strategy
+
+CHECKPOINT_EVERY: dict[Checkpointing, int] = {"full": 1, "selective": 2}
+"""Of the layers, beginning with the first, which are recomputed."""
+
+
+class Engine(Protocol):
+    """One way to hold the dense state."""
+
+    module: nn.Module
+    """The wrapped model: `DenseInputs` -> logit_B."""
+
+    def accumulate_only(self, yes: bool) -> None:
+        """Whether the next backward leaves ranks apart, because another micro-batch follows."""
+
+    def update(self) -> None:
+        """AdamW, from the gradients of all ranks."""
+
+
+class ParallelStep:
+    """Training steps of the dense part under a strategy; every rank makes the same calls."""
+
+    def __init__(self, engine: Engine, micro_batches: int) -> None:
+        self.engine, self._micro_batches = engine, micro_batches
+
+    def forward_backward(self, batch: DenseBatch) -> Tensor:
+        """All micro-batches forward and backward; returns this rank's loss, detached."""
+        size, parts = len(batch.label_B), self._micro_batches
+        loss = torch.zeros((), device=batch.label_B.device)
+        for start, stop in pairwise(size * part // parts for part in range(parts + 1)):
+            self.engine.accumulate_only(stop < size)
+            part = batch if parts == 1 else part_of(batch, start, stop)
+            loss += self._micro_batch(part, share=(stop - start) / size)
+            if part is not batch:
+                pass_on_gradients(part, batch, start)
+        return loss
+
+    def update(self) -> None:
+        """The dense part's optimizer step; its gradients are freed."""
+        self.engine.update()
+
+    def _micro_batch(self, part: DenseBatch, share: float) -> Tensor:
+        logit_B = self.engine.module(part.inputs).float()
+        loss = share * F.binary_cross_entropy_with_logits(logit_B, part.label_B, weight=part.weight_B)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+def device_mesh(dense: Dense, hosts: int, gpus_a_host: int, device_type: str) -> DeviceMesh:
+    """All ranks in a row, or hosts x ranks for hsdp; needs a process group of so many ranks."""
+    if dense == "hsdp":
+        return init_device_mesh(device_type, (hosts, gpus_a_host), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device_type, (hosts * gpus_a_host,))
+
+
+def average_gradients(model: nn.Module) -> nn.Module:
+    """Gradients are averaged over all ranks in buckets, while backward goes on."""
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, forward_sync_buffers=False)
+
+
+def parallelize(
+    model: nn.Module,
+    strategy: Strategy,
+    config: TrainingConfig,
+    mesh: DeviceMesh | None = None,
+    *,
+    replicate: Callable[[nn.Module], nn.Module] = average_gradients,
+) -> ParallelStep:
+    """Takes a model over whose tables were taken (`trials.dense_batch.take_tables`), in fp32, alike on all ranks.
+
+    Args:
+        model: wrapped in place.
+        strategy: how it is held.
+        config: the dense part's AdamW and precision, resolved.
+        mesh: from `device_mesh`; None for dp on one rank, which needs no process group.
+        replicate: what dp and zero1 wrap a model in where there are several ranks.
+    """
+    engine: Engine
+    if strategy.fully_sharded:
+        assert mesh is not None
+        engine = _FullySharded(model, strategy, config, mesh)
+    else:
+        engine = _Replicated(model, strategy, config, mesh.size() if mesh else 1, replicate)
+    return ParallelStep(engine, strategy.micro_batches)
+
+
+class _Replicated:
+    """dp and zero1: weights on every rank; the optimizer's state on every rank, or an equal part on each."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Strategy,
+        config: TrainingConfig,
+        ranks: int,
+        replicate: Callable[[nn.Module], nn.Module],
+    ) -> None:
+        assert config.precision != "auto"
+        self._master = MasterWeights(model, config.precision)
+        _checkpoint_layers(model, strategy.checkpointing)
+        self._in_buckets = ranks > 1
+        self.module = replicate(model) if self._in_buckets else model
+        self._pieces = [self._master.flat]
+        if strategy.dense == "zero1":
+            # equal parts of one tensor: balanced to a number, and what ranks broadcast lands in the whole
+            self._pieces = [nn.Parameter(p) for p in self._master.flat.detach().tensor_split(ranks)]
+        self._optimizer = _adamw(self._pieces, config, sharded=strategy.dense == "zero1")
+
+    def accumulate_only(self, yes: bool) -> None:
+        if isinstance(self.module, DistributedDataParallel):
+            self.module.require_backward_grad_sync = not yes
+
+    def update(self) -> None:
+        self._master.gather_gradients(in_buckets=self._in_buckets)
+        self._hand_out_gradient()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._master.publish()
+
+    def _hand_out_gradient(self) -> None:
+        gradient = self._master.flat.grad
+        assert gradient is not None
+        for piece, part in zip(self._pieces, gradient.tensor_split(len(self._pieces)), strict=True):
+            piece.grad = part
+
+
+class _FullySharded:
+    """zero2, fsdp, hsdp: every rank, or every rank of a host, holds an equal part of each weight."""
+
+    def __init__(
+        self, model: nn.Module, strategy: Strategy, config: TrainingConfig, mesh: DeviceMesh
+    ) -> None:
+        assert config.precision != "auto"
+        dtype = DTYPES[config.precision]
+        policy = MixedPrecisionPolicy(
+            param_dtype=None if dtype is torch.float32 else dtype, cast_forward_inputs=False
+        )
+        offload = (
+            CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if strategy.offload else OffloadPolicy()
+        )
+        keep = strategy.dense == "zero2"
+        _checkpoint_layers(model, strategy.checkpointing)
+        for unit in (*_layers(model), model):
+            unit.register_forward_hook(_without_view)
+        for layer in _layers(model):
+            fully_shard(
+                layer, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload
+            )
+        # None: what lies around the layers is needed again as soon as backward begins, so it stays gathered
+        fully_shard(model, mesh=mesh, reshard_after_forward=None, mp_policy=policy, offload_policy=offload)
+        self.module = model
+        self._optimizer = _adamw(list(model.parameters()), config, sharded=False)
+
+    def accumulate_only(self, yes: bool) -> None:
+        """Gradients are reduced and kept sharded after every micro-batch, so that memory stays small."""
+
+    def update(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def _without_view(_: nn.Module, __: tuple[object, ...], output: Tensor) -> Tensor:
+    """`fully_shard` puts its hooks on a unit's output, and warns that they could be lost on a view."""
+    return output if output._base is None else output.clone()
+
+
+def _adamw(parameters: list[nn.Parameter], config: TrainingConfig, *, sharded: bool) -> Optimizer:
+    rate, decay = config.learning_rate, config.weight_decay
+    if not sharded:
+        return AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+    with warnings.catch_warnings():  # torch 2.13 imports what it has deprecated itself
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=AdamW, lr=rate, weight_decay=decay, fused=True)
+
+
+def _layers(model: nn.Module) -> nn.ModuleList:
+    layers = getattr(model, "layers", nn.ModuleList())
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def _checkpoint_layers(model: nn.Module, checkpointing: Checkpointing) -> None:
+    layers = _layers(model)
+    if checkpointing != "none":
+        for index in range(0, len(layers), CHECKPOINT_EVERY[checkpointing]):
+            layers[index] = checkpoint_wrapper(layers[index])

@@ -1,0 +1,4 @@
+"""The planner: for a model, a batch and a cluster, the least memory technique that fits, priced beforehand.
+
+`plan.plan` is the way in. Nothing here imports torch but `reference`, which traces real models.
+"""

@@ -1,0 +1,107 @@
+"""Collectives by the alpha-beta model, seconds = alpha + beta x bytes, over NVLink in hosts and a network between.
+
+The formulas are NCCL's own model (src/graph/tuning.cc, `ncclTopoTuneModel`; bus-bandwidth factors in nccl-tests,
+doc/PERFORMANCE.md). A ring over n ranks moves (n-1)/n of the tensor past each rank in n-1 steps (all-gather,
+reduce-scatter) or twice that (all-reduce); all-reduce takes a tree where its fewer steps win. A ring that
+leaves the host crosses the network once a host, and NCCL runs one ring for each network card: with a card for
+each of g ranks a host, g cards carry it together, which NVLink may bound instead. All-to-all sends (n-g)/n of its
+bytes over a rank's own card, the rest over NVLink at the same time.
+
+Left out: protocols for small messages (LL, LL128), congestion, in-network reduction, NVLink SHARP.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import NamedTuple
+
+from trials.cluster.cluster import Cluster, Link
+from trials.planner.device_constants import (
+    BUCKET_BYTES,
+    BUCKET_LATENCY_SHARE,
+    COLLECTIVE_SECONDS,
+    NETWORK_SHARE,
+    NVLINK_SHARE,
+    TREE_SHARE,
+)
+
+NO_LINK = Link(bandwidth=1e30, latency=0.0)
+"""Where ranks have nobody to talk to."""
+
+
+class AlphaBeta(NamedTuple):
+    """Seconds that a transfer takes: `alpha + beta * size_bytes`."""
+
+    alpha: float
+    """Seconds, whatever the size."""
+    beta: float
+    """Seconds a byte."""
+
+    def __call__(self, size_bytes: float) -> float:
+        """Seconds for so many bytes."""
+        return self.alpha + self.beta * size_bytes
+
+
+NOTHING = AlphaBeta(0.0, 0.0)
+"""Among one rank."""
+
+
+class Collectives(NamedTuple):
+    """Collectives among the same ranks; sizes are of the whole tensor: before reducing, after gathering."""
+
+    all_gather: AlphaBeta
+    reduce_scatter: AlphaBeta
+    broadcast: AlphaBeta
+    all_to_all: AlphaBeta
+    """Its size is what one rank sends, its own part included."""
+    ring: AlphaBeta
+    """All-reduce over rings: best for large tensors."""
+    tree: AlphaBeta
+    """All-reduce over trees: best for many ranks."""
+
+    def all_reduce(self, size_bytes: float) -> float:
+        """Seconds by the faster of ring and tree."""
+        return min(self.ring(size_bytes), self.tree(size_bytes))
+
+    def bucket_bytes(self) -> int:
+        """Gradients to reduce at a time (`bucket_cap_mb`): from torch's default up, until latency is a small part.
+
+        At 256 ranks a bucket of 25 MiB would spend 38 % of its time on latency on ZionEX.
+        """
+        a_share = (1 - BUCKET_LATENCY_SHARE) / BUCKET_LATENCY_SHARE
+        enough = min(a_share * kind.alpha / kind.beta for kind in (self.ring, self.tree) if kind.beta)
+        return max(BUCKET_BYTES, int(enough))
+
+
+def collectives(cluster: Cluster, hosts: int, ranks_a_host: int) -> Collectives:
+    """Those among `ranks_a_host` ranks on each of `hosts` hosts; one rank alone needs 0 seconds.
+
+    HSDP, for example, gathers among `(1, gpus_a_host)` and all-reduces among `(hosts, 1)`.
+    """
+    n = hosts * ranks_a_host
+    if n == 1:
+        return Collectives(*[NOTHING] * 6)
+    nvlink = _usable(cluster.nvlink if ranks_a_host > 1 else None, cluster, NVLINK_SHARE)
+    network = _usable(cluster.network if hosts > 1 else None, cluster, NETWORK_SHARE)
+    beta = 1 / min(nvlink.bandwidth, ranks_a_host * network.bandwidth)
+    once = (n - hosts) * nvlink.latency + (hosts - 1) * network.latency
+    climb = 2 * ((ranks_a_host - 1) * nvlink.latency + int(log2(hosts)) * network.latency)
+    ring = AlphaBeta(COLLECTIVE_SECONDS + once, beta * (n - 1) / n)
+    return Collectives(
+        all_gather=ring,
+        reduce_scatter=ring,
+        broadcast=AlphaBeta(ring.alpha, beta),
+        all_to_all=AlphaBeta(
+            COLLECTIVE_SECONDS + max(nvlink.latency, network.latency),
+            max((ranks_a_host - 1) / nvlink.bandwidth, (n - ranks_a_host) / network.bandwidth) / n,
+        ),
+        ring=AlphaBeta(COLLECTIVE_SECONDS + 2 * once, 2 * ring.beta),
+        tree=AlphaBeta(COLLECTIVE_SECONDS + climb, 2 * beta / TREE_SHARE),
+    )
+
+
+def _usable(link: Link | None, cluster: Cluster, share: float) -> Link:
+    """What collectives reach of it; measured links are taken as they are."""
+    if link is None:
+        return NO_LINK
+    return link if cluster.verified else Link(bandwidth=share * link.bandwidth, latency=link.latency)

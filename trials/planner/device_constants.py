@@ -1,0 +1,58 @@
+"""Constants of accelerators and their libraries that no data sheet of a cluster states.
+
+Each has its source, or is called an assumption. No GPU has been measured: every one of them is unverified
+until a run on one says otherwise. Values are from their sources, none is fitted to a curve; which effects are
+here at all (the slowdown beside collectives, the size of buckets) was decided with the paper's Figure 6 in view.
+"""
+
+from __future__ import annotations
+
+MiB = 2**20
+
+# Speed: which share of a data sheet's peak is reached.
+
+MATMUL_SHARE = 0.75
+"""Of peak FLOP/s, in matrix products: what torch's own runtime estimate takes (torch/utils/_runtime_estimation.py,
+`flops_to_ns`). Small products reach less."""
+MEMORY_SHARE = 0.9
+"""Of memory bandwidth, in large copies and elementwise kernels: an assumption, unverified."""
+NVLINK_SHARE = 0.8
+"""Of NVLink's bandwidth, in NCCL's rings: 240 of 300 GB/s on A100, 370 of 450 on H100 (NCCL,
+src/graph/topo.h, speed of a link by architecture, as in torch/_inductor/comm_analysis.py)."""
+NETWORK_SHARE = 0.9
+"""Of the network's bandwidth: an assumption between the 1.0 of NCCL's model and the 0.77 to 0.8 that
+torch/_inductor/comm_analysis.py has from RoCE between two hosts."""
+OVERLAP_SLOWDOWN = 0.189
+"""Time lost in a second of compute beside a collective, which takes multiprocessors and memory bandwidth from it:
+the mean of arXiv 2507.03114 (A100, H100, MI210, MI250; at most 0.40)."""
+
+# Speed: what every operation costs, however small.
+
+KERNEL_SECONDS = 5e-6
+"""From one kernel to the next where kernels are small, dispatch included: an assumption."""
+KERNELS_A_SEGMENT = 30
+"""Kernels in the forward pass of one segment of a model (a layer of two or three modules): an assumption."""
+COLLECTIVE_SECONDS = 8.4e-6
+"""To start a collective: NCCL, src/graph/tuning.cc, baseLat (Simple protocol, ring and tree alike)."""
+TREE_SHARE = 0.92
+"""Of a ring's bus bandwidth, in all-reduce over trees: NCCL, src/graph/tuning.cc (Simple protocol)."""
+BUCKET_BYTES = 25 * MiB
+"""Gradients that DistributedDataParallel reduces at a time, at least: its default `bucket_cap_mb`."""
+BUCKET_LATENCY_SHARE = 0.2
+"""Of a bucket's all-reduce, latency takes at most this much: buckets grow with the number of ranks."""
+HOST_MEMORY_BANDWIDTH = 200e9
+"""Bytes/s of a host's memory, all its ranks together, while its CPUs update offloaded parameters: an assumption,
+half of two sockets of eight channels of DDR4-3200 (410 GB/s by data sheet)."""
+
+# Memory beside tensors, on a GPU; 0 on a CPU.
+
+CUDA_CONTEXT_BYTES = 500 * MiB
+"""CUDA's context and the kernels loaded into it: an assumption, 400 to 600 MiB by report."""
+CUBLAS_WORKSPACE_BYTES = 32 * MiB
+"""Workspaces of cuBLAS and cuBLASLt as torch allocates them: an assumption (8 MiB before Hopper, 32 MiB since)."""
+NCCL_COMMUNICATOR_BYTES = 256 * MiB
+"""Channels' buffers of one communicator: an assumption (NCCL_BUFFSIZE is 4 MiB for each connection of each of
+8 to 32 channels)."""
+ALLOCATOR_RESERVE_BYTES = 512 * MiB
+"""What torch's caching allocator holds beyond tensors, by rounding and fragments (it takes memory in blocks of
+2 and 20 MiB, c10/cuda/CUDACachingAllocator.cpp): an assumption."""

@@ -1,0 +1,201 @@
+"""Columns of embedding tables over ranks, longest processing time first (LPT; Graham, 1969, doi 10.1137/0117039).
+
+The dearest shard goes to the cheapest rank. Tables are split as far as balance needs and no further, for
+every shard of a table receives the table's ids again and has optimizer state of its own:
+
+1. at first into the fewest even parts of which none exceeds a rank's mean, in load or in bytes (about: each
+   part adds what a shard costs whatever its width);
+2. then a shard that would lift the cheapest rank beyond the mean (and a tolerance) is halved instead, down to
+   `NARROWEST` columns.
+
+Two rounds balance memory as well. Tables that weigh on memory go first, and pass over ranks that would
+exceed the mean of their bytes; the others follow, fill up the loads, and bring few bytes. No rank has two
+shards of one table. What a shard loads a rank with, and its bytes, come from outside.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+NARROWEST = 4
+"""Columns of the narrowest shard: FBGEMM's GPU kernels read rows as vectors of 4 values."""
+LOAD_TOLERANCE = 0.02
+"""A rank may exceed the mean by so much before a shard is halved."""
+BYTES_TOLERANCE = 0.1
+"""The same for bytes, wider because loads come first."""
+WEIGHS_ON_MEMORY = 0.5
+"""Tables whose share of all bytes is more than so many times their share of all load go in the first round.
+Of 0.25, 0.5 and 1 the one that balanced both best, on generated tables with Zipf-distributed sizes."""
+
+
+class Price(NamedTuple):
+    """What a shard adds to a rank."""
+
+    load: float
+    """What is balanced, in any unit."""
+    held_bytes: int
+
+
+Pricing = Callable[[int, int], Price]
+"""From a table's place in the list and a number of its columns."""
+
+
+class Shard(NamedTuple):
+    """Some columns of a table, all rows; in the order in which shards are placed."""
+
+    round: int
+    order: float
+    """Minus its share of a rank's mean, in load or in bytes, whichever is larger."""
+    table: int
+    first_column: int
+    columns: int
+    price: Price
+
+
+def spread(
+    tables: int, dim: int, ranks: int, pricing: Pricing, *, most_bytes: float = math.inf
+) -> list[tuple[Shard, int]]:
+    """Shards of so many tables of `dim` columns, each with its rank, by table and column.
+
+    Ranks that would exceed `most_bytes` are passed over as long as there are others.
+    """
+    waiting, pod = _Waiting(tables, dim, ranks, pricing), _Pod(ranks)
+    placed = []
+    while waiting:
+        shard = waiting.dearest()
+        rank = pod.cheapest(shard, min(waiting.bytes_limit(shard), most_bytes))
+        welcome = rank is not None and pod.loads[rank] + shard.price.load <= waiting.load_limit
+        if not welcome and waiting.can_halve(shard):
+            waiting.halve(shard)
+            continue
+        rank = pod.emptiest(shard) if rank is None else rank
+        pod.put(shard, rank)
+        placed.append((shard, rank))
+    return sorted(placed, key=lambda each: (each[0].table, each[0].first_column))
+
+
+def most_parts(dim: int, ranks: int) -> int:
+    """Into how many shards a table can be split."""
+    return max(1, min(dim // NARROWEST, ranks))
+
+
+def narrowest_width(dim: int, ranks: int) -> int:
+    """Columns of the widest shard of a table that is split as finely as it can be."""
+    return _widths(dim, most_parts(dim, ranks))[0]
+
+
+class _Waiting:
+    """Shards without a rank yet, and how much of all shards a rank may take."""
+
+    def __init__(self, tables: int, dim: int, ranks: int, pricing: Pricing) -> None:
+        self._ranks, self._pricing = ranks, pricing
+        wholes = [pricing(table, dim) for table in range(tables)]
+        self._mean_load = sum(whole.load for whole in wholes) / ranks or 1.0
+        self._mean_bytes = sum(whole.held_bytes for whole in wholes) / ranks or 1.0
+        largest = max(range(tables), key=lambda table: wholes[table].held_bytes, default=None)
+        self._indivisible_bytes = (
+            pricing(largest, narrowest_width(dim, ranks)).held_bytes if largest is not None else 0
+        )
+        self._rounds = [0 if self._weighs_on_memory(whole) else 1 for whole in wholes]
+        self._parts = [0] * tables
+        self._load, self._bytes = 0.0, [0, 0]
+        self._queue: list[Shard] = []
+        for table, whole in enumerate(wholes):
+            parts = min(most_parts(dim, ranks), math.ceil(self._share(whole)))
+            self._add(table, 0, _widths(dim, parts))
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def load_limit(self) -> float:
+        """What a rank's load should not exceed."""
+        return (1 + LOAD_TOLERANCE) * self._load / self._ranks
+
+    def bytes_limit(self, shard: Shard) -> float:
+        """What a rank's bytes must not exceed with this shard, but the largest that stays whole fits alone."""
+        if shard.round:
+            return math.inf
+        return max((1 + BYTES_TOLERANCE) * self._bytes[0] / self._ranks, self._indivisible_bytes)
+
+    def dearest(self) -> Shard:
+        """Takes the next shard out."""
+        return heapq.heappop(self._queue)
+
+    def can_halve(self, shard: Shard) -> bool:
+        """Whether halves are wide enough, and there is a rank for each part of the table."""
+        return shard.columns >= 2 * NARROWEST and self._parts[shard.table] < self._ranks
+
+    def halve(self, shard: Shard) -> None:
+        """Puts the halves of a shard that was taken out in its place."""
+        self._parts[shard.table] -= 1
+        self._load -= shard.price.load
+        self._bytes[shard.round] -= shard.price.held_bytes
+        self._add(shard.table, shard.first_column, _widths(shard.columns, 2))
+
+    def _add(self, table: int, first_column: int, widths: list[int]) -> None:
+        """Parts of a table from a column on."""
+        self._parts[table] += len(widths)
+        for columns in widths:
+            price = self._pricing(table, columns)
+            shard = Shard(self._rounds[table], -self._share(price), table, first_column, columns, price)
+            heapq.heappush(self._queue, shard)
+            self._load += price.load
+            self._bytes[shard.round] += price.held_bytes
+            first_column += columns
+
+    def _share(self, price: Price) -> float:
+        return max(price.load / self._mean_load, price.held_bytes / self._mean_bytes)
+
+    def _weighs_on_memory(self, price: Price) -> bool:
+        return price.held_bytes / self._mean_bytes > WEIGHS_ON_MEMORY * price.load / self._mean_load
+
+
+class _Pod:
+    """Ranks with what they have so far."""
+
+    def __init__(self, ranks: int) -> None:
+        self.loads = [0.0] * ranks
+        self._bytes = [0] * ranks
+        self._tables: list[set[int]] = [set() for _ in range(ranks)]
+        self._by_load = [(0.0, rank) for rank in range(ranks)]
+        """A heap with one entry a rank; loads in it may be outdated, and are then too low."""
+
+    def cheapest(self, shard: Shard, bytes_limit: float) -> int | None:
+        """The rank with the lowest load that has nothing of the table and room below the limit."""
+        passed_over: list[tuple[float, int]] = []
+        found = None
+        while self._by_load and found is None:
+            load, rank = self._by_load[0]
+            if load < self.loads[rank]:
+                heapq.heapreplace(self._by_load, (self.loads[rank], rank))
+            elif (
+                shard.table in self._tables[rank] or self._bytes[rank] + shard.price.held_bytes > bytes_limit
+            ):
+                passed_over.append(heapq.heappop(self._by_load))
+            else:
+                found = rank
+        for entry in passed_over:
+            heapq.heappush(self._by_load, entry)
+        return found
+
+    def emptiest(self, shard: Shard) -> int:
+        """The rank with the fewest bytes that has nothing of the table."""
+        free = (rank for rank, tables in enumerate(self._tables) if shard.table not in tables)
+        return min(free, key=lambda rank: (self._bytes[rank], self.loads[rank]))
+
+    def put(self, shard: Shard, rank: int) -> None:
+        """Gives a rank a shard."""
+        self.loads[rank] += shard.price.load
+        self._bytes[rank] += shard.price.held_bytes
+        self._tables[rank].add(shard.table)
+
+
+def _widths(columns: int, parts: int) -> list[int]:
+    """Even widths in multiples of `NARROWEST`, wider ones first; what is no multiple goes to the first."""
+    units, rest = divmod(columns, NARROWEST)
+    each, more = divmod(units, parts)
+    return [NARROWEST * (each + (part < more)) + (rest if part == 0 else 0) for part in range(parts)]

@@ -1,0 +1,313 @@
+"""Peak memory of the dense part under a strategy, composed from its segments' footprints.
+
+A step is a sequence of moments: forward of each segment, backward of each, what collectives do between them,
+the update. At each moment the device holds the resident state, activations that earlier segments keep, the
+running segment's own, what is gathered, and buffers; the peak is the largest sum. What the engines hold when
+was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/benchmarks.md).
+
+c is the bytes of a number in compute precision. Replicated engines (dp, zero1) hold fp32 master weights, a
+copy in c where that is not fp32, and gradients in c: in DDP's buckets with several ranks. `fully_shard`
+holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from dhen.tape import FP32_BYTES, Shape
+from trials.planner.segments import Segment
+from trials.planner.strategies import Strategy
+
+MOMENTS = 2
+"""AdamW's, in fp32."""
+
+
+class Batch(NamedTuple):
+    """A rank's input, in bytes."""
+
+    embeddings: int
+    """Looked up, fp32; their gradient takes as much."""
+    micro_embeddings: int
+    """The same of one micro-batch."""
+    other: int
+    """Numbers and labels."""
+
+
+class Moment(NamedTuple):
+    """What is alive beside the resident state."""
+
+    at: str
+    segment: int
+    """Up to which segments keep activations."""
+    activations: int
+    gradients: int = 0
+    unsharded: int = 0
+    buffers: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return _total(self)
+
+
+def _total(moment: Moment) -> int:
+    return moment[2] + moment[3] + moment[4] + moment[5]
+
+
+class DensePeak(NamedTuple):
+    """The dense part of a rank at its peak, in bytes."""
+
+    parameters: int
+    optimizer_state: int
+    buckets: int
+    """DDP's, alive all the time."""
+    batch: int
+    """Embeddings looked up, numbers and labels."""
+    moment: Moment
+    by_segment: tuple[tuple[str, int], ...]
+    """Activations of the moment, by segment."""
+    host: int
+
+    @property
+    def total(self) -> int:
+        """On the device."""
+        return self.parameters + self.optimizer_state + self.buckets + self.batch + self.moment.total
+
+
+class Unit(NamedTuple):
+    """Parameters of a segment, spread over ranks along their first dimension: numbers, not bytes."""
+
+    whole: int
+    padded: int
+    """As gathered: each rank's shard as long as the longest."""
+    shard: int
+    """The longest."""
+
+
+@lru_cache(maxsize=4096)
+def unit(shapes: tuple[Shape, ...], ranks: int) -> Unit:
+    """What `fully_shard` makes of parameters of these shapes."""
+    whole = shard = 0
+    for rows, width in shapes:
+        whole += rows * width
+        shard += -(-rows // ranks) * width
+    return Unit(whole, shard * ranks, shard)
+
+
+class Activations:
+    """What segments hold at each moment, for one micro-batch size and checkpointing."""
+
+    def __init__(self, segments: Sequence[Segment], recomputed: Sequence[bool]) -> None:
+        prints = [segment.footprint for segment in segments]
+        inputs = [0, *(each.input for each in prints[1:])]  # the first one's are the batch
+        each_one = list(zip(prints, inputs, recomputed, strict=True))
+        self.kept = [size if again else each.kept for each, size, again in each_one]
+        self.before = [0, *accumulate(self.kept)][:-1]
+        """Kept by the segments before."""
+        self.forward, self.backward, self.backward_gradients, self.after_backward = [], [], [], []
+        for base, (each, size, again) in zip(self.before, each_one, strict=True):
+            forward = each.discarding_peak if again else each.forward_peak
+            recomputation = size + each.forward_peak + each.output if again else 0
+            peak = max(each.backward_peak, recomputation)
+            self.forward.append(base + size + forward)
+            self.backward.append(base + peak)
+            self.backward_gradients.append(max(each.backward_peak_with_gradients, recomputation) - peak)
+            self.after_backward.append(base + size)  # the gradient of its input
+
+    def by_segment(self, segments: Sequence[Segment], moment: Moment) -> tuple[tuple[str, int], ...]:
+        """A moment's activations, to whom they belong."""
+        last = moment.segment
+        found = [(segments[i].name, self.kept[i]) for i in range(last)]
+        return (*found, (segments[last].name, moment.activations - sum(size for _, size in found)))
+
+
+def recomputed(segments: Sequence[Segment], strategy: Strategy) -> list[bool]:
+    """Which segments are: of the layers every one (full), or every second, beginning with the first."""
+    every = {"none": 0, "selective": 2, "full": 1}[strategy.checkpointing]
+    layers = len(segments) - 2
+    return [bool(every) and 0 <= i - 1 < layers and (i - 1) % every == 0 for i in range(len(segments))]
+
+
+def dense_peak(
+    segments: Sequence[Segment],
+    activations: Activations,
+    strategy: Strategy,
+    batch: Batch,
+    *,
+    itemsize: int,
+    hosts: int,
+    gpus_a_host: int,
+) -> DensePeak:
+    """The fullest rank's dense part at the peak of a step after the first.
+
+    Args:
+        segments: at the micro-batch's size.
+        activations: of these segments, with the strategy's checkpointing.
+        strategy: how the dense part is held.
+        batch: what the rank reads.
+        itemsize: c.
+        hosts: of the cluster.
+        gpus_a_host: ranks on each.
+    """
+    ranks = hosts * gpus_a_host
+    buffers = sum(segment.buffer_bytes for segment in segments)
+    if strategy.fully_sharded:
+        state = _fully_sharded_state(segments, itemsize, gpus_a_host if strategy.dense == "hsdp" else ranks)
+        moments = _fully_sharded(segments, activations, strategy, batch, itemsize, state)
+        parameters, optimizer, buckets = state.shard_bytes, MOMENTS * state.shard_bytes, 0
+    else:
+        whole = sum(segment.parameters for segment in segments)
+        parts = ranks if strategy.dense == "zero1" else 1
+        parameters = (FP32_BYTES + (itemsize if itemsize != FP32_BYTES else 0)) * whole
+        optimizer = MOMENTS * FP32_BYTES * -(-whole // parts)
+        buckets = itemsize * whole if ranks > 1 else 0
+        moments = _replicated(segments, activations, strategy, batch, itemsize, in_buckets=ranks > 1)
+    peak = max(moments, key=_total)
+    offloaded = parameters + optimizer + parameters if strategy.offload else 0
+    return DensePeak(
+        parameters=buffers + (0 if strategy.offload else parameters),
+        optimizer_state=0 if strategy.offload else optimizer,
+        buckets=buckets,
+        batch=batch.embeddings + batch.other,
+        moment=peak,
+        by_segment=activations.by_segment(segments, peak),
+        host=offloaded,
+    )
+
+
+def _replicated(
+    segments: Sequence[Segment],
+    activations: Activations,
+    strategy: Strategy,
+    batch: Batch,
+    itemsize: int,
+    *,
+    in_buckets: bool,
+) -> Iterator[Moment]:
+    """dp and zero1. One rank has no buckets: gradients appear as backward goes on."""
+    several = strategy.micro_batches > 1
+    beside = batch.embeddings if several else 0
+    whole = itemsize * sum(segment.parameters for segment in segments)
+    done = whole if several and not in_buckets else 0
+    for index, segment in enumerate(segments):
+        yield Moment(f"forward of {segment.name}", index, activations.forward[index] + beside, gradients=done)
+    for index in reversed(range(len(segments))):
+        own = 0 if in_buckets or several else activations.backward_gradients[index]
+        yield Moment(
+            f"backward of {segments[index].name}",
+            index,
+            activations.backward[index] + beside,
+            gradients=done + own,
+        )
+        if not in_buckets and not several:
+            done += itemsize * segments[index].parameters
+    flat = FP32_BYTES * whole // itemsize
+    yield Moment("optimizer step", 0, 0, gradients=flat + (0 if in_buckets else whole))
+
+
+class _Sharded(NamedTuple):
+    """Of each segment, in bytes; the first and the last together are the root."""
+
+    gathered: list[int]
+    """Parameters as gathered."""
+    whole: list[int]
+    """Gradients as autograd makes them."""
+    shards: list[int]
+    """fp32."""
+    low: list[int]
+    """A shard in compute precision, on its way."""
+    shard_bytes: int
+    """fp32, of all."""
+    ranks: int
+    """That share a unit."""
+
+
+def _fully_sharded_state(segments: Sequence[Segment], itemsize: int, ranks: int) -> _Sharded:
+    units = [unit(segment.shapes, ranks) for segment in segments]
+    shards = [FP32_BYTES * each.shard for each in units]
+    return _Sharded(
+        gathered=[itemsize * each.padded for each in units],
+        whole=[itemsize * each.whole for each in units],
+        shards=shards,
+        low=[itemsize * each.shard for each in units],
+        shard_bytes=sum(shards),
+        ranks=ranks,
+    )
+
+
+def _fully_sharded(
+    segments: Sequence[Segment],
+    activations: Activations,
+    strategy: Strategy,
+    batch: Batch,
+    itemsize: int,
+    state: _Sharded,
+) -> Iterator[Moment]:
+    """zero2, fsdp and hsdp, unit by unit: the layers, and the root (features and head)."""
+    gathered, own, shards, low, _, _ = state
+    last = len(segments) - 1
+    root, one = gathered[0] + gathered[last], state.ranks == 1
+    zero2, several = strategy.dense == "zero2", strategy.micro_batches > 1
+    cast = itemsize != FP32_BYTES
+    on_device = 0 if strategy.offload else 1
+    beside = batch.embeddings if several else 0
+    arriving = [0 if one else size for size in gathered]  # the all-gather's output, apart from the parameters
+    root_arriving = 0 if one else root
+    done = on_device * state.shard_bytes if several else 0
+
+    def forward(index: int, unsharded: int, buffers: int, what: str = "forward of") -> Moment:
+        running = activations.forward[index] if what == "forward of" else activations.after_backward[index]
+        return Moment(f"{what} {segments[index].name}", index, running + beside, done, unsharded, buffers)
+
+    kept = 0  # gathered parameters of the layers so far (zero2)
+    yield forward(0, root, root_arriving)
+    previous = root_arriving
+    for index in range(1, last):
+        flat = low[index] if cast and not one else 0
+        yield forward(index, root + kept, previous + arriving[index] + flat, "all-gather of")
+        yield forward(index, root + kept + gathered[index], arriving[index])
+        previous = arriving[index]
+        kept += gathered[index] if zero2 else 0
+    yield forward(last, root + kept, previous)
+
+    unsharded, reducing, loose = root + kept, 0, 0
+    held_low = 0  # hsdp in low precision keeps every unit's reduced shard until the end
+    for index in reversed(range(len(segments))):
+        layer = 0 < index < last
+        if layer and not zero2:
+            unsharded = root + gathered[index]
+        ahead = 0 if zero2 or index <= 1 else arriving[index - 1]
+        at, acts = f"backward of {segments[index].name}", activations.backward[index] + beside
+        grads = done + loose + activations.backward_gradients[index]
+        yield Moment(at, index, acts, grads, unsharded, ahead + reducing + held_low)
+        if not layer:
+            loose += own[index]  # the root's gradients wait for its features'
+            continue
+        unsharded -= gathered[index]
+        after = activations.after_backward[index] + beside
+        yield Moment(
+            f"reduce-scatter of {segments[index].name}",
+            index,
+            after,
+            done + loose + own[index],
+            unsharded,
+            ahead + gathered[index] + held_low,
+        )
+        reducing = gathered[index]
+        yield Moment(
+            f"reduce-scatter of {segments[index].name}",
+            index,
+            after,
+            done + loose + shards[index],
+            unsharded,
+            ahead + reducing + held_low + low[index] * cast,
+        )
+        if not several:
+            done += on_device * shards[index]
+        held_low += low[index] if strategy.dense == "hsdp" and cast else 0
+    embeddings = batch.embeddings if several else batch.micro_embeddings
+    yield Moment("reduce-scatter of the root", 0, embeddings, done + loose, 0, root + held_low)
+    yield Moment("optimizer step", 0, 0, on_device * state.shard_bytes)

@@ -1,0 +1,255 @@
+"""Where embedding tables lie: replicated where small, else column shards over all ranks, balanced by cost.
+
+`lpt` splits and places them by the cost of `table_cost`. Where that balanced placement exceeds the memory there
+is, the compact one counts: the same procedure with bytes for the cost, and nothing replicated. Neither
+depends on the memory, so more memory never loses a placement. Rows are not split (TorchRec does not offer
+that on CPUs).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from dhen.errors import UserError
+from dhen.schema import Table
+from trials.cluster.cluster import Cluster
+from trials.planner.lpt import Price, Shard, narrowest_width, spread
+from trials.planner.table_cost import (
+    ROW_STATE_BYTES,
+    WEIGHT_BYTES,
+    Rates,
+    TableCost,
+    Workload,
+    gradient_bytes,
+    held_bytes,
+    rates,
+    replicated_cost,
+    sharded_cost,
+)
+
+KEPT = 128
+"""Placements kept for the next candidate: a study has one set of tables and a few embedding dimensions."""
+
+
+class TableShard(NamedTuple):
+    """Columns `first_column` up to `first_column + columns` of all rows of a table, on one rank."""
+
+    table: str
+    rank: int
+    first_column: int
+    columns: int
+
+
+class Placement(NamedTuple):
+    """Where all tables lie, and what that costs in a step; tuples `_a_rank` have an entry for each rank."""
+
+    replicated: tuple[str, ...]
+    """Tables that every rank holds whole: the small ones, or all of them where there is one rank."""
+    shards: tuple[TableShard, ...]
+    """Of all other tables, by table and column; no rank holds two shards of one table."""
+    bytes_a_rank: tuple[int, ...]
+    """Weights and optimizer state."""
+    cost_a_rank: tuple[float, ...]
+    """Seconds: lookup, update and every transfer, one after another."""
+    lookup_bytes_a_rank: tuple[float, ...]
+    """Memory traffic of lookup and update."""
+    all_to_all_bytes_a_rank: tuple[float, ...]
+    """Pooled embeddings sent in forward (backward returns as many), the part for itself included."""
+    id_bytes_a_rank: tuple[float, ...]
+    """Ids received in forward, the part from itself included."""
+    replicated_gradient_bytes: int
+    """Dense gradients of the replicated tables, held and all-reduced by every rank; 0 on one rank."""
+
+    @property
+    def heaviest_bytes(self) -> int:
+        """Weights and optimizer state on the fullest rank."""
+        return max(self.bytes_a_rank)
+
+    @property
+    def heaviest_cost(self) -> float:
+        """Seconds of the slowest rank, for which all others wait."""
+        return max(self.cost_a_rank)
+
+    @property
+    def mean_cost(self) -> float:
+        """Seconds of a rank on average."""
+        return sum(self.cost_a_rank) / len(self.cost_a_rank)
+
+    @property
+    def imbalance(self) -> float:
+        """The slowest rank's cost over the mean: 1 where perfect, and where there are no tables."""
+        return self.heaviest_cost / self.mean_cost if self.mean_cost else 1.0
+
+
+class PlacementError(UserError):
+    """The tables do not fit, however they are placed."""
+
+    def __init__(self, message: str, lacking_bytes: int) -> None:
+        super().__init__(message)
+        self.lacking_bytes = lacking_bytes
+        """With so many bytes more for tables on each rank they would fit."""
+
+
+def place(
+    tables: tuple[Table, ...],
+    dim: int,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    memory_bytes: int | None = None,
+    row_state_bytes: int = ROW_STATE_BYTES,
+) -> Placement:
+    """The balanced placement of tables of `dim` columns, or the compact one where only that fits.
+
+    Args:
+        tables: all of one model.
+        dim: values of an embedding.
+        cluster: its ranks, links and memory bandwidth.
+        global_batch: examples of a step over all ranks.
+        memory_bytes: what tables may take on a rank; None for any amount.
+        row_state_bytes: optimizer state for each row of each shard; what trains in one process has more
+            (`table_cost.ONE_PROCESS_ROW_STATE_BYTES`).
+
+    Raises:
+        PlacementError: when neither placement fits, with the bytes that are lacking.
+        UserError: for a dimension or batch below 1.
+    """
+    for name, size in (("embedding_dim", dim), ("batch_size", global_batch)):
+        if size < 1:
+            raise UserError(f"{name}: expected at least 1, received {size}.")
+    work = Workload(dim, global_batch, row_state_bytes)
+    balanced = _balanced(tables, work, cluster)
+    if memory_bytes is None or balanced.heaviest_bytes <= memory_bytes:
+        return balanced
+    compact = _compact(tables, work, cluster)
+    if compact.heaviest_bytes <= memory_bytes:
+        return compact
+    needed = min(balanced.heaviest_bytes, compact.heaviest_bytes)
+    raise PlacementError(_why(tables, work, cluster, needed, memory_bytes), needed - memory_bytes)
+
+
+@lru_cache(maxsize=KEPT)
+def _balanced(tables: tuple[Table, ...], work: Workload, cluster: Cluster) -> Placement:
+    """By cost; on twice as many ranks the fullest holds no more bytes, though that seldom needs looking after."""
+    found = _by_cost(tables, work, cluster, math.inf)
+    half = _half(cluster)
+    if half is None or found.heaviest_bytes <= _least_bytes(tables, work, half.ranks):
+        return found
+    most_bytes = _balanced(tables, work, half).heaviest_bytes
+    if found.heaviest_bytes > most_bytes:
+        found = _by_cost(tables, work, cluster, most_bytes)
+    if found.heaviest_bytes > most_bytes:
+        found = min(found, _compact(tables, work, cluster), key=lambda placement: placement.heaviest_bytes)
+    return found
+
+
+def _by_cost(tables: tuple[Table, ...], work: Workload, cluster: Cluster, most_bytes: float) -> Placement:
+    """Small tables replicated, the others sharded by cost; no rank above `most_bytes` where that can be."""
+    speed = rates(cluster)
+    replicated = {table for table in tables if _better_replicated(table, work, speed)}
+    sharded = [table for table in tables if table not in replicated]
+
+    @cache
+    def price(table: int, columns: int) -> Price:
+        cost = sharded_cost(sharded[table], columns, work, speed)
+        return Price(cost.seconds, cost.held_bytes)
+
+    copied = sum(held_bytes(table, work.dim, work) for table in replicated)
+    found = spread(len(sharded), work.dim, cluster.ranks, price, most_bytes=most_bytes - copied)
+    return _placement([t for t in tables if t in replicated], sharded, found, work, cluster)
+
+
+@lru_cache(maxsize=KEPT)
+def _compact(tables: tuple[Table, ...], work: Workload, cluster: Cluster) -> Placement:
+    """All tables sharded by bytes; one rank leaves no choice."""
+    if cluster.ranks == 1:
+        return _by_cost(tables, work, cluster, math.inf)
+
+    @cache
+    def price(table: int, columns: int) -> Price:
+        held = held_bytes(tables[table], columns, work)
+        return Price(held, held)
+
+    return _placement([], list(tables), spread(len(tables), work.dim, cluster.ranks, price), work, cluster)
+
+
+def _half(cluster: Cluster) -> Cluster | None:
+    """With half the hosts; half the ranks of the last one."""
+    if cluster.ranks == 1:
+        return None
+    hosts, in_host = cluster.hosts, cluster.gpus_a_host
+    fewer = {"hosts": hosts // 2} if hosts > 1 else {"gpus_a_host": in_host // 2}
+    return cluster.model_copy(update=fewer)
+
+
+def _least_bytes(tables: tuple[Table, ...], work: Workload, ranks: int) -> float:
+    """What the fullest of so many ranks holds at least: the mean without splitting, or one narrowest shard."""
+    narrowest = narrowest_width(work.dim, ranks)
+    mean = sum(held_bytes(table, work.dim, work) for table in tables) / ranks
+    return max(mean, max((held_bytes(table, narrowest, work) for table in tables), default=0))
+
+
+def _better_replicated(table: Table, work: Workload, speed: Rates) -> bool:
+    """Whether a rank spends less on its own copy than on its share of the table's shards, in time and memory.
+
+    Time: all-reducing a gradient of the table's size stands against sending and fetching embeddings of a
+    rank's examples. Memory: with no more rows than a rank has examples, a copy takes no more than those.
+    """
+    if speed.ranks == 1:
+        return True
+    if table.rows * speed.ranks > work.global_batch:
+        return False
+    share = sharded_cost(table, work.dim, work, speed).seconds / speed.ranks
+    return replicated_cost(table, work, speed).seconds <= share
+
+
+def _placement(
+    replicated: list[Table],
+    sharded: list[Table],
+    found: list[tuple[Shard, int]],
+    work: Workload,
+    cluster: Cluster,
+) -> Placement:
+    """With costs added up by rank."""
+    speed = rates(cluster)
+    copies = [replicated_cost(table, work, speed) for table in replicated]
+    costs: list[list[TableCost]] = [list(copies) for _ in range(cluster.ranks)]
+    for shard, rank in found:
+        costs[rank].append(sharded_cost(sharded[shard.table], shard.columns, work, speed))
+    return Placement(
+        replicated=tuple(table.name for table in replicated),
+        shards=tuple(
+            TableShard(sharded[shard.table].name, rank, shard.first_column, shard.columns)
+            for shard, rank in found
+        ),
+        bytes_a_rank=tuple(sum(cost.held_bytes for cost in rank) for rank in costs),
+        cost_a_rank=tuple(sum(cost.seconds for cost in rank) for rank in costs),
+        lookup_bytes_a_rank=tuple(sum(cost.lookup_bytes for cost in rank) for rank in costs),
+        all_to_all_bytes_a_rank=tuple(sum(cost.pooled_bytes for cost in rank) for rank in costs),
+        id_bytes_a_rank=tuple(sum(cost.id_bytes for cost in rank) for rank in costs),
+        replicated_gradient_bytes=(
+            sum(gradient_bytes(table, work) for table in replicated) if cluster.ranks > 1 else 0
+        ),
+    )
+
+
+def _why(tables: tuple[Table, ...], work: Workload, cluster: Cluster, needed: int, there: int) -> str:
+    """Names the table that fits nowhere where there is one; says what would work."""
+    columns, there = narrowest_width(work.dim, cluster.ranks), max(there, 0)
+    largest = max(tables, key=lambda table: table.rows)
+    bytes_a_row = columns * WEIGHT_BYTES + work.row_state_bytes
+    has = f"with its optimizer's state, and a rank has {there / 2**30:,.3f} GiB for tables."
+    if largest.rows * bytes_a_row > there:
+        part = "it" if columns == work.dim else f"a shard of {columns} of its {work.dim} columns"
+        return (
+            f"table {largest.name!r} fits on no rank: {part} takes {largest.rows * bytes_a_row / 2**30:,.3f} GiB "
+            f"{has} {there // bytes_a_row:,} of its {largest.rows:,} rows would fit: merge rare ids, or give "
+            "ranks more memory."
+        )
+    return (
+        f"the tables do not fit: the fullest of {cluster.ranks} ranks would hold {needed / 2**30:,.3f} GiB "
+        f"{has.replace('its', 'their')} More ranks, more memory a rank, a smaller embedding_dim or fewer "
+        "rows would do."
+    )

@@ -1,0 +1,143 @@
+"""Plan: every strategy of the ladder priced for one model, batch and cluster, and the least one that fits.
+
+"Least" is the DHEN paper's rule, only the minimal set of techniques that meets the need: a strategy with
+fewer techniques goes before one with more, among equals the lowest predicted step time counts. Pure
+arithmetic: nothing is built, no GPU is needed.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+from dhen.config import ModelConfig
+from dhen.errors import UserError
+from dhen.schema import FeatureSchema
+from dhen.values import Value
+from trials.cluster.cluster import Cluster
+from trials.hardware import Precision
+from trials.job import TrainingConfig
+from trials.planner.estimates import PricedStrategy
+from trials.planner.placement import PlacementError
+from trials.planner.pricing import Pricing
+from trials.planner.remedies import nearest_change
+from trials.planner.strategies import Strategy, ladder
+from trials.planner.words import faster_sentence, lacking_sentence, reason
+
+Prefer = Literal["least", "fastest"]
+
+
+class Plan(Value):
+    """How a candidate would be trained on a cluster, and why not otherwise."""
+
+    cluster: str
+    hosts: int
+    gpus_a_host: int
+    hbm_bytes: int
+    """Memory of one rank's device."""
+    verified: bool
+    """Whether the cluster's numbers were measured on it."""
+    batch_size: int
+    """Over all ranks."""
+    examples_a_rank: int
+    precision: Precision
+    chosen: Strategy | None
+    """None where nothing fits."""
+    strategies: tuple[PricedStrategy, ...]
+    """The whole ladder, fewer techniques first; empty where the embedding tables alone do not fit."""
+    lacking_bytes: int
+    """Where nothing fits: what the closest strategy lacks, or the tables alone; 0 where something fits."""
+    remedy: str | None
+    """Where nothing fits: how far off, and the nearest changes that would fit."""
+    faster: str | None
+    """Where a larger set of techniques would be faster than what was chosen."""
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> PricedStrategy | None:
+        """What was chosen, priced."""
+        return next((each for each in self.strategies if each.strategy == self.chosen), None)
+
+    @cached_property
+    def closest(self) -> PricedStrategy | None:
+        """The strategy that fits, or lacks least."""
+        return self.best or min(self.strategies, key=lambda each: each.lacking_bytes, default=None)
+
+
+def plan(
+    model: ModelConfig,
+    schema: FeatureSchema,
+    training: TrainingConfig,
+    cluster: Cluster,
+    *,
+    prefer: Prefer = "least",
+) -> Plan:
+    """Prices the ladder and chooses.
+
+    Args:
+        model: the architecture.
+        schema: tables with their rows and pooling factors, numeric inputs.
+        training: resolved: `batch_size` over all ranks, `precision` not auto.
+        cluster: where it would train.
+        prefer: `fastest` drops the number of techniques from the choice.
+
+    Raises:
+        UserError: for a batch smaller than the number of ranks.
+    """
+    batch_size, precision = training.batch_size, training.precision
+    assert batch_size is not None
+    assert precision != "auto"
+    if batch_size < cluster.ranks:
+        raise UserError(
+            f"training.batch_size={batch_size} is less than one example for each of {cluster.ranks} ranks; "
+            f"give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
+        )
+    pricing = Pricing(model, schema, cluster, batch_size, precision, table_decay=training.table_decay > 0)
+    try:
+        rungs = ladder(cluster.hosts, cluster.gpus_a_host, pricing.examples_a_rank)
+        priced = tuple(_priced(pricing, strategy) for strategy in rungs)
+        chosen, remedy, lacking = _choose(priced, prefer), None, 0
+        if chosen is None:
+            closest = min(priced, key=lambda each: each.lacking_bytes)
+            lacking = closest.lacking_bytes
+            remedy = f"{lacking_sentence(closest, pricing)} {nearest_change(pricing, closest.strategy)}"
+    except PlacementError as error:
+        priced, chosen, remedy, lacking = (), None, str(error), error.lacking_bytes
+    return Plan(
+        cluster=cluster.name,
+        hosts=cluster.hosts,
+        gpus_a_host=cluster.gpus_a_host,
+        hbm_bytes=cluster.hbm_bytes,
+        verified=cluster.verified,
+        batch_size=batch_size,
+        examples_a_rank=pricing.examples_a_rank,
+        precision=precision,
+        chosen=chosen.strategy if chosen else None,
+        strategies=priced,
+        lacking_bytes=lacking,
+        remedy=remedy,
+        faster=faster_sentence(chosen, _choose(priced, "fastest")),
+        notes=pricing.notes,
+    )
+
+
+def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:
+    memory, time = pricing.memory(strategy), pricing.time(strategy)
+    lacking = pricing.lacking_bytes(memory)
+    return PricedStrategy(
+        strategy=strategy,
+        memory=memory,
+        time=time,
+        fits=lacking == 0,
+        lacking_bytes=lacking,
+        reason=reason(strategy, memory, pricing),
+    )
+
+
+def _choose(priced: tuple[PricedStrategy, ...], prefer: Prefer) -> PricedStrategy | None:
+    """Of those that fit: fewest techniques, then the shortest step."""
+
+    def order(each: PricedStrategy) -> tuple[int, float]:
+        return (len(each.strategy.techniques) if prefer == "least" else 0, each.time.total)
+
+    return min((each for each in priced if each.fits), key=order, default=None)

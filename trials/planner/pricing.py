@@ -1,0 +1,206 @@
+"""Prices strategies of one model, batch and cluster: what they share is worked out once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import ceil
+
+from dhen.config import ModelConfig
+from dhen.dropout import POOL_WORDS
+from dhen.schema import FeatureSchema
+from trials.cluster.cluster import Cluster
+from trials.hardware import Precision
+from trials.planner.device_constants import (
+    ALLOCATOR_RESERVE_BYTES,
+    CUBLAS_WORKSPACE_BYTES,
+    CUDA_CONTEXT_BYTES,
+    NCCL_COMMUNICATOR_BYTES,
+)
+from trials.planner.estimates import MemoryEstimate, StepTime
+from trials.planner.memory import Activations, Batch, dense_peak, recomputed
+from trials.planner.placement import Placement, place
+from trials.planner.segments import ITEMSIZES, Segment, segments_at, taped
+from trials.planner.step_time import Step, prepare, price
+from trials.planner.strategies import Checkpointing, Strategy
+from trials.planner.table_cost import (
+    ONE_PROCESS_ROW_STATE_BYTES,
+    ROW_STATE_BYTES,
+    TABLE_DECAY_ROW_BYTES,
+    WEIGHT_BYTES,
+)
+
+ID_BYTES = 4
+"""int32, as the loader has ids."""
+LABEL_BYTES = NUMBER_BYTES = 4
+BATCHES_HELD = {"cpu": 1, "cuda": 2}
+"""The batch that is trained on, and on an accelerator the one that is copied meanwhile."""
+INDEX_BYTES = 8
+COLUMNS_A_ROW = 3
+"""Of the width of an embedding, for each row that is updated: its gradients' sum, its weights, their squares
+(trials/row_wise_adagrad.py)."""
+INDICES_AN_ID = 2
+"""int64 for each id, beside the gradient's own: places and representatives (trials/row_wise_adagrad.py)."""
+POOL_BYTES = 2 * POOL_WORDS * 8
+"""Random bits that dropout draws on, on a CPU."""
+
+
+class Pricing:
+    """One model, batch and cluster."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        schema: FeatureSchema,
+        cluster: Cluster,
+        batch_size: int,
+        precision: Precision,
+        *,
+        table_decay: bool = False,
+    ) -> None:
+        """Arguments as for `plan.plan`, resolved."""
+        self.model, self.schema, self.cluster = model, schema, cluster
+        self.batch_size, self.precision, self.table_decay = batch_size, precision, table_decay
+        self.examples_a_rank = ceil(batch_size / cluster.ranks)
+        self._taped = taped(model, schema, precision, cluster.device)
+        self._segments: dict[int, tuple[Segment, ...]] = {}
+        self._activations: dict[tuple[int, Checkpointing], Activations] = {}
+        self._steps: dict[int, Step] = {}
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Of the embedding tables, in what memory there is.
+
+        Raises:
+            PlacementError: where they do not fit beside nothing.
+        """
+        alone = self.cluster.ranks == 1
+        state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
+        return place(
+            self.schema.tables,
+            self.model.embedding_dim,
+            self.cluster,
+            global_batch=self.batch_size,
+            memory_bytes=self.cluster.hbm_bytes - self.context_bytes - self.reserve_bytes,
+            row_state_bytes=state + TABLE_DECAY_ROW_BYTES * (alone and self.table_decay),
+        )
+
+    @property
+    def context_bytes(self) -> int:
+        """Of a GPU's context, libraries' workspaces, and a communicator where there are several ranks."""
+        if self.cluster.device == "cpu":
+            return POOL_BYTES if self.model.dropout else 0
+        communicator = NCCL_COMMUNICATOR_BYTES if self.cluster.ranks > 1 else 0
+        return CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES + communicator
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Of a GPU's caching allocator."""
+        return 0 if self.cluster.device == "cpu" else ALLOCATOR_RESERVE_BYTES
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the prices should know."""
+        found = self._segments.values()
+        kinds = {kind for segments in found for segment in segments for kind in segment.undeclared}
+        return tuple(
+            f"Module {kind!r} declares no memory (`write`): its layers were traced, on the CPU's code path."
+            for kind in sorted(kinds)
+        )
+
+    def micro_batch(self, strategy: Strategy) -> int:
+        """Examples of a rank's largest micro-batch."""
+        return ceil(self.examples_a_rank / strategy.micro_batches)
+
+    def time(self, strategy: Strategy) -> StepTime:
+        """Of one step of the whole batch."""
+        micro = self.micro_batch(strategy)
+        if micro not in self._steps:
+            self._steps[micro] = prepare(
+                self.segments(micro), self.cluster, self.placement, examples=micro, precision=self.precision
+            )
+        return price(self._steps[micro], strategy)
+
+    def memory(self, strategy: Strategy) -> MemoryEstimate:
+        """Of the fullest rank: the dense part's peak, or the moment at which tables are read and updated."""
+        micro = self.micro_batch(strategy)
+        dense = dense_peak(
+            self.segments(micro),
+            self._activations_of(micro, strategy),
+            strategy,
+            self._batch(strategy, micro),
+            itemsize=ITEMSIZES[self.precision],
+            hosts=self.cluster.hosts,
+            gpus_a_host=self.cluster.gpus_a_host,
+        )
+        moment = dense.moment
+        beside = self._tables_workspace
+        tables_peak = beside > moment.total
+        activations = () if tables_peak else dense.by_segment
+        return MemoryEstimate(
+            parameters=dense.parameters,
+            gradients=0 if tables_peak else moment.gradients,
+            optimizer_state=dense.optimizer_state,
+            activations=sum(size for _, size in activations),
+            activations_by_layer=activations,
+            embedding_shards=self.placement.heaviest_bytes,
+            unsharded_layer=0 if tables_peak else moment.unsharded,
+            communication_buffers=dense.buckets + (beside if tables_peak else moment.buffers),
+            input_batch=dense.batch,
+            context=self.context_bytes,
+            reserve=self.reserve_bytes,
+            host=dense.host,
+            peak_at="update of the tables" if tables_peak else moment.at,
+        )
+
+    def lacking_bytes(self, memory: MemoryEstimate) -> int:
+        """By what it exceeds the device's memory, or its ranks together the host's; 0 where it fits."""
+        device = memory.total - self.cluster.hbm_bytes
+        host = memory.host * self.cluster.gpus_a_host - self.cluster.host_memory_bytes
+        return max(device, host, 0)
+
+    def segments(self, micro: int) -> tuple[Segment, ...]:
+        """Of the model, for a micro-batch of so many examples."""
+        if micro not in self._segments:
+            self._segments[micro] = segments_at(self._taped, self.precision, micro)
+        return self._segments[micro]
+
+    def _activations_of(self, micro: int, strategy: Strategy) -> Activations:
+        key = (micro, strategy.checkpointing)
+        if key not in self._activations:
+            found = self.segments(micro)
+            self._activations[key] = Activations(found, recomputed(found, strategy))
+        return self._activations[key]
+
+    def _batch(self, strategy: Strategy, micro: int) -> Batch:
+        """Plain DP on one rank looks embeddings up within the step; others once for all micro-batches."""
+        width = WEIGHT_BYTES * self.model.embedding_dim * len(self.schema.tables)
+        ids = sum(table.mean_ids for table in self.schema.tables)
+        numbers = NUMBER_BYTES * len(self.schema.numeric) + LABEL_BYTES
+        other = round(self.examples_a_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
+        within = self.cluster.ranks == 1 and not strategy.techniques
+        if within:
+            other += round(self.examples_a_rank * INDEX_BYTES * ids)  # row numbers, saved for the gradient
+        return Batch(
+            embeddings=0 if within else width * self.examples_a_rank,
+            micro_embeddings=width * micro,
+            other=other,
+        )
+
+    @cached_property
+    def _tables_workspace(self) -> int:
+        """Where tables are read and updated no activations are alive, but the embeddings' gradients are.
+
+        Several ranks: pooled embeddings on their way, and dense gradients of replicated tables. One rank: what
+        its optimizer sums duplicates in.
+        """
+        width, examples = WEIGHT_BYTES * self.model.embedding_dim, self.examples_a_rank
+        if self.cluster.ranks > 1:
+            gradients = width * len(self.schema.tables) * examples
+            pooled = round(max(self.placement.all_to_all_bytes_a_rank))
+            return gradients + pooled + self.placement.replicated_gradient_bytes
+        ids = [table.mean_ids * examples for table in self.schema.tables]
+        rows = [min(table.rows, count) for table, count in zip(self.schema.tables, ids, strict=True)]
+        joined = 1 if self.schema.categorical and self.schema.multi_hot else 0
+        gradients = round(sum(ids) * (width + INDEX_BYTES))
+        summing = round(sum(rows) * COLUMNS_A_ROW * width + sum(ids) * INDICES_AN_ID * INDEX_BYTES)
+        return gradients + max(summing, joined * gradients)

@@ -1,0 +1,341 @@
+"""The reference: memory of one real training step, traced under fake tensors and a fake process group.
+
+The model, its wrapping (`trials.parallelize`) and the step are the real ones; tensors have sizes but no
+contents and collectives do nothing, so that a step on hundreds of ranks is traced on one in about a second.
+`MemoryCounter` counts what rank 0, the fullest, holds. Everything that torch does not promise to keep is
+used in this file alone. Left out: what is no tensor (context, workspaces, the allocator's reserve), tables.
+
+Three things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_bucket`); random bits
+of dropout, whose place in their pool depends on data; and, for offload, the copies between host and device,
+which a CPU does not make: what would live on the host is left out of the device's count.
+
+It is the CPU's code path that is traced: fused linear maps, dropout on bits (`dhen.linear`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from dhen.config import ModelConfig
+from dhen.model import build_model
+from dhen.replay import Footprint
+from dhen.schema import FeatureSchema
+from dhen.segment import Undeclared
+from dhen.tape import Shape
+from dhen.values import Value
+from trials.dense_batch import DenseBatch, DenseInputs, take_tables
+from trials.hardware import Precision
+from trials.job import TrainingConfig
+from trials.master_weights import DTYPES
+from trials.memory_counter import HOST, MemoryCounter
+from trials.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
+from trials.planner.strategies import Strategy
+
+THREADS = 2
+"""Of torch during a trace: with more than one, `dhen.norm` takes another path."""
+
+CHUNKS = "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"
+"""What cuts a parameter into shards; made one by one, 256 of each took most of a trace."""
+
+
+class StepMemory(Value):
+    """Bytes of rank 0's tensors in a training step after the first, at the moment of their peak."""
+
+    total: int
+    """On the device."""
+    by_kind: dict[str, int]
+    """The same by what it is; sums to `total`."""
+    peak_at: str
+    """The moment: `forward of layer0`, `backward of layer3`, `optimizer step`."""
+    peaks: dict[str, int]
+    """The most at each such moment."""
+    host: int
+    """In host memory, where parameters, gradients and optimizer state are offloaded; its own peak."""
+
+
+def trace(
+    model: ModelConfig,
+    schema: FeatureSchema,
+    strategy: Strategy,
+    *,
+    hosts: int,
+    gpus_a_host: int,
+    examples_a_rank: int,
+    precision: Precision,
+) -> StepMemory:
+    """Traces two training steps of the dense part under fake tensors; tells the memory of the second.
+
+    Args:
+        model: the architecture; dropout is on as it says.
+        schema: the tables' sizes do not matter.
+        strategy: how the model is held.
+        hosts: of the cluster.
+        gpus_a_host: ranks on each.
+        examples_a_rank: B of one rank, all micro-batches together.
+        precision: what the dense part computes in.
+
+    Raises:
+        ValueError: where this process belongs to a process group already.
+    """
+    with _process_group(hosts * gpus_a_host):
+        mesh = device_mesh(strategy.dense, hosts, gpus_a_host, "cpu")
+        with FakeTensorMode(), patch(CHUNKS, _first_chunk):
+            return measure(model, schema, strategy, mesh, examples_a_rank, precision, replicate=_into_bucket)
+
+
+def measure(
+    model: ModelConfig,
+    schema: FeatureSchema,
+    strategy: Strategy,
+    mesh: DeviceMesh | None,
+    examples: int,
+    precision: Precision,
+    *,
+    replicate: Callable[[nn.Module], nn.Module] = average_gradients,
+) -> StepMemory:
+    """Two training steps of the dense part, on this rank, on the CPU; tells the memory of the second.
+
+    With real tensors, on every rank of `mesh` (from `trials.parallelize.device_mesh`), it is what a real
+    step holds; `trace` calls it with fake ones. Arguments as there and in `parallelize`.
+    """
+    config, host = TrainingConfig(precision=precision), strategy.offload
+    with MemoryCounter() as counter, _same_path(), _collectives_labelled(counter):
+        with counter.new_are("parameters"):
+            dense = build_model(model, schema).train()
+            take_tables(dense)
+            step = parallelize(
+                dense, strategy, config, mesh, replicate=partial(_labelled, counter, replicate)
+            )
+        with counter.new_are("input_batch"):
+            batch = blank_batch(model, schema, examples)
+        if host:
+            counter.label(dense.parameters(), HOST)
+        if strategy.fully_sharded or mesh is None or mesh.size() == 1:
+            _label_gradients(dense.parameters(), counter, HOST if host else "gradients")
+        _one_step(ParallelStep(step.engine, 1), batch, counter, HOST if host else "optimizer_state")
+        _label_gradients(_unsharded_parameters(dense), counter, "gradients")
+        _follow(dense, counter)
+        counter.start_over("features")
+        _one_step(step, batch, counter, "gradients")
+        return _result(counter)
+
+
+def blank_batch(model: ModelConfig, schema: FeatureSchema, examples: int) -> DenseBatch:
+    """A batch of so many examples, all zeros, as lookups leave it; without weights."""
+    dim = model.embedding_dim
+    widths = ((len(schema.categorical),) if schema.categorical else ()) + (1,) * len(schema.multi_hot)
+    embeddings = tuple(torch.zeros(examples, width, dim, requires_grad=True) for width in widths)
+    return DenseBatch(
+        DenseInputs(embeddings, torch.zeros(examples, len(schema.numeric))), torch.zeros(examples)
+    )
+
+
+def _one_step(step: ParallelStep, batch: DenseBatch, counter: MemoryCounter, update_makes: str) -> None:
+    """As training does it: the tables take the embeddings' gradients before the dense part is updated."""
+    step.forward_backward(batch)
+    for embeddings in batch.inputs.embeddings:
+        embeddings.grad = None
+    counter.begin("optimizer step")
+    with counter.new_are(update_makes):
+        step.update()
+
+
+@contextmanager
+def _process_group(ranks: int) -> Iterator[None]:
+    """A group whose collectives do nothing, seen from rank 0."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _first_chunk(tensor: Tensor, chunks: int, dim: int) -> list[Tensor]:
+    """The shard of rank 0 alone."""
+    return [tensor.narrow(dim, 0, -(-tensor.size(dim) // chunks))]
+
+
+@contextmanager
+def _same_path() -> Iterator[None]:
+    """The code takes the same path on every machine and under fake tensors."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        with patch("dhen.dropout.random_bytes", _no_random_bytes):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _no_random_bytes(count: int) -> Tensor:
+    """`dhen.dropout.random_bytes` without its pools of bits, which belong to the process, not to a model."""
+    return torch.empty(-(-count // 8), dtype=torch.int64).view(torch.int8)[:count]
+
+
+def _labelled(
+    counter: MemoryCounter, replicate: Callable[[nn.Module], nn.Module], model: nn.Module
+) -> nn.Module:
+    with counter.new_are("communication_buffers"):
+        return replicate(model)
+
+
+def _into_bucket(model: nn.Module) -> nn.Module:
+    """What DistributedDataParallel holds, for fake tensors: all gradients lie in buckets, as views.
+
+    Its buckets together are as long as all parameters (one here). A fresh gradient is copied into its place and
+    freed; from then on gradients are added up there.
+    """
+    parameters = list(model.parameters())
+    sizes = [parameter.numel() for parameter in parameters]
+    bucket = torch.empty(sum(sizes), dtype=parameters[0].dtype)
+    for parameter, part in zip(parameters, torch.split(bucket, sizes), strict=True):
+        _when_accumulated(parameter, partial(_move_gradient, part.view_as(parameter)))
+    return model
+
+
+def _when_accumulated(parameter: Tensor, run: Callable[[Tensor], None]) -> None:
+    parameter.register_post_accumulate_grad_hook(run)  # type: ignore[no-untyped-call]
+
+
+def _move_gradient(place: Tensor, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    if parameter.grad is not place:
+        parameter.grad = place.copy_(parameter.grad)
+
+
+@contextmanager
+def _collectives_labelled(counter: MemoryCounter) -> Iterator[None]:
+    """What `fully_shard` makes to gather and reduce is known by its kind."""
+
+    def labelled(method: str, kind: str) -> Any:
+        original = getattr(FSDPParamGroup, method)
+
+        def run(group: FSDPParamGroup, *args: Any) -> None:
+            with counter.new_are(kind):
+                original(group, *args)
+
+        return patch.object(FSDPParamGroup, method, run)
+
+    with (
+        labelled("unshard", "communication_buffers"),
+        labelled("wait_for_unshard", "unsharded_layer"),
+        labelled("post_backward", "communication_buffers"),
+    ):
+        yield
+
+
+def _label_gradients(parameters: Iterable[Tensor], counter: MemoryCounter, kind: str) -> None:
+    for parameter in parameters:
+        _when_accumulated(parameter, partial(_label_gradient, counter, kind))
+
+
+def _label_gradient(counter: MemoryCounter, kind: str, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    counter.label([parameter.grad], kind)
+
+
+def _unsharded_parameters(model: nn.Module) -> Iterator[Tensor]:
+    """What `fully_shard` gathers into; there are none before the first step."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                yield from (parameter.unsharded_param for parameter in group.fsdp_params)
+
+
+def _follow(model: nn.Module, counter: MemoryCounter) -> None:
+    """Tells the counter which segment goes forward or backward."""
+    for name, module in _segments(model):
+        module.register_forward_pre_hook(
+            lambda *_, name=name: counter.begin(f"forward of {name}"), prepend=True
+        )
+        module.register_forward_hook(partial(_follow_backward, counter, name), prepend=True)
+
+
+def _follow_backward(counter: MemoryCounter, name: str, _: nn.Module, __: Any, output: Tensor) -> None:
+    output.register_hook(lambda _: counter.begin(f"backward of {name}"))  # type: ignore[no-untyped-call]
+
+
+def _segments(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    """As in `trials.planner.segments`; the head's hooks are on its two parts."""
+    yield "features", model.get_submodule("features")
+    for index, layer in enumerate(getattr(model, "layers", ())):
+        yield f"layer{index}", layer
+    for name in ("interactions", "mlp", "head", "logit"):
+        if hasattr(model, name):
+            yield "head", model.get_submodule(name)
+
+
+def _result(counter: MemoryCounter) -> StepMemory:
+    return StepMemory(
+        total=counter.peak,
+        by_kind={kind: size for kind, size in counter.peak_by_kind.items() if size and kind != HOST},
+        peak_at=counter.peak_phase,
+        peaks=counter.peaks,
+        host=counter.host_peak,
+    )
+
+
+class TracedModule(NamedTuple):
+    """What a trace tells of one module."""
+
+    footprint: Footprint
+    shapes: tuple[Shape, ...]
+    """Of its parameters."""
+    buffer_bytes: int
+
+
+@lru_cache(maxsize=1024)
+def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> TracedModule:
+    """The footprint of a segment that declares no memory, from its forward and backward under fake tensors.
+
+    Backward's peak has all of its parameters' gradients in it, also where a strategy moves them away.
+    """
+    with FakeTensorMode(), _same_path():
+        dtype, module = DTYPES[precision], undeclared.build().train()
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(dtype)  # `Module.to` fails under fake tensors
+        x, *others = (torch.zeros(batch, *shape, dtype=dtype) for shape in undeclared.inputs)
+        x.requires_grad_()
+        parameters = list(module.parameters())
+        with MemoryCounter() as counter:
+            counter.label([x, *others, *parameters, *module.buffers()], "given")
+            there = counter.total
+            with torch.no_grad():
+                discarded = module(x, *others)
+            discarding_peak = counter.peak - there
+            del discarded
+            counter.start_over("forward")
+            y = module(x, *others)
+            forward_peak, output = counter.peak - there, y.untyped_storage().nbytes()
+            kept = counter.total - there - output
+            counter.start_over("backward")
+            gradients = torch.autograd.grad([y], [x, *parameters], [torch.empty_like(y)], allow_unused=True)
+            backward_peak = counter.peak - there
+            del gradients
+    given = x.untyped_storage().nbytes()
+    held = sum(parameter.untyped_storage().nbytes() for parameter in parameters)
+    footprint = Footprint(
+        input=given,
+        output=output,
+        kept=kept + given,
+        forward_peak=forward_peak,
+        discarding_peak=discarding_peak,
+        backward_peak=given + backward_peak,
+        backward_peak_with_gradients=given + backward_peak,
+        traffic=given + 2 * forward_peak + held,
+    )
+    shapes = tuple((p.shape[0], p.shape[1:].numel()) for p in parameters)
+    return TracedModule(footprint, shapes, sum(buffer.nbytes for buffer in module.buffers()))

@@ -1,0 +1,84 @@
+"""Where nothing fits: the nearest changes of batch, cluster or model under which one strategy would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dhen.config import DhenConfig
+from trials.cluster.cluster import Cluster
+from trials.planner.placement import PlacementError
+from trials.planner.pricing import Pricing
+from trials.planner.strategies import Strategy
+
+MOST_HOSTS = 64
+"""Times as many hosts, looked at at most."""
+
+
+def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
+    """A sentence with each single change after which `strategy`, which lacks least, would fit."""
+    found = [
+        words
+        for changes in (_batches(pricing), _hosts(pricing), _depths(pricing))
+        if (words := _first_that_fits(changes, strategy)) is not None
+    ]
+    if not found:
+        return "No smaller batch, more hosts or fewer layers alone would fit: give a rank more memory."
+    return f"It would fit with {', or '.join(found)}."
+
+
+def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy) -> str | None:
+    for words, changed in changes:
+        try:
+            if changed.lacking_bytes(changed.memory(strategy)) == 0:
+                return words
+        except PlacementError:
+            continue
+    return None
+
+
+def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+    """Halved again and again."""
+    batch = pricing.batch_size // 2
+    while batch >= pricing.cluster.ranks:
+        yield f"training.batch_size={batch}", _changed(pricing, batch_size=batch)
+        batch //= 2
+
+
+def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+    """One more, then two, four ... more, where the cluster has a network."""
+    cluster, more = pricing.cluster, 1
+    while cluster.network and more <= MOST_HOSTS * cluster.hosts:
+        hosts = cluster.hosts + more
+        larger = cluster.model_copy(update={"hosts": hosts})
+        if pricing.batch_size >= larger.ranks:
+            yield (
+                f"{more} more host{'s' if more > 1 else ''} ({hosts} in all)",
+                _changed(pricing, cluster=larger),
+            )
+        more *= 2
+
+
+def _depths(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+    """Layers taken off the end."""
+    model = pricing.model
+    if isinstance(model, DhenConfig):
+        for depth in range(len(model.layers) - 1, 0, -1):
+            shorter = model.model_copy(update={"layers": model.layers[:depth]})
+            yield f"{depth} of {len(model.layers)} layers", _changed(pricing, model=shorter)
+
+
+def _changed(
+    pricing: Pricing,
+    *,
+    model: DhenConfig | None = None,
+    cluster: Cluster | None = None,
+    batch_size: int | None = None,
+) -> Pricing:
+    return Pricing(
+        model or pricing.model,
+        pricing.schema,
+        cluster or pricing.cluster,
+        batch_size or pricing.batch_size,
+        pricing.precision,
+        table_decay=pricing.table_decay,
+    )

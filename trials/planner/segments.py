@@ -1,0 +1,86 @@
+"""A model as the planner sees it: segments one after another, each with its parameters, work and memory.
+
+Segments are what checkpointing and `fully_shard` act on: `features` (without the tables), every layer, and
+`head` (what stands above the last layer; all of a model that has no layers). FSDP's units are the layers;
+features and head belong to its root unit.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from dhen.config import ModelConfig
+from dhen.model import taped_model
+from dhen.replay import Footprint, Replayed, replay
+from dhen.schema import FeatureSchema
+from dhen.segment import Setting, Taped
+from dhen.tape import Device, Shape, Tape
+from trials.hardware import Precision
+
+ITEMSIZES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
+
+
+class Segment(NamedTuple):
+    """One part of the model."""
+
+    name: str
+    parameters: int
+    """Dense parameters (values, not bytes)."""
+    flops: float
+    """Forward matmul and attention FLOPs an example."""
+    footprint: Footprint
+    """At the micro-batch and precision asked for."""
+    shapes: tuple[Shape, ...] = ()
+    """Of its parameters: the dimension along which `fully_shard` splits them, and all others together."""
+    buffer_bytes: int = 0
+    undeclared: tuple[str, ...] = ()
+    """Kinds of its modules that declare no memory, so that a trace was taken."""
+
+
+def segments(
+    model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device, batch: int
+) -> tuple[Segment, ...]:
+    """The model's segments for a micro-batch of `batch` examples on a device."""
+    return segments_at(taped(model, schema, precision, device), precision, batch)
+
+
+def taped(
+    model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device
+) -> tuple[Taped, ...]:
+    """The model's segments for any batch."""
+    return tuple(taped_model(model, schema, Setting(ITEMSIZES[precision], device)))
+
+
+def segments_at(found: tuple[Taped, ...], precision: Precision, batch: int) -> tuple[Segment, ...]:
+    """Segments for a micro-batch of `batch` examples."""
+    return tuple(_segment(each, precision, batch) for each in found)
+
+
+def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
+    if taped.undeclared is not None:
+        from trials.planner.reference import trace_module  # imports what only a trace needs
+
+        traced = trace_module(taped.undeclared, precision, batch)
+        return _found(taped, traced.shapes, traced.buffer_bytes, traced.footprint)
+    tape = taped.tape
+    assert tape is not None
+    return _found(taped, tuple(tape.parameters), tape.buffer_bytes, _replayed(tape, taped.output).at(batch))
+
+
+def _found(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint: Footprint) -> Segment:
+    return Segment(
+        name=taped.name,
+        parameters=sum(rows * width for rows, width in shapes),
+        flops=taped.flops,
+        footprint=footprint,
+        shapes=shapes,
+        buffer_bytes=buffer_bytes,
+        undeclared=taped.undeclared.kinds if taped.undeclared else (),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _replayed(tape: Tape, output: int) -> Replayed:
+    """Layers that are alike have one tape."""
+    return replay(tape, output)

@@ -1,0 +1,301 @@
+"""How long a training step takes: roofline for compute, the alpha-beta model for collectives, their overlap.
+
+A segment's forward takes the longer of its FLOPs at the reachable peak and its traffic at the reachable memory
+bandwidth (roofline, Williams et al. 2009), and the time to start its kernels. Backward counts twice: a product
+has two of the same size (gradients of weights and of inputs), and other operations read the output's
+gradient and what was saved, and write the input's. `collectives` prices communication, `timeline` says what of
+it hides behind compute, and compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathers
+and reduces in every micro-batch, DistributedDataParallel reduces in the last.
+
+Left out: shapes (thin products reach less than `MATMUL_SHARE`), TF32 (torch's default for fp32 is without),
+the input pipeline, evaluation. On a CPU the ranks of a host share its cores and memory.
+Unverified on GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+from trials.cluster.cluster import Cluster
+from trials.hardware import Precision
+from trials.planner.collectives import Collectives, collectives
+from trials.planner.device_constants import (
+    COLLECTIVE_SECONDS,
+    HOST_MEMORY_BANDWIDTH,
+    KERNEL_SECONDS,
+    KERNELS_A_SEGMENT,
+    MATMUL_SHARE,
+    MEMORY_SHARE,
+    OVERLAP_SLOWDOWN,
+)
+from trials.planner.estimates import StepTime
+from trials.planner.memory import unit
+from trials.planner.placement import Placement
+from trials.planner.segments import ITEMSIZES, Segment
+from trials.planner.strategies import Checkpointing, Strategy, shards
+from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
+
+MASTER_BYTES = 4
+"""Of a weight as the optimizer holds it."""
+UPDATE_BYTES = 28
+"""AdamW's traffic a parameter, in fp32: reads weight, gradient and two moments, writes all but the gradient."""
+BACKWARD_PASSES = 2
+"""Forward passes that backward is worth."""
+RECOMPUTED: dict[Checkpointing, slice] = {
+    "none": slice(0, 0),
+    "selective": slice(0, None, 2),
+    "full": slice(0, None),
+}
+"""Of the layers."""
+
+
+class Parts(NamedTuple):
+    """A number for each part of the model."""
+
+    before: float
+    """What stands before the layers (features)."""
+    layers: list[float]
+    after: float
+    """What stands above them (head); with `before` it is the root unit of `fully_shard`."""
+
+    @property
+    def total(self) -> float:
+        """All together."""
+        return self.before + sum(self.layers) + self.after
+
+
+class Step(NamedTuple):
+    """A model's step on a cluster, as far as it is the same for all strategies of as many micro-batches."""
+
+    cluster: Cluster
+    forward: Parts
+    """Seconds of a micro-batch."""
+    parameters: Parts
+    """Dense values."""
+    padded: Parts
+    """The same as all ranks gather them: `fully_shard` pads each parameter to equal shards."""
+    padded_in_host: Parts
+    """As the ranks of a host gather them (HSDP)."""
+    value_bytes: int
+    """Of a number in that precision."""
+    bandwidth: float
+    """Bytes/s of a rank's memory, as far as reachable."""
+    everywhere: Collectives
+    """Among all ranks."""
+    bucket_bytes: int
+    """Gradients that DistributedDataParallel reduces at a time; 0 on one rank."""
+    in_host: Collectives
+    """Among the ranks of a host."""
+    across: Collectives
+    """Among one rank of every host."""
+    lookup: float
+    """Seconds, as the rest: of lookup and the tables' update."""
+    all_to_all: float
+    """Of ids and embeddings, forward and backward."""
+    tables_reduce: float
+    """All-reduce of replicated tables' gradients."""
+
+
+class Communication(NamedTuple):
+    """Seconds on links, in all micro-batches, with the copies on the device that a collective needs."""
+
+    all_gather: float = 0.0
+    reduce_scatter: float = 0.0
+    all_reduce: float = 0.0
+    host_transfer: float = 0.0
+
+
+def step_time(
+    segments: Sequence[Segment],
+    strategy: Strategy,
+    cluster: Cluster,
+    placement: Placement,
+    *,
+    examples_a_rank: int,
+    precision: Precision,
+) -> StepTime:
+    """Seconds of one step of the whole batch on the slowest rank.
+
+    For many strategies, `prepare` once for each number of micro-batches and `price` each.
+
+    Args:
+        segments: features, layers, head, with the traffic of one micro-batch.
+        strategy: how the dense part is held.
+        cluster: its peaks, bandwidths and links.
+        placement: of the embedding tables.
+        examples_a_rank: of all micro-batches together.
+        precision: that the dense part computes, gathers and reduces in.
+    """
+    examples = ceil(examples_a_rank / strategy.micro_batches)
+    return price(prepare(segments, cluster, placement, examples=examples, precision=precision), strategy)
+
+
+def prepare(
+    segments: Sequence[Segment],
+    cluster: Cluster,
+    placement: Placement,
+    *,
+    examples: int,
+    precision: Precision,
+) -> Step:
+    """What all strategies share whose micro-batches have so many examples."""
+    # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
+    ranks = cluster.gpus_a_host if cluster.device == "cpu" else 1
+    bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
+    peak = getattr(cluster.peak_flops, precision) / ranks * MATMUL_SHARE
+    forward = [
+        max(segment.flops * examples / peak, segment.footprint.traffic / bandwidth)
+        + KERNELS_A_SEGMENT * KERNEL_SECONDS
+        for segment in segments
+    ]
+    everywhere = collectives(cluster, cluster.hosts, cluster.gpus_a_host)
+    sent, ids = max(placement.all_to_all_bytes_a_rank), max(placement.id_bytes_a_rank)
+    replicated = placement.replicated_gradient_bytes
+    return Step(
+        cluster=cluster,
+        forward=_parts(segments, forward),
+        parameters=_parts(segments, [segment.parameters for segment in segments]),
+        padded=_parts(segments, [_padded(segment, cluster.ranks) for segment in segments]),
+        padded_in_host=_parts(segments, [_padded(segment, cluster.gpus_a_host) for segment in segments]),
+        value_bytes=ITEMSIZES[precision],
+        bandwidth=bandwidth,
+        everywhere=everywhere,
+        bucket_bytes=everywhere.bucket_bytes() if cluster.ranks > 1 else 0,
+        in_host=collectives(cluster, 1, cluster.gpus_a_host),
+        across=collectives(cluster, cluster.hosts, 1),
+        lookup=max(placement.lookup_bytes_a_rank) / bandwidth,
+        all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
+        tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
+    )
+
+
+def price(step: Step, strategy: Strategy) -> StepTime:
+    """A strategy's seconds, itemised."""
+    micro_batches, again = strategy.micro_batches, RECOMPUTED[strategy.checkpointing]
+    forward = micro_batches * step.forward.total
+    recomputation = micro_batches * sum(step.forward.layers[again])
+    elapsed, links = (_fully_sharded if strategy.fully_sharded else _replicated)(step, strategy)
+    compute = forward * (1 + BACKWARD_PASSES) + recomputation
+    overlapped = max(compute + sum(links) - elapsed, 0.0)
+    hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
+    update = _update(step, strategy)
+    items = {
+        "forward": forward,
+        "backward": forward * BACKWARD_PASSES,
+        "recomputation": recomputation,
+        "lookup": step.lookup,
+        "optimizer": 0.0 if strategy.offload else update,
+        "all_to_all": step.all_to_all,
+        "all_gather": links.all_gather + _publication(step, strategy),
+        "reduce_scatter": links.reduce_scatter,
+        "all_reduce": links.all_reduce + step.tables_reduce,
+        "host_transfer": links.host_transfer + (update if strategy.offload else 0.0),
+    }
+    return StepTime(**items, hidden=hidden, total=sum(items.values()) - hidden)
+
+
+def _parts(segments: Sequence[Segment], numbers: Sequence[float]) -> Parts:
+    """Layers by name; of the rest, what comes before the first is `features`."""
+    layers = [n for segment, n in zip(segments, numbers, strict=True) if segment.name.startswith("layer")]
+    before = sum(n for segment, n in zip(segments, numbers, strict=True) if segment.name == "features")
+    return Parts(before, layers, sum(numbers) - sum(layers) - before)
+
+
+def _padded(segment: Segment, ranks: int) -> float:
+    """Its parameters as `fully_shard` gathers them over so many ranks; unknown shapes count as they are."""
+    return unit(segment.shapes, ranks).padded if segment.shapes else segment.parameters
+
+
+def _passes(step: Step, strategy: Strategy) -> Passes:
+    """Seconds of a micro-batch's passes, recomputation in backward."""
+    before, forward, after = step.forward
+    layers = [(seconds, BACKWARD_PASSES * seconds) for seconds in forward]
+    again = RECOMPUTED[strategy.checkpointing]
+    layers[again] = [(seconds, backward + seconds) for seconds, backward in layers[again]]
+    return Passes((before, BACKWARD_PASSES * before), layers, (after, BACKWARD_PASSES * after))
+
+
+def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
+    """dp and zero1: gradients are all-reduced behind the last micro-batch's backward; seconds until both end."""
+    passes = _passes(step, strategy)
+    backward = [passes.after[1], *(seconds for _, seconds in reversed(passes.layers)), passes.before[1]]
+    ended, spent = sum(backward), 0.0
+    if step.cluster.ranks > 1:
+        before, layers, after = step.parameters
+        sizes = [step.value_bytes * values for values in (after, *reversed(layers), before)]
+        ended, spent = reduced_in_buckets(backward, sizes, step.bucket_bytes, step.everywhere.all_reduce)
+    earlier = (strategy.micro_batches - 1) * (step.forward.total + sum(backward))
+    return earlier + step.forward.total + ended, Communication(all_reduce=spent)
+
+
+def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication]:
+    """zero2, fsdp, hsdp: in each micro-batch layers are gathered when needed, and their gradients scattered."""
+    keep, parts = strategy.dense == "zero2", strategy.micro_batches
+    before, inner, after = step.padded_in_host if strategy.dense == "hsdp" else step.padded
+    root = _unit(step, strategy, before + after)
+    sizes = {values: _unit(step, strategy, values) for values in set(inner)}  # layers are often alike
+    layers = [sizes[values] for values in inner]
+    elapsed = fully_sharded(_passes(step, strategy), root, layers, keep=keep)
+    gathers = 1 if keep else 2  # of a layer; the root's weights stay from forward to backward
+    used = [root, *layers * gathers]
+    units = [root, *layers]
+    return parts * elapsed, Communication(
+        all_gather=parts * sum(each.gather + each.copy_out for each in used),
+        reduce_scatter=parts * sum(each.copy_in + each.scatter for each in units),
+        all_reduce=parts * sum(each.reduce for each in units),
+        host_transfer=parts * (sum(each.fetch for each in used) + sum(each.give_back for each in units)),
+    )
+
+
+def _unit(step: Step, strategy: Strategy, values: float) -> Unit:
+    """What a unit of so many parameters costs, padding included."""
+    size = values * step.value_bytes
+    group = step.in_host if strategy.dense == "hsdp" else step.everywhere
+    parts = _state_shards(step, strategy)
+    over_host_link = 0.0
+    if strategy.offload:
+        over_host_link = values * MASTER_BYTES / parts / step.cluster.host_link_bandwidth
+    copy = 2 * size / step.bandwidth  # read and written
+    return Unit(
+        fetch=over_host_link,
+        gather=group.all_gather(size),
+        copy_out=copy,
+        copy_in=copy,
+        scatter=group.reduce_scatter(size),
+        reduce=step.across.all_reduce(size / parts) if strategy.dense == "hsdp" else 0.0,
+        give_back=over_host_link,
+    )
+
+
+def _update(step: Step, strategy: Strategy) -> float:
+    """AdamW on what a rank holds of the state, on the device or, where offloaded, on the host's CPUs."""
+    cluster = step.cluster
+    held = UPDATE_BYTES * step.parameters.total / _state_shards(step, strategy)
+    if strategy.offload:
+        host = cluster.memory_bandwidth if cluster.device == "cpu" else HOST_MEMORY_BANDWIDTH
+        return held * cluster.gpus_a_host / host
+    return (held + _flat_master_bytes(step, strategy)) / step.bandwidth
+
+
+def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
+    """What `MasterWeights` moves around dp's and zero1's update: gradients together, weights to their copy."""
+    if strategy.fully_sharded:
+        return 0.0
+    gather = step.value_bytes + MASTER_BYTES + (step.value_bytes if step.cluster.ranks > 1 else 0)
+    publish = MASTER_BYTES + step.value_bytes if step.value_bytes != MASTER_BYTES else 0
+    return (gather + publish) * step.parameters.total
+
+
+def _state_shards(step: Step, strategy: Strategy) -> int:
+    """Over how many ranks the optimizer's state is spread."""
+    return shards(strategy.dense, step.cluster.hosts, step.cluster.gpus_a_host)
+
+
+def _publication(step: Step, strategy: Strategy) -> float:
+    """zero1: each rank broadcasts the fp32 weights it has updated: an all-gather in volume, a start for each."""
+    ranks = step.cluster.ranks
+    if strategy.dense != "zero1" or ranks == 1:
+        return 0.0
+    return step.everywhere.all_gather(MASTER_BYTES * step.parameters.total) + (ranks - 1) * COLLECTIVE_SECONDS

@@ -1,0 +1,91 @@
+"""The ladder of memory techniques: every way to hold a model while it trains, from plain DP upwards.
+
+A strategy is a set of techniques: one way to hold the dense state, with or without activation
+checkpointing, CPU offload and gradient accumulation. Plain DP is the empty set. The engines are
+PyTorch's own: DistributedDataParallel (dp), with ZeroRedundancyOptimizer (zero1), `fully_shard` that keeps
+gathered parameters after forward (zero2) or frees them (fsdp), on a mesh of hosts x ranks (hsdp: sharded
+inside a host, replicated across hosts).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+from pydantic import Field
+
+from dhen.values import Value
+
+Dense = Literal["dp", "zero1", "zero2", "hsdp", "fsdp"]
+Checkpointing = Literal["none", "selective", "full"]
+FULLY_SHARDED: tuple[Dense, ...] = ("zero2", "hsdp", "fsdp")
+"""Held by `fully_shard`; CPU offload exists only here."""
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+"""Steps of gradient accumulation that are considered."""
+
+
+class Strategy(Value):
+    """One way to hold a model while it trains."""
+
+    dense: Dense = "dp"
+    """How parameters, gradients and optimizer state of the dense part are held."""
+    checkpointing: Checkpointing = "none"
+    """Of activations, by layer: every second layer (selective) or every layer (full) is recomputed."""
+    offload: bool = False
+    """Sharded parameters, gradients and optimizer state live in host memory (`CPUOffloadPolicy`)."""
+    micro_batches: int = Field(default=1, gt=0)
+    """Parts of a rank's batch that go forward and backward one after another before the update."""
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """What it consists of beside plain DP, which is the empty set."""
+        parts = (
+            self.dense if self.dense != "dp" else "",
+            f"{self.checkpointing}_checkpointing" if self.checkpointing != "none" else "",
+            "cpu_offload" if self.offload else "",
+            f"micro_batches={self.micro_batches}" if self.micro_batches > 1 else "",
+        )
+        return tuple(filter(None, parts))
+
+    @property
+    def name(self) -> str:
+        """Its techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`."""
+        return "+".join(self.techniques if self.dense != "dp" else ("dp", *self.techniques))
+
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether `fully_shard` holds it."""
+        return self.dense in FULLY_SHARDED
+
+
+def shards(dense: Dense, hosts: int, gpus_a_host: int) -> int:
+    """Over how many ranks the sharded part of the dense state is spread."""
+    if dense == "dp":
+        return 1
+    return gpus_a_host if dense == "hsdp" else hosts * gpus_a_host
+
+
+@cache
+def ladder(hosts: int, gpus_a_host: int, examples_a_rank: int) -> tuple[Strategy, ...]:
+    """Every strategy that makes sense on so many ranks, fewer techniques first.
+
+    One rank has nothing to shard: `fully_shard` is there for CPU offload alone. HSDP needs several hosts of
+    several ranks. A micro-batch has at least one example.
+    """
+    found = [
+        Strategy(dense=dense, checkpointing=checkpointing, offload=offload, micro_batches=micro_batches)
+        for dense in _dense(hosts, gpus_a_host)
+        for checkpointing in ("none", "selective", "full")
+        for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
+        for micro_batches in MICRO_BATCHES
+        if micro_batches <= examples_a_rank and (hosts * gpus_a_host > 1 or dense == "dp" or offload)
+    ]
+    return tuple(sorted(found, key=lambda strategy: len(strategy.techniques)))
+
+
+def _dense(hosts: int, gpus_a_host: int) -> tuple[Dense, ...]:
+    if hosts * gpus_a_host == 1:
+        return ("dp", "fsdp")
+    if hosts == 1 or gpus_a_host == 1:
+        return ("dp", "zero1", "zero2", "fsdp")
+    return ("dp", "zero1", "zero2", "hsdp", "fsdp")

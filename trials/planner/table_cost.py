@@ -1,0 +1,119 @@
+"""What an embedding table, or a few of its columns, costs a rank in one step: bytes held, moved and sent.
+
+A shard looks up the ids of the whole batch for its columns and sends pooled embeddings to all ranks; a
+replicated table looks up a rank's own examples and all-reduces its gradient. Traffic follows FBGEMM's fused
+kernels: forward reads a row an id, backward reads a gradient an id and updates each row once. Transfers are
+those of `collectives`, without their latency, which is the same however tables lie. Left out: the sort of
+ids in backward, and what caches save where the same ids come often. Nothing here was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dhen.schema import Table
+from trials.cluster.cluster import Cluster
+from trials.planner.collectives import collectives
+from trials.planner.device_constants import MEMORY_SHARE
+
+WEIGHT_BYTES = 4
+"""Tables are fp32, and so are their pooled embeddings on the way to other ranks."""
+ID_BYTES = 8
+"""int64, as TorchRec sends ids and FBGEMM reads them."""
+ROW_STATE_BYTES = 4
+"""Row-wise Adagrad's fp32 sum, for each row of each column shard (FBGEMM, and trials/row_wise_adagrad.py)."""
+ONE_PROCESS_ROW_STATE_BYTES = 4 + 8
+"""With the int64 a row that trials/row_wise_adagrad.py adds up duplicates through."""
+TABLE_DECAY_ROW_BYTES = 8
+"""More a row in one process where `table_decay` is used: the float64 of trials/row_wise_adagrad.py."""
+SECTOR_BYTES = 32
+"""The least that a GPU reads of its memory (CUDA C++ Best Practices Guide, coalesced access): rows of fewer
+bytes cost as much. A CPU's line is 64; its tables lie in one process, where nothing is split."""
+
+
+class Workload(NamedTuple):
+    """What all tables have in common."""
+
+    dim: int
+    global_batch: int
+    """Examples of all ranks together."""
+    row_state_bytes: int
+    """Optimizer state for each row of each shard."""
+
+
+class Rates(NamedTuple):
+    """What a rank of a cluster needs for a byte, in seconds."""
+
+    ranks: int
+    memory: float
+    """Read or written."""
+    all_to_all: float
+    """Sent in equal parts to all ranks."""
+    all_reduce: float
+    """Of the tensor that is reduced."""
+
+
+def rates(cluster: Cluster) -> Rates:
+    """Those of a cluster, between all of its ranks; a CPU's ranks share its memory."""
+    share = (1.0 if cluster.verified else MEMORY_SHARE) / (
+        cluster.gpus_a_host if cluster.device == "cpu" else 1
+    )
+    between = collectives(cluster, cluster.hosts, cluster.gpus_a_host)
+    memory = 1 / (share * cluster.memory_bandwidth)
+    return Rates(cluster.ranks, memory, between.all_to_all.beta, between.ring.beta)
+
+
+class TableCost(NamedTuple):
+    """One table or shard, on the rank that holds it, in one step."""
+
+    seconds: float
+    """Memory traffic at the memory's bandwidth, then every transfer at its link's; nothing overlaps."""
+    held_bytes: int
+    """Weights and optimizer state."""
+    lookup_bytes: float
+    """Memory traffic of lookup and update."""
+    pooled_bytes: float
+    """Pooled embeddings sent in forward (their gradients come back in backward), the rank's own part included."""
+    id_bytes: float
+    """Ids received for the lookup, the rank's own part included."""
+
+
+def sharded_cost(table: Table, columns: int, work: Workload, rates: Rates) -> TableCost:
+    """So many columns of a table on one rank, for the ids of the whole batch."""
+    examples = work.global_batch
+    lookup = _lookup_bytes(table, columns, examples)
+    pooled = float(examples * columns * WEIGHT_BYTES)
+    ids = examples * table.mean_ids * ID_BYTES
+    seconds = lookup * rates.memory + (2 * pooled + ids) * rates.all_to_all
+    return TableCost(seconds, held_bytes(table, columns, work), lookup, pooled, ids)
+
+
+def replicated_cost(table: Table, work: Workload, rates: Rates) -> TableCost:
+    """A whole table on every rank, each with its own examples; several ranks all-reduce a dense gradient."""
+    lookup = _lookup_bytes(table, work.dim, work.global_batch / rates.ranks)
+    if rates.ranks > 1:
+        lookup += 4 * gradient_bytes(
+            table, work
+        )  # cleared and added to; read, and weights written, by the update
+    seconds = lookup * rates.memory + gradient_bytes(table, work) * rates.all_reduce
+    return TableCost(seconds, held_bytes(table, work.dim, work), lookup, 0.0, 0.0)
+
+
+def gradient_bytes(table: Table, work: Workload) -> int:
+    """Of the dense gradient of a replicated table."""
+    return table.rows * work.dim * WEIGHT_BYTES
+
+
+def held_bytes(table: Table, columns: int, work: Workload) -> int:
+    """Weights and optimizer state of so many columns."""
+    return table.rows * (columns * WEIGHT_BYTES + work.row_state_bytes)
+
+
+def _lookup_bytes(table: Table, columns: int, examples: float) -> float:
+    """Memory traffic of lookup, pooling, backward and update for so many examples."""
+    ids = examples * table.mean_ids
+    row = -(-columns * WEIGHT_BYTES // SECTOR_BYTES) * SECTOR_BYTES
+    forward = ids * (row + ID_BYTES) + examples * columns * WEIGHT_BYTES
+    update = min(ids, table.rows) * 2 * (row + SECTOR_BYTES)  # weights and state, read and written
+    backward = ids * (row + ID_BYTES) + update
+    return forward + backward
