@@ -42,7 +42,7 @@ from trials.record import TrialRecord
 
 PARTS = {
     "ask": (Proposals, "ask"),
-    "plan": (Study, "_plan"),
+    "plan": (Study, "_candidate"),
     "ledger": (Ledger, "save"),
     "start": (Trainer, "start"),
     "tell": (Proposals, "tell"),

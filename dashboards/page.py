@@ -70,23 +70,53 @@ COLUMNS = (
     Column(title="Examples/s", help="trained", field="examples_per_second", text=si),
     Column(title="Time", help="wall clock", field="seconds", text=duration),
     Column(
-        title="Technique", help="memory technique, as executed", field="technique", text=word, numeric=False
+        title="Planned",
+        help="memory technique for the cluster: the least that fits",
+        field="planned",
+        text=word,
+        numeric=False,
+    ),
+    Column(
+        title="Memory", help="predicted peak of a rank there", field="predicted_peak_bytes", text=byte_size
+    ),
+    Column(
+        title="Executed",
+        help="memory technique it was trained with",
+        field="executed",
+        text=word,
+        numeric=False,
     ),
     Column(title="Remark", help="why it did not complete", field="remark", text=word, numeric=False),
 )
 
 
 def write_report(record: StudyRecord, path: Path) -> None:
-    """Writes the page; a reader sees either the old one or the new one whole.
+    """Writes the report of a study.
 
     Raises:
         UserError: when the path is a folder.
         OSError: when the file cannot be written.
     """
+    _write(path, lambda: render(record))
+
+
+def write_figure(figure: go.Figure, path: Path) -> None:
+    """Writes one figure as a page of its own, plotly.js inside.
+
+    Raises:
+        UserError: when the path is a folder.
+        OSError: when the file cannot be written.
+    """
+    page = plotly.io.to_html
+    _write(path, lambda: page(figure, include_plotlyjs=True, full_html=True, config=PLOTLY_CONFIG))
+
+
+def _write(path: Path, render: Callable[[], str]) -> None:
+    """A reader sees either the old page or the new one whole."""
     if path.is_dir():
         raise UserError(f"{path}: a folder; name the file to write, e.g. {path / 'report.html'}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = render(record)
+    page = render()
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:

@@ -39,10 +39,14 @@ class TrialRow:
     """Dense ones."""
     examples_per_second: float | None
     seconds: float | None
-    technique: str | None
-    """As executed; as planned where nothing was executed."""
+    planned: str | None
+    """Memory technique for the study's cluster; None where none fits."""
+    predicted_peak_bytes: int | None
+    """On the fullest rank of that cluster."""
+    executed: str | None
+    """Memory technique it was trained with here."""
     remark: str | None
-    """The error, or whose result it shares."""
+    """The error, whose result it shares, or that its plan does not fit although it was trained."""
 
 
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
@@ -96,7 +100,9 @@ def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> Tri
         parameters=trial.parameters,
         examples_per_second=trial.examples_per_second,
         seconds=trial.seconds,
-        technique=trial.executed_technique or trial.planned_technique,
+        planned=trial.planned_technique,
+        predicted_peak_bytes=trial.predicted_peak_bytes,
+        executed=trial.executed_technique,
         remark=_remark(trial),
     )
 
@@ -109,4 +115,11 @@ def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
 
 def _remark(trial: TrialRecord) -> str | None:
     shared = f"same network as trial {trial.reused_from}" if trial.reused_from is not None else None
-    return trial.error or shared
+    return trial.error or shared or does_not_fit(trial)
+
+
+def does_not_fit(trial: TrialRecord) -> str | None:
+    """What is to be said of a baseline that no technique makes fit: it is trained all the same."""
+    if trial.plan is None or trial.plan.fits:
+        return None
+    return f"does not fit the cluster it is planned for: {trial.plan.remedy or trial.plan.reason}"

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from dashboards.names import short_name
-from dashboards.rows import find
-from dashboards.units import decimals, known, percent, ratio, si
+from dashboards.rows import does_not_fit, find
+from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from trials.record import Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
 
 IN_WORDS = {
@@ -32,6 +32,8 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _test(best, baseline),
         _floor(record, best, baseline, "test"),
         _outcomes(record),
+        _techniques(record),
+        _baseline_fits(baseline),
         _first_error(record) if best is None else None,
     )
     return tuple(sentence for sentence in said if sentence)
@@ -131,6 +133,26 @@ def _outcomes(record: StudyRecord) -> str | None:
     return (
         f"{len(record.trials)} {plural}, the baseline's included: {listed}.{reuse}" if record.trials else None
     )
+
+
+def _techniques(record: StudyRecord) -> str | None:
+    """How often each memory technique was planned; nothing where plain DP on this machine does for all."""
+    planned = [trial for trial in record.candidates if trial.plan is not None]
+    counts = Counter(trial.planned_technique for trial in planned)
+    if record.cluster is None or not planned or (record.cluster.name == "this" and set(counts) == {"dp"}):
+        return None
+    cluster = record.cluster
+    size = f"{cluster.hosts} x {cluster.gpus_a_host} ranks of {byte_size(cluster.hbm_bytes)}"
+    doubt = "" if cluster.verified else ", numbers unverified"
+    nothing = counts.pop(None, 0)
+    chosen = [f"{name} for {count}" for name, count in counts.most_common()]
+    chosen += [f"no technique makes {nothing} fit"] if nothing else []
+    return f"Planned for {cluster.name} ({size}{doubt}): {', '.join(chosen)} of {len(planned)} candidates."
+
+
+def _baseline_fits(baseline: TrialRecord | None) -> str | None:
+    said = does_not_fit(baseline) if baseline else None
+    return f"Warning: the baseline {said}" if said else None
 
 
 def _first_error(record: StudyRecord) -> str | None:

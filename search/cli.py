@@ -22,6 +22,7 @@ VERBS = {
     "verify": "does a bundle still give its numbers?",
     "train": "train one configuration, or a bundle's again",
     "predict": "score a file of rows with a bundle",
+    "plan": "what each memory technique costs a configuration on a cluster, and the least that fits",
     "spaces": "the named search spaces and their sizes",
     "blocks": "the interaction modules and what they cost",
     "clusters": "the named clusters and this machine, with the source of each number",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dhen.errors import UserError
 from dhen.values import Value, dump_yaml, load_yaml, parse
 from search.directory import LOCK_FILE, STUDY_DB, STUDY_FILE, write_atomically
+from trials.cluster.cluster import RANKS
+from trials.cluster.quantity import parse_bytes
 from trials.job import TrainingConfig
 
 DEMO = "demo"
@@ -61,10 +63,30 @@ class StudyConfig(Value):
     """Trials side by side; where not given one on an accelerator, on a CPU as many as cores, four at most."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads a trial; where not given as many of its share of the cores as make it faster."""
+    cluster: str = "local"
+    """What candidates are planned for: a named cluster, a YAML file's path, or `local`, this machine."""
+    ranks: str | None = None
+    """Hosts x ranks a host, e.g. 2x4, in place of the cluster's own."""
+    hbm: int | None = None
+    """Memory a rank, e.g. 24GiB, in place of the cluster's own; `local` shares this machine's among trials."""
+    prefer: Literal["least", "fastest"] = "least"
+    """Of the techniques that fit: as few as may be, or the fastest."""
     storage: str | None = None
     """SQLAlchemy URL of the study's database; study.db in the run's directory where not given."""
     name: str | None = None
     """Of the study, in the database and in MLflow; the run directory's name where not given."""
+
+    @field_validator("ranks", mode="before")
+    @classmethod
+    def _hosts_by_ranks(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, str) and RANKS.fullmatch(value.strip())):
+            raise ValueError("expected hosts x ranks a host, both above 0, such as 2x4")
+        return value
+
+    @field_validator("hbm", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return value if value is None else parse_bytes(value)
 
 
 BUDGET_KEYS = frozenset({"trials", "minutes", "parallel", "threads"})

@@ -10,8 +10,11 @@ from dhen.errors import UserError
 from dhen.values import parse
 from search.config import StudyConfig
 from search.directory import HEAD
+from search.planning import LOCAL, cluster_summary, declared_cluster
 from spaces.axes import Choice
 from spaces.space import Space
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import THIS
 from trials.data.cache import PreparedLog
 from trials.hardware import Precision, preferred_precision
 from trials.job import TrainingConfig
@@ -23,15 +26,24 @@ class Facts:
     """A study's facts in the ledger."""
 
     def __init__(
-        self, ledger: Ledger, config: StudyConfig, directory: Path, log: PreparedLog, space: Space
+        self,
+        ledger: Ledger,
+        config: StudyConfig,
+        directory: Path,
+        log: PreparedLog,
+        space: Space,
+        *,
+        side_by_side: int = 1,
     ) -> None:
         """Settles them for a new study, and holds a known one to them.
 
         Raises:
-            UserError: where the ledger knows the study with another log, space or seed.
+            UserError: where the ledger knows the study with another log, space, seed or cluster.
         """
         self._ledger = ledger
-        self._facts = _settled(ledger, directory, log, space, config.seed)
+        self._facts = _settled(ledger, config, directory, log, space, side_by_side)
+        self.cluster = parse(Cluster, self._facts["cluster"], "the study's cluster")
+        """What every trial is planned for: as declared, or this machine as measured when the study began."""
         self.precision: Precision = self._facts["precision"]
         """Of all trainings: this machine's preference when the study began."""
         self.head = StudyRecord(
@@ -41,6 +53,7 @@ class Facts:
             sampler=config.sampler,
             seed=config.seed,
             log=log.summary(),
+            cluster=cluster_summary(self.cluster),
             trials=(),
             trials_budget=config.trials,
             seconds_budget=60.0 * config.minutes if config.minutes else None,
@@ -53,9 +66,20 @@ class Facts:
         self._ledger.note_facts(self._facts | {HEAD: self.head.model_dump(mode="json")})
 
 
-def _settled(ledger: Ledger, directory: Path, log: PreparedLog, space: Space, seed: int) -> dict[str, Any]:
-    facts = {"log": log.fingerprint, "space": space.fingerprint, "seed": seed}
+def _settled(
+    ledger: Ledger,
+    config: StudyConfig,
+    directory: Path,
+    log: PreparedLog,
+    space: Space,
+    side_by_side: int,
+) -> dict[str, Any]:
+    """This machine is measured for a new study alone: measured again it would not quite be the same."""
+    facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
     known = ledger.facts()
+    if known is None or config.cluster not in (LOCAL, THIS):
+        cluster = declared_cluster(config.cluster, config.ranks, config.hbm, side_by_side=side_by_side)
+        facts["cluster"] = cluster.to_dict()
     if known is None:
         return facts | {"created": time.time(), "precision": preferred_precision()}
     changed = [key for key, value in facts.items() if known.get(key) != value]

@@ -21,9 +21,13 @@ from trials.record import Outcome, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import FrozenTrial, Trial, TrialState
 
 UNFINISHED = (Outcome.RUNNING, Outcome.INTERRUPTED)
+MEMORY = "memory"
+"""The constraint that a candidate fits: `TrialRecord.memory_excess`, a ratio, feasible at 0 or less."""
+NE_OF_INFEASIBLE = 1.0
+"""NE of the base rate alone. It stands for what never trained; samplers go by the constraint there."""
 
 
 class Proposals:
@@ -44,6 +48,7 @@ class Proposals:
         make_sampler(sampler, seed, self._axes)
         self._study = optuna.create_study(directions=["minimize", "minimize"])
         self._optuna_numbers: dict[int, int] = {}
+        self._asked: dict[int, Trial] = {}
 
     def remember(self, candidates: Iterable[TrialRecord]) -> None:
         """Takes over the candidates of earlier sessions, in order; those that have not ended count as running."""
@@ -60,6 +65,7 @@ class Proposals:
         self._study.sampler = make_sampler(self._sampler, seed, self._axes)
         trial = self._study.ask()
         self._optuna_numbers[number] = trial.number
+        self._asked[number] = trial
         point = self._space.sample(trial)
         attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
         return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
@@ -67,6 +73,9 @@ class Proposals:
     def tell(self, record: TrialRecord) -> None:
         """How a proposal ended."""
         state, values = self._result(record)
+        asked = self._asked.pop(record.number, None)
+        if asked is not None and record.memory_excess is not None:
+            asked.set_constraint(MEMORY, record.memory_excess)
         self._study.tell(self._optuna_numbers[record.number], values, state)
 
     def _distributions(self) -> dict[str, BaseDistribution]:
@@ -78,18 +87,21 @@ class Proposals:
     def _remembered(self, record: TrialRecord) -> FrozenTrial:
         """A candidate of the ledger as Optuna has it."""
         state, values = self._result(record)
+        excess = record.memory_excess
         return self._optuna.trial.create_trial(
             state=state,
             values=values,
             params=record.point,
             distributions=self._axes,
             system_attrs=dict(record.sampler_notes),
+            constraints=None if excess is None else {MEMORY: excess},
         )
 
     def _result(self, record: TrialRecord) -> tuple[TrialState, list[float] | None]:
-        """Trials that cannot be trained are pruned, not failed.
+        """Trials that cannot be trained are not failed: samplers would go on proposing their corner.
 
-        Samplers ignore failed trials and would go on proposing their corner.
+        One that does not fit in memory is complete and violates the constraint, which both TPE and NSGA-II
+        rank below all that fit, by how much they lack; TPE alone learns from pruned ones.
         """
         state = self._optuna.trial.TrialState
         if record.outcome in UNFINISHED:
@@ -100,4 +112,6 @@ class Proposals:
             if not math.isnan(record.validation.ne):
                 return state.COMPLETE, [record.validation.ne, record.flops]
             return state.FAIL, None
+        if record.outcome is Outcome.INFEASIBLE and record.memory_excess is not None:
+            return state.COMPLETE, [NE_OF_INFEASIBLE, record.flops or 0.0]
         return (state.FAIL if record.outcome is Outcome.FAILED else state.PRUNED), None

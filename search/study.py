@@ -19,6 +19,7 @@ from search.directory import database_url, study_name
 from search.export import trained_job
 from search.facts import Facts, check_training_axes
 from search.objective import Trainer, new_record
+from search.planning import planned
 from search.proposals import UNFINISHED, Proposals
 from search.slots import slots
 from search.standing import Standing
@@ -36,8 +37,8 @@ NOTHING_NEW = 100
 
 Watcher = Callable[["Study"], None]
 """Called at every change and about ten times a second between; takes in what it likes of the study."""
-Plan = tuple[TrialRecord, Job | None]
-"""A trial that comes up; without a job where its point gives no model."""
+Upcoming = tuple[TrialRecord, Job | None]
+"""A trial that comes up; without a job where its point gives no model, or one that fits nowhere."""
 
 
 class Study:
@@ -64,11 +65,14 @@ class Study:
         self._proposals = Proposals(space=self._space, sampler=config.sampler, seed=config.seed)
         name = study_name(directory, config.name)
         self._ledger = Ledger(database_url(directory, config.storage), name)
-        self._facts = Facts(self._ledger, config, directory, log, self._space)
+        self._parallel, threads = slots(config.parallel, config.threads)
+        self._facts = Facts(self._ledger, config, directory, log, self._space, side_by_side=self._parallel)
         self._standing = Standing(self._facts.head, map(cut_short, self._ledger.trials()))
         self._proposals.remember(self._standing.candidates)
-        self._parallel, threads = slots(config.parallel, config.threads)
         self._trainer = Trainer(launcher, log, directory, threads=threads, precision=self._facts.precision)
+        next(
+            self._baseline_trials(), None
+        )  # a batch that the cluster cannot share is an error before any trial
         self._known = {trial.fingerprint: trial for trial in reversed(self._standing.completed)}
         self._running: dict[int, Training] = {}
         self._waiting: list[tuple[TrialRecord, Job]] = []
@@ -83,9 +87,9 @@ class Study:
         """Trains what is still to be trained, scores the winners on test; the study's record."""
         self._facts.note(finished=False)
         try:
-            self._train(self._baseline_plans())
+            self._train(self._baseline_trials())
             self._require_baseline()
-            self._train(self._candidate_plans())
+            self._train(self._candidate_trials())
             self._score_winners()
             self._facts.note(finished=True)
         except BaseException as error:
@@ -111,32 +115,32 @@ class Study:
         """What the trainings that run last said, by trial."""
         return {number: t.progress for number, t in self._running.items() if t.progress is not None}
 
-    def _baseline_plans(self) -> Iterator[Plan]:
+    def _baseline_trials(self) -> Iterator[Upcoming]:
         for index in range(self._config.baseline_trials):
             known = self._standing.trials.get(index)
             if known is None or known.outcome in UNFINISHED:
                 point, model, training = self._baseline.variant(index, self._config.seed)
                 job = self._trainer.job(model, training, self._config.seed)
-                yield new_record(index, TrialKind.BASELINE, point, job), job
+                yield self._planned(new_record(index, TrialKind.BASELINE, point, job), job)
 
     def _require_baseline(self) -> None:
         if self._standing.verdict.baseline is None:
             errors = {trial.error for trial in self._standing.trials.values() if trial.error}
             raise UserError(f"no training of the baseline completed: {'; '.join(sorted(errors))}.")
 
-    def _candidate_plans(self) -> Iterator[Plan]:
+    def _candidate_trials(self) -> Iterator[Upcoming]:
         """What was cut short, then new proposals until the budget is spent."""
         baseline = self._standing.verdict.baseline
         assert baseline is not None
         for record in self._standing.candidates:
             if record.outcome in UNFINISHED:
-                yield self._plan(record.number, record.point, record.sampler_notes)
+                yield self._candidate(record.number, record.point, record.sampler_notes)
         while not self._spent():
             number = len(self._standing.trials)
             start = self._space.start_point(len(self._standing.candidates), baseline.training)
-            yield self._plan(number, *self._proposals.ask(number, start))
+            yield self._candidate(number, *self._proposals.ask(number, start))
 
-    def _plan(self, number: int, point: Point, notes: dict[str, int]) -> Plan:
+    def _candidate(self, number: int, point: Point, notes: dict[str, int]) -> Upcoming:
         try:
             candidate = self._space.decode(point)
         except UserError as error:
@@ -144,18 +148,23 @@ class Study:
         training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
         job = self._trainer.job(candidate.model, training, self._config.seed)
         record = new_record(number, TrialKind.CANDIDATE, point, job)
-        return record.model_copy(update={"sampler_notes": notes}), job
+        return self._planned(record.model_copy(update={"sampler_notes": notes}), job)
 
-    def _train(self, plans: Iterator[Plan]) -> None:
-        """Works off what comes up, side by side as far as there is room; a plan is made when it can start."""
+    def _planned(self, record: TrialRecord, job: Job) -> Upcoming:
+        """With its plan for the study's cluster; one that fits nowhere has ended and is not trained."""
+        record = planned(record, job, self._facts.cluster, self._config.prefer)
+        return record, None if record.outcome is Outcome.INFEASIBLE else job
+
+    def _train(self, upcoming: Iterator[Upcoming]) -> None:
+        """Works off what comes up, side by side as far as there is room; a trial is made when it can start."""
         while True:
             room = max(len(self._running), len(self._waiting)) < self._parallel
-            plan = next(plans, None) if room else None
-            if plan is not None:
-                self._place(*plan)
+            trial = next(upcoming, None) if room else None
+            if trial is not None:
+                self._place(*trial)
             elif not self._running:
                 return
-            self._look(0.0 if plan is not None else POLL_SECONDS)
+            self._look(0.0 if trial is not None else POLL_SECONDS)
 
     def _place(self, record: TrialRecord, job: Job | None) -> None:
         """Trains what is new; an equal network's result is shared, and waited for where it still trains."""

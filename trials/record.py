@@ -72,6 +72,42 @@ class CurvePoint(Value):
     validation: Metrics
 
 
+class RejectedStrategy(Value):
+    """A memory technique that a plan passed over although it is no more than what was chosen."""
+
+    strategy: str
+    memory_bytes: int
+    """Predicted peak on the fullest rank."""
+    lacking_bytes: int
+    """What it exceeds the memory by; 0 where it fits and is slower."""
+
+
+class PlanSummary(Value):
+    """How a candidate is to be trained on the study's cluster; `dhen-search plan` prints the whole ladder."""
+
+    strategy: str | None
+    """The memory technique chosen; where nothing fits, the one that lacks least; None: tables alone do not fit."""
+    fits: bool
+    examples_a_rank: int
+    memory_bytes: dict[str, int] = Field(default_factory=dict)
+    """Predicted peak on the fullest rank, by item."""
+    host_bytes: int = 0
+    """Of the host's memory, by one rank, for offload."""
+    peak_at: str = ""
+    """The moment of the peak."""
+    step_seconds: dict[str, float] = Field(default_factory=dict)
+    """Predicted, by item; `hidden` is to be taken off."""
+    reason: str = ""
+    """Why it was chosen, or what it lacks, in a sentence."""
+    rejected: tuple[RejectedStrategy, ...] = ()
+    """What has no more techniques and was not taken, fewer first; where nothing fits, those with one at most."""
+    remedy: str | None = None
+    """Where nothing fits: the nearest change that would."""
+    faster: str | None = None
+    """Where more techniques would be faster: which."""
+    notes: tuple[str, ...] = ()
+
+
 class TrialRecord(Value):
     """One trial, whole. Values not known (yet) are None."""
 
@@ -106,7 +142,15 @@ class TrialRecord(Value):
     seconds: float | None = None
     """Wall clock from start to outcome."""
     planned_technique: str | None = None
+    """Memory technique for the study's cluster (`dp`, `zero1`, `fsdp+full_checkpointing`); None: nothing fits."""
     executed_technique: str | None = None
+    """What it was trained with here."""
+    predicted_peak_bytes: int | None = None
+    """On the fullest rank of the study's cluster, as planned; where nothing fits, of what lacks least."""
+    predicted_step_seconds: float | None = None
+    memory_excess: float | None = None
+    """What the sampler learns: memory that is missing over the memory there is, 0 or less where one fits."""
+    plan: PlanSummary | None = None
     reused_from: int | None = None
     """Number of the trial whose result this one shares (the same network)."""
     error: str | None = None
@@ -137,6 +181,18 @@ class LogSummary(Value):
     """Lowest reachable NE by split, where the log carries the true probabilities (the demo log does)."""
 
 
+class ClusterSummary(Value):
+    """What candidates are planned for."""
+
+    name: str
+    hosts: int
+    gpus_a_host: int
+    hbm_bytes: int
+    """Memory of one rank."""
+    verified: bool
+    """Whether its numbers were measured on it; false for data sheets."""
+
+
 class StudyRecord(Value):
     """A study and all its trials, in order."""
 
@@ -146,6 +202,7 @@ class StudyRecord(Value):
     sampler: str
     seed: int
     log: LogSummary
+    cluster: ClusterSummary | None = None
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -85,7 +86,9 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
         tags=_texts(_trial_tags(trial, record) | {"model": model_name or None}, TAG_LENGTH),
         params=_texts({**trial.point, **dict(_flat(config))}, PARAM_LENGTH),
         series=series,
-        artifacts={"config.yaml": dump_yaml(config)} | ({"cost.csv": _cost_csv(trial)} if trial.cost else {}),
+        artifacts={"config.yaml": dump_yaml(config)}
+        | ({"cost.csv": _cost_csv(trial)} if trial.cost else {})
+        | ({"plan.json": _plan_json(trial, record)} if trial.plan else {}),
     )
 
 
@@ -97,6 +100,7 @@ def study_sheet(record: StudyRecord) -> Sheet:
         "sampler": record.sampler,
         "seed": record.seed,
         "log": record.log.to_dict(),
+        "cluster": record.cluster.to_dict() if record.cluster else None,
     }
     tags = {
         "kind": "study",
@@ -180,6 +184,8 @@ def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
         "examples_per_second": trial.examples_per_second,
         "step_ms": trial.step_ms,
         "peak_memory_bytes": trial.peak_memory_bytes,
+        "predicted_peak_bytes": trial.predicted_peak_bytes,
+        "predicted_step_seconds": trial.predicted_step_seconds,
         "train_seconds": trial.train_seconds,
         "evaluate_seconds": trial.evaluate_seconds,
         "seconds": trial.seconds,
@@ -236,6 +242,13 @@ def _texts(values: Mapping[str, Any], limit: int) -> dict[str, str]:
 def _text(value: Any, limit: int) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _plan_json(trial: TrialRecord, record: StudyRecord) -> str:
+    """The plan as it is kept, with the cluster it is for."""
+    assert trial.plan is not None
+    cluster = record.cluster.to_dict() if record.cluster else None
+    return json.dumps({"cluster": cluster} | trial.plan.to_dict(), indent=1)
 
 
 def _cost_csv(trial: TrialRecord) -> str:

@@ -19,6 +19,8 @@ TWO = ("parallel=2", "sampler=random", "baseline_trials=2")
 """Random proposals depend on nothing but their number, so they are the same in whatever order trials end."""
 CLOCKED = {"seconds", "train_seconds", "evaluate_seconds", "examples_per_second", "step_ms", "started_at"}
 CLOCKED |= {"peak_memory_bytes"}
+PLANNED = {"predicted_step_seconds", "memory_excess", "plan"}
+"""For this machine: its measured speed, and its memory, which trials side by side share."""
 ONE_NETWORK = """
 modules: {{dcn_v2: {{layers: 1}}}}
 slots: 1
@@ -41,7 +43,7 @@ def pair(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFac
 
 def without_clock(trial: TrialRecord) -> dict[str, Any]:
     """All that does not depend on how fast the machine is."""
-    facts = {key: value for key, value in trial.model_dump().items() if key not in CLOCKED}
+    facts = {key: value for key, value in trial.model_dump().items() if key not in CLOCKED | PLANNED}
     return facts | {"curve": [point | {"seconds": 0.0} for point in facts["curve"]]}
 
 

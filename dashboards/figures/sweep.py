@@ -1,0 +1,150 @@
+"""Throughput and memory of each way to hold the dense state against depth (the paper's Figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from dashboards.figures.style import BLUE, GREY, VERMILION, drawing, empty, text
+from dashboards.units import byte_size, si
+from trials.planner.estimates import PricedStrategy
+
+HEIGHT = 720
+GIB = 2**30
+LOOKS: dict[str, dict[str, str]] = {
+    "dp": {"color": VERMILION, "dash": "solid", "symbol": "circle"},
+    "zero1": {"color": VERMILION, "dash": "dot", "symbol": "square"},
+    "zero2": {"color": GREY, "dash": "solid", "symbol": "triangle-up"},
+    "hsdp": {"color": BLUE, "dash": "solid", "symbol": "diamond"},
+    "fsdp": {"color": BLUE, "dash": "dot", "symbol": "cross"},
+}
+"""Told apart by dash and symbol too, never by colour alone."""
+NAMES = {"dp": "DP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "hsdp": "HSDP", "fsdp": "FSDP"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    """One depth."""
+
+    depth: int
+    memory_bytes: int
+    """Predicted peak on the fullest rank."""
+    examples_per_second: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepLine:
+    """One way to hold the dense state, without other techniques."""
+
+    dense: str
+    points: tuple[SweepPoint, ...]
+    """By depth."""
+
+    @property
+    def deepest(self) -> int | None:
+        """The greatest depth that fits; None where none does."""
+        return max((point.depth for point in self.points if point.fits), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepInfo:
+    """What the figure shows."""
+
+    cluster: str
+    hbm_bytes: int
+    lines: tuple[SweepLine, ...]
+    """In the order of the ladder; those that the cluster offers."""
+
+
+def sweep_info(
+    by_depth: Mapping[int, Sequence[PricedStrategy]], *, cluster: str, hbm_bytes: int, batch_size: int
+) -> SweepInfo:
+    """From the priced ladder of each depth; `batch_size` are the examples of a step over all ranks."""
+    points: dict[str, list[SweepPoint]] = {}
+    for depth, strategies in sorted(by_depth.items()):
+        for each in strategies:
+            dense = each.strategy.dense
+            if set(each.strategy.techniques) - {dense}:
+                continue
+            point = SweepPoint(
+                depth=depth,
+                memory_bytes=each.memory.total,
+                examples_per_second=batch_size / each.time.total,
+                fits=each.fits,
+            )
+            points.setdefault(dense, []).append(point)
+    lines = [SweepLine(dense=dense, points=tuple(points[dense])) for dense in LOOKS if dense in points]
+    return SweepInfo(cluster=cluster, hbm_bytes=hbm_bytes, lines=tuple(lines))
+
+
+def sweep_figure(info: SweepInfo) -> go.Figure:
+    """Throughput above, ending where memory does; memory below, with the line that it must stay under."""
+    if not info.lines:
+        return empty("No depth was priced.", title="Throughput and memory against depth")
+    traces = [_throughput(line) for line in info.lines] + [_memory(line) for line in info.lines]
+    subtitle = (
+        f"Predicted for {info.cluster}, a rank having {byte_size(info.hbm_bytes)}; "
+        "throughput only where the memory suffices (above), memory at the peak (below)."
+    )
+    figure = drawing(traces, title=_title(info), subtitle=subtitle, height=HEIGHT)
+    figure.update_xaxes(title_text="layers", anchor="y2")
+    figure.update_layout(
+        yaxis={"domain": [0.55, 1], "title": {"text": "examples a second"}, "rangemode": "tozero"},
+        yaxis2={
+            "domain": [0, 0.45],
+            "title": {"text": "GiB a rank"},
+            "rangemode": "tozero",
+            "gridcolor": figure.layout.yaxis.gridcolor,
+            "zeroline": False,
+        },
+    )
+    line = {"color": GREY, "width": 1, "dash": "dash"}
+    figure.add_hline(info.hbm_bytes / GIB, line=line, yref="y2", annotation_text="memory of a rank")
+    return figure
+
+
+def _throughput(line: SweepLine) -> go.Scatter:
+    points = [point for point in line.points if point.fits]
+    return _scatter(line.dense, points, [point.examples_per_second for point in points], "y")
+
+
+def _memory(line: SweepLine) -> go.Scatter:
+    trace = _scatter(line.dense, line.points, [point.memory_bytes / GIB for point in line.points], "y2")
+    return trace.update(showlegend=False)
+
+
+def _scatter(dense: str, points: Sequence[SweepPoint], y: Sequence[float], axis: str) -> go.Scatter:
+    look = LOOKS[dense]
+    return go.Scatter(
+        x=[point.depth for point in points],
+        y=list(y),
+        yaxis=axis,
+        mode="lines+markers",
+        name=NAMES[dense],
+        legendgroup=dense,
+        line={"color": look["color"], "width": 2, "dash": look["dash"]},
+        marker={"color": look["color"], "size": 7, "symbol": look["symbol"]},
+        hovertext=[_hover(dense, point) for point in points],
+        hoverinfo="text",
+    )
+
+
+def _hover(dense: str, point: SweepPoint) -> str:
+    return text(
+        f"{NAMES[dense]}, {point.depth} layers",
+        f"{si(point.examples_per_second)} examples a second",
+        byte_size(point.memory_bytes) + ("" if point.fits else ": does not fit"),
+    )
+
+
+def _title(info: SweepInfo) -> str:
+    """How deep each goes, where they differ."""
+    last = max(point.depth for line in info.lines for point in line.points)
+    ends = [(NAMES[line.dense], line.deepest) for line in info.lines]
+    if all(depth == last for _, depth in ends):
+        return f"All fit up to {last} layers"
+    told = [f"{name} {'nowhere' if depth is None else depth}" for name, depth in ends]
+    return f"Layers that fit: {', '.join(told)}"

@@ -1,0 +1,146 @@
+"""A plan in the terminal: the ladder of memory techniques, the reasons, and what the chosen one consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from rich.table import Table
+from rich.text import Text
+
+from dashboards.units import MISSING, byte_size, si
+from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
+
+BEST_A_SIZE = 3
+"""Strategies shown of each number of techniques, beside those that are one way to hold the state alone."""
+REASONS_A_SIZE = 5
+"""Sentences on rejected strategies of each number of techniques; one where nothing fits, so that more is said
+of what would."""
+NUMBERS = ("no technique", "one technique", "two techniques", "three techniques", "four techniques")
+
+
+def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None) -> list[PricedStrategy]:
+    """What a reader compares, in the ladder's order: each way to hold the state, and the best few of each size.
+
+    Best are the fastest of those that fit, then those that lack least; of several numbers of micro-batches
+    one is enough.
+    """
+    wanted = [each for each in strategies if not set(each.strategy.techniques) - {each.strategy.dense}]
+    for _, group in groupby(strategies, key=_size):
+        families: dict[tuple[str, str, bool], PricedStrategy] = {}
+        for each in sorted(group, key=_rank):
+            families.setdefault(_but_micro_batches(each), each)
+        wanted += list(families.values())[:BEST_A_SIZE]
+    names = {each.strategy.name for each in [*wanted, *([chosen] if chosen else [])]}
+    return [each for each in strategies if each.strategy.name in names]
+
+
+def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None, batch_size: int) -> Table:
+    """A row a strategy, the chosen one marked by a word; `batch_size` are the examples of a step."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("strategy", overflow="fold")
+    for name in ("memory a rank", "step", "examples/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for each in shown:
+        cells = (
+            each.strategy.name,
+            byte_size(each.memory.total),
+            seconds(each.time.total),
+            si(batch_size / each.time.total),
+            _verdict(each, chosen),
+        )
+        style = "bold green" if each is chosen else "" if each.fits else "dim"
+        table.add_row(*map(Text, cells), style=style)
+    return table
+
+
+def reasons(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None) -> list[str]:
+    """A sentence for the chosen strategy and for each with fewer techniques; of many, those that lack least.
+
+    Where nothing is chosen, for those that lack least of each number of techniques.
+    """
+    said = [chosen.reason] if chosen else []
+    for size, group in groupby(strategies, key=_size):
+        if chosen is not None and size >= _size(chosen):
+            break
+        rejected = sorted((each for each in group if each is not chosen), key=_rank)
+        told = REASONS_A_SIZE if chosen is not None else 1
+        said += [each.reason for each in rejected[:told]]
+        rest = rejected[told:]
+        if rest:
+            least, most = byte_size(rest[0].lacking_bytes), byte_size(rest[-1].lacking_bytes)
+            said.append(f"{len(rest)} more with {NUMBERS[size]}: lack {least} to {most}.")
+    return said
+
+
+def parts_table(priced: PricedStrategy) -> Table:
+    """Memory and step time of one strategy by item, side by side; items that are 0 are left out."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    columns = ("memory a rank", ""), ("step", "")
+    for name, numbers in columns:
+        table.add_column(name, no_wrap=True)
+        table.add_column(numbers, justify="right", no_wrap=True)
+    left, right = _memory(priced.memory), _time(priced.time)
+    for index in range(max(len(left), len(right))):
+        memory = left[index] if index < len(left) else ("", "")
+        time = right[index] if index < len(right) else ("", "")
+        table.add_row(*map(Text, (*memory, *time)))
+    return table
+
+
+def seconds(value: float) -> str:
+    """Three digits: `12.3 ms`, `1.23 s`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if value * scale >= 0.9995:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value * 1e6:.2g} us" if value else "0 s"
+
+
+def _size(priced: PricedStrategy) -> int:
+    return len(priced.strategy.techniques)
+
+
+def _but_micro_batches(priced: PricedStrategy) -> tuple[str, str, bool]:
+    strategy = priced.strategy
+    return strategy.dense, strategy.checkpointing, strategy.offload
+
+
+def _rank(priced: PricedStrategy) -> tuple[float, float]:
+    return priced.lacking_bytes, priced.time.total
+
+
+def _verdict(priced: PricedStrategy, chosen: PricedStrategy | None) -> str:
+    if not priced.fits:
+        return f"lacks {byte_size(priced.lacking_bytes)}"
+    return "fits, chosen" if priced is chosen else "fits"
+
+
+def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
+    items = memory.model_dump(exclude={"activations_by_layer", "host", "peak_at"})
+    rows = []
+    for name, value in items.items():
+        if value:
+            rows.append((_words(name), byte_size(value)))
+        if name == "activations":
+            rows += [(f"  {layer}", byte_size(part)) for layer, part in _layers(memory) if part]
+    host = [("host memory (offload)", byte_size(memory.host))] if memory.host else []
+    return [*rows, (f"peak, {memory.peak_at}", byte_size(memory.total)), *host]
+
+
+def _layers(memory: MemoryEstimate) -> Iterable[tuple[str, int]]:
+    """By layer; equal neighbours together."""
+    for value, group in groupby(memory.activations_by_layer, key=lambda pair: pair[1]):
+        names = [name for name, _ in group]
+        yield (names[0], value) if len(names) == 1 else (f"{names[0]} ... {names[-1]}, each", value)
+
+
+def _time(time: StepTime) -> list[tuple[str, str]]:
+    items = time.model_dump(exclude={"hidden", "total"})
+    rows = [(_words(name), seconds(value)) for name, value in items.items() if value]
+    hidden = [("hidden behind compute", f"-{seconds(time.hidden)}")] if time.hidden else []
+    return [*rows, *hidden, ("step", seconds(time.total) if time.total else MISSING)]
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

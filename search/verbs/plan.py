@@ -1,0 +1,183 @@
+"""`plan`: the ladder of memory techniques for a configuration, priced on clusters; needs no GPU and no data.
+
+`--json` is a list of plans, one a cluster in the order asked for: `cluster`, `hosts`, `gpus_a_host`,
+`hbm_bytes`, `verified`, `examples_a_rank`, `batch_size`, `precision`, `chosen` (a strategy's name, or null
+where none fits), `strategies` (fewer techniques first), `remedy`, `faster` (sentences or null) and `notes`.
+Each strategy has `name`, `techniques`, `memory` (bytes by item and `total`), `step` (seconds by item and
+`total`), `examples_per_second`, `fits`, `lacking_bytes` and `reason`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from dashboards.figures.sweep import sweep_figure, sweep_info
+from dashboards.ladder import ladder_table, parts_table, reasons, selection
+from dashboards.names import short_name
+from dashboards.page import write_figure
+from dashboards.units import byte_size
+from dhen.errors import UserError
+from search.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
+from search.planning import declared_cluster
+from search.sweep import depths, sweep
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import THIS
+from trials.planner.estimates import PricedStrategy
+from trials.planner.plan import Plan, Prefer, plan
+
+WIDTH = 120
+"""Columns of what is not shown in a terminal, which has its own."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search plan model.yaml --cluster zionex --ranks 2x8
+  dhen-search plan runs/mine/best --cluster a100-80gb --cluster h100 --json
+  dhen-search plan dcn_v2 --data prepared --cluster ours.yaml training.batch_size=65536
+  dhen-search plan model.yaml --cluster zionex --sweep depth=1..40 --out depth.html
+"""
+)
+@click.argument("what", metavar="CONFIG.yaml|BUNDLE|MODEL")
+@click.argument("overrides", nargs=-1, metavar="[key=value ...]")
+@click.option("--cluster", "clusters", multiple=True, help="A name, a YAML file, or `this` (the default).")
+@click.option("--ranks", help="Hosts x ranks a host in place of the cluster's own, e.g. 2x4.")
+@click.option("--hbm", help="Memory a rank in place of the cluster's own, e.g. 24GiB.")
+@click.option("--prefer", type=click.Choice(["least", "fastest"]), default="least", show_default=True)
+@click.option("--data", multiple=True, help="A log that gives the inputs, where CONFIG has no schema.")
+@click.option("--all", "everything", is_flag=True, help="Every strategy of the ladder.")
+@click.option("--json", "as_json", is_flag=True, help="All of it, in bytes and seconds.")
+@click.option("--sweep", "swept", metavar="depth=A..B", help="Throughput and memory against depth, a figure.")
+@click.option("--out", type=click.Path(path_type=Path), help="The figure's HTML file.")
+def command(
+    what: str,
+    overrides: tuple[str, ...],
+    clusters: tuple[str, ...],
+    ranks: str | None,
+    hbm: str | None,
+    prefer: Prefer,
+    data: tuple[str, ...],
+    everything: bool,
+    as_json: bool,
+    swept: str | None,
+    out: Path | None,
+) -> None:
+    """Print what each memory technique costs a configuration on a cluster, and the least that fits.
+
+    CONFIG.yaml holds `model`, `schema` (tables with name, rows, multi_hot, mean_ids; numeric: names or how
+    many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY.
+    """
+    if (swept is None) != (out is None):
+        raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")
+    request = read_request(what, data, overrides)
+    declared = [declared_cluster(name, ranks, hbm) for name in clusters or (THIS,)]
+    if swept is not None and out is not None:
+        _sweep(request, declared, swept, out)
+        return
+    plans = [
+        plan(request.model, request.schema, for_cluster(request.training, each), each, prefer=prefer)
+        for each in declared
+    ]
+    if all(fits_nowhere(request, *pair) for pair in zip(declared, plans, strict=True)):
+        layer = "not even one layer with one example a rank would fit. " if plans[0].strategies else ""
+        raise UserError(f"{what}: {layer}{plans[0].remedy}")
+    if as_json:
+        click.echo(json.dumps([as_data(each) for each in plans], indent=1))
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=WIDTH)
+    console.print(short_name(request.model.to_dict()), markup=False, soft_wrap=True)
+    for each in plans:
+        _show(console, each, everything=everything)
+
+
+def as_data(found: Plan) -> dict[str, Any]:
+    """A plan as `--json` gives it."""
+    return {
+        "cluster": found.cluster,
+        "hosts": found.hosts,
+        "gpus_a_host": found.gpus_a_host,
+        "hbm_bytes": found.hbm_bytes,
+        "verified": found.verified,
+        "examples_a_rank": found.examples_a_rank,
+        "batch_size": found.batch_size,
+        "precision": found.precision,
+        "chosen": found.chosen.name if found.chosen else None,
+        "strategies": [_strategy(each, found.batch_size) for each in found.strategies],
+        "remedy": found.remedy,
+        "faster": found.faster,
+        "notes": list(found.notes),
+    }
+
+
+def _strategy(priced: PricedStrategy, batch_size: int) -> dict[str, Any]:
+    return {
+        "name": priced.strategy.name,
+        "techniques": list(priced.strategy.techniques),
+        "memory": priced.memory.to_dict() | {"total": priced.memory.total},
+        "step": priced.time.to_dict(),
+        "examples_per_second": batch_size / priced.time.total,
+        "fits": priced.fits,
+        "lacking_bytes": priced.lacking_bytes,
+        "reason": priced.reason,
+    }
+
+
+def _show(console: Console, found: Plan, *, everything: bool) -> None:
+    """The ladder, the reasons, the parts of what was chosen, what else would do."""
+    console.print()
+    console.print(_heading(found), style="bold", markup=False, soft_wrap=True)
+    if found.strategies:
+        _show_ladder(console, found, everything=everything)
+    said = (found.remedy, *reasons(found.strategies, found.best), found.faster, *found.notes)
+    for sentence in filter(None, said):
+        console.print(sentence, markup=False, soft_wrap=True)
+    if found.closest is not None:
+        how = "by item" if found.best else "which comes closest, by item"
+        console.print(f"\n{found.closest.strategy.name}, {how}:", markup=False, soft_wrap=True)
+        console.print(parts_table(found.closest))
+    if not found.verified:
+        text = f"Unverified: the numbers of {found.cluster} have not been measured on it."
+        console.print(text, style="yellow", soft_wrap=True)
+
+
+def _show_ladder(console: Console, found: Plan, *, everything: bool) -> None:
+    shown = list(found.strategies) if everything else selection(found.strategies, found.best)
+    console.print(ladder_table(shown, found.best, found.batch_size))
+    if len(shown) < len(found.strategies):
+        left_out = f"{len(found.strategies) - len(shown)} more strategies: --all"
+        console.print(left_out, style="dim", soft_wrap=True)
+    console.print()
+
+
+def _heading(found: Plan) -> str:
+    return (
+        f"{found.cluster}: {found.hosts} x {found.gpus_a_host} ranks of {byte_size(found.hbm_bytes)}, "
+        f"batch {found.batch_size:,} ({found.examples_a_rank:,} a rank), {found.precision}"
+    )
+
+
+def _sweep(request: PlanRequest, clusters: list[Cluster], swept: str, out: Path) -> None:
+    """The figure, and how deep each way to hold the state goes."""
+    if len(clusters) > 1:
+        raise UserError("--sweep draws one cluster; give --cluster once.")
+    (cluster,) = clusters
+    ladders = sweep(request, cluster, depths(swept))
+    assert request.training.batch_size is not None
+    info = sweep_info(
+        ladders,
+        cluster=f"{cluster.name} ({cluster.hosts} x {cluster.gpus_a_host})",
+        hbm_bytes=cluster.hbm_bytes,
+        batch_size=request.training.batch_size,
+    )
+    write_figure(sweep_figure(info), out)
+    for line in info.lines:
+        click.echo(
+            f"{line.dense}: {'fits at no depth' if line.deepest is None else f'{line.deepest} layers'}"
+        )
+    click.echo(f"figure: {out}")

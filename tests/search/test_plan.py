@@ -1,0 +1,280 @@
+"""`dhen-search plan`: the table with its reasons, the documented JSON, the figure, mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import Run
+
+from search.cli import main
+
+CONFIG: dict[str, Any] = {
+    "model": {
+        "embedding_dim": 64,
+        "layers": [{"modules": ["dlrm", "linear"], "out_embeddings": 32}] * 3,
+    },
+    "schema": {
+        "tables": [
+            {"name": "site", "rows": 100_000},
+            {"name": "user", "rows": 2_000_000},
+            {"name": "tags", "rows": 10_000, "multi_hot": True, "mean_ids": 12},
+        ],
+        "numeric": 13,
+    },
+    "training": {"batch_size": 65536},
+}
+MEMORY = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "embedding_shards",
+    "unsharded_layer",
+    "communication_buffers",
+    "input_batch",
+    "context",
+    "reserve",
+)
+STEP = (
+    "forward",
+    "backward",
+    "recomputation",
+    "lookup",
+    "optimizer",
+    "all_to_all",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "host_transfer",
+)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("plan") / "model.yaml", CONFIG)
+
+
+def written(path: Path, data: object) -> Path:
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def plans(dhen_search: Run, *words: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(dhen_search("plan", *words, "--json").stdout)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one message of a command that ends with exit code 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *map(str, words)])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    return printed.err
+
+
+def test_the_table_says_what_is_chosen_and_why(dhen_search: Run, config: Path) -> None:
+    words = ("plan", config, "--cluster", "zionex", "--ranks", "2x8")
+    roomy = dhen_search(*words).stdout
+    (line,) = (line for line in roomy.splitlines() if "fits, chosen" in line)
+    assert line.split()[0] == "dp"
+    assert "Unverified" in roomy
+    (needed,) = (each for each in plans(dhen_search, *words[1:]))
+    hbm = needed["strategies"][0]["memory"]["total"] - 1
+    tight = dhen_search(*words, "--hbm", str(hbm)).stdout
+    assert "dp needs" in tight  # why the cheaper one was not taken
+    assert "lacks 1 B" in tight
+    (line,) = (line for line in tight.splitlines() if "fits, chosen" in line)
+    assert line.split()[0] != "dp"
+
+
+def test_json_is_a_list_of_complete_plans(dhen_search: Run, config: Path) -> None:
+    words = ("--cluster", "zionex", "--cluster", "h100")
+    found = plans(dhen_search, config, *words)
+    assert [each["cluster"] for each in found] == ["zionex", "h100"]
+    assert [each["hosts"] * each["gpus_a_host"] * each["examples_a_rank"] for each in found] == [65536] * 2
+    for each in found:
+        assert not each["verified"]
+        assert each["precision"] == "bf16"
+        assert each["batch_size"] == 65536
+        names = [strategy["name"] for strategy in each["strategies"]]
+        assert len(set(names)) == len(names) > 20
+        assert each["chosen"] == "dp"
+        sizes = [len(strategy["techniques"]) for strategy in each["strategies"]]
+        assert sizes == sorted(sizes)
+        for strategy in each["strategies"]:
+            memory, step = strategy["memory"], strategy["step"]
+            assert memory["total"] == sum(memory[item] for item in MEMORY)
+            assert set(memory) == {*MEMORY, "activations_by_layer", "host", "peak_at", "total"}
+            assert sum(value for _, value in memory["activations_by_layer"]) == memory["activations"]
+            assert set(step) == {*STEP, "hidden", "total"}
+            assert step["total"] == pytest.approx(sum(step[item] for item in STEP) - step["hidden"])
+            assert strategy["examples_per_second"] == pytest.approx(65536 / step["total"])
+            assert strategy["fits"] == (strategy["lacking_bytes"] == 0)
+            assert strategy["reason"]
+
+
+def test_all_shows_every_strategy(dhen_search: Run, config: Path) -> None:
+    words = (config, "--cluster", "h100")
+    text = dhen_search("plan", *words, "--all").stdout
+    shown = {line.split()[0] for line in text.splitlines() if line.strip()}
+    assert {strategy["name"] for strategy in plans(dhen_search, *words)[0]["strategies"]} <= shown
+    assert "--all" in dhen_search("plan", *words).stdout
+
+
+def test_nothing_fits_has_a_remedy(dhen_search: Run, config: Path) -> None:
+    words = (config, "--cluster", "h100", "--ranks", "1x2")
+    (roomy,) = plans(dhen_search, *words)
+    least = min(strategy["memory"]["total"] for strategy in roomy["strategies"])
+    words = (*words, "--hbm", str(least - 1))
+    (found,) = plans(dhen_search, *words)
+    assert found["chosen"] is None
+    assert not any(strategy["fits"] for strategy in found["strategies"])
+    text = dhen_search("plan", *words).stdout
+    assert found["remedy"] in text
+    assert "which comes closest" in text
+
+
+def test_what_fits_never_depends_on_what_is_preferred(dhen_search: Run, config: Path) -> None:
+    words = (config, "--cluster", "zionex", "--ranks", "2x8")
+    (least,), (fastest,) = (plans(dhen_search, *words, "--prefer", which) for which in ("least", "fastest"))
+    assert least["strategies"] == fastest["strategies"]
+    fitting = [strategy for strategy in fastest["strategies"] if strategy["fits"]]
+    quickest = min(fitting, key=lambda strategy: strategy["step"]["total"])
+    assert fastest["chosen"] == quickest["name"]
+
+
+def test_this_machine_is_the_default(dhen_search: Run, config: Path) -> None:
+    (found,) = plans(dhen_search, config, "training.batch_size=512")
+    assert found["cluster"] == "this"
+    assert found["batch_size"] == 512
+
+
+def test_a_bundle_and_a_shipped_model_on_a_log(dhen_search: Run, study: Path, click_log: Path) -> None:
+    (found,) = plans(dhen_search, study / "best", "--cluster", "h100", "--ranks", "1x4")
+    assert found["chosen"] == "dp"
+    (found,) = plans(
+        dhen_search, "dcn_v2", "--data", click_log, "--cluster", "h100", "training.batch_size=128"
+    )
+    assert found["batch_size"] == 128
+
+
+def test_the_sweep_is_one_file_that_opens_anywhere(dhen_search: Run, config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "depth.html"
+    words = (config, "--cluster", "zionex", "--ranks", "2x8", "--sweep", "depth=1..6", "--out", out)
+    said = dhen_search("plan", *words).stdout
+    assert "dp: 6 layers" in said
+    assert "hsdp: 6 layers" in said
+    page = out.read_text()
+    assert 'src="http' not in page
+    assert "All fit up to 6 layers" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("{config}", "--cluster", "h1000"), "Did you mean 'h100'"),
+        (("{config}", "--cluster", "b300"), "Known: a100-80gb"),
+        (("{config}", "--cluster", "none.yaml"), "no such file"),
+        (("{config}", "--cluster", "h100", "--ranks", "16"), "such as 2x4"),
+        (("{config}", "--cluster", "h100", "--ranks", "0x4"), "such as 2x4"),
+        (("{config}", "--cluster", "h100", "--ranks", "-1x4"), "such as 2x4"),
+        (("{config}", "--cluster", "rtx-4090", "--ranks", "4x4"), "nvlink is missing"),
+        (("{config}", "--cluster", "h100", "--hbm", "0"), "greater than 0"),
+        (("{config}", "--cluster", "h100", "--hbm=-3GiB"), "at least 0"),
+        (("{config}", "--cluster", "h100", "--hbm", "24 gigs"), "80GiB"),
+        (("{config}", "--cluster", "h100", "--prefer", "cheapest"), "'least', 'fastest'"),
+        (("{config}", "--cluster", "h100", "training.batch_size=4"), "batch"),
+        (("{config}", "--cluster", "h100", "training.batch_size=0"), "greater than 0"),
+        (("{config}", "--cluster", "h100", "training.batch_size=null"), "training.batch_size is missing"),
+        (("{config}", "--cluster", "h100", "training.batch=4"), "Did you mean 'batch_size'"),
+        (("{config}", "--cluster", "h100", "modle.dropout=0"), "Did you mean 'model'"),
+        (("{config}", "--cluster", "h100", "schema.numeric=-1"), "at least 0"),
+        (("{config}", "--cluster", "h100", "schema.tabels=[]"), "Did you mean 'tables'"),
+        (("{config}", "--cluster", "h100", "model.layers=3"), "layers"),
+        (("none.yaml", "--cluster", "h100"), "no configuration file"),
+        (("dcn_v2", "--cluster", "h100"), "the key 'schema' is missing"),
+        ((".", "--cluster", "h100"), "no bundle here"),
+        (("{config}", "--sweep", "depth=1..4"), "--out"),
+        (("{config}", "--out", "x.html"), "--sweep"),
+        (
+            ("{config}", "--cluster", "h100", "--sweep", "depth=4..1", "--out", "x.html"),
+            "such as depth=1..40",
+        ),
+        (
+            ("{config}", "--cluster", "h100", "--sweep", "width=1..4", "--out", "x.html"),
+            "such as depth=1..40",
+        ),
+        (("{dlrm}", "--cluster", "h100", "--sweep", "depth=1..4", "--out", "x.html"), "has no layers"),
+        (
+            (
+                "{config}",
+                "--cluster",
+                "h100",
+                "--cluster",
+                "zionex",
+                "--sweep",
+                "depth=1..4",
+                "--out",
+                "x.html",
+            ),
+            "one cluster",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_mistakes(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dlrm = written(tmp_path / "dlrm.yaml", CONFIG | {"model": {"family": "advanced_dlrm"}})
+    assert says in refused(capsys, *(word.format(config=config, dlrm=dlrm) for word in words))
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"cluster": {}}, "unknown key 'cluster'"),
+        ({"model": None}, "the key 'model' is missing"),
+        ({"model": "dcn_v3"}, "Did you mean 'dcn_v2'"),
+        ({"schema": {"tables": [{"name": "a", "rows": 0}]}}, "greater than 0"),
+        ({"schema": {}}, "at least one feature column"),
+        ({"schema": {"tables": [{"name": "a", "rows": 10**12}], "numeric": 1}}, "table 'a' fits on no rank"),
+        ({"training": {"precision": "fp64"}}, "precision"),
+    ],
+    ids=str,
+)
+def test_files_with_mistakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], says: str
+) -> None:
+    path = written(tmp_path / "bad.yaml", CONFIG | change)
+    assert says in refused(capsys, path, "--cluster", "h100", "--ranks", "1x1")
+
+
+def test_clusters_with_mistakes(
+    dhen_search: Run, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cluster,) = json.loads(dhen_search("clusters", "h100", "--json").stdout)
+    own = tmp_path / "ours.yaml"
+    for change, says in [
+        ({"hosts": 0}, "hosts"),
+        ({"gpus_a_host": -1}, "gpus_a_host"),
+        ({"hbm_bytes": "-1GiB"}, "hbm_bytes"),
+        ({"memory": "80GiB"}, "unknown key 'memory'"),
+    ]:
+        written(own, cluster | change)
+        assert says in refused(capsys, config, "--cluster", own)
+    written(own, cluster | {"name": "ours"})
+    (found,) = plans(dhen_search, config, "--cluster", own)
+    assert found["cluster"] == "ours"

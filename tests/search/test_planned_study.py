@@ -1,0 +1,304 @@
+"""A study that plans for a declared cluster: techniques, what cannot fit, what the sampler learns of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from command_line import Run
+
+from dhen.errors import UserError
+from search.config import read_study_config
+from search.directory import read_record
+from search.objective import new_record
+from search.planning import LOCAL, declared_cluster, planned
+from search.proposals import Proposals
+from spaces.load import load_space
+from spaces.space import Point
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import load_cluster
+from trials.job import Job, TrainingConfig
+from trials.planner.plan import plan
+from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+
+SCHEMA = {
+    "tables": [{"name": f"t{index}", "rows": 20_000} for index in range(8)],
+    "numeric": ["price", "visits"],
+}
+TRAINING = TrainingConfig(batch_size=4096, precision="fp32")
+
+
+def job(point: Point, space: Any) -> Job:
+    candidate = space.decode(point)
+    return Job(model=candidate.model, features=SCHEMA, log="", training=TRAINING, seed=0)
+
+
+def proposed(number: int, point: Point, space: Any, cluster: Cluster) -> TrialRecord:
+    """A candidate with its plan; where it fits, with a made-up NE that larger models have lower."""
+    its = job(point, space)
+    record = planned(new_record(number, TrialKind.CANDIDATE, point, its), its, cluster, "least")
+    if record.outcome is Outcome.INFEASIBLE:
+        return record
+    assert record.flops is not None
+    ne = 0.8 - 0.003 * math.log(record.flops) + 0.002 * Random(record.fingerprint).random()
+    quality = Metrics(ne=ne, log_loss=ne, auc=0.7, calibration=1.0, examples=10)
+    return record.model_copy(update={"outcome": Outcome.COMPLETED, "validation": quality})
+
+
+@pytest.fixture(scope="module")
+def half() -> Cluster:
+    """A cluster on which about half of a space's candidates fit; CPUs, so that nothing is taken beforehand."""
+    space = load_space("default")
+    roomy = load_cluster("a100-80gb").with_ranks("1x2").model_copy(update={"device": "cpu"})
+    asked = Proposals(space=space, sampler="random", seed=1)
+    needs = []
+    for number in range(40):
+        its = job(asked.ask(number, {})[0], space)
+        ladder = plan(its.model, its.features, its.training, roomy).strategies
+        needs.append(min(each.memory.total for each in ladder))
+    return roomy.with_hbm(sorted(needs)[len(needs) // 2])
+
+
+def infeasible(cluster: Cluster, sampler: str, seed: int) -> list[bool]:
+    """Of the proposals of one study, in order, which did not fit."""
+    space = load_space("default")
+    asked = Proposals(space=space, sampler=sampler, seed=seed)
+    misses = []
+    for number in range(120):
+        point, notes = asked.ask(number, {})
+        record = proposed(number, point, space, cluster).model_copy(update={"sampler_notes": notes})
+        misses.append(record.outcome is Outcome.INFEASIBLE)
+        asked.tell(record)
+    return misses
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_the_share_of_infeasible_proposals_falls(half: Cluster, sampler: str) -> None:
+    first = last = 0
+    for seed in range(3):
+        misses = infeasible(half, sampler, seed)
+        first, last = first + sum(misses[:40]), last + sum(misses[-40:])
+    assert last <= first / 2
+
+
+def test_random_proposals_fit_about_half_the_time(half: Cluster) -> None:
+    """So there is something to learn, and nothing but the sampler makes the share fall."""
+    misses = infeasible(half, "random", 0)
+    assert 0.3 <= sum(misses) / len(misses) <= 0.7
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_what_was_learned_survives_a_resume(half: Cluster, sampler: str) -> None:
+    space = load_space("default")
+    undisturbed = Proposals(space=space, sampler=sampler, seed=4)
+    records: list[TrialRecord] = []
+    for number in range(45):
+        point, notes = undisturbed.ask(number, {})
+        if number in (12, 30, 44):
+            resumed = Proposals(space=space, sampler=sampler, seed=4)
+            resumed.remember(TrialRecord.model_validate_json(each.model_dump_json()) for each in records)
+            assert resumed.ask(number, {}) == (point, notes)
+        record = proposed(number, point, space, half).model_copy(update={"sampler_notes": notes})
+        undisturbed.tell(record)
+        records.append(record)
+
+
+def test_an_infeasible_candidate_says_what_it_lacks(half: Cluster) -> None:
+    space = load_space("tiny")
+    point, _ = Proposals(space=space, sampler="random", seed=0).ask(0, {})
+    its, small = job(point, space), half.with_hbm("100KiB")
+    record = planned(new_record(0, TrialKind.CANDIDATE, point, its), its, small, "least")
+    assert record.outcome is Outcome.INFEASIBLE
+    assert record.planned_technique is None
+    assert record.plan is not None
+    assert record.error == record.plan.remedy
+    assert record.memory_excess is not None
+    assert record.memory_excess > 0
+    assert record.seconds is not None
+    baseline = planned(new_record(0, TrialKind.BASELINE, point, its), its, small, "least")
+    assert baseline.outcome is Outcome.RUNNING  # NE needs one: it is trained, and the report warns
+    assert not baseline.plan.fits
+
+
+def test_a_plan_is_kept_with_what_it_passed_over(half: Cluster) -> None:
+    space = load_space("default")
+    asked = Proposals(space=space, sampler="random", seed=2)
+    more = []
+    for number in range(30):
+        record = proposed(number, asked.ask(number, {})[0], space, half)
+        kept = record.plan
+        assert kept is not None
+        assert TrialRecord.model_validate_json(record.model_dump_json()) == record
+        if kept.strategy is None:  # the tables alone are too much
+            assert record.outcome is Outcome.INFEASIBLE
+            continue
+        assert sum(kept.memory_bytes.values()) == record.predicted_peak_bytes
+        items = dict(kept.step_seconds)
+        hidden = items.pop("hidden")
+        assert record.predicted_step_seconds == pytest.approx(sum(items.values()) - hidden)
+        if kept.fits:
+            assert kept.strategy == record.planned_technique
+            assert record.memory_excess <= 0
+            assert record.predicted_peak_bytes <= half.hbm_bytes
+            fewer = [each for each in kept.rejected if each.strategy.count("+") < kept.strategy.count("+")]
+            assert all(each.lacking_bytes > 0 for each in fewer)
+            more += [number] if record.planned_technique != "dp" else []
+    assert more
+
+
+def test_this_machine_is_shared_by_what_runs_on_it() -> None:
+    whole, halved = declared_cluster(LOCAL), declared_cluster(LOCAL, side_by_side=2)
+    assert halved.hbm_bytes == whole.hbm_bytes // 2
+    assert "shared by 2" in halved.sources["hbm_bytes"]
+    assert declared_cluster(LOCAL, None, "1GiB", side_by_side=2).hbm_bytes == 2**30
+    assert declared_cluster("h100", side_by_side=4) == load_cluster("h100")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("cluster=zionx",), "Did you mean 'zionex'"),
+        (("cluster=none.yaml",), "no such file"),
+        (("cluster=zionex", "training.batch_size=100"), "give at least 128"),
+        (("hbm=0",), "greater than 0"),
+    ],
+    ids=str,
+)
+def test_mistakes_leave_the_directory_free(
+    dhen_search: Run, click_log: Path, tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    out = tmp_path / "study"
+    assert says in dhen_search("run", "--data", click_log, "--out", out, *words, code=2).stderr
+    assert not (out / "study.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("ranks=2by4", "such as 2x4"),
+        ("ranks=0x4", "such as 2x4"),
+        ("ranks=8", "such as 2x4"),
+        ("ranks=-1x4", "such as 2x4"),
+        ("hbm=0", "greater than 0"),
+        ("hbm=-2GiB", "at least 0"),
+        ("hbm=many", "80GiB"),
+        ("prefer=cheapest", "'least' or 'fastest'"),
+        ("clsuter=zionex", "Did you mean 'cluster'"),
+    ],
+)
+def test_settings_that_are_none(word: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        read_study_config(None, [word])
+
+
+def test_memory_is_kept_in_bytes() -> None:
+    config = read_study_config(None, ["hbm=24MiB", "ranks=2x4"])
+    assert config.hbm == 24 * 2**20
+    assert read_study_config(None, [f"hbm={24 * 2**20}", "ranks=2x4"]) == config
+
+
+@pytest.fixture(scope="module")
+def planned_study(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study for two hosts of two ranks with so little memory that candidates differ in what they need."""
+    folder = tmp_path_factory.mktemp("planned")
+    (cluster,) = json.loads(dhen_search("clusters", "zionex", "--json").stdout)
+    # a rank of the host's own memory, no device: no context and no reserve beside a few MiB of tensors
+    small = cluster | {"name": "small", "device": "cpu", "hosts": 2, "gpus_a_host": 2}
+    (folder / "small.yaml").write_text(yaml.safe_dump(small))
+    (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
+    words = (f"cluster={folder / 'small.yaml'}", f"hbm={HBM}", f"space={folder / 'space.yaml'}")
+    out = folder / "study"
+    dhen_search("run", "--data", click_log, "--out", out, *words, *SETTINGS)
+    return out
+
+
+HBM = "700KiB"
+SPACE = {
+    "layers": "shared",
+    "depth": [1, 2, 4],
+    "slots": 1,
+    "modules": {"mlp": {"mlp": [[16], [64], [256]]}, "linear": {}},
+    "out_embeddings": [4, 16],
+    "raw_numeric": False,
+    "ensemble": "sum",
+    "model": {"embedding_dim": [4, 8, 16], "numeric_mlp": [[16]], "head": [[], [128]]},
+}
+SETTINGS = (
+    "trials=24",
+    "sampler=random",
+    "baseline_trials=1",
+    "training.epochs=1",
+    "training.batch_size=512",
+    "training.precision=fp32",
+    "threads=1",
+    "parallel=2",
+)
+
+
+@pytest.mark.slow
+def test_candidates_of_one_study_get_different_techniques(planned_study: Path) -> None:
+    record = read_record(planned_study)
+    assert record.cluster is not None
+    assert (record.cluster.name, record.cluster.hosts, record.cluster.gpus_a_host) == ("small", 2, 2)
+    chosen = {trial.planned_technique for trial in record.candidates} - {None}
+    assert len(chosen) >= 4
+    for trial in record.candidates:
+        if trial.outcome is Outcome.INFEASIBLE:
+            assert trial.planned_technique is None
+            assert trial.executed_technique is None
+            assert trial.error
+            assert trial.seconds < 5
+        else:
+            assert trial.outcome is Outcome.COMPLETED
+            assert trial.executed_technique == "dp"
+    assert any(trial.outcome is Outcome.INFEASIBLE for trial in record.candidates)
+
+
+@pytest.mark.slow
+def test_the_report_and_mlflow_have_the_plans(planned_study: Path) -> None:
+    record = read_record(planned_study)
+    page = (planned_study / "report.html").read_text()
+    for trial in record.candidates:
+        assert (trial.planned_technique or "infeasible") in page
+    assert "Planned for small (2 x 2 ranks of 700.0 KiB, numbers unverified)" in page
+    plans = [json.loads(path.read_text()) for path in planned_study.glob("artifacts/**/plan.json")]
+    assert len(plans) == len([trial for trial in record.trials if trial.plan])
+    assert {plan["cluster"]["name"] for plan in plans} == {"small"}
+    assert {plan["strategy"] for plan in plans if plan["fits"]} == {
+        trial.planned_technique for trial in record.trials if trial.planned_technique
+    }
+
+
+@pytest.mark.slow
+def test_a_study_keeps_to_its_cluster(dhen_search: Run, click_log: Path, planned_study: Path) -> None:
+    """What it was planned for cannot change under it; the same words go on."""
+    before = read_record(planned_study)
+    folder = planned_study.parent
+    words = ("run", "--data", click_log, "--out", planned_study, f"space={folder / 'space.yaml'}", *SETTINGS)
+    same = (f"cluster={folder / 'small.yaml'}", f"hbm={HBM}")
+    assert "cluster: " in dhen_search(*words, f"hbm={HBM}", code=2).stderr
+    assert "hbm: " in dhen_search(*words, same[0], "hbm=2MiB", code=2).stderr
+    dhen_search(*words, *same)
+    assert read_record(planned_study).trials == before.trials
+    text = (folder / "small.yaml").read_text()
+    try:
+        data = yaml.safe_load(text)
+        (folder / "small.yaml").write_text(yaml.safe_dump(data | {"memory_bandwidth": "1GB/s"}))
+        assert "another cluster" in dhen_search(*words, *same, code=2).stderr
+    finally:
+        (folder / "small.yaml").write_text(text)
+
+
+def test_a_bundle_carries_what_was_planned(study: Path) -> None:
+    """A study that names no cluster is planned for the machine it runs on."""
+    record = read_record(study)
+    assert record.cluster is not None
+    assert record.cluster.name == "this"
+    assert {trial.planned_technique for trial in record.trials} == {"dp"}
+    info = json.loads((study / "best" / "bundle.json").read_text())
+    assert (info["planned_technique"], info["executed_technique"]) == ("dp", "dp")
