@@ -1,4 +1,4 @@
-"""An accelerator's training step: examples a second and share of its bf16 peak, eager and compiled.
+"""An accelerator's training step: examples a second, share of its bf16 peak, memory against the plan.
 
 A small model (the baseline, bound by launching kernels) and a large DHEN (eight layers, bound by matmuls).
 Steps run under CUDA's sync debug mode: an operation that makes the host wait is an error. Batches come
@@ -25,10 +25,12 @@ from dhen.config import ModelConfig
 from dhen.cost import headline_flops
 from dhen.model import build_model, model_cost, named_model, parse_model
 from dhen.schema import FeatureSchema, Table
+from trials.cluster.load import load_cluster
 from trials.data.loader import Batch
 from trials.data.prefetch import on_device
 from trials.hardware import matmul_peak
 from trials.job import TrainingConfig
+from trials.planner.plan import plan
 from trials.step import TrainStep
 
 TABLES, TABLE_ROWS, NUMERIC = 26, 100_000, 13
@@ -77,8 +79,8 @@ def measure(
     options: argparse.Namespace,
     *,
     compiled: bool,
-) -> tuple[float, float, float]:
-    """(examples a second, GiB allocated at the peak, seconds of the first steps)."""
+) -> tuple[float, float, float, float]:
+    """(examples a second, GiB allocated and reserved at the peak, seconds of the first steps)."""
     torch.manual_seed(0)
     model = build_model(config, features).to(where).train()
     if compiled:
@@ -101,8 +103,18 @@ def measure(
                 step(next(stream))
         _wait(where)
         speeds.append(options.batch * options.steps / (time.perf_counter() - began))
-    peak = torch.cuda.max_memory_allocated(where) if where.type == "cuda" else 0
-    return statistics.median(speeds), peak / 2**30, first
+    cuda = where.type == "cuda"
+    allocated = torch.cuda.max_memory_allocated(where) if cuda else 0
+    reserved = torch.cuda.max_memory_reserved(where) if cuda else 0
+    return statistics.median(speeds), allocated / 2**30, reserved / 2**30, first
+
+
+def planned_gib(config: ModelConfig, features: FeatureSchema, batch: int) -> float:
+    """What the planner says that plain DP on one such device allocates, without context and reserve."""
+    cluster = load_cluster("h200").with_ranks("1x1")
+    training = TrainingConfig(batch_size=batch, precision="bf16")
+    memory = plan(config, features, training, cluster).strategies[0].memory
+    return (memory.total - memory.context - memory.reserve) / 2**30
 
 
 @contextmanager
@@ -141,12 +153,14 @@ def main() -> None:
     for name, config in models(options.width).items():
         flops = headline_flops(model_cost(config, features))
         for compiled in (False, True) if where.type == "cuda" else (False,):
-            speed, memory, first = measure(config, features, where, options, compiled=compiled)
+            speed, allocated, reserved, first = measure(config, features, where, options, compiled=compiled)
             share = TRAINING_FLOPS * flops * speed / peak
             way = "compiled" if compiled else "eager"
-            rows.append(
-                [name, way, f"{flops:,.0f}", f"{speed:,.0f}", f"{share:.1%}", f"{memory:.2f}", f"{first:.1f}"]
-            )
+            numbers = [f"{flops:,.0f}", f"{speed:,.0f}", f"{share:.1%}"]
+            memory = [
+                f"{gib:.3f}" for gib in (planned_gib(config, features, options.batch), allocated, reserved)
+            ]
+            rows.append([name, way, *numbers, *memory, f"{first:.1f}"])
             print(" | ".join(rows[-1]), flush=True)
     print(machine() + (f", {torch.cuda.get_device_name()}" if where.type == "cuda" else ""))
     print(f"batch {options.batch:,}; bf16 matmul peak {peak / 1e12:,.1f} TFLOP/s")
@@ -156,7 +170,9 @@ def main() -> None:
         "FLOPs an example",
         "examples/s",
         "share of the bf16 peak",
-        "GiB",
+        "GiB planned",
+        "GiB allocated",
+        "GiB reserved",
         "s to warm up",
     ]
     print(markdown(header, rows))

@@ -10,6 +10,7 @@ example and bytes at any batch in one integer, the first times `EACH`; a peak is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -36,6 +37,9 @@ class Footprint(NamedTuple):
     activations, and the parameter gradients of one operation."""
     backward_peak_with_gradients: int
     """The same with all parameter gradients made so far."""
+    recomputed_peak: int
+    """As `backward_peak` after a recomputation, which holds the inputs as long as anything that was saved."""
+    recomputed_peak_with_gradients: int
     traffic: int
     """Bytes that forward reads and writes: each operation's inputs, weights and outputs once."""
 
@@ -56,8 +60,11 @@ def replay(tape: Tape, output: int) -> Replayed:
     saved = {tensor for operation in tape.operations for tensor in operation.saves}
     made = saved.difference(tape.given, (output,))
     kept = sum(sizes[tensor] for tensor in made.union(saved.intersection(tape.inputs)))
-    backward = _Backward(tape, sizes)
-    backward.play(kept + sizes[output] * (output in saved), output)
+    start = kept + sizes[output] * (output in saved)
+    backward, recomputed = _Backward(tape, sizes), _Backward(tape, sizes)
+    backward.play(start, output)
+    inputs = sum(sizes[tensor] for tensor in tape.inputs if tensor not in saved)
+    recomputed.play(start + inputs, output, also_held=tape.inputs)
     fields = (
         [sum(sizes[tensor] for tensor in tape.inputs)],
         [sizes[output]],
@@ -66,6 +73,8 @@ def replay(tape: Tape, output: int) -> Replayed:
         _forward(tape, sizes, {output}),
         backward.moments,
         backward.moments_with_gradients,
+        recomputed.moments,
+        recomputed.moments_with_gradients,
         [sum(_traffic(operation, sizes) for operation in tape.operations)],
     )
     return Replayed(tuple(map(_top, fields)))
@@ -112,31 +121,36 @@ class _Backward:
 
     def __init__(self, tape: Tape, sizes: Sequence[int]) -> None:
         self._tape, self._sizes = tape, sizes
+        self._beside = tape.given.difference(tape.inputs)
         self._gradients: dict[int, list[int]] = {}
         self._live = self._parameters = 0
         self.moments: list[int] = []
         self.moments_with_gradients: list[int] = []
 
-    def play(self, kept: int, output: int) -> None:
-        """From the output's gradient, beside `kept`."""
-        held = [0] * len(self._sizes)
-        for operation in self._tape.operations:
-            for tensor in operation.saves:
-                held[tensor] += 1
-        for tensor in self._tape.given.difference(self._tape.inputs):
-            held[tensor] = -1  # never freed here
+    def play(self, kept: int, output: int, also_held: Sequence[int] = ()) -> None:
+        """From the output's gradient, beside `kept`; `also_held` until nothing that was saved is left."""
+        saving = [operation for operation in self._tape.operations if operation.saves]
+        first = saving[0] if saving else None
+        held = Counter(tensor for operation in saving for tensor in operation.saves)
+        held.update(also_held)
         self._live = kept
         self._gradients[output] = self._new(self._sizes[output])
         for operation in reversed(self._tape.operations):
             if operation.output not in self._gradients:
                 continue
             made = self._run(operation)
-            for tensor in operation.saves:
-                held[tensor] -= 1
-                if held[tensor] == 0:
-                    self._live -= self._sizes[tensor]
+            self._let_go(held, operation.saves)
+            if operation is first:
+                self._let_go(held, also_held)
             for tensor, gradient in made:
                 self._accumulate(tensor, gradient)
+
+    def _let_go(self, held: Counter[int], tensors: Iterable[int]) -> None:
+        """Freed where nobody else holds them and they are not somebody else's."""
+        for tensor in tensors:
+            held[tensor] -= 1
+            if held[tensor] == 0 and tensor not in self._beside:
+                self._live -= self._sizes[tensor]
 
     def _run(self, operation: Operation) -> list[tuple[int, list[int]]]:
         """An operation's own backward: the gradients of its inputs; its outputs' are let go."""

@@ -109,12 +109,14 @@ class Activations:
         """Kept by the segments before."""
         self.forward, self.backward, self.backward_gradients, self.after_backward = [], [], [], []
         for base, (each, size, again) in zip(self.before, each_one, strict=True):
-            forward = each.discarding_peak if again else each.forward_peak
-            recomputation = size + each.forward_peak + each.output if again else 0
-            peak = max(each.backward_peak, recomputation)
-            self.forward.append(base + size + forward)
+            peak, with_gradients = each.backward_peak, each.backward_peak_with_gradients
+            if again:
+                recomputation = size + each.forward_peak + each.output
+                peak = max(recomputation, each.recomputed_peak)
+                with_gradients = max(recomputation, each.recomputed_peak_with_gradients)
+            self.forward.append(base + size + (each.discarding_peak if again else each.forward_peak))
             self.backward.append(base + peak)
-            self.backward_gradients.append(max(each.backward_peak_with_gradients, recomputation) - peak)
+            self.backward_gradients.append(with_gradients - peak)
             self.after_backward.append(base + size)  # the gradient of its input
 
     def by_segment(self, segments: Sequence[Segment], moment: Moment) -> tuple[tuple[str, int], ...]:
@@ -268,6 +270,9 @@ def _fully_sharded(
     for index in range(1, last):
         flat = low[index] if cast and not one else 0
         yield forward(index, root + kept, previous + arriving[index] + flat, "all-gather of")
+        if zero2:  # what arrived before is still there while parameters are copied to their places
+            copied = root + kept + gathered[index]
+            yield forward(index, copied, previous + arriving[index], "all-gather of")
         yield forward(index, root + kept + gathered[index], arriving[index])
         previous = arriving[index]
         kept += gathered[index] if zero2 else 0

@@ -335,6 +335,8 @@ def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> Tr
         discarding_peak=discarding_peak,
         backward_peak=given + backward_peak,
         backward_peak_with_gradients=given + backward_peak,
+        recomputed_peak=given + backward_peak,
+        recomputed_peak_with_gradients=given + backward_peak,
         traffic=given + 2 * forward_peak + held,
     )
     shapes = tuple((p.shape[0], p.shape[1:].numel()) for p in parameters)
