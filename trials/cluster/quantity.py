@@ -71,6 +71,15 @@ def parse_time(value: object) -> float:
     return parse_quantity(value, TIMES, "5us")
 
 
+def byte_words(count: float) -> str:
+    """Bytes as people write them, three digits or so: `512 B`, `1.25 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.2f} GiB"
+
+
 def _at_least(least: float, number: float, example: str) -> float:
     if number < least:
         raise ValueError(f"must be greater than 0, such as {example}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from dhen.errors import UserError
 from dhen.schema import Table
 from trials.cluster.cluster import Cluster
+from trials.cluster.quantity import byte_words
 from trials.planner.lpt import Price, Shard, narrowest_width, spread
 from trials.planner.table_cost import (
     ROW_STATE_BYTES,
@@ -240,16 +241,16 @@ def _why(tables: tuple[Table, ...], work: Workload, cluster: Cluster, needed: in
     columns, there = narrowest_width(work.dim, cluster.ranks), max(there, 0)
     largest = max(tables, key=lambda table: table.rows)
     bytes_a_row = columns * WEIGHT_BYTES + work.row_state_bytes
-    has = f"with its optimizer's state, and a rank has {there / 2**30:,.3f} GiB for tables."
+    has = f"with its optimizer's state, and a rank has {byte_words(there)} for tables."
     if largest.rows * bytes_a_row > there:
         part = "it" if columns == work.dim else f"a shard of {columns} of its {work.dim} columns"
         return (
-            f"table {largest.name!r} fits on no rank: {part} takes {largest.rows * bytes_a_row / 2**30:,.3f} GiB "
+            f"table {largest.name!r} fits on no rank: {part} takes {byte_words(largest.rows * bytes_a_row)} "
             f"{has} {there // bytes_a_row:,} of its {largest.rows:,} rows would fit: merge rare ids, or give "
             "ranks more memory."
         )
     return (
-        f"the tables do not fit: the fullest of {cluster.ranks} ranks would hold {needed / 2**30:,.3f} GiB "
+        f"the tables do not fit: the fullest of {cluster.ranks} ranks would hold {byte_words(needed)} "
         f"{has.replace('its', 'their')} More ranks, more memory a rank, a smaller embedding_dim or fewer "
         "rows would do."
     )

@@ -9,6 +9,7 @@ from dhen.config import ModelConfig
 from dhen.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
 from trials.cluster.cluster import Cluster
+from trials.cluster.quantity import byte_words
 from trials.hardware import Precision
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
@@ -18,7 +19,7 @@ from trials.planner.device_constants import (
 )
 from trials.planner.estimates import MemoryEstimate, StepTime
 from trials.planner.memory import Activations, Batch, dense_peak, recomputed
-from trials.planner.placement import Placement, place
+from trials.planner.placement import Placement, PlacementError, place
 from trials.planner.segments import ITEMSIZES, Segment, segments_at, taped
 from trials.planner.step_time import Step, prepare, price
 from trials.planner.strategies import Checkpointing, Strategy
@@ -73,14 +74,20 @@ class Pricing:
         Raises:
             PlacementError: where they do not fit beside nothing.
         """
-        alone = self.cluster.ranks == 1
+        alone, beside = self.cluster.ranks == 1, self.context_bytes + self.reserve_bytes
+        if self.cluster.hbm_bytes <= beside:
+            raise PlacementError(
+                f"a rank has {byte_words(self.cluster.hbm_bytes)}, of which context, workspaces and allocator alone "
+                f"take {byte_words(beside)}; give a rank more memory.",
+                beside - self.cluster.hbm_bytes,
+            )
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
         return place(
             self.schema.tables,
             self.model.embedding_dim,
             self.cluster,
             global_batch=self.batch_size,
-            memory_bytes=self.cluster.hbm_bytes - self.context_bytes - self.reserve_bytes,
+            memory_bytes=self.cluster.hbm_bytes - beside,
             row_state_bytes=state + TABLE_DECAY_ROW_BYTES * (alone and self.table_decay),
         )
 

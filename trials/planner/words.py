@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from trials.cluster.quantity import byte_words
 from trials.planner.estimates import MemoryEstimate, PricedStrategy
 from trials.planner.pricing import Pricing
 from trials.planner.strategies import Strategy
 
-GIB, MIB = 2**30, 2**20
 PARTS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -23,28 +23,24 @@ LARGEST = 2
 """Parts named in a reason."""
 
 
-def size(count: float) -> str:
-    """Bytes in MiB or GiB."""
-    return f"{count / GIB:,.2f} GiB" if count >= GIB else f"{count / MIB:,.1f} MiB"
-
-
 def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
     """What a strategy needs, whether that fits, and what takes most."""
     there = pricing.cluster.hbm_bytes
     host, host_there = memory.host * pricing.cluster.gpus_a_host, pricing.cluster.host_memory_bytes
-    needs = f"{strategy.name} needs {size(memory.total)} a rank"
+    needs = f"{strategy.name} needs {byte_words(memory.total)} a rank"
     most = _largest(memory)
     if memory.total > there:
-        return f"{needs}, {size(memory.total - there)} more than there is: {most} (in the {memory.peak_at})."
+        return f"{needs}, {byte_words(memory.total - there)} more than there is: {most} (in the {memory.peak_at})."
     if host > host_there:
-        return f"{needs}, which fits, but {size(host)} of a host's memory, which has {size(host_there)}."
-    return f"{needs} of {size(there)}: {most} (in the {memory.peak_at})."
+        have = f"{byte_words(host)} of a host's memory, which has {byte_words(host_there)}"
+        return f"{needs}, which fits, but {have}."
+    return f"{needs} of {byte_words(there)}: {most} (in the {memory.peak_at})."
 
 
 def lacking_sentence(closest: PricedStrategy, pricing: Pricing) -> str:
     """How far off everything is."""
-    there, name = size(pricing.cluster.hbm_bytes), closest.strategy.name
-    return f"Nothing fits {there} a rank: {name} comes closest and lacks {size(closest.lacking_bytes)}."
+    there, name = byte_words(pricing.cluster.hbm_bytes), closest.strategy.name
+    return f"Nothing fits {there} a rank: {name} comes closest and lacks {byte_words(closest.lacking_bytes)}."
 
 
 def faster_sentence(chosen: PricedStrategy | None, fastest: PricedStrategy | None) -> str | None:
@@ -60,4 +56,4 @@ def faster_sentence(chosen: PricedStrategy | None, fastest: PricedStrategy | Non
 
 def _largest(memory: MemoryEstimate) -> str:
     sizes = sorted(((getattr(memory, key), word) for key, word in PARTS.items()), reverse=True)
-    return ", ".join(f"{size(count)} are {word}" for count, word in sizes[:LARGEST] if count)
+    return ", ".join(f"{byte_words(count)} are {word}" for count, word in sizes[:LARGEST] if count)
