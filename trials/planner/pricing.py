@@ -77,8 +77,8 @@ class Pricing:
         alone, beside = self.cluster.ranks == 1, self.context_bytes + self.reserve_bytes
         if self.cluster.hbm_bytes <= beside:
             raise PlacementError(
-                f"a rank has {byte_words(self.cluster.hbm_bytes)}, of which context, workspaces and allocator alone "
-                f"take {byte_words(beside)}; give a rank more memory.",
+                f"a rank has {byte_words(self.cluster.hbm_bytes)}, of which context, workspaces and allocator "
+                f"alone take {byte_words(beside)}; give a rank more memory.",
                 beside - self.cluster.hbm_bytes,
             )
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
