@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# TorchRec demands the CUDA build of FBGEMM and an old torchmetrics, so it comes without what it demands.
+EXTRA = $$($(BIN)/python -c 'import torch; print("tables-cuda" if torch.cuda.is_available() else "tables")')
+TORCHREC = $(BIN)/python -m pip install --quiet --editable ".[$(EXTRA)]" && \
+	$(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
+
 .PHONY: setup search test lint bench clean
 
 setup: $(READY)
@@ -11,6 +16,7 @@ setup: $(READY)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(TORCHREC) || echo 'TorchRec could not be installed: all works without it, but tables over several ranks'
 	touch $(READY)
 
 # make search                              the main job on the built-in demo log

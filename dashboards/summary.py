@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from statistics import median
 
 from dashboards.names import short_name
 from dashboards.rows import does_not_fit, find
@@ -33,6 +34,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _floor(record, best, baseline, "test"),
         _outcomes(record),
         _techniques(record),
+        _predictions(record),
         _baseline_fits(baseline),
         _first_error(record) if best is None else None,
     )
@@ -148,6 +150,25 @@ def _techniques(record: StudyRecord) -> str | None:
     chosen = [f"{name} for {count}" for name, count in counts.most_common()]
     chosen += [f"no technique makes {nothing} fit"] if nothing else []
     return f"Planned for {cluster.name} ({size}{doubt}): {', '.join(chosen)} of {len(planned)} candidates."
+
+
+def _predictions(record: StudyRecord) -> str | None:
+    """Predicted against measured peaks, where both are known, and what ran out of memory all the same."""
+    attempts = [attempt for trial in record.trials for attempt in trial.attempts if trial.reused_from is None]
+    off = [
+        100.0 * (attempt.measured_bytes / attempt.predicted_bytes - 1.0)
+        for attempt in attempts
+        if attempt.measured_bytes and attempt.predicted_bytes
+    ]
+    beyond = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in attempts)
+    again = f" {beyond} trainings ran out of memory, each tried again one technique up where there was one."
+    if not off:
+        return again.strip() if beyond else None
+    worst = max(off, key=abs)
+    return (
+        f"Measured peaks are off from predicted ones by {median(map(abs, off)):.1f} % (median of {len(off)}), "
+        f"{worst:+.1f} % at worst.{again if beyond else ''}"
+    )
 
 
 def _baseline_fits(baseline: TrialRecord | None) -> str | None:

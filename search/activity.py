@@ -7,8 +7,9 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Protocol, TypeVar
 
-from search.absorb import absorb
+from search.absorb import absorb, attempted
 from trials.events import Event, Progress, Scored
+from trials.job import Job
 from trials.launcher import POLL_SECONDS, Run, wait_for
 from trials.record import Metrics, TrialRecord
 
@@ -25,11 +26,16 @@ class Activity(Protocol):
 class Training:
     """A trial that trains: its record grows with what its process says."""
 
-    def __init__(self, record: TrialRecord, run: Run, began: float) -> None:
-        """`began` as `time.monotonic` had it before the process was asked for."""
-        self.record, self.run = record, run
+    def __init__(
+        self, record: TrialRecord, job: Job, run: Run, began: float, *, counted: bool = False
+    ) -> None:
+        """`began` as `time.monotonic` had it before the processes were asked for.
+
+        `counted`: whether the peak they tell is of tensors, as the planner predicts it.
+        """
+        self.record, self.job, self.run = record, job, run
         self.progress: Progress | None = None
-        self._began = began
+        self._began, self._counted = began, counted
 
     def take(self, events: list[Event]) -> None:
         """See `Activity`; the end of the process gives the record its wall clock."""
@@ -38,8 +44,13 @@ class Training:
                 self.progress = event
             else:
                 self.record = absorb(self.record, event)
+                self.record = attempted(self.record, event, self._seconds(), counted=self._counted)
         if self.run.ended:
-            self.record = self.record.model_copy(update={"seconds": time.monotonic() - self._began})
+            before = sum(attempt.seconds or 0.0 for attempt in self.record.attempts[:-1])
+            self.record = self.record.model_copy(update={"seconds": before + self._seconds()})
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
 
 
 class Scoring:

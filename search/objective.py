@@ -10,9 +10,9 @@ from pathlib import Path
 from dhen.config import ModelConfig
 from dhen.cost import dense_parameters, embedding_parameters, headline_flops
 from dhen.model import model_cost
-from search.absorb import TECHNIQUE
 from search.activity import Scoring, Training, killed_on_error, look
 from search.directory import trial_folder
+from search.execution import DP, Execution
 from search.slots import cores
 from spaces.space import Point
 from trials.data.cache import PreparedLog
@@ -23,6 +23,8 @@ from trials.launcher import POLL_SECONDS, Launcher
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.worker import Task
 
+CHECKPOINTS = "checkpoints"
+"""The folder in a trial's directory from which a training that was cut short goes on."""
 OnChange = Callable[[TrialRecord, Progress | None], None]
 
 
@@ -43,7 +45,7 @@ def new_record(
         flops=headline_flops(cost),
         parameters=dense_parameters(cost),
         embedding_parameters=embedding_parameters(cost),
-        planned_technique=TECHNIQUE,
+        planned_technique=DP.name,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     )
 
@@ -59,6 +61,7 @@ class Trainer:
         *,
         threads: int | None = None,
         precision: Precision | None = None,
+        execution: Execution | None = None,
     ) -> None:
         """Works below `directory`; by default with as many threads as gain, in the precision preferred here."""
         self._launcher = launcher
@@ -66,6 +69,7 @@ class Trainer:
         self._directory = directory
         self._threads = threads or fastest_threads(cores())
         self.precision: Precision = precision or preferred_precision()
+        self.execution = execution or Execution()
 
     def job(self, model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
         """The job of training this model on this log."""
@@ -82,12 +86,25 @@ class Trainer:
         return trial_folder(self._directory, number)
 
     def start(self, record: TrialRecord, job: Job, *, start_from: Path | None = None) -> Training:
-        """A training that has begun."""
-        task = self._task(job).model_copy(update={"start_from": str(start_from) if start_from else None})
+        """A training that has begun, with the strategy that was planned where plans are executed.
+
+        Raises:
+            UserError: where this machine lacks what the strategy needs.
+        """
+        self.execution.check(job)
+        strategy = self.execution.strategy(record)
+        fields = self.execution.task_fields(strategy)
         folder = self.folder(record.number)
         folder.mkdir(parents=True, exist_ok=True)
+        fields |= {
+            "start_from": str(start_from) if start_from else None,
+            "resume_from": str(folder / CHECKPOINTS),
+        }
+        task = self._task(job).model_copy(update=fields)
         began = time.monotonic()
-        return Training(record, self._launcher.start(task, folder), began)
+        record = record.model_copy(update={"executed_technique": strategy.name})
+        run = self._launcher.start(task, folder)
+        return Training(record, job, run, began, counted=self.execution.counted)
 
     def train(
         self, record: TrialRecord, job: Job, on_change: OnChange, *, start_from: Path | None = None

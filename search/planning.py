@@ -65,15 +65,17 @@ def cluster_summary(cluster: Cluster) -> ClusterSummary:
     )
 
 
-def planned(record: TrialRecord, job: Job, cluster: Cluster, prefer: Prefer) -> TrialRecord:
-    """The record with its plan; a candidate that fits nowhere has ended as infeasible.
+def planned(
+    record: TrialRecord, job: Job, cluster: Cluster, prefer: Prefer, *, margin_bytes: int = 0
+) -> TrialRecord:
+    """The record with its plan, which leaves `margin_bytes` free; what fits nowhere has ended as infeasible.
 
     Raises:
         UserError: where a trial of the baseline cannot be planned at all (its batch is smaller than the ranks).
     """
     began = time.monotonic()
     try:
-        found = plan(job.model, job.features, job.training, cluster, prefer=prefer)
+        found = plan_of(job, cluster, prefer, margin_bytes)
     except UserError as error:
         if record.kind is TrialKind.BASELINE:
             raise
@@ -82,6 +84,15 @@ def planned(record: TrialRecord, job: Job, cluster: Cluster, prefer: Prefer) -> 
     if found.chosen is not None or record.kind is TrialKind.BASELINE:
         return record
     return _infeasible(record, found.remedy or "no memory technique fits.", record.memory_excess, began)
+
+
+def plan_of(job: Job, cluster: Cluster, prefer: Prefer, margin_bytes: int) -> Plan:
+    """A job's plan.
+
+    Raises:
+        UserError: for a batch smaller than the number of ranks.
+    """
+    return plan(job.model, job.features, job.training, cluster, prefer=prefer, margin_bytes=margin_bytes)
 
 
 def with_plan(record: TrialRecord, found: Plan) -> TrialRecord:

@@ -112,6 +112,7 @@ class Proposals:
             if not math.isnan(record.validation.ne):
                 return state.COMPLETE, [record.validation.ne, record.flops]
             return state.FAIL, None
-        if record.outcome is Outcome.INFEASIBLE and record.memory_excess is not None:
+        beyond = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
+        if record.outcome in beyond and (record.memory_excess or 0.0) > 0:
             return state.COMPLETE, [NE_OF_INFEASIBLE, record.flops or 0.0]
         return (state.FAIL if record.outcome is Outcome.FAILED else state.PRUNED), None

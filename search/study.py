@@ -6,6 +6,7 @@ sampler is told; whatever moment the driver ends at, the same command goes on fr
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from search.activity import Training, look
 from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
 from search.directory import database_url, study_name
+from search.execution import execution, margin_bytes, next_strategy, ranks_here
 from search.export import trained_job
 from search.facts import Facts, check_training_axes
-from search.objective import Trainer, new_record
-from search.planning import planned
+from search.objective import CHECKPOINTS, Trainer, new_record
+from search.planning import plan_of, planned
 from search.proposals import UNFINISHED, Proposals
 from search.slots import slots
 from search.standing import Standing
@@ -65,14 +67,22 @@ class Study:
         self._proposals = Proposals(space=self._space, sampler=config.sampler, seed=config.seed)
         name = study_name(directory, config.name)
         self._ledger = Ledger(database_url(directory, config.storage), name)
-        self._parallel, threads = slots(config.parallel, config.threads)
+        self._parallel, threads = slots(config.parallel, config.threads, ranks_here(config))
         self._facts = Facts(self._ledger, config, directory, log, self._space, side_by_side=self._parallel)
         self._standing = Standing(self._facts.head, map(cut_short, self._ledger.trials()))
         self._proposals.remember(self._standing.candidates)
-        self._trainer = Trainer(launcher, log, directory, threads=threads, precision=self._facts.precision)
+        self._trainer = Trainer(
+            launcher,
+            log,
+            directory,
+            threads=threads,
+            precision=self._facts.precision,
+            execution=execution(config, self._facts.cluster),
+        )
+        self._margin_bytes = margin_bytes(self._standing.trials.values())
         next(
             self._baseline_trials(), None
-        )  # a batch that the cluster cannot share is an error before any trial
+        )  # a batch that the ranks cannot share is an error before any trial
         self._known = {trial.fingerprint: trial for trial in reversed(self._standing.completed)}
         self._running: dict[int, Training] = {}
         self._waiting: list[tuple[TrialRecord, Job]] = []
@@ -152,7 +162,14 @@ class Study:
 
     def _planned(self, record: TrialRecord, job: Job) -> Upcoming:
         """With its plan for the study's cluster; one that fits nowhere has ended and is not trained."""
-        record = planned(record, job, self._facts.cluster, self._config.prefer)
+        known = self._standing.trials.get(record.number)
+        if known is not None and known.attempts:
+            again = self._next_attempt(known.model_copy(update={"outcome": Outcome.RUNNING}), job)
+            if again is not None:
+                return again, job
+        record = planned(
+            record, job, self._facts.cluster, self._config.prefer, margin_bytes=self._margin_bytes
+        )
         return record, None if record.outcome is Outcome.INFEASIBLE else job
 
     def _train(self, upcoming: Iterator[Upcoming]) -> None:
@@ -191,12 +208,46 @@ class Study:
                     self._standing.note(record)
                     self.changes += 1
                 continue
-            self._end(record)
             del self._running[record.number]
+            if record.outcome is Outcome.OUT_OF_MEMORY and self._try_again(record, training.job):
+                continue
+            self._end(record)
             waiting, self._waiting = self._waiting, []
             for twin, job in waiting:
                 self._place(twin, job)
         self._tell_watchers()
+
+    def _try_again(self, record: TrialRecord, job: Job) -> bool:
+        """What ran out of memory goes on with the next strategy, if there is one."""
+        self._margin_bytes = max(self._margin_bytes, margin_bytes([record]))
+        again = self._next_attempt(record, job)
+        if again is None:
+            return False
+        self._note(again)
+        self._running[record.number] = self._trainer.start(again, job)
+        return True
+
+    def _next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
+        """The record as it begins its next attempt; None where the last ended otherwise, or none is left."""
+        if (
+            self._trainer.execution.cluster is None
+            or record.attempts[-1].outcome is not Outcome.OUT_OF_MEMORY
+        ):
+            return None
+        found = plan_of(job, self._facts.cluster, self._config.prefer, 0)
+        strategy = next_strategy(found, record.attempts)
+        if strategy is None:
+            return None
+        return record.model_copy(
+            update={
+                "outcome": Outcome.RUNNING,
+                "planned_technique": strategy.strategy.name,
+                "predicted_peak_bytes": strategy.memory.total,
+                "predicted_step_seconds": strategy.time.total,
+                "error": None,
+                "curve": (),
+            }
+        )
 
     def _end(self, record: TrialRecord) -> None:
         """Ledger first, then the sampler."""
@@ -251,6 +302,7 @@ class Study:
         for number in (self._with_weights | {ended}) - kept:
             if number == ended or number not in self._running:
                 (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
+        shutil.rmtree(self._trainer.folder(ended) / CHECKPOINTS, ignore_errors=True)
         self._with_weights = kept
 
     def _spent(self) -> bool:

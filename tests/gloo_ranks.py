@@ -22,14 +22,15 @@ SECONDS = 600
 
 def on_ranks(script: str, ranks: int, folder: Path) -> Any:
     """What the script's `as_rank` was given on rank 0, through JSON."""
-    running = [_start(script, rank, ranks, folder) for rank in range(ranks)]
+    running = [start(script, rank, ranks, folder) for rank in range(ranks)]
     outputs = [process.communicate(timeout=SECONDS)[0] for process in running]
     for process, output in zip(running, outputs, strict=True):
         assert process.returncode == 0, output
     return json.loads((folder / "answer.json").read_text())
 
 
-def _start(script: str, rank: int, ranks: int, folder: Path) -> subprocess.Popen[str]:
+def start(script: str, rank: int, ranks: int, folder: Path) -> subprocess.Popen[str]:
+    """One of the ranks; the caller sees to its end."""
     paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     return subprocess.Popen(
         [sys.executable, "-W", "error", script],

@@ -1,16 +1,27 @@
-"""Scores a split with a model: probabilities for all its rows, and their metrics."""
+"""Scores a split with a model: probabilities for all its rows, and their metrics.
+
+Over several ranks each scores its part of the rows; the scores meet on rank 0, which works the metrics out as
+one process would, and tells them to all.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from dhen.batch import FeatureBatch
+from dhen.errors import UserError
+from trials.agreement import as_first, joined
 from trials.data.cache import PreparedLog, Split
-from trials.data.loader import eval_batches
+from trials.data.loader import eval_batches, rank_slice
 from trials.data.weights import example_weights
+from trials.hardware import device
 from trials.metrics import evaluate_predictions, undo_negative_sampling
+from trials.ranks import Ranks
 from trials.record import Metrics
 
 EVAL_BATCH = 8192
@@ -18,24 +29,86 @@ EVAL_BATCH = 8192
 
 
 @torch.no_grad()
-def predict_split(model: nn.Module, split: Split) -> NDArray[np.float64]:
+def predict_split(model: nn.Module, split: Split, batch_size: int = EVAL_BATCH) -> NDArray[np.float64]:
     """Click probabilities (N) of all rows in order, as the training log has them (not corrected).
 
-    The model computes in the precision that its dense part has (`trials.master_weights.compute_in`).
+    `batch_size` rows go forward at a time. The model computes in the precision that its dense part has
+    (`trials.master_weights.compute_in`).
     """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    batches = eval_batches(split, batch_size=EVAL_BATCH)
+    batches = eval_batches(split, batch_size=batch_size)
     logits = [model(batch.to(device).features).float() for batch in batches]
     model.train(was_training)
-    return torch.sigmoid(torch.cat(logits).double()).cpu().numpy()
+    return _probabilities(torch.cat(logits))
 
 
-def evaluate(model: nn.Module, log: PreparedLog, split_name: str) -> Metrics:
+def evaluate(model: nn.Module, log: PreparedLog, split_name: str, batch_size: int = EVAL_BATCH) -> Metrics:
     """Metrics on a split of the log, corrected for negative sampling where its schema states a rate."""
     split = log.split(split_name)
+    return _metrics(predict_split(model, split, batch_size), split, log)
+
+
+def evaluate_over_ranks(
+    score: Callable[[FeatureBatch], Tensor],
+    log: PreparedLog,
+    split_name: str,
+    ranks: Ranks,
+    batch_size: int = EVAL_BATCH,
+) -> Metrics:
+    """The same, by all ranks together and equal on all; a collective.
+
+    Args:
+        score: logit_B of examples on this process's device; every rank calls it equally often.
+        log: as all ranks have it.
+        split_name: of the log.
+        ranks: with a process group where there are several.
+        batch_size: rows of a rank that go forward at a time, at most.
+
+    Raises:
+        UserError: on all ranks, where the split has fewer rows than there are ranks.
+    """
+    split = log.split(split_name)
+    logit_N = joined(ranks, _logits(score, split, ranks, batch_size), _part_sizes(split.rows, ranks))
+    if logit_N is None:
+        return _told(ranks, None, split.rows)
+    return _told(ranks, _metrics(_probabilities(logit_N), split, log), split.rows)
+
+
+def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks, batch_size: int) -> Tensor:
+    """Of this rank's part, fp32, in as many batches as any other rank's."""
+    sizes = _part_sizes(split.rows, ranks)
+    if min(sizes) == 0:
+        raise UserError(
+            f"the {split.name} split has {split.rows} rows, fewer than one for each of {ranks.world} ranks; "
+            "train on fewer ranks, or on a longer log."
+        )
+    passes = -(-max(sizes) // batch_size)
+    batches = eval_batches(
+        split, batch_size=-(-sizes[ranks.rank] // passes), rank=ranks.rank, ranks=ranks.world
+    )
+    where = device()
+    return torch.cat([score(batch.to(where).features).float() for batch in batches])
+
+
+def _part_sizes(rows: int, ranks: Ranks) -> list[int]:
+    parts = (rank_slice(rows, rank, ranks.world) for rank in range(ranks.world))
+    return [part.stop - part.start for part in parts]
+
+
+def _probabilities(logit_N: Tensor) -> NDArray[np.float64]:
+    return torch.sigmoid(logit_N.double()).cpu().numpy()
+
+
+def _metrics(p: NDArray[np.float64], split: Split, log: PreparedLog) -> Metrics:
     rate = log.schema.negative_sampling_rate
-    p = undo_negative_sampling(predict_split(model, split), rate)
     label = np.asarray(split.labels, dtype=np.float64)
-    return evaluate_predictions(p, label, example_weights(split, rate))
+    return evaluate_predictions(undo_negative_sampling(p, rate), label, example_weights(split, rate))
+
+
+def _told(ranks: Ranks, metrics: Metrics | None, rows: int) -> Metrics:
+    """Rank 0's, on all."""
+    known = (metrics.ne, metrics.log_loss, metrics.auc, metrics.calibration) if metrics else (0.0,) * 4
+    ne, log_loss, auc, calibration = as_first(ranks, list(known))
+    return Metrics(ne=ne, log_loss=log_loss, auc=auc, calibration=calibration, examples=rows)

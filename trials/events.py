@@ -15,6 +15,22 @@ from trials.record import CurvePoint, Metrics
 
 EVENTS, RANK_LOG, WEIGHTS = "events.jsonl", "rank0.log", "weights.safetensors"
 """What a training process leaves in its trial's directory."""
+RENDEZVOUS = "rendezvous"
+"""The file there by which ranks find each other, fresh for every run, or they would meet those that are gone."""
+
+
+def rank_log(rank: int) -> str:
+    """The file that takes all a rank prints."""
+    return f"rank{rank}.log"
+
+
+START_MARK = "=== begins: "
+"""Opens what one process has printed; logs of earlier runs stand above."""
+
+
+def last_words(rank: int) -> str:
+    """The file in which one of several ranks says why it ended."""
+    return f"rank{rank}.failed.json"
 
 
 class Progress(Value):
@@ -45,7 +61,8 @@ class Trained(Value):
     """Median over the stretches between evaluations, evaluation excluded."""
     step_ms: float
     peak_memory_bytes: int
-    """Highest resident memory of the process (allocated memory of the device where there is one)."""
+    """Of the fullest rank: allocated memory of the device; on a CPU what was counted where a limit is declared,
+    else the highest resident memory of the process."""
     train_seconds: float
     evaluate_seconds: float
 
@@ -73,6 +90,18 @@ class Failed(Value):
     event: Literal["failed"] = "failed"
     error: str
     out_of_memory: bool = False
+    needed_bytes: int | None = None
+    """Out of memory: what the rank would have held at that moment; it may need more later."""
+    limit_bytes: int | None = None
+    """Out of memory: what it may hold."""
+
+
+class LastWords(Value):
+    """One of several ranks says why it ends, before its peers can notice."""
+
+    failed: Failed
+    unix_seconds: float
+    """When: the first to fail is the cause, the others have lost a peer."""
 
 
 Event = Annotated[Progress | Evaluated | Trained | Diverged | Scored | Failed, Field(discriminator="event")]

@@ -1,4 +1,4 @@
-"""Starts a fresh process for each candidate in well under a second, and ends it for certain.
+"""Starts fresh processes for each candidate, one a rank, in well under a second, and ends them for certain.
 
 A fork server has torch and this project imported and has run no operation, so what it forks is fresh:
 nothing of one candidate reaches the next, and a crash of one is an event, not the end of the study.
@@ -6,93 +6,47 @@ nothing of one candidate reaches the next, and a crash of one is an event, not t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from multiprocessing import connection, forkserver
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from trials.events import EVENTS, RANK_LOG, Event, EventReader, Failed
+from trials.supervision import POLL_SECONDS, Run, forget_last_run, wait_for
 
 if TYPE_CHECKING:
     from trials.worker import Task
 
-LAST_LINES = 5
-"""Of a dead process's log, kept with its error."""
-LAST_WORDS = ("trained", "diverged", "scored", "failed")
-"""Events that tell how a run ended."""
-POLL_SECONDS = 0.1
-"""Between two looks at the events of processes that run."""
-PRELOADED = ("torch._dynamo", "pyarrow.dataset", "trials.worker")
+__all__ = ["POLL_SECONDS", "Launcher", "Run", "wait_for"]
+PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.worker")
 """What a process would otherwise import itself, each time: the first belongs to an optimizer's first use."""
+PRELOADED_FOR_SEVERAL = ("trials.warm_torchrec",)
+"""The same for ranks whose tables are sharded: a third of a second, once (2 cores, 2026-11-21)."""
 SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 """OpenMP in the server must never have had more than one thread, or processes that use two hang; and what
 lies in the current folder (a `trials/` of the user's) must not be imported in place of this project."""
 
-
-class Run:
-    """A task in a process of its own."""
-
-    def __init__(self, process: ForkServerProcess, directory: Path) -> None:
-        self._process = process
-        self._directory = directory
-        self._read = EventReader(directory / EVENTS)
-        self._told = False
-        self.ended = False
-        """The process is gone and its last events have been handed out."""
-
-    @property
-    def sentinel(self) -> int:
-        """Ready when the process ends (see `wait_for`)."""
-        return self._process.sentinel
-
-    def new_events(self) -> list[Event]:
-        """Events since the last call.
-
-        A process that died without a word (a signal, the kernel's out-of-memory killer) gives a `Failed`
-        with the signal and the last lines of its log.
-        """
-        alive = self._process.is_alive()
-        events = self._read()
-        self._told = self._told or any(event.event in LAST_WORDS for event in events)
-        if not alive and not self.ended:
-            self.ended = True
-            if not self._told:
-                events.append(self._death())
-        return events
-
-    def kill(self) -> None:
-        """Ends the process at once."""
-        self._process.kill()
-        self._process.join()
-
-    def _death(self) -> Failed:
-        code = self._process.exitcode
-        log = self._directory / RANK_LOG
-        lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
-        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return Failed(
-            error=f"the training process ended without a result ({how}). " + " | ".join(lines),
-            out_of_memory=code == -9,  # what the kernel's out-of-memory killer sends
-        )
-
-
-def wait_for(runs: Iterable[Run], seconds: float = POLL_SECONDS) -> None:
-    """Until one of the processes has ended, for `seconds` at most."""
-    connection.wait([run.sentinel for run in runs], seconds)
+RankMain = Callable[[dict[str, object], str, int], None]
+"""What a process runs: the task as plain data, the trial's directory, its rank."""
 
 
 class Launcher:
     """Owns the fork server."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, several_ranks: bool = False) -> None:
+        """`several_ranks`: candidates will have them, so TorchRec is imported once, for all."""
+        modules = [*PRELOADED, *(PRELOADED_FOR_SEVERAL if several_ranks else ())]
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
+        self._context.set_forkserver_preload(modules)
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        atexit.register(_kill_all, self._runs)  # multiprocessing would wait for one that hangs
 
     def warm_up(self) -> None:
         """Starts the fork server's imports (seconds) while the caller does something else."""
@@ -100,14 +54,42 @@ class Launcher:
             forkserver.ensure_running()
 
     def start(self, task: Task, directory: Path) -> Run:
-        """A process that runs `task` in `directory`, which must exist; an earlier run's events are dropped."""
+        """Processes that run `task` in `directory`, which must exist; an earlier run's events are dropped.
+
+        Raises:
+            UserError: where this machine has fewer CUDA devices than the task has ranks here.
+        """
+        from trials.rendezvous import check_devices
         from trials.worker import main
 
-        (directory / EVENTS).unlink(missing_ok=True)
-        process = self._context.Process(target=main, args=(task.to_dict(), str(directory)), daemon=True)
+        check_devices(len(task.ranks_here))
+        return self.launch(main, task, directory)
+
+    def launch(self, main: RankMain, task: Task, directory: Path) -> Run:
+        """The same with another entry for the processes."""
+        ranks = task.ranks_here
+        forget_last_run(directory, ranks)
+        data, processes = task.to_dict(), list[ForkServerProcess]()
         with _server_environment(), _without_main():
-            process.start()
-        return Run(process, directory)
+            try:
+                for rank in ranks:
+                    processes.append(
+                        self._context.Process(target=main, args=(data, str(directory), rank), daemon=True)
+                    )
+                    processes[-1].start()
+            except BaseException:
+                for process in processes:
+                    if process.pid is not None:
+                        process.kill()
+                raise
+        run = Run(processes, directory, first_rank=ranks[0], deadline_seconds=task.deadline_seconds)
+        self._runs.add(run)
+        return run
+
+
+def _kill_all(runs: weakref.WeakSet[Run]) -> None:
+    for run in list(runs):
+        run.kill()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 Cross-entropy on the log's labels and weights. Validation NE is taken at fixed numbers of examples, the
 same for every model of a study; where it does not improve, learning rates drop (reduce on plateau), and
-after `patience` such evaluations training ends. The test split is never touched here.
+after `patience` such evaluations training ends. The test split is never touched here. Several ranks run
+the same loop on slices of each batch, and decide alike because they go by the same numbers.
 """
 
 from __future__ import annotations
@@ -14,25 +15,35 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dhen.model import build_model
+from trials.agreement import mean_over
 from trials.checkpoint import Weights
+from trials.cluster.cluster import Cluster
 from trials.compilation import CALIBRATION_STEPS, compile_if_it_pays
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
 from trials.data.prefetch import on_device
-from trials.evaluation import evaluate
+from trials.distributed_step import DistributedStep
 from trials.events import Diverged, Evaluated, Event, Progress, Trained
 from trials.hardware import device
 from trials.job import Job, TrainingConfig
+from trials.memory_limit import on_host
+from trials.planner.strategies import Strategy
+from trials.ranks import Ranks
 from trials.record import CurvePoint, Metrics
+from trials.resume import CHECKPOINT_SECONDS, Checkpoints, Resumable
 from trials.step import TrainStep
+from trials.training_state import TrainingState
 
 FINITE_CHECK_STEPS = 25
 """Losses are checked in groups, so that an accelerator is not made to wait at every step."""
+ONE_RANK, PLAIN_DP = Ranks(), Strategy()
 
 
 class DivergenceError(ArithmeticError):
@@ -43,26 +54,49 @@ class DivergenceError(ArithmeticError):
         self.step, self.loss = step, loss
 
 
-@dataclass
-class _State:
-    """What training carries from step to step."""
+class Step(Resumable, Protocol):
+    """One training step of a model, however it is held."""
 
-    examples: int = 0
-    steps: int = 0
+    def __call__(self, batch: Batch) -> Tensor:
+        """One update on this rank's slice; its loss, whose mean over ranks is the batch's."""
+
+    def scale_learning_rates(self, factor: float) -> float:
+        """Sets learning rates to a multiple of the configured ones; the dense part's, for the record."""
+
+    def settle(self) -> None:
+        """Brings all table rows up to date."""
+
+    def is_finite(self) -> bool:
+        """Whether no dense weight is NaN or infinite; the same on all ranks."""
+
+    def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
+        """On a split of the log; the same on all ranks."""
+
+    def weights(self) -> Weights:
+        """A copy of the model's weights on the CPU, in fp32; on rank 0, others have nothing."""
+
+
+@dataclass
+class _Run:
+    """What a training is made of."""
+
+    job: Job
+    log: PreparedLog
+    step: Step
+    ranks: Ranks
+    checkpoints: Checkpoints
+    emit: Callable[[Event], None]
+    progress_seconds: float
+    state: TrainingState
     losses: list[Tensor] = field(default_factory=list)
     """Of the steps since the last check."""
-    loss_sum: float = 0.0
-    loss_steps: int = 0
-    curve: list[CurvePoint] = field(default_factory=list)
-    best: Metrics | None = None
     best_weights: Weights | None = None
-    stale: int = 0
-    """Evaluations in a row without a better NE."""
-    evaluate_seconds: float = 0.0
-    rate_factor: float = 1.0
-    """What plateaus have left of the learning rates."""
-    speeds: list[float] = field(default_factory=list)
-    """Examples a second in each stretch between evaluations."""
+
+    @property
+    def total_examples(self) -> int:
+        """Of all passes."""
+        assert self.job.training.epochs is not None
+        return self.job.training.epochs * self.log.split("train").rows
 
 
 def train(
@@ -73,148 +107,211 @@ def train(
     keep: Callable[[Weights], None],
     start_from: Weights | None = None,
     progress_seconds: float,
+    ranks: Ranks = ONE_RANK,
+    strategy: Strategy = PLAIN_DP,
+    cluster: Cluster | None = None,
+    resume_from: Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> None:
-    """Trains `job` on `log`; the best weights go to `keep` at the end, unless the loss diverged.
+    """Trains `job` on `log`; rank 0's best weights go to `keep` at the end, unless the loss diverged.
 
     Emits `Progress` every `progress_seconds`, one `Evaluated` for each evaluation, and `Trained` or
-    `Diverged` at the end. `start_from` continues from other weights of the same model in place of fresh ones.
+    `Diverged` at the end.
+
+    Args:
+        job: resolved.
+        log: its log.
+        emit: takes events; of several ranks, the first one's count.
+        keep: takes the best weights.
+        start_from: other weights of the same model to begin with in place of fresh ones.
+        progress_seconds: between two `Progress`.
+        ranks: several need a default process group that all have joined, and call this alike.
+        strategy: how the model is held.
+        cluster: for which it was planned.
+        resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
+            evaluations it had once more; new ones are made in it, and removed when the training has ended.
+        checkpoint_seconds: of training that may be lost; 0 for as few as can be.
+
+    Raises:
+        UserError: for a checkpoint of another job, or a split with fewer rows than there are ranks.
     """
+    step = _fresh_step(job, start_from, ranks, strategy, cluster)
+    checkpoints = Checkpoints(resume_from, job, ranks, checkpoint_seconds)
+    assert job.training.evaluate_every is not None
+    fresh = TrainingState(next_evaluation=job.training.evaluate_every), None
+    state, best_weights = checkpoints.restore(step) or fresh
+    for point in state.curve:
+        emit(Evaluated(point=point))
+    run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state, best_weights=best_weights)
+    try:
+        _train(run)
+    except DivergenceError as error:
+        emit(Diverged(step=error.step, loss=str(error.loss)))
+    else:
+        assert run.best_weights is not None
+        if ranks.first:
+            keep(run.best_weights)
+        emit(_trained(state, job.training))
+    if checkpoints.count:
+        print(f"checkpoints: {checkpoints.count}, {checkpoints.seconds:.2f} s in all", flush=True)
+    checkpoints.drop()
+
+
+def _fresh_step(
+    job: Job, start_from: Weights | None, ranks: Ranks, strategy: Strategy, cluster: Cluster | None
+) -> Step:
+    """Weights follow from the seed, alike on all ranks; what dropout draws differs from rank to rank."""
     torch.manual_seed(job.seed)
-    where = device()
     model = build_model(job.model, job.features)
     if start_from is not None:
         model.load_state_dict(start_from)
-    step = TrainStep(model.to(where).train(), job.training)
-    try:
-        state = _run(step, job, log, emit, progress_seconds)
-    except DivergenceError as error:
-        emit(Diverged(step=error.step, loss=str(error.loss)))
-        return
+    model = model.to(device()).train()
+    if ranks.world == 1 and strategy == PLAIN_DP:
+        return TrainStep(model, job.training, job.features)
+    step = DistributedStep(model, job, strategy, ranks, cluster)
+    if not ranks.first:
+        torch.manual_seed(hash((job.seed, ranks.rank)))
+    return step
+
+
+def _trained(state: TrainingState, config: TrainingConfig) -> Trained:
     assert state.best is not None
-    assert state.best_weights is not None
-    keep(state.best_weights)
     speed = statistics.median(state.speeds)
-    emit(
-        Trained(
-            best=state.best,
-            examples_per_second=speed,
-            step_ms=1000.0 * (job.training.batch_size or 0) / speed,
-            peak_memory_bytes=_peak_memory_bytes(where),
-            train_seconds=state.curve[-1].seconds - state.evaluate_seconds,
-            evaluate_seconds=state.evaluate_seconds,
-        )
+    return Trained(
+        best=state.best,
+        examples_per_second=speed,
+        step_ms=1000.0 * (config.batch_size or 0) / speed,
+        peak_memory_bytes=_peak_memory_bytes(device()),
+        train_seconds=state.curve[-1].seconds - state.evaluate_seconds,
+        evaluate_seconds=state.evaluate_seconds,
     )
 
 
-def _run(
-    step: TrainStep, job: Job, log: PreparedLog, emit: Callable[[Event], None], progress_seconds: float
-) -> _State:
+def _train(run: _Run) -> None:
     """Steps and evaluations until the passes are over or validation no longer improves."""
-    config, state = job.training, _State()
-    assert config.epochs is not None
-    where = device()
-    total = config.epochs * log.split("train").rows
+    config, state, step = run.job.training, run.state, run.step
     assert config.evaluate_every is not None
-    every = config.evaluate_every
+    assert config.batch_size is not None
     began = last_progress = stretch_began = time.perf_counter()
-    stretch_examples, next_evaluation = 0, every
-    batches = on_device(_epochs(log, config, job.seed), where)
-    for batch, last in _mark_last(batches):
-        rate = step.scale_learning_rates(_rate_factor(config, state, total))
+    began -= state.seconds
+    first_steps, stretch_first = state.steps, state.examples
+    for batch, last in _mark_last(on_device(_epochs(run), device())):
+        rate = step.scale_learning_rates(_rate_factor(config, state, run.total_examples))
         loss = step(batch)
         state.steps += 1
-        state.examples += batch.features.size
-        stretch_examples += batch.features.size
-        _note_loss(state, loss)
-        if state.steps == CALIBRATION_STEPS:
-            _consider_compiling(step, config, total - state.examples, time.perf_counter() - began)
+        state.examples += config.batch_size
+        checked = _note_loss(run, loss)
         now = time.perf_counter()
-        if now - last_progress > progress_seconds:
+        if state.steps - first_steps == CALIBRATION_STEPS:
+            _consider_compiling(run, now - stretch_began)
+        if now - last_progress > run.progress_seconds:
             last_progress = now
-            emit(Progress(examples=state.examples, total_examples=total, seconds=now - began))
-        if state.examples < next_evaluation and not last:
+            run.emit(
+                Progress(examples=state.examples, total_examples=run.total_examples, seconds=now - began)
+            )
+        if state.examples < state.next_evaluation and not last:
+            if checked and run.checkpoints.due(evaluated=False):
+                stretch_began += _save(run, began)
             continue
-        next_evaluation += every
-        _check_losses(state)
+        state.next_evaluation += config.evaluate_every
+        _check_losses(run)
         if not step.is_finite():
             raise DivergenceError(state.steps, math.nan)
         now = time.perf_counter()
-        state.speeds.append(stretch_examples / (now - stretch_began))
+        state.speeds.append((state.examples - stretch_first) / (now - stretch_began))
         step.settle()
-        validation = evaluate(step.model, log, "validation")
-        stretch_began, stretch_examples = time.perf_counter(), 0
+        validation = step.evaluate(run.log, "validation")
+        stretch_began, stretch_first = time.perf_counter(), state.examples
         state.evaluate_seconds += stretch_began - now
         point = CurvePoint(
             examples=state.examples,
-            epoch=state.examples / log.split("train").rows,
+            epoch=state.examples / run.log.split("train").rows,
             train_loss=state.loss_sum / state.loss_steps,
             learning_rate=rate,
             seconds=stretch_began - began,
             validation=validation,
         )
-        emit(Evaluated(point=point))
-        if _judge(state, point, step, config):
+        run.emit(Evaluated(point=point))
+        if _judge(run, point):
             break
-    return state
+        if not last and run.checkpoints.due(evaluated=True):
+            stretch_began += _save(run, began)
 
 
-def _consider_compiling(step: TrainStep, config: TrainingConfig, examples_left: int, seconds: float) -> None:
+def _save(run: _Run, began: float) -> float:
+    """A checkpoint; the seconds it took."""
+    run.state.seconds = time.perf_counter() - began
+    return run.checkpoints.save(run.step, run.state, run.best_weights)
+
+
+def _consider_compiling(run: _Run, seconds: float) -> None:
     """After the first steps; what was decided is in the rank's log."""
-    assert config.batch_size is not None
-    steps_left = examples_left // config.batch_size
-    print(compile_if_it_pays(step.model, seconds / CALIBRATION_STEPS, steps_left), flush=True)
+    assert run.job.training.batch_size is not None
+    if isinstance(run.step, TrainStep):
+        steps_left = (run.total_examples - run.state.examples) // run.job.training.batch_size
+        print(compile_if_it_pays(run.step.model, seconds / CALIBRATION_STEPS, steps_left), flush=True)
 
 
-def _rate_factor(config: TrainingConfig, state: _State, total_examples: int) -> float:
+def _rate_factor(config: TrainingConfig, state: TrainingState, total_examples: int) -> float:
     """What learning rates are multiplied by at the next step: by schedule, and by plateaus so far."""
     done = state.examples / total_examples if config.schedule == "linear" else 0.0
     return (1.0 - done) * state.rate_factor
 
 
-def _judge(state: _State, point: CurvePoint, step: TrainStep, config: TrainingConfig) -> bool:
+def _judge(run: _Run, point: CurvePoint) -> bool:
     """Keeps the best weights, lowers learning rates on a plateau; True where training should end."""
+    state, config = run.state, run.job.training
     state.curve.append(point)
     state.loss_sum, state.loss_steps = 0.0, 0
     if state.best is None or point.validation.ne < state.best.ne:
-        state.best, state.stale = point.validation, 0
-        state.best_weights = step.weights()
+        state.best, state.best_examples, state.stale = point.validation, point.examples, 0
+        with on_host():
+            run.best_weights = run.step.weights()
         return False
     state.stale += 1
     state.rate_factor *= config.plateau_factor
     return state.stale >= config.patience
 
 
-def _note_loss(state: _State, loss: Tensor) -> None:
-    state.losses.append(loss)
-    if len(state.losses) >= FINITE_CHECK_STEPS:
-        _check_losses(state)
+def _note_loss(run: _Run, loss: Tensor) -> bool:
+    """True where losses were checked."""
+    run.losses.append(loss)
+    if len(run.losses) < FINITE_CHECK_STEPS:
+        return False
+    _check_losses(run)
+    return True
 
 
-def _check_losses(state: _State) -> None:
-    """Adds up the losses since the last check; raises at the first that is not finite."""
-    if not state.losses:
+def _check_losses(run: _Run) -> None:
+    """Adds up the losses since the last check; raises at the first that is not finite; a collective."""
+    if not run.losses:
         return
-    losses = torch.stack(state.losses).tolist()
-    first = state.steps - len(losses) + 1
-    state.losses.clear()
+    losses = mean_over(run.ranks, torch.stack(run.losses)).tolist()
+    first = run.state.steps - len(losses) + 1
+    run.losses.clear()
     for step, loss in enumerate(losses, start=first):
         if not abs(loss) < float("inf"):
             raise DivergenceError(step, loss)
-    state.loss_sum += sum(losses)
-    state.loss_steps += len(losses)
+    run.state.loss_sum += sum(losses)
+    run.state.loss_steps += len(losses)
 
 
-def _epochs(log: PreparedLog, config: TrainingConfig, seed: int) -> Iterator[Batch]:
-    """The batches of all passes, one after another."""
+def _epochs(run: _Run) -> Iterator[Batch]:
+    """This rank's batches of all passes, one after another, from where the training stands."""
+    config, split = run.job.training, run.log.split("train")
     assert config.epochs is not None
     assert config.batch_size is not None
-    for epoch in range(config.epochs):
+    passed, batches = divmod(run.state.steps, max(1, split.rows // config.batch_size))
+    for epoch in range(passed, config.epochs):
         yield from train_batches(
-            log.split("train"),
+            split,
             batch_size=config.batch_size,
-            seed=seed,
+            seed=run.job.seed,
             epoch=epoch,
             shuffle=config.order == "shuffled",
+            start_batch=batches if epoch == passed else 0,
+            rank=run.ranks.rank,
+            ranks=run.ranks.world,
         )
 
 

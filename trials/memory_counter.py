@@ -5,6 +5,8 @@ what every operation puts out; a storage counts from then until it is freed. Wha
 (`fully_shard` gathers and frees parameters with it) is counted too. Left out: the scratch memory inside a
 kernel, the allocator's rounding, and storages that no operation has put out since the counter began: give
 those to `label`. A CUDA device counts by itself (`torch.cuda.max_memory_allocated`).
+
+With a limit it refuses what goes beyond, as an accelerator's allocator does.
 """
 
 from __future__ import annotations
@@ -20,17 +22,36 @@ from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from trials.cluster.quantity import byte_words
+
 OTHER = "activations"
 """The kind of a storage that nobody has labelled: activations, their gradients, temporaries."""
 HOST = "host"
 """The kind of what lives in host memory: it has a count and a peak of its own, outside of `total`."""
 
 
-class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is entered: `with MemoryCounter() as counter: ...`."""
+class MemoryLimitError(torch.OutOfMemoryError):
+    """A rank needs more memory than was declared for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, needed_bytes: int, limit_bytes: int, where: str) -> None:
+        super().__init__(
+            f"out of memory: {byte_words(needed_bytes)} are needed, {byte_words(limit_bytes)} are declared for a "
+            f"rank, {byte_words(needed_bytes - limit_bytes)} less, {where}"
+        )
+        self.needed_bytes, self.limit_bytes, self.where = needed_bytes, limit_bytes, where
+
+
+class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts while it is entered: `with MemoryCounter() as counter: ...`.
+
+    With `limit_bytes` an operation after which `total` is above that raises a `MemoryLimitError`; tensors without
+    contents, which sharded tensors make to find out shapes, then do not count.
+    """
+
+    def __init__(self, *, limit_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._limit_bytes = limit_bytes
+        self._operation: object = "a storage's resize"
         self.by_kind: Counter[str] = Counter()
         """Bytes alive now, by kind."""
         self.total = 0
@@ -97,11 +118,14 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        self._operation = func
         for storage in _storages(result):
             self._see(storage)
         return result
 
     def _see(self, storage: UntypedStorage) -> None:
+        if self._limit_bytes is not None and storage.device.type == "meta":
+            return
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             self._known[key] = (weakref.ref(storage, lambda _: self._gone(key)), self._kind, 0)
@@ -121,6 +145,14 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.total += difference
         if difference > 0:
             self._note_peaks()
+            if self._limit_bytes is not None and self.total > self._limit_bytes and kind != HOST:
+                raise MemoryLimitError(self.total, self._limit_bytes, self._where(difference))
+
+    def _where(self, difference: int) -> str:
+        """Which operation it was, and in which half of a step."""
+        backward = torch._C._current_graph_task_id() != -1
+        phase = "in backward" if backward else f"in {self.phase}" if self.phase else "outside of backward"
+        return f"{phase}, at {self._operation} ({byte_words(difference)})"
 
     def _note_peaks(self) -> None:
         self.host_peak = max(self.host_peak, self.by_kind[HOST])

@@ -3,32 +3,49 @@
 The engines are PyTorch's own: DistributedDataParallel around `MasterWeights` (dp), the same with
 ZeroRedundancyOptimizer (zero1, arXiv 1910.02054, stage 1), and `fully_shard` on every DHEN layer and on the rest
 together (zero2, fsdp, hsdp; arXiv 2304.11277), with `checkpoint_wrapper` on layers (arXiv 1604.06174) and
-`CPUOffloadPolicy`. Embedding tables are not part of it (`trials.dense_batch`), nor are learning rates that change.
+`CPUOffloadPolicy`. Embedding tables are not part of it (`trials.dense_batch`).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
-from trials.dense_batch import DenseBatch, part_of, pass_on_gradients
+from trials.adamw import MOMENTS, adamw_state
+from trials.checkpoint import Weights
+from trials.dense_batch import DenseBatch, DenseInputs, part_of, pass_on_gradients
+from trials.flat_pieces import FlatPieces, Piece
 from trials.job import TrainingConfig
 from trials.master_weights import DTYPES, MasterWeights
+from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.strategies import Checkpointing, Dense, Strategy
 
 CHECKPOINT_EVERY: dict[Checkpointing, int] = {"full": 1, "selective": 2}
 """Of the layers, beginning with the first, which are recomputed."""
+
+
+MIB = 2**20
 
 
 class Engine(Protocol):
@@ -36,12 +53,32 @@ class Engine(Protocol):
 
     module: nn.Module
     """The wrapped model: `DenseInputs` -> logit_B."""
+    optimizer: Optimizer
+    """Of this rank's part, or of what it has a part in; its first group's learning rate counts."""
+
+    def predict(self, inputs: DenseInputs) -> Tensor:
+        """logit_B without gradients, of the model as `Module.eval` and `train` left it; a collective."""
 
     def accumulate_only(self, yes: bool) -> None:
         """Whether the next backward leaves ranks apart, because another micro-batch follows."""
 
     def update(self) -> None:
         """AdamW, from the gradients of all ranks."""
+
+    def is_finite(self) -> bool:
+        """Whether no weight that this rank updates is NaN or infinite."""
+
+    def weights(self) -> Weights:
+        """A copy of all weights under the plain model's names, fp32 on the CPU; a collective.
+
+        On the first rank; others have nothing.
+        """
+
+    def state(self) -> dict[str, FlatPieces]:
+        """Weights and optimizer state that this rank holds, to save or to load into (`restored`)."""
+
+    def restored(self, steps: int) -> None:
+        """After weights and state of so many updates were loaded into `state()`."""
 
 
 class ParallelStep:
@@ -50,14 +87,18 @@ class ParallelStep:
     def __init__(self, engine: Engine, micro_batches: int) -> None:
         self.engine, self._micro_batches = engine, micro_batches
 
-    def forward_backward(self, batch: DenseBatch) -> Tensor:
-        """All micro-batches forward and backward; returns this rank's loss, detached."""
+    def forward_backward(self, batch: DenseBatch, weight: float = 1.0) -> Tensor:
+        """All micro-batches forward and backward; returns this rank's loss, detached.
+
+        `weight` multiplies loss and gradients: a rank's examples over the mean of all ranks' makes the mean
+        over ranks that over all examples.
+        """
         size, parts = len(batch.label_B), self._micro_batches
         loss = torch.zeros((), device=batch.label_B.device)
         for start, stop in pairwise(size * part // parts for part in range(parts + 1)):
             self.engine.accumulate_only(stop < size)
             part = batch if parts == 1 else part_of(batch, start, stop)
-            loss += self._micro_batch(part, share=(stop - start) / size)
+            loss += self._micro_batch(part, share=weight * (stop - start) / size)
             if part is not batch:
                 pass_on_gradients(part, batch, start)
         return loss
@@ -80,9 +121,14 @@ def device_mesh(dense: Dense, hosts: int, gpus_a_host: int, device_type: str) ->
     return init_device_mesh(device_type, (hosts * gpus_a_host,))
 
 
-def average_gradients(model: nn.Module) -> nn.Module:
+def average_gradients(model: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> nn.Module:
     """Gradients are averaged over all ranks in buckets, while backward goes on."""
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    return DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,
+        bucket_cap_mb=max(1, round(bucket_bytes / MIB)),
+    )
 
 
 def parallelize(
@@ -100,7 +146,8 @@ def parallelize(
         strategy: how it is held.
         config: the dense part's AdamW and precision, resolved.
         mesh: from `device_mesh`; None for dp on one rank, which needs no process group.
-        replicate: what dp and zero1 wrap a model in where there are several ranks.
+        replicate: what dp and zero1 wrap a model in where there are several ranks; `average_gradients`,
+            with buckets of another size for some clusters.
     """
     engine: Engine
     if strategy.fully_sharded:
@@ -123,7 +170,7 @@ class _Replicated:
         replicate: Callable[[nn.Module], nn.Module],
     ) -> None:
         assert config.precision != "auto"
-        self._master = MasterWeights(model, config.precision)
+        self._model, self._master = model, MasterWeights(model, config.precision)
         _checkpoint_layers(model, strategy.checkpointing)
         self._in_buckets = ranks > 1
         self.module = replicate(model) if self._in_buckets else model
@@ -131,7 +178,11 @@ class _Replicated:
         if strategy.dense == "zero1":
             # equal parts of one tensor: balanced to a number, and what ranks broadcast lands in the whole
             self._pieces = [nn.Parameter(p) for p in self._master.flat.detach().tensor_split(ranks)]
-        self._optimizer = _adamw(self._pieces, config, sharded=strategy.dense == "zero1")
+        self.optimizer = _adamw(self._pieces, config, sharded=strategy.dense == "zero1")
+
+    def predict(self, inputs: DenseInputs) -> Tensor:
+        with torch.no_grad():
+            return self._model(inputs)  # type: ignore[no-any-return]
 
     def accumulate_only(self, yes: bool) -> None:
         if isinstance(self.module, DistributedDataParallel):
@@ -140,9 +191,39 @@ class _Replicated:
     def update(self) -> None:
         self._master.gather_gradients(in_buckets=self._in_buckets)
         self._hand_out_gradient()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self._master.publish()
+
+    def is_finite(self) -> bool:
+        return bool(self._master.flat.isfinite().all())
+
+    def weights(self) -> Weights:
+        return {} if self._in_buckets and dist.get_rank() else self._master.weights()
+
+    def state(self) -> dict[str, FlatPieces]:
+        length = self._master.flat.numel()
+        held = [(start, adamw_state(self._mine, piece)) for start, piece in self._updated_here()]
+        return {"weight": FlatPieces(length, (Piece(0, self._master.flat.detach()),))} | {
+            moment: FlatPieces(length, tuple(Piece(start, state[moment]) for start, state in held))
+            for moment in MOMENTS
+        }
+
+    def restored(self, steps: int) -> None:
+        for _, piece in self._updated_here():
+            adamw_state(self._mine, piece)["step"].fill_(steps)
+        self._master.publish()
+
+    @property
+    def _mine(self) -> Optimizer:
+        """What updates this rank's pieces: ZeroRedundancyOptimizer has one of its own for them."""
+        return getattr(self.optimizer, "optim", self.optimizer)
+
+    def _updated_here(self) -> list[tuple[int, nn.Parameter]]:
+        """The pieces that this rank updates, and where in `flat` they begin."""
+        mine = {id(piece) for group in self._mine.param_groups for piece in group["params"]}
+        starts = accumulate((piece.numel() for piece in self._pieces), initial=0)
+        return [(start, p) for start, p in zip(starts, self._pieces, strict=False) if id(p) in mine]
 
     def _hand_out_gradient(self) -> None:
         gradient = self._master.flat.grad
@@ -176,14 +257,58 @@ class _FullySharded:
         # None: what lies around the layers is needed again as soon as backward begins, so it stays gathered
         fully_shard(model, mesh=mesh, reshard_after_forward=None, mp_policy=policy, offload_policy=offload)
         self.module = model
-        self._optimizer = _adamw(list(model.parameters()), config, sharded=False)
+        self.optimizer = _adamw(list(model.parameters()), config, sharded=False)
+
+    def predict(self, inputs: DenseInputs) -> Tensor:
+        with torch.no_grad():
+            logit_B: Tensor = self.module(inputs)
+        for unit in self.module.modules():  # what a forward without backward would leave gathered
+            if isinstance(unit, FSDPModule):
+                unit.reshard()
+        return logit_B
 
     def accumulate_only(self, yes: bool) -> None:
         """Gradients are reduced and kept sharded after every micro-batch, so that memory stays small."""
 
     def update(self) -> None:
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def is_finite(self) -> bool:
+        return all(bool(_local(p.detach()).isfinite().all()) for p in self.module.parameters())
+
+    def weights(self) -> Weights:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return dict(get_model_state_dict(self.module, options=options))  # type: ignore[arg-type]
+
+    def state(self) -> dict[str, FlatPieces]:
+        places = [(_first_value(p), p) for p in self.module.parameters()]
+        starts = list(accumulate((p.numel() for _, p in places), initial=0))
+        held: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
+        for start, (first, p) in zip(starts, places, strict=False):
+            for name, tensor in {"weight": p.detach(), **adamw_state(self.optimizer, p)}.items():
+                if name in held and (local := _local(tensor)).numel():
+                    held[name].append(Piece(start + first, local.view(-1)))
+        return {name: FlatPieces(starts[-1], tuple(pieces)) for name, pieces in held.items()}
+
+    def restored(self, steps: int) -> None:
+        for p in self.module.parameters():
+            adamw_state(self.optimizer, p)["step"].fill_(steps)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard."""
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()
+
+
+def _first_value(parameter: Tensor) -> int:
+    """Where this rank's shard of a parameter begins, in values: shards are rows that follow one another."""
+    assert isinstance(parameter, DTensor)
+    _, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return offset[0] * (parameter.numel() // len(parameter))
 
 
 def _without_view(_: nn.Module, __: tuple[object, ...], output: Tensor) -> Tensor:

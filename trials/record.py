@@ -108,6 +108,24 @@ class PlanSummary(Value):
     notes: tuple[str, ...] = ()
 
 
+class Attempt(Value):
+    """One training of a trial under one strategy: the first, or the next after one ran out of memory."""
+
+    strategy: str
+    outcome: Outcome
+    predicted_bytes: int | None
+    """Peak of the fullest rank, as planned."""
+    measured_bytes: int | None = None
+    """Peak of the fullest rank, where it was counted: on an accelerator, or under a declared memory."""
+    needed_bytes: int | None = None
+    """Out of memory: what a rank would have held at that moment."""
+    limit_bytes: int | None = None
+    """Out of memory: what it may hold."""
+    seconds: float | None = None
+    """Wall clock."""
+    error: str | None = None
+
+
 class TrialRecord(Value):
     """One trial, whole. Values not known (yet) are None."""
 
@@ -151,6 +169,8 @@ class TrialRecord(Value):
     memory_excess: float | None = None
     """What the sampler learns: memory that is missing over the memory there is, 0 or less where one fits."""
     plan: PlanSummary | None = None
+    attempts: tuple[Attempt, ...] = ()
+    """Trainings so far, in order; several where one ran out of memory."""
     reused_from: int | None = None
     """Number of the trial whose result this one shares (the same network)."""
     error: str | None = None

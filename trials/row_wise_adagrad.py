@@ -60,13 +60,13 @@ class RowWiseAdagrad(Optimizer):
 
     def _due(self, table: Tensor, group: dict[str, Any], rows: Tensor | slice) -> Tensor:
         """What rows are multiplied by for the table decay they have missed (R, 1); noted as done."""
-        done = self._state(table)["log_shrink"]
+        done = self.state_of(table)["log_shrink"]
         factor_R: Tensor = (group["log_shrink"] - done[rows]).exp_().float()
         done[rows] = group["log_shrink"]
         return factor_R.unsqueeze(1)
 
     def _update(self, table: Tensor, group: dict[str, Any]) -> None:
-        state = self._state(table)
+        state = self.state_of(table)
         rows, gradient_RD = summed_by_row(table, state["slot"])
         weights_RD = table.index_select(0, rows)
         if group["table_decay"]:
@@ -78,7 +78,8 @@ class RowWiseAdagrad(Optimizer):
         gradient_RD.mul_(sums.sqrt_().add_(EPSILON).reciprocal_().mul_(group["lr"]).unsqueeze(1))
         table.index_copy_(0, rows, weights_RD.sub_(gradient_RD))
 
-    def _state(self, table: Tensor) -> dict[str, Tensor]:
+    def state_of(self, table: Tensor) -> dict[str, Tensor]:
+        """Tensors with a number for each row, made at first use."""
         state: dict[str, Tensor] = self.state[table]
         if not state:
             rows, device = table.shape[0], table.device

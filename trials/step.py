@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
+from dhen.schema import FeatureSchema
+from trials.adamw import MOMENTS, adamw_state
 from trials.checkpoint import Weights
+from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
+from trials.embeddings import LOG_SHRINK
+from trials.evaluation import EVAL_BATCH, evaluate
+from trials.flat_pieces import FlatPieces, Piece
 from trials.job import TrainingConfig
 from trials.master_weights import MasterWeights, embedding_tables
+from trials.memory_limit import is_counted
+from trials.record import Metrics
 from trials.row_wise_adagrad import RowWiseAdagrad
+from trials.table_blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
 
 
 class TrainStep:
     """A model and its optimizers: fused AdamW on the dense part, row-wise Adagrad on the tables."""
 
-    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
-        """Takes the model over; `config` must be resolved."""
+    def __init__(self, model: nn.Module, config: TrainingConfig, schema: FeatureSchema | None = None) -> None:
+        """Takes the model over; `config` must be resolved. `schema` names the tables in checkpoints."""
         assert config.precision != "auto"
-        self.model = model
+        self.model, self._batch_size = model, config.batch_size
         self._master = MasterWeights(model, config.precision)
         self._dense = AdamW(
             [self._master.flat], lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
-        self._tables = embedding_tables(model)
+        self._tables, self._schema = embedding_tables(model), schema
         self._sparse = (
             RowWiseAdagrad(
                 [table.weight for table in self._tables],
@@ -72,6 +84,49 @@ class TrainStep:
     def weights(self) -> Weights:
         """A copy of the model's weights on the CPU, in fp32."""
         return self._master.weights()
+
+    def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
+        """On a split of the log; under a declared memory with no more rows at a time than training has."""
+        batch = min(self._batch_size or EVAL_BATCH, EVAL_BATCH) if is_counted() else EVAL_BATCH
+        return evaluate(self.model, log, split_name, batch)
+
+    def dense_state(self) -> dict[str, FlatPieces]:
+        """Weights and AdamW's moments, for `trials.resume`, to save or to load into."""
+        flat, state = self._master.flat, adamw_state(self._dense, self._master.flat)
+        held = {"weight": flat.detach()} | {moment: state[moment] for moment in MOMENTS}
+        return {name: FlatPieces(flat.numel(), (Piece(0, values),)) for name, values in held.items()}
+
+    def table_state(self, saved: Collection[str] | None = None) -> State:
+        """The tables' weights and optimizer state, to save; to load, what to take of a checkpoint's keys."""
+        self.settle()
+        state = state_of(self._held()) if saved is None else state_to_load(saved, self._held())
+        if self._lazy and self._sparse is not None and (saved is None or LOG_SHRINK in saved):
+            state[LOG_SHRINK] = torch.tensor(self._sparse.param_groups[0][LOG_SHRINK], dtype=torch.float64)
+        return state
+
+    def restored(self, tables: State, steps: int) -> None:
+        """After `dense_state()` and `table_state(saved)` were loaded into, as they were after so many steps."""
+        adamw_state(self._dense, self._master.flat)["step"].fill_(steps)
+        self._master.publish()
+        load_state(tables, self._held())
+        if self._sparse is not None and LOG_SHRINK in tables:
+            self._sparse.param_groups[0][LOG_SHRINK] = tables[LOG_SHRINK].item()
+            self._sparse.state_of(self._tables[0].weight)[LOG_SHRINK].fill_(tables[LOG_SHRINK])
+
+    def _held(self) -> list[HeldBlock]:
+        """Each table whole, as views."""
+        if self._sparse is None:
+            return []
+        assert self._schema is not None
+        weight = self._tables[0].weight
+        rows = [table.rows for table in self._schema.tables]
+        sums = torch.split(self._sparse.state_of(weight)["sum"], rows)
+        return [
+            HeldBlock(Block(table.name, 0, weight.shape[1]), weight_RD, sum_R)
+            for table, weight_RD, sum_R in zip(
+                self._schema.tables, torch.split(weight.detach(), rows), sums, strict=True
+            )
+        ]
 
     def _catch_up(self, batch: Batch) -> None:
         assert self._sparse is not None

@@ -1,67 +1,193 @@
-"""What runs inside a training process: one task, its events, its log, then the end of the process.
+"""What runs inside a training process: one rank of a task, its events, its log, then the end of the process.
 
-Started by `trials.launcher`; knows a job and an event stream, nothing of studies or samplers.
+Started by `trials.launcher`; knows a job and an event stream, nothing of studies or samplers. Rank 0 alone
+writes events. A rank that fails says why in a file of its own and is gone at once, so that its peers notice.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from pydantic import Field, model_validator
 
 from dhen.model import build_model
 from dhen.values import Value, parse
 from trials.checkpoint import load_weights, read_weights, save_weights
+from trials.cluster.cluster import Cluster
 from trials.data.cache import PreparedLog
 from trials.evaluation import evaluate
-from trials.events import EVENTS, RANK_LOG, WEIGHTS, EventWriter, Failed, Scored
+from trials.events import (
+    EVENTS,
+    START_MARK,
+    WEIGHTS,
+    Event,
+    EventWriter,
+    Failed,
+    LastWords,
+    Scored,
+    Trained,
+    last_words,
+    rank_log,
+)
 from trials.hardware import device
 from trials.job import Job
 from trials.loop import train
 from trials.master_weights import compute_in
+from trials.memory_limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory_pool import keep_freed_memory
+from trials.planner.strategies import Strategy
+from trials.ranks import Ranks
+from trials.rendezvous import Address, join
+
+COLLECTIVE_SECONDS = 600.0
+"""A collective that waits longer for a rank fails: a backstop behind `deadline_seconds`."""
+FORK_SERVER = os.getpid()
+"""The process that has imported this file: in a rank that was forked from it, its parent."""
+PR_SET_PDEATHSIG = 1
+
+Emit = Callable[[Event], None]
 
 
 class Task(Value):
-    """What one process does: train a job, or score a trained one on a split."""
+    """What the processes of a candidate do: train a job, or score a trained one on a split."""
 
     job: Job
     log_directory: str
     """Of the prepared log."""
     threads: int
+    """Of each rank."""
     score_split: str | None = None
-    """Evaluate the weights in the trial's directory on this split in place of training."""
+    """Evaluate the weights in the trial's directory on this split in place of training; by one rank."""
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
     progress_seconds: float = 0.5
     """Between two progress events of a training."""
+    strategy: Strategy = Strategy()
+    """How the model is held."""
+    hosts: int = Field(default=1, gt=0)
+    """All on this machine, unless `address` is given."""
+    gpus_a_host: int = Field(default=1, gt=0)
+    """Ranks on each."""
+    cluster: Cluster | None = None
+    """What the plan is for: where tables are placed, how gradients are cut into buckets."""
+    address: Address | None = None
+    """`host:port` on the first host, where the ranks of several machines meet."""
+    host: int = Field(default=0, ge=0)
+    """With an address: which of the hosts this machine is; only its ranks are started."""
+    memory_limit_bytes: int | None = Field(default=None, gt=0)
+    """What a rank may hold; beyond it is out of memory. None: as much as there is."""
+    deadline_seconds: float | None = Field(default=None, gt=0)
+    """Silence of rank 0 after which the ranks are taken to hang; longer than an evaluation. None: any."""
+    resume_from: str | None = None
+    """A folder for checkpoints: training goes on from what is there, and keeps new ones there."""
+    checkpoint_seconds: float | None = None
+    """Of training that may be lost; None: as `train` has it."""
+
+    @model_validator(mode="after")
+    def _is_one_of_the_hosts(self) -> Task:
+        if self.host >= self.hosts or (self.host and self.address is None):
+            raise ValueError(
+                f"host={self.host}: of {self.hosts} host(s) it is one of several with an address"
+            )
+        return self
+
+    @property
+    def ranks_here(self) -> range:
+        """Ranks that are started on this machine."""
+        if self.score_split is not None:
+            return range(1)
+        if self.address is None:
+            return range(self.hosts * self.gpus_a_host)
+        return range(self.host * self.gpus_a_host, (self.host + 1) * self.gpus_a_host)
+
+    def ranks(self, rank: int) -> Ranks:
+        """Where this rank stands among all."""
+        return Ranks() if self.score_split is not None else Ranks(rank, self.hosts, self.gpus_a_host)
 
 
-def main(task_data: dict[str, object], directory: str) -> None:
-    """The process's entry: runs the task in `directory`; exits with 0 where its events tell the outcome."""
-    folder = Path(directory)
-    _redirect_output(folder / RANK_LOG)
+Body = Callable[[Task, Ranks, Path, Emit], None]
+"""What a rank does between its start and its end."""
+
+
+def main(task_data: dict[str, object], directory: str, rank: int) -> None:
+    """The process's entry: one rank of the task in `directory`."""
+    run_rank(task_data, directory, rank, _run)
+
+
+def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body) -> None:
+    """Makes this process a rank, runs `body`, and ends the process; exit code 0 where that went well."""
+    folder, code = Path(directory), 1
+    _redirect_output(folder / rank_log(rank))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
-    _die_with_parent()
-    with EventWriter(folder / EVENTS) as emit:
-        try:
-            task = parse(Task, task_data, "task")
-            _prepare_process(task.threads)
-            _run(task, folder, emit)
-        except Exception as error:
-            traceback.print_exc()
-            out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-            emit(Failed(error=f"{type(error).__name__}: {error}", out_of_memory=out_of_memory))
+    _die_with_launcher()
+    alone = True
+    try:
+        task = parse(Task, task_data, "task")
+        ranks = task.ranks(rank)
+        alone = ranks.world == 1
+        _prepare_process(task.threads)
+        with _process_group(task, ranks, folder), _events(ranks, folder) as emit:
+            body(task, ranks, folder, emit)
+        code = 0
+    except Exception as error:
+        _say_why(error, folder, None if alone else rank)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # nothing of torch's or OpenMP's teardown can hang here
+    os._exit(code)  # nothing of torch's or OpenMP's teardown can hang here
+
+
+def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
+    """To the driver first, then to the log; `rank` where there are several."""
+    lack = out_of_memory(error)
+    cause = lack or error
+    needed, limit = needed_and_limit(cause)
+    words = f"{type(cause).__name__}: {cause}"
+    failed = Failed(error=words, out_of_memory=lack is not None, needed_bytes=needed, limit_bytes=limit)
+    if rank is None:
+        with EventWriter(folder / EVENTS) as emit:
+            emit(failed)
+    else:
+        said = LastWords(failed=failed, unix_seconds=time.time())
+        (folder / last_words(rank)).write_text(said.model_dump_json())
+    traceback.print_exception(error)
+
+
+@contextlib.contextmanager
+def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
+    """All ranks are there when it begins; none leaves before the first has said how it ended."""
+    if ranks.world == 1 and not task.strategy.fully_sharded:
+        yield
+        return
+    local = ranks.rank - task.ranks_here[0]
+    seconds = max(COLLECTIVE_SECONDS, 2 * (task.deadline_seconds or 0.0))
+    join(ranks, folder, task.address, local=local, seconds=seconds)
+    yield
+    dist.barrier()
+
+
+@contextlib.contextmanager
+def _events(ranks: Ranks, folder: Path) -> Iterator[Emit]:
+    """Rank 0 writes them; what the others say is dropped."""
+    if not ranks.first:
+        yield lambda _: None
+        return
+    with EventWriter(folder / EVENTS) as emit:
+        yield emit
 
 
 def _prepare_process(threads: int) -> None:
@@ -71,37 +197,96 @@ def _prepare_process(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _run(task: Task, folder: Path, emit: EventWriter) -> None:
+def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     log = PreparedLog.open(Path(task.log_directory))
     if task.score_split is not None:
-        model = build_model(task.job.model, task.job.features)
-        load_weights(model, folder / WEIGHTS)
-        assert task.job.training.precision != "auto"
-        compute_in(model.to(device()), task.job.training.precision)
-        metrics = evaluate(model, log, task.score_split)
-        emit(Scored(split=task.score_split, metrics=metrics))
+        _score(task, task.score_split, log, folder, emit)
         return
     start_from = read_weights(Path(task.start_from)) if task.start_from else None
-    train(
-        task.job,
-        log,
-        emit,
-        keep=lambda best: save_weights(best, folder / WEIGHTS),
-        start_from=start_from,
-        progress_seconds=task.progress_seconds,
-    )
+    with limited_memory(task.memory_limit_bytes, device()) as peak_bytes:
+        report = _Report(emit)
+        train(
+            task.job,
+            log,
+            report,
+            keep=lambda best: save_weights(best, folder / WEIGHTS),
+            start_from=start_from,
+            progress_seconds=task.progress_seconds,
+            **_of_ranks(task, ranks),
+        )
+        counted = task.memory_limit_bytes is not None
+        report.finish(_of_fullest_rank(peak_bytes) if counted or ranks.world > 1 else None)
+
+
+class _Report:
+    """Passes events on, but for the good end, which waits for what only all ranks together know."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._trained: Trained | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Trained):
+            self._trained = event
+        else:
+            self._emit(event)
+
+    def finish(self, peak_memory_bytes: int | None) -> None:
+        """With the peak of the fullest rank, where it is known better than by the training itself."""
+        if self._trained is None:
+            return
+        peak = {"peak_memory_bytes": peak_memory_bytes} if peak_memory_bytes is not None else {}
+        self._emit(self._trained.model_copy(update=peak))
+
+
+def _of_fullest_rank(peak_bytes: PeakBytes) -> int:
+    peak = torch.tensor(peak_bytes())
+    if dist.is_initialized():
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return int(peak)
+
+
+def _of_ranks(task: Task, ranks: Ranks) -> dict[str, Any]:
+    """What `train` is told beyond plain training in one process."""
+    told: dict[str, Any] = {}
+    if ranks.world > 1 or task.strategy != Strategy():
+        told |= {"ranks": ranks, "strategy": task.strategy, "cluster": task.cluster}
+    if task.resume_from is not None:
+        told["resume_from"] = Path(task.resume_from)
+        if task.checkpoint_seconds is not None:
+            told["checkpoint_seconds"] = task.checkpoint_seconds
+    return told
+
+
+def _score(task: Task, split: str, log: PreparedLog, folder: Path, emit: Emit) -> None:
+    model = build_model(task.job.model, task.job.features)
+    load_weights(model, folder / WEIGHTS)
+    assert task.job.training.precision != "auto"
+    compute_in(model.to(device()), task.job.training.precision)
+    emit(Scored(split=split, metrics=evaluate(model, log, split)))
 
 
 def _redirect_output(path: Path) -> None:
-    """Everything printed here, by C code too, goes to the rank's log."""
+    """Everything printed here, by C code too, goes to the rank's log; so do all stacks, when asked for."""
     file = path.open("ab", buffering=0)
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
+    print(f"{START_MARK}process {os.getpid()}, {time.strftime('%F %T')}", flush=True)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
 
 
-def _die_with_parent() -> None:
-    """A process whose driver is gone ends, however the driver went."""
+def _die_with_launcher() -> None:
+    """A process whose driver is gone ends, however the driver went, and also if this process is stopped.
+
+    The fork server ends with the driver, once no rank keeps it, and the kernel ends ranks with the server.
+    Where there is no such kernel, a thread waits for the driver's end.
+    """
+    _let_the_server_go()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getpid() != FORK_SERVER != os.getppid():
+            os._exit(1)  # it was gone before
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -111,3 +296,11 @@ def _die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _let_the_server_go() -> None:
+    """The server lives as long as anyone holds its pipe; a rank starts no processes and has no need to."""
+    server: Any = vars(forkserver)["_forkserver"]
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None

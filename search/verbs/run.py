@@ -27,7 +27,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     Keys: trials, minutes, seed, space, sampler, label, baseline, baseline_trials, parallel, threads, cluster,
     ranks, hbm, prefer, and dotted paths into the study file, e.g. training.batch_size=4096 or demo.rows=1000000.
     """
-    launcher = Launcher()
+    launcher = Launcher(several_ranks=any(word.startswith("ranks=") for word in words))
     launcher.warm_up()
     from search.session import run_session  # torch is imported here and in the fork server side by side
 

@@ -16,7 +16,9 @@ import pytest
 from trials.events import EVENTS, EventWriter, Failed, Progress, Trained
 from trials.launcher import (
     PRELOADED,
+    PRELOADED_FOR_SEVERAL,
     SERVER_ENVIRONMENT,
+    Launcher,
     Run,
     _server_environment,
     _without_main,
@@ -55,11 +57,12 @@ def wait_long(folder: str) -> None:
     time.sleep(600)
 
 
-def run(target: Callable[[str], None], folder: Path) -> Run:
+def run(target: Callable[[str], None], folder: Path, **settings: float) -> Run:
     folder.mkdir()
+    Launcher()  # tells the fork server, which is one for all, what to import
     process = get_context("forkserver").Process(target=target, args=(str(folder),), daemon=True)
     process.start()
-    return Run(process, folder)
+    return Run([process], folder, **settings)
 
 
 def everything(each: Run) -> list[object]:
@@ -95,6 +98,23 @@ def test_one_that_ends_does_not_wait_for_its_neighbour(tmp_path: Path) -> None:
     assert isinstance(death, Failed)
 
 
+def test_a_driver_that_looks_away_is_no_evidence_of_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trials.supervision.LONGEST_LOOK_SECONDS", 0.01)
+    each = run(wait_long, tmp_path / "a", deadline_seconds=0.5)
+    while not (tmp_path / "a" / "there").exists():
+        time.sleep(0.01)
+    time.sleep(1.0)
+    assert each.new_events() == []
+    monkeypatch.undo()
+    time.sleep(1.0)
+    (hang,) = each.new_events()
+    assert isinstance(hang, Failed)
+    assert "no progress" in hang.error
+    assert each.ended
+
+
 def test_the_servers_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
@@ -104,7 +124,7 @@ def test_the_servers_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert "PYTHONSAFEPATH" not in os.environ
 
 
-@pytest.mark.parametrize("module", PRELOADED)
+@pytest.mark.parametrize("module", [*PRELOADED, *PRELOADED_FOR_SEVERAL])
 def test_what_is_preloaded_exists(module: str) -> None:
     """The fork server keeps to itself what it could not import."""
     __import__(module)

@@ -86,7 +86,7 @@ def train_batches(
         shuffle: False keeps the order of the log.
         start_batch: batches to leave out at the start, to go on where a training was interrupted.
         rank: which part of each global batch to yield.
-        ranks: number of parts (equal up to one row) that a global batch is divided into.
+        ranks: number of parts (equal up to one row, `rank_slice`) that a global batch is divided into.
     """
     huge = _bytes(split) > GLOBAL_SHUFFLE_BYTES
     order = (
@@ -94,9 +94,14 @@ def train_batches(
     )
     batches = max(1, split.rows // batch_size) - start_batch
     for rows in islice(row_batches(order, batch_size, start_batch), max(0, batches)):
-        part = np.array_split(rows, ranks)[rank]
+        part = rows[rank_slice(len(rows), rank, ranks)]
         weight = None if split.weight is None else split.weight[part]
         yield _batch(split.inputs.take(part), split.labels[part], weight)
+
+
+def rank_slice(size: int, rank: int, ranks: int) -> slice:
+    """Which of `size` things in a row a rank has; parts are equal up to one."""
+    return slice(size * rank // ranks, size * (rank + 1) // ranks)
 
 
 def _bytes(split: Split) -> int:
@@ -106,9 +111,9 @@ def _bytes(split: Split) -> int:
 
 def eval_batches(split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
     """All rows of a split in their order; of several ranks, each yields the batches of its own part."""
-    first, end = split.rows * rank // ranks, split.rows * (rank + 1) // ranks
-    for start in range(first, end, batch_size):
-        stop = min(start + batch_size, end)
+    mine = rank_slice(split.rows, rank, ranks)
+    for start in range(mine.start, mine.stop, batch_size):
+        stop = min(start + batch_size, mine.stop)
         weight = None if split.weight is None else split.weight[start:stop]
         yield _batch(split.inputs.slice(start, stop), split.labels[start:stop], weight)
 

@@ -30,7 +30,7 @@ class MemoryEstimate(Value):
     context: int
     """Context of the device and workspaces of libraries; on a CPU dropout's pools of random bits."""
     reserve: int
-    """What the allocator holds beyond tensors; 0 on a CPU."""
+    """What the allocator holds beyond tensors (0 on a CPU), and the margin that was asked for."""
     host: int
     """Of the host's memory, by one rank, for offload; not part of `total`."""
     peak_at: str

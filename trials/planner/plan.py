@@ -71,6 +71,7 @@ def plan(
     cluster: Cluster,
     *,
     prefer: Prefer = "least",
+    margin_bytes: int = 0,
 ) -> Plan:
     """Prices the ladder and chooses.
 
@@ -80,6 +81,7 @@ def plan(
         training: resolved: `batch_size` over all ranks, `precision` not auto.
         cluster: where it would train.
         prefer: `fastest` drops the number of techniques from the choice.
+        margin_bytes: left free on each rank, part of the reserve: what predictions have been too low by.
 
     Raises:
         UserError: for a batch smaller than the number of ranks.
@@ -92,7 +94,15 @@ def plan(
             f"training.batch_size={batch_size} is less than one example for each of {cluster.ranks} ranks; "
             f"give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
         )
-    pricing = Pricing(model, schema, cluster, batch_size, precision, table_decay=training.table_decay > 0)
+    pricing = Pricing(
+        model,
+        schema,
+        cluster,
+        batch_size,
+        precision,
+        table_decay=training.table_decay > 0,
+        margin_bytes=margin_bytes,
+    )
     try:
         rungs = ladder(cluster.hosts, cluster.gpus_a_host, pricing.examples_a_rank)
         priced = tuple(_priced(pricing, strategy) for strategy in rungs)

@@ -11,6 +11,7 @@ from dhen.schema import FeatureSchema
 from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words
 from trials.hardware import Precision
+from trials.job import Job
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
     CUBLAS_WORKSPACE_BYTES,
@@ -57,10 +58,12 @@ class Pricing:
         precision: Precision,
         *,
         table_decay: bool = False,
+        margin_bytes: int = 0,
     ) -> None:
         """Arguments as for `plan.plan`, resolved."""
         self.model, self.schema, self.cluster = model, schema, cluster
         self.batch_size, self.precision, self.table_decay = batch_size, precision, table_decay
+        self.margin_bytes = margin_bytes
         self.examples_a_rank = ceil(batch_size / cluster.ranks)
         self._taped = taped(model, schema, precision, cluster.device)
         self._segments: dict[int, tuple[Segment, ...]] = {}
@@ -101,8 +104,8 @@ class Pricing:
 
     @property
     def reserve_bytes(self) -> int:
-        """Of a GPU's caching allocator."""
-        return 0 if self.cluster.device == "cpu" else ALLOCATOR_RESERVE_BYTES
+        """Of a GPU's caching allocator, and the margin."""
+        return self.margin_bytes + (0 if self.cluster.device == "cpu" else ALLOCATOR_RESERVE_BYTES)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -211,3 +214,18 @@ class Pricing:
         gradients = round(sum(ids) * (width + INDEX_BYTES))
         summing = round(sum(rows) * COLUMNS_A_ROW * width + sum(ids) * INDICES_AN_ID * INDEX_BYTES)
         return gradients + max(summing, joined * gradients)
+
+
+def pricing_of(job: Job, cluster: Cluster) -> Pricing:
+    """Of a job, whose training is resolved."""
+    training = job.training
+    assert training.batch_size is not None
+    assert training.precision != "auto"
+    return Pricing(
+        job.model,
+        job.features,
+        cluster,
+        training.batch_size,
+        training.precision,
+        table_decay=training.table_decay > 0,
+    )

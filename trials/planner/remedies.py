@@ -81,4 +81,5 @@ def _changed(
         batch_size or pricing.batch_size,
         pricing.precision,
         table_decay=pricing.table_decay,
+        margin_bytes=pricing.margin_bytes,
     )

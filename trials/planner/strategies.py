@@ -20,6 +20,7 @@ Dense = Literal["dp", "zero1", "zero2", "hsdp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
 FULLY_SHARDED: tuple[Dense, ...] = ("zero2", "hsdp", "fsdp")
 """Held by `fully_shard`; CPU offload exists only here."""
+CHECKPOINTING = "_checkpointing"
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Steps of gradient accumulation that are considered."""
 
@@ -41,7 +42,7 @@ class Strategy(Value):
         """What it consists of beside plain DP, which is the empty set."""
         parts = (
             self.dense if self.dense != "dp" else "",
-            f"{self.checkpointing}_checkpointing" if self.checkpointing != "none" else "",
+            f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
             "cpu_offload" if self.offload else "",
             f"micro_batches={self.micro_batches}" if self.micro_batches > 1 else "",
         )
@@ -56,6 +57,22 @@ class Strategy(Value):
     def fully_sharded(self) -> bool:
         """Whether `fully_shard` holds it."""
         return self.dense in FULLY_SHARDED
+
+
+def named(name: str) -> Strategy:
+    """The strategy whose `name` this is."""
+    fields: dict[str, object] = {}
+    for part in name.split("+"):
+        word, _, count = part.partition("=")
+        if word == "micro_batches":
+            fields[word] = int(count)
+        elif word == "cpu_offload":
+            fields["offload"] = True
+        elif word.endswith(CHECKPOINTING):
+            fields["checkpointing"] = word.removesuffix(CHECKPOINTING)
+        else:
+            fields["dense"] = word
+    return Strategy.model_validate(fields)
 
 
 def shards(dense: Dense, hosts: int, gpus_a_host: int) -> int:

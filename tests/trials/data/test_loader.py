@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trials.data import loader
 from trials.data.cache import PreparedLog, Split
-from trials.data.loader import Batch, eval_batches, feature_batch, train_batches
+from trials.data.loader import Batch, eval_batches, feature_batch, rank_slice, train_batches
 from trials.data.prepare import prepare
 
 Columns = dict[str, list[Any]]
@@ -101,12 +103,20 @@ def test_a_pass_goes_on_where_it_was_interrupted(log: PreparedLog) -> None:
     assert rest == whole[6 * 32 :]
 
 
-def test_ranks_divide_each_global_batch(log: PreparedLog) -> None:
+@pytest.mark.parametrize("size", [40, 42])
+def test_ranks_divide_each_global_batch(log: PreparedLog, size: int) -> None:
     split = log.split("train")
-    whole = list(train_batches(split, batch_size=40, seed=5, epoch=0))
-    parts = [list(train_batches(split, batch_size=40, seed=5, epoch=0, rank=r, ranks=4)) for r in range(4)]
+    whole = list(train_batches(split, batch_size=size, seed=5, epoch=0))
+    parts = [list(train_batches(split, batch_size=size, seed=5, epoch=0, rank=r, ranks=4)) for r in range(4)]
     for step, batch in enumerate(whole):
         assert examples([part[step] for part in parts]) == examples([batch])
+        assert {part[step].size for part in parts} <= {size // 4, -(-size // 4)}
+
+
+@given(st.integers(0, 1000), st.integers(1, 64))
+def test_slices_of_ranks_follow_one_another(size: int, ranks: int) -> None:
+    slices = [rank_slice(size, rank, ranks) for rank in range(ranks)]
+    assert [n for part in slices for n in range(size)[part]] == list(range(size))
 
 
 def test_tensors_are_what_models_take(log: PreparedLog) -> None:

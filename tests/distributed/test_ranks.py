@@ -1,0 +1,191 @@
+"""Real processes: ranks that start together, and end together however one of them goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faulty_ranks import (
+    BAD_RANK,
+    HOSTS,
+    RANKS,
+    RANKS_A_HOST,
+    all_gone,
+    everything,
+    fork_server,
+    pids,
+    real_training,
+    start,
+    trained,
+)
+
+from trials.cluster.here import this_machine
+from trials.events import RENDEZVOUS, Failed, Progress, Trained, last_words, rank_log
+from trials.launcher import Launcher
+from trials.planner.strategies import Strategy
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+ENDLESS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Launcher:
+    return Launcher(several_ranks=True)
+
+
+def test_ranks_start_end_and_leave_nothing_to_the_next(launcher: Launcher, tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    seen: set[int] = set()
+    for fault in ("", "raise", ""):  # a failure between two that go well, in one folder
+        events = everything(start(launcher, folder, fault))
+        found = pids(folder)
+        assert all_gone(found)
+        assert not (folder / RENDEZVOUS).exists()
+        assert seen.isdisjoint(found)
+        seen |= set(found)
+        if not fault:
+            assert events[-1] == trained()
+            assert [event.examples for event in events if isinstance(event, Progress)] == [*range(1, 11)]
+            assert not any((folder / last_words(rank)).exists() for rank in range(RANKS))
+    for rank in range(RANKS):
+        assert (folder / rank_log(rank)).read_text().count(f"rank {rank} begins") == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", f"rank {BAD_RANK} failed after 3 of 10 examples: ValueError: a fault of its own"),
+        ("out of memory", f"rank {BAD_RANK} failed"),
+        ("exit", f"rank {BAD_RANK} ended without a result (exit code 3)"),
+        ("SIGSEGV", f"rank {BAD_RANK} was killed by signal 11 (SIGSEGV)"),
+        ("SIGKILL", f"rank {BAD_RANK} was killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_one_that_fails_ends_all(launcher: Launcher, tmp_path: Path, fault: str, words: str) -> None:
+    folder = tmp_path / "trial"
+    *events, last = everything(start(launcher, folder, fault))
+    assert all(isinstance(event, Progress) for event in events)
+    assert isinstance(last, Failed)
+    assert words in last.error
+    assert f"{rank_log(BAD_RANK)} ends:" in last.error
+    assert last.out_of_memory == (fault in ("out of memory", "SIGKILL"))
+    if fault == "out of memory":
+        assert (last.needed_bytes, last.limit_bytes) == (300, 200)
+    assert all_gone(pids(folder))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("SIGSTOP", f"rank {BAD_RANK} stopped"),
+        ("sleep", f"rank {BAD_RANK} waiting in misbehave (faulty_ranks"),
+    ],
+)
+def test_one_that_hangs_ends_all_at_the_deadline(
+    launcher: Launcher, tmp_path: Path, fault: str, words: str
+) -> None:
+    folder = tmp_path / "trial"
+    last = everything(start(launcher, folder, fault, deadline_seconds=10))[-1]
+    assert isinstance(last, Failed)
+    assert not last.out_of_memory
+    assert last.error.startswith("no progress for 1")
+    assert words in last.error
+    assert "all_reduce" in last.error or "distributed" in last.error  # where the others wait
+    assert all_gone(pids(folder))
+
+
+def test_a_rank_killed_from_outside_is_named(launcher: Launcher, tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    run = start(launcher, folder, steps=ENDLESS)
+    found = pids(folder)
+    os.kill(found[1], signal.SIGKILL)
+    last = everything(run)[-1]
+    assert isinstance(last, Failed)
+    assert "rank 1 was killed by signal 9 (SIGKILL)" in last.error
+    assert all_gone(found)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["all run", "one is stopped"])
+def test_no_process_outlives_its_driver(tmp_path: Path, stopped: bool) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", f"import faulty_ranks; faulty_ranks.drive({str(tmp_path)!r})"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    found = [int(pid) for pid in driver.stdout.readline().split()]
+    assert len(found) == RANKS + 1
+    if stopped:
+        os.kill(found[1], signal.SIGSTOP)
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    assert all_gone(found)
+
+
+def test_a_killed_fork_server_ends_its_ranks_and_is_replaced(launcher: Launcher, tmp_path: Path) -> None:
+    run = start(launcher, tmp_path / "a", steps=ENDLESS)
+    found = pids(tmp_path / "a")
+    os.kill(fork_server(), signal.SIGKILL)
+    last = everything(run)[-1]
+    assert isinstance(last, Failed)
+    assert "the fork server" in last.error
+    assert not last.out_of_memory
+    assert all_gone(found)
+    assert everything(start(launcher, tmp_path / "b"))[-1] == trained()
+
+
+def test_hosts_meet_at_an_address(launcher: Launcher, tmp_path: Path) -> None:
+    """Each host starts its own ranks, in a folder of its own; only the first tells how it went."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    runs = [start(launcher, tmp_path / str(host), address=address, host=host) for host in range(2)]
+    assert everything(runs[0])[-1] == trained()
+    assert everything(runs[1]) == []
+    assert {int(path.stem) for path in (tmp_path / "1").glob("*.pid")} == {*range(RANKS_A_HOST, RANKS)}
+    assert not (tmp_path / "1" / RENDEZVOUS).exists()
+
+
+def test_a_host_that_loses_its_peers_ends(launcher: Launcher, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    runs = [start(launcher, tmp_path / str(host), "SIGKILL", address=address, host=host) for host in range(2)]
+    first, second = everything(runs[0])[-1], everything(runs[1])[-1]
+    assert isinstance(first, Failed)
+    assert isinstance(second, Failed)
+    assert f"rank {BAD_RANK} was killed by signal 9" in second.error
+    assert "rank 0 failed" in first.error or "rank 1 failed" in first.error
+
+
+def test_real_training_within_a_declared_memory_and_beyond(launcher: Launcher, tmp_path: Path) -> None:
+    ranks = {"hosts": HOSTS, "gpus_a_host": RANKS_A_HOST}
+    training = real_training(tmp_path / "log").model_copy(
+        update=ranks | {"cluster": this_machine().model_copy(update=ranks)}
+    )
+
+    def last(name: str, dense: str, limit_bytes: int) -> Trained | Failed:
+        changes = {"strategy": Strategy.model_validate({"dense": dense}), "memory_limit_bytes": limit_bytes}
+        (tmp_path / name).mkdir()
+        events = everything(launcher.start(training.model_copy(update=changes), tmp_path / name))
+        assert isinstance(events[-1], (Trained, Failed))
+        return events[-1]
+
+    dp, sharded = last("dp", "dp", 2**30), last("fsdp", "fsdp", 2**30)
+    assert isinstance(dp, Trained), dp
+    assert isinstance(sharded, Trained), sharded
+    assert dp.best.ne == pytest.approx(sharded.best.ne, abs=1e-4)
+    assert dp.peak_memory_bytes > sharded.peak_memory_bytes
+    between = (dp.peak_memory_bytes + sharded.peak_memory_bytes) // 2
+    assert isinstance(last("fits", "fsdp", between), Trained)
+    beyond = last("beyond", "dp", between)
+    assert isinstance(beyond, Failed)
+    assert beyond.out_of_memory
+    assert beyond.limit_bytes == between < (beyond.needed_bytes or 0)

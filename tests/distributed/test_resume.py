@@ -1,0 +1,410 @@
+"""A training that is killed goes on from its last checkpoint, also held in another way or on fewer ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from command_line import write_log
+from gloo_ranks import ROOT, as_rank, on_ranks, start
+
+from dhen.errors import UserError
+from dhen.model import parse_model
+from trials.checkpoint import Weights
+from trials.cluster.load import load_cluster
+from trials.data.cache import PreparedLog
+from trials.data.prepare import prepare
+from trials.events import Evaluated, Event, Progress, Trained
+from trials.job import Job
+from trials.loop import train
+from trials.planner.strategies import Strategy
+from trials.ranks import Ranks
+from trials.resume import BEST, PREFIX
+
+needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+
+BATCH, EPOCHS, EVERY = 42, 3, 700
+SHAPES = {2: (1, 2), 4: (2, 2)}
+LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
+ON_FOUR = (
+    Strategy(),
+    Strategy(dense="zero1"),
+    Strategy(dense="fsdp", offload=True),
+    Strategy(dense="hsdp", checkpointing="full"),
+)
+ON_TWO = (Strategy(dense="fsdp"), Strategy(dense="zero2", micro_batches=2))
+TOLERANCE = 1e-4
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Ends a training as nothing inside it does."""
+
+
+def a_job(log: PreparedLog, *, dropout: float = 0.0, **training: object) -> Job:
+    """Tables too narrow to be cut, and rates that do not amplify rounding (within a pass)."""
+    model = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": dropout}, "test")
+    settings = {"batch_size": BATCH, "precision": "fp32", "epochs": EPOCHS, "evaluate_every": EVERY}
+    settings |= {"learning_rate": 5e-4, "embedding_learning_rate": 0.01, "patience": 9} | training
+    unresolved = {"model": model, "features": log.features, "log": log.fingerprint, "seed": 1}
+    found = Job.model_validate(unresolved | {"training": settings})
+    resolved = found.training.resolved(log.split("train").rows, "fp32")
+    return found.model_copy(update={"training": resolved})
+
+
+class Told:
+    """What a training said and kept; raises or does something else at a number of examples."""
+
+    def __init__(self, at: float = math.inf, then: Callable[[], None] | None = None) -> None:
+        self.points: list[dict[str, Any]] = []
+        self.best: float | None = None
+        self.weights: Weights = {}
+        self._at, self._then = at, then
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Evaluated):
+            point = event.point.to_dict()
+            del point["seconds"]
+            self.points.append(point)
+        if isinstance(event, Trained):
+            self.best = event.best.ne
+        if isinstance(event, Progress) and event.examples >= self._at:
+            if self._then is not None:
+                self._then()
+            raise Interrupted
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        sums = {name: float(w.double().abs().sum()) for name, w in self.weights.items()}
+        return {"points": self.points, "best": self.best, "weights": sums}
+
+
+def run(job: Job, log: PreparedLog, told: Told, folder: Path | None, **more: Any) -> Told:
+    """With checkpoints at every evaluation, and whenever losses are looked at."""
+    train(
+        job,
+        log,
+        told,
+        keep=told.weights.update,
+        progress_seconds=0.0,
+        resume_from=folder,
+        checkpoint_seconds=0.0,
+        **more,
+    )
+    return told
+
+
+def made(folder: Path) -> list[Path]:
+    return list(folder.glob(f"{PREFIX}*"))
+
+
+def gap(mine: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference of any metric or training loss, or of a weight's mean size as a share of it."""
+    pairs = [(mine["best"], other["best"])]
+    for a, b in zip(mine["points"], other["points"], strict=True):
+        assert (a["examples"], a["learning_rate"]) == (b["examples"], b["learning_rate"])
+        pairs += [(a["train_loss"], b["train_loss"])]
+        pairs += [(a["validation"][name], b["validation"][name]) for name in a["validation"]]
+    assert mine["weights"].keys() == other["weights"].keys()
+    pairs += [(size / (other["weights"][name] or 1.0), 1.0) for name, size in mine["weights"].items() if size]
+    return max(abs(a - b) for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prepared log."""
+    folder = tmp_path_factory.mktemp("resume")
+    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log")
+    return folder
+
+
+# on one rank, in this process
+
+
+@pytest.mark.parametrize("examples", [800, 1300, 1500, 3600], ids="after {} examples".format)
+@pytest.mark.parametrize(
+    "settings",
+    [{"dropout": 0.2}, {"precision": "bf16", "plateau_factor": 0.1}, {"table_decay": 0.02, "order": "log"}],
+    ids=["dropout", "bf16", "table decay"],
+)
+def test_one_rank_goes_on_to_the_bit(
+    shared: Path, tmp_path: Path, settings: dict[str, Any], examples: int
+) -> None:
+    log = PreparedLog.open(shared / "log")
+    job = a_job(log, **settings)
+    undisturbed = run(job, log, Told(), tmp_path / "other")
+    with pytest.raises(Interrupted):
+        run(job, log, Told(at=examples), tmp_path)
+    (newest,) = made(tmp_path)
+    steps = int(newest.name.removeprefix(PREFIX))
+    assert examples - 25 * BATCH <= steps * BATCH <= examples
+    torch.rand(7)  # whatever happened to the generator meanwhile
+    again = run(job, log, Told(), tmp_path)
+    assert again.answer == undisturbed.answer
+    for name, weight in undisturbed.weights.items():
+        assert torch.equal(again.weights[name], weight), name
+    assert made(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy(checkpointing="full"), Strategy(micro_batches=4, checkpointing="selective")],
+    ids=lambda strategy: strategy.name,
+)
+def test_one_rank_goes_on_with_other_techniques(shared: Path, tmp_path: Path, strategy: Strategy) -> None:
+    log = PreparedLog.open(shared / "log")
+    job = one_pass(log)
+    undisturbed = run(job, log, Told(), None)
+    with pytest.raises(Interrupted):
+        run(job, log, Told(at=1500), tmp_path)
+    assert gap(run(job, log, Told(), tmp_path, strategy=strategy).answer, undisturbed.answer) < TOLERANCE
+
+
+def test_checkpoints_change_nothing(shared: Path, tmp_path: Path) -> None:
+    log = PreparedLog.open(shared / "log")
+    job = a_job(log, dropout=0.2)
+    assert run(job, log, Told(), tmp_path).answer == run(job, log, Told(), None).answer
+
+
+def test_short_trainings_make_none(shared: Path, tmp_path: Path) -> None:
+    log, told = PreparedLog.open(shared / "log"), Told()
+    folder = tmp_path / "checkpoints"
+    train(a_job(log), log, told, keep=told.weights.update, progress_seconds=9.0, resume_from=folder)
+    assert not folder.exists()
+
+
+def test_best_weights_are_written_once(shared: Path, tmp_path: Path) -> None:
+    """And lie in every checkpoint."""
+    log, seen = PreparedLog.open(shared / "log"), set()
+
+    def look() -> None:
+        for path in made(tmp_path):
+            if (path / BEST).exists():
+                seen.add((path / BEST).stat().st_ino)
+
+    class Looking(Told):
+        def __call__(self, event: Event) -> None:
+            look()
+            super().__call__(event)
+
+    told = run(a_job(log), log, Looking(), tmp_path)
+    nes = [point["validation"]["ne"] for point in told.points]
+    improved = sum(ne < min(nes[:place], default=math.inf) for place, ne in enumerate(nes))
+    assert 1 <= len(seen) <= improved
+
+
+def test_what_a_killed_one_left_half_written_does_no_harm(shared: Path, tmp_path: Path) -> None:
+    log = PreparedLog.open(shared / "log")
+    half = tmp_path / f".{PREFIX}999.partial"
+    half.mkdir()
+    (half / "part").touch()
+    with pytest.raises(Interrupted):
+        run(a_job(log), log, Told(at=2000), tmp_path)
+    assert not half.exists()
+    assert len(made(tmp_path)) == 1
+
+
+def test_a_checkpoint_of_another_job_is_refused(shared: Path, tmp_path: Path) -> None:
+    log = PreparedLog.open(shared / "log")
+    with pytest.raises(Interrupted):
+        run(a_job(log), log, Told(at=1500), tmp_path)
+    with pytest.raises(UserError, match="of another job"):
+        run(a_job(log, learning_rate=0.5), log, Told(), tmp_path)
+
+
+def test_a_damaged_checkpoint_says_so(shared: Path, tmp_path: Path) -> None:
+    log = PreparedLog.open(shared / "log")
+    with pytest.raises(Interrupted):
+        run(a_job(log), log, Told(at=1500), tmp_path)
+    (newest,) = made(tmp_path)
+    for data in newest.glob("*.distcp"):
+        data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    with pytest.raises(UserError, match="cannot be read"):
+        run(a_job(log), log, Told(), tmp_path)
+
+
+def test_killed_at_any_moment(shared: Path, tmp_path: Path) -> None:
+    """SIGKILL, three times, each after more training than the one before."""
+    log, rng = PreparedLog.open(shared / "log"), random.Random(0)
+    undisturbed = run(a_job(log, dropout=0.2), log, Told(), None).answer
+    last = -1
+    for _ in range(3):
+        process = alone(shared, tmp_path)
+        while newest_steps(tmp_path) <= last and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.2))
+        process.kill()
+        output = process.communicate()[0]
+        assert process.returncode in (0, -signal.SIGKILL), output
+        last = max(last, newest_steps(tmp_path))
+    process = alone(shared, tmp_path)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    assert json.loads((tmp_path / "alone.json").read_text()) == undisturbed
+
+
+def newest_steps(folder: Path) -> int:
+    return max((int(path.name.removeprefix(PREFIX)) for path in made(folder)), default=-1)
+
+
+def alone(shared: Path, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, __file__],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))), "OMP_NUM_THREADS": "1"}
+        | {"CASE": "alone", "SHARED": str(shared), "FOLDER": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+# on several ranks
+
+
+def one_pass(log: PreparedLog) -> Job:
+    return a_job(log, epochs=1, schedule="constant")
+
+
+def several() -> tuple[Ranks, dict[str, Any], PreparedLog]:
+    world = dist.get_world_size()
+    ranks = Ranks(dist.get_rank(), *SHAPES[world])
+    cluster = load_cluster("zionex").with_ranks("x".join(map(str, SHAPES[world])))
+    return ranks, {"ranks": ranks, "cluster": cluster}, PreparedLog.open(Path(os.environ["SHARED"]) / "log")
+
+
+def copied(folder: Path, name: str, ranks: Ranks) -> Path:
+    copy = folder.with_name(name)
+    if ranks.first:
+        shutil.copytree(folder, copy)
+    dist.barrier()
+    return copy
+
+
+def four_ranks() -> dict[str, Any]:
+    """Interrupted under plain DP at half; then from there under each strategy, and under each from the start."""
+    ranks, more, log = several()
+    job, folder = one_pass(log), Path(os.environ["SHARED"]) / "interrupted"
+    try:
+        run(job, log, Told(at=1500), folder, **more)
+    except Interrupted:
+        dist.barrier()
+    found = {}
+    for strategy in ON_FOUR:
+        whole = run(job, log, Told(), None, strategy=strategy, **more)
+        copy = copied(folder, strategy.name, ranks)
+        resumed = run(job, log, Told(), copy, strategy=strategy, **more)
+        found[strategy.name] = {"whole": whole.answer, "resumed": resumed.answer, "left": len(made(copy))}
+    return found
+
+
+def killed() -> dict[str, Any]:
+    """The last rank kills itself; the other sees its connection break."""
+    ranks, more, log = several()
+
+    def die() -> None:
+        if ranks.rank == ranks.world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+
+    run(one_pass(log), log, Told(at=1500, then=die), Path(os.environ["SHARED"]) / "killed", **more)
+    return {}
+
+
+def two_ranks() -> dict[str, Any]:
+    ranks, more, log = several()
+    job, shared = one_pass(log), Path(os.environ["SHARED"])
+    found = {}
+    for strategy in ON_TWO:
+        whole = run(job, log, Told(), None, strategy=strategy, **more)
+        copy = copied(shared / "interrupted", f"{strategy.name} on two", ranks)
+        resumed = run(job, log, Told(), copy, strategy=strategy, **more)
+        found[strategy.name] = {"whole": whole.answer, "resumed": resumed.answer}
+    whole = run(job, log, Told(), None, **more)
+    again = run(job, log, Told(), shared / "killed", **more)
+    found["killed"] = {"whole": whole.answer, "resumed": again.answer}
+    return found
+
+
+CASES = {"four": four_ranks, "killed": killed, "two": two_ranks}
+
+
+@pytest.fixture(scope="module")
+def on_four(shared: Path) -> dict[str, Any]:
+    os.environ |= {"CASE": "four", "SHARED": str(shared)}
+    (shared / "four").mkdir()
+    found: dict[str, Any] = on_ranks(__file__, 4, shared / "four")
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_two(shared: Path, on_four: dict[str, Any]) -> dict[str, Any]:
+    """After one in which a rank was killed."""
+    for case in ("killed", "two"):
+        (shared / case).mkdir()
+    os.environ |= {"CASE": "killed", "SHARED": str(shared)}
+    running = [start(__file__, rank, 2, shared / "killed") for rank in range(2)]
+    outputs = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [1, -signal.SIGKILL], outputs
+    assert len(made(shared / "killed")) == 1
+    os.environ["CASE"] = "two"
+    found: dict[str, Any] = on_ranks(__file__, 2, shared / "two")
+    return found
+
+
+@needs_torchrec
+@pytest.mark.parametrize("strategy", ON_FOUR, ids=lambda strategy: strategy.name)
+def test_four_ranks_go_on(on_four: dict[str, Any], strategy: Strategy) -> None:
+    found = on_four[strategy.name]
+    assert gap(found["resumed"], found["whole"]) < TOLERANCE
+    assert found["left"] == 0
+
+
+@needs_torchrec
+@pytest.mark.parametrize("strategy", ON_TWO, ids=lambda strategy: strategy.name)
+def test_two_ranks_go_on_from_four(on_two: dict[str, Any], strategy: Strategy) -> None:
+    assert gap(on_two[strategy.name]["resumed"], on_two[strategy.name]["whole"]) < TOLERANCE
+
+
+@needs_torchrec
+def test_ranks_go_on_after_one_was_killed(on_two: dict[str, Any]) -> None:
+    assert gap(on_two["killed"]["resumed"], on_two["killed"]["whole"]) < TOLERANCE
+
+
+@needs_torchrec
+def test_one_rank_goes_on_from_four(shared: Path, on_four: dict[str, Any]) -> None:
+    log, copy = PreparedLog.open(shared / "log"), shared / "for one"
+    shutil.copytree(shared / "interrupted", copy)
+    assert (
+        gap(run(one_pass(log), log, Told(), copy).answer, run(one_pass(log), log, Told(), None).answer)
+        < TOLERANCE
+    )
+
+
+def by_itself() -> None:
+    """The one rank that is killed at any moment."""
+    torch.set_num_threads(1)
+    log = PreparedLog.open(Path(os.environ["SHARED"]) / "log")
+    folder = Path(os.environ["FOLDER"])
+    told = run(a_job(log, dropout=0.2), log, Told(), folder)
+    (folder / "alone.json").write_text(json.dumps(told.answer))
+
+
+if __name__ == "__main__":
+    if os.environ["CASE"] == "alone":
+        by_itself()
+    else:
+        as_rank(CASES[os.environ["CASE"]])

@@ -1,0 +1,354 @@
+"""Tables over several gloo ranks train as in one process that keeps one Adagrad sum for each column block."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from gloo_ranks import as_rank, on_ranks
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from dhen.features import EmbeddingTables
+from dhen.schema import FeatureSchema, Table
+from trials.cluster.load import load_cluster
+from trials.embeddings import Numbers, TableEngine, table_engine
+from trials.job import TrainingConfig
+from trials.planner.placement import Placement, TableShard, place
+from trials.ranks import Ranks
+from trials.row_wise_adagrad import EPSILON
+from trials.table_blocks import Block
+
+pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+
+DIM, STEPS, EXAMPLES = 12, 30, 22
+RATE = 0.3
+SCHEMA = FeatureSchema(
+    tables=(
+        Table(name="a.first", rows=50),
+        Table(name="small", rows=3),
+        Table(name="c", rows=30),
+        Table(name="d", rows=11),
+        Table(name="bag", rows=40, multi_hot=True, mean_ids=2.0),
+        Table(name="small bag", rows=4, multi_hot=True, mean_ids=1.0),
+    ),
+    numeric=("x",),
+)
+ONE_TABLE = FeatureSchema(tables=(Table(name="bag", rows=40, multi_hot=True, mean_ids=2.0),))
+SMALL = ("small", "small bag")
+SHARDS = {
+    2: (
+        TableShard("a.first", 1, 0, 8),
+        TableShard("a.first", 0, 8, 4),
+        TableShard("c", 0, 0, 12),
+        TableShard("d", 1, 0, 12),
+        TableShard("bag", 1, 0, 4),
+        TableShard("bag", 0, 4, 8),
+    ),
+    4: (
+        TableShard("a.first", 3, 0, 4),
+        TableShard("a.first", 0, 4, 4),
+        TableShard("a.first", 1, 8, 4),
+        TableShard("c", 1, 0, 12),
+        TableShard("d", 1, 0, 8),
+        TableShard("d", 0, 8, 4),
+        TableShard("bag", 3, 0, 8),
+        TableShard("bag", 0, 8, 4),
+    ),
+}
+"""Uneven, in no order of ranks; of four, rank 2 has none."""
+
+
+class Case(NamedTuple):
+    """One training."""
+
+    schema: FeatureSchema
+    replicated: tuple[str, ...] = ()
+    decay: float = 0.0
+    table_decay: float = 0.0
+    numbers: Numbers = Numbers()
+
+    @property
+    def config(self) -> TrainingConfig:
+        return TrainingConfig(
+            embedding_learning_rate=RATE, embedding_decay=self.decay, table_decay=self.table_decay
+        )
+
+
+CASES = {
+    "mixed": Case(SCHEMA, SMALL),
+    "replicated alone": Case(SCHEMA, tuple(table.name for table in SCHEMA.tables)),
+    "one table": Case(ONE_TABLE),
+    "L2 decay": Case(SCHEMA, SMALL, decay=0.05),
+    "table decay": Case(SCHEMA, SMALL, table_decay=0.1),
+    "both decays": Case(SCHEMA, SMALL, decay=0.05, table_decay=0.8),
+    "fp16 transfer": Case(SCHEMA, SMALL, numbers=Numbers(sent="fp16")),
+    "fp16 tables": Case(SCHEMA, SMALL, table_decay=0.1, numbers=Numbers(stored="fp16")),
+    "bf16 transfer": Case(SCHEMA, SMALL, numbers=Numbers(sent="bf16")),
+}
+TOLERANCE = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
+"""By the coarsest numbers in use."""
+
+
+def placement(case: Case, ranks: int) -> Placement:
+    tables = {table.name for table in case.schema.tables} - set(case.replicated)
+    shards = tuple(shard for shard in SHARDS[ranks] if shard.table in tables)
+    nothing = (0.0,) * ranks
+    return Placement(case.replicated, shards, (0,) * ranks, nothing, nothing, nothing, nothing, 0)
+
+
+def tables(schema: FeatureSchema) -> EmbeddingTables:
+    torch.manual_seed(0)
+    return EmbeddingTables(schema, DIM)
+
+
+def rate_factor(step: int) -> float:
+    return 1.0 - step / (2 * STEPS)
+
+
+def count(step: int) -> int:
+    """Of all ranks together; in one step a rank of four has none."""
+    return 3 if step == 5 else EXAMPLES
+
+
+def examples(schema: FeatureSchema, step: int, rank: int, ranks: int) -> FeatureBatch:
+    """A rank's part, with a length of its own, of one and the same batch of all; every third bag is empty."""
+    generator = torch.Generator().manual_seed(step)
+    start, stop = count(step) * rank // ranks, count(step) * (rank + 1) // ranks
+
+    def drawn(table: Table, count: int) -> Tensor:
+        return torch.randint(table.rows, (count,), generator=generator, dtype=torch.int32)
+
+    columns = [drawn(table, count(step))[start:stop] for table in schema.categorical]
+    bags = []
+    for table in schema.multi_hot:
+        lengths = [0 if example % 3 == step % 3 else example % 5 for example in range(count(step))]
+        ids = drawn(table, sum(lengths))
+        each = torch.split(ids, lengths)[start:stop]
+        offsets = [0, *accumulate(len(ids) for ids in each)][:-1]
+        bags.append((torch.cat([ids[:0], *each]), torch.tensor(offsets, dtype=torch.int32)))
+    ids_BT = torch.stack(columns, dim=1) if columns else torch.empty(stop - start, 0, dtype=torch.int32)
+    return FeatureBatch(ids_BT=ids_BT, bags=tuple(bags), numeric_BK=torch.zeros(stop - start, 1))
+
+
+def loss_of(embeddings: list[Tensor] | tuple[Tensor, ...], step: int) -> Tensor:
+    """The sum over examples of something that no two columns or tables play the same part in."""
+    e_BTD = torch.cat(tuple(embeddings), dim=1)
+    generator = torch.Generator().manual_seed(1000 + step % 4)
+    aim_TD = torch.randn(e_BTD.shape[1:], generator=generator)
+    return (e_BTD.tanh() - aim_TD).square().mul(aim_TD.abs()).sum()
+
+
+def train(engine: TableEngine, schema: FeatureSchema, rank: int, ranks: int, steps: range) -> list[float]:
+    """The losses of all examples together."""
+    losses = []
+    for step in steps:
+        engine.scale_learning_rate(rate_factor(step))
+        batch = examples(schema, step, rank, ranks)
+        embeddings = engine.lookup(batch)
+        loss = loss_of(embeddings, step) / count(step) * ranks
+        loss.backward()  # type: ignore[no-untyped-call]
+        engine.update(embeddings)
+        total = loss.detach() / ranks
+        if ranks > 1:
+            dist.all_reduce(total)
+        losses.append(total.item())
+    return losses
+
+
+def reference(case: Case, blocks: list[Block], steps: int = STEPS) -> tuple[list[float], Tensor]:
+    """Losses and weights by the definition: dense gradients, one sum a row and block, decay of all rows."""
+    model, config = tables(case.schema), case.config
+    weight, losses = model.weight, []
+    starts = accumulate((table.rows for table in case.schema.tables), initial=0)
+    rows = {
+        table.name: slice(*ends) for table, ends in zip(case.schema.tables, pairwise(starts), strict=True)
+    }
+    sums = {block: torch.zeros(rows[block.table].stop - rows[block.table].start) for block in blocks}
+    for step in range(steps):
+        rate = RATE * rate_factor(step)
+        batch = examples(case.schema, step, 0, 1)
+        loss = loss_of(model(batch), step) / count(step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.item())
+        assert weight.grad is not None
+        gradient = weight.grad.to_dense()
+        touched = torch.zeros(len(weight), 1)
+        touched[model.rows(batch)] = 1.0
+        weight.grad = None
+        with torch.no_grad():
+            weight.mul_(1 - rate * config.table_decay)
+            gradient += config.embedding_decay * weight * touched
+            for block, sum_R in sums.items():
+                part = (rows[block.table], slice(block.first_column, block.first_column + block.columns))
+                sum_R += gradient[part].square().mean(dim=1)
+                weight[part] -= rate * gradient[part] / (sum_R.sqrt() + EPSILON).unsqueeze(1)
+    return losses, weight.detach()
+
+
+def blocks_of(case: Case, ranks: int) -> list[Block]:
+    shards = [Block(s.table, s.first_column, s.columns) for s in placement(case, ranks).shards]
+    return [*shards, *(Block(name, 0, DIM) for name in case.replicated)]
+
+
+# What a rank does
+
+
+def every_case() -> dict[str, Any]:
+    here = Ranks(dist.get_rank(), 2, dist.get_world_size() // 2)
+    found = {name: trained(case, here) for name, case in CASES.items()}
+    return {"trained": found, **moved(here), "planned": planned(here), "checkpoint": saved(here)}
+
+
+def trained(case: Case, here: Ranks) -> dict[str, Any]:
+    engine = engine_of(case, here)
+    losses = train(engine, case.schema, here.rank, here.world, range(STEPS))
+    full = engine.full_weight()
+    assert (full is not None) == here.first
+    copied = [t for name, t in engine.state_dict().items() if name.split(".")[1] in case.replicated]
+    return {"losses": losses, "weight": full.tolist() if full is not None else None, "equal": alike(copied)}
+
+
+def engine_of(case: Case, here: Ranks) -> TableEngine:
+    where = placement(case, here.world)
+    built = table_engine(tables(case.schema), case.schema, case.config, here, where, case.numbers)
+    assert built is not None
+    return built
+
+
+def alike(tensors: list[Tensor]) -> bool:
+    """Whether all ranks hold the same, to the bit."""
+    for tensor in tensors:
+        others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(others, tensor.contiguous())
+        if not all(torch.equal(tensor, other) for other in others):
+            return False
+    return True
+
+
+def moved(here: Ranks) -> dict[str, Any]:
+    """The full matrix out and in again; a lookup without gradients needs no update after it."""
+    case = CASES["table decay"]
+    engine = engine_of(case, here)
+    train(engine, case.schema, here.rank, here.world, range(3))
+    weight = torch.randn(case.schema.total_rows, DIM, generator=torch.Generator().manual_seed(7))
+    engine.load_full(weight)
+    full = engine.full_weight()
+    batch = examples(case.schema, 1, here.rank, here.world)
+    with torch.no_grad():
+        looked_up = engine.lookup(batch)
+        peer = tables(case.schema)
+        peer.weight.copy_(weight)
+        right = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(looked_up, peer(batch), strict=True))
+    return {
+        "round trip": full is None or torch.equal(full, weight),
+        "lookup": right and not any(e.requires_grad for e in looked_up),
+    }
+
+
+def planned(here: Ranks) -> list[tuple[int, int]]:
+    """What every rank holds, and should."""
+    cluster = load_cluster("zionex").with_ranks(f"{here.hosts}x{here.gpus_a_host}")
+    where = place(SCHEMA.tables, DIM, cluster, global_batch=EXAMPLES)
+    assert where.shards
+    engine = table_engine(tables(SCHEMA), SCHEMA, CASES["mixed"].config, here, where)
+    assert engine is not None
+    train(engine, SCHEMA, here.rank, here.world, range(2))
+    held = torch.zeros(here.world, dtype=torch.int64)
+    held[here.rank] = engine.held_bytes
+    dist.all_reduce(held)
+    return list(zip(held.tolist(), where.bytes_a_rank, strict=True))
+
+
+def saved(here: Ranks) -> list[float]:
+    """A checkpoint half way, into a fresh engine and on; it stays in the folder, for other ranks to go on from."""
+    case, half = CASES["table decay"], STEPS // 2
+    engine = engine_of(case, here)
+    train(engine, case.schema, here.rank, here.world, range(half))
+    path = Path(os.environ["FOLDER"]) / "checkpoint"
+    dcp.save({"tables": engine.state_dict()}, checkpoint_id=path)
+    return go_on(engine_of(case, here), case, here, path, range(half, STEPS))
+
+
+def go_on(engine: TableEngine, case: Case, here: Ranks, path: Path, steps: range) -> list[float]:
+    """Losses after a checkpoint of any placement was loaded."""
+    engine.load_full(torch.zeros(case.schema.total_rows, DIM))
+    metadata = dcp.FileSystemReader(path).read_metadata()
+    names = {key.removeprefix("tables.") for key in metadata.state_dict_metadata}
+    state = engine.state_dict(names)
+    dcp.load({"tables": state}, checkpoint_id=path)
+    engine.load_state_dict(state)
+    return train(engine, case.schema, here.rank, here.world, steps)
+
+
+# What is expected of it
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> int:
+    count: int = request.param
+    return count
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, ranks: int) -> Path:
+    return tmp_path_factory.mktemp(f"ranks{ranks}")
+
+
+@pytest.fixture(scope="module")
+def found(ranks: int, folder: Path) -> dict[str, Any]:
+    answer: dict[str, Any] = on_ranks(__file__, ranks, folder)
+    return answer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_follow_the_definition(found: dict[str, Any], ranks: int, name: str) -> None:
+    losses, weight = reference(CASES[name], blocks_of(CASES[name], ranks))
+    mine = found["trained"][name]
+    coarsest = max(CASES[name].numbers, key=TOLERANCE.__getitem__)
+    tolerance = TOLERANCE[coarsest]
+    assert mine["losses"] == pytest.approx(losses, rel=tolerance)
+    torch.testing.assert_close(torch.tensor(mine["weight"]), weight, rtol=0, atol=10 * tolerance)
+    assert mine["equal"]
+    if coarsest != "fp32":
+        assert mine["losses"] != pytest.approx(losses, rel=TOLERANCE["fp32"])
+
+
+def test_a_full_matrix_goes_in_and_out(found: dict[str, Any]) -> None:
+    assert found["round trip"]
+    assert found["lookup"]
+
+
+def test_ranks_hold_what_the_placement_says(found: dict[str, Any]) -> None:
+    for held, expected in found["planned"]:
+        assert held == expected
+
+
+def test_a_checkpoint_goes_on(found: dict[str, Any]) -> None:
+    undisturbed = found["trained"]["table decay"]["losses"][STEPS // 2 :]
+    assert found["checkpoint"] == pytest.approx(undisturbed, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_one_process_goes_on_from_a_checkpoint_of_ranks(
+    found: dict[str, Any], ranks: int, folder: Path
+) -> None:
+    """With the weights as they were: column blocks are put together again."""
+    assert found
+    case = CASES["table decay"]
+    engine = table_engine(tables(case.schema), case.schema, case.config, Ranks(), None)
+    assert engine is not None
+    go_on(engine, case, Ranks(), folder / "checkpoint", range(0))
+    _, weight = reference(case, blocks_of(case, ranks), STEPS // 2)
+    torch.testing.assert_close(engine.full_weight(), weight, rtol=1e-4, atol=1e-4)
+
+
+if __name__ == "__main__":
+    as_rank(every_case)

@@ -1,0 +1,224 @@
+"""Ranks train as one process does, however the model is held, and evaluate exactly."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from command_line import write_log
+from gloo_ranks import as_rank, on_ranks
+from torch import Tensor, nn
+
+from dhen.batch import FeatureBatch
+from dhen.model import build_model, parse_model
+from trials.cluster.load import load_cluster
+from trials.data.cache import PreparedLog
+from trials.data.loader import Batch, train_batches
+from trials.data.prepare import prepare
+from trials.distributed_step import DistributedStep
+from trials.evaluation import evaluate, evaluate_over_ranks
+from trials.job import Job
+from trials.master_weights import compute_in
+from trials.metrics import evaluate_predictions
+from trials.planner.strategies import Strategy, ladder
+from trials.ranks import Ranks
+from trials.step import TrainStep
+
+pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+
+STEPS, BATCH, EVALUATE_AT = 50, 42, (10, 30)
+"""42 examples over 4 ranks are 10 or 11 each."""
+SHAPES = {2: (1, 2), 4: (2, 2)}
+"""Hosts and ranks a host."""
+LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
+MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
+TOLERANCE, CLOSE_WEIGHTS = 1e-5, 1e-4
+
+
+def strategies(ranks: int) -> list[Strategy]:
+    """On four ranks all, of those with offload those with most techniques; on two a few."""
+    found = [each for each in ladder(*SHAPES[ranks], 10) if each.micro_batches in (1, 4)]
+    if ranks == 4:
+        return [each for each in found if not each.offload or len(each.techniques) == 4]
+    return [each for each in found if each.checkpointing == "full" and each.micro_batches == 4]
+
+
+def job(log: PreparedLog, **training: object) -> Job:
+    """With a learning rate that does not amplify rounding: at 0.1, the order of a batch's rows alone moves losses
+    by 3e-4 in 50 steps."""
+    settings = {"batch_size": BATCH, "precision": "fp32", "weight_decay": 0.01, "epochs": 1}
+    settings |= {"embedding_learning_rate": 0.02} | training
+    return Job.model_validate(
+        {
+            "model": MODEL,
+            "features": log.features,
+            "log": log.fingerprint,
+            "training": settings,
+            "seed": 0,
+        }
+    )
+
+
+def fresh() -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(MODEL, log().features).train()
+
+
+@cache
+def log() -> PreparedLog:
+    return PreparedLog.open(Path(os.environ["FOLDER"]) / "log")
+
+
+@cache
+def batches(ranks: Ranks) -> list[Batch]:
+    found = train_batches(
+        log().split("train"), batch_size=BATCH, seed=0, epoch=0, rank=ranks.rank, ranks=ranks.world
+    )
+    return list(itertools.islice(found, STEPS))
+
+
+def trained(step: TrainStep | DistributedStep, ranks: Ranks) -> dict[str, Any]:
+    """With evaluations in between, which must leave no trace."""
+    losses, metrics = [], []
+    for number, batch in enumerate(batches(ranks)):
+        step.scale_learning_rates(1.0 - number / STEPS)
+        loss = step(batch)
+        if ranks.world > 1:
+            dist.all_reduce(loss)
+        losses.append(loss.item() / ranks.world)
+        if number in EVALUATE_AT:
+            step.settle()
+            metrics.append(step.evaluate(log(), "validation").to_dict())
+    step.settle()
+    return {"losses": losses, "metrics": metrics, "finite": step.is_finite(), "weights": step.weights()}
+
+
+def apart(mine: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert mine.keys() == other.keys()
+    return max(float((mine[name] - other[name]).abs().max()) for name in mine if mine[name].numel())
+
+
+def on_a_rank() -> dict[str, Any]:
+    """Every strategy beside one process, as rank 0 sees it."""
+    world = dist.get_world_size()
+    ranks = Ranks(dist.get_rank(), *SHAPES[world])
+    cluster = load_cluster("zionex").with_ranks("x".join(map(str, SHAPES[world])))
+    plain = trained(TrainStep(fresh(), job(log()).training), Ranks())
+    found: dict[str, Any] = {"plain": {name: plain[name] for name in ("losses", "metrics")}}
+    for strategy in strategies(world):
+        step = DistributedStep(fresh(), job(log()), strategy, ranks, cluster)
+        mine = trained(step, ranks)
+        weights = mine.pop("weights")
+        held = {kind: sum(len(p.values) for p in each.pieces) for kind, each in step.dense_state().items()}
+        mine["held"] = held
+        mine["apart"] = apart(weights, plain["weights"]) if ranks.first else None
+        found[strategy.name] = mine
+    return found | {"bf16": bf16(ranks), "exact": exact_metrics(ranks), "torn": notices_nan(ranks)}
+
+
+def bf16(ranks: Ranks) -> dict[str, Any]:
+    """Losses; and metrics of the ranks beside those of a plain model with their weights."""
+    found = {}
+    for dense in ("dp", "fsdp", "zero2"):
+        step = DistributedStep(fresh(), job(log(), precision="bf16"), Strategy(dense=dense), ranks)
+        mine = trained(step, ranks)
+        here = step.evaluate(log(), "validation").to_dict()
+        found[dense] = {"losses": mine["losses"], "here": here}
+        if ranks.first:
+            plain = fresh()
+            plain.load_state_dict(mine["weights"])
+            found[dense]["plain"] = evaluate(compute_in(plain, "bf16"), log(), "validation").to_dict()
+    return found
+
+
+def exact_metrics(ranks: Ranks) -> dict[str, Any]:
+    """Of scores that do not depend on how rows are cut into batches."""
+
+    def score(features: FeatureBatch) -> Tensor:
+        return features.numeric_BK.sum(dim=1).round(decimals=1)
+
+    split = log().split("validation")
+    logit_N = torch.from_numpy(np.array(split.numeric)).sum(dim=1).round(decimals=1).double()
+    expected = evaluate_predictions(logit_N.sigmoid().numpy(), np.asarray(split.labels, dtype=np.float64))
+    mine = evaluate_over_ranks(score, log(), "validation", ranks)
+    every = [None] * ranks.world
+    dist.all_gather_object(every, mine)
+    return {
+        "rows": split.rows,
+        "here": mine.to_dict(),
+        "expected": expected.to_dict(),
+        "alike": all(each == mine for each in every),
+    }
+
+
+def notices_nan(ranks: Ranks) -> list[bool]:
+    """A weight that is no number, on the last rank alone, is known to all."""
+    step = DistributedStep(fresh(), job(log()), Strategy(dense="fsdp"), ranks)
+    if ranks.rank == ranks.world - 1:
+        with torch.no_grad():
+            step.dense_state()["weight"].pieces[0].values[0] = float("nan")
+    known = [None] * ranks.world
+    dist.all_gather_object(known, step.is_finite())
+    return known  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids="{} ranks".format)
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ranks")
+    prepare([write_log(folder / "log.csv", 3010)], out=folder / "log")
+    found: dict[str, Any] = on_ranks(__file__, request.param, folder)
+    return found | {"ranks": request.param}
+
+
+def test_every_strategy_follows_one_process(answers: dict[str, Any]) -> None:
+    plain = answers["plain"]
+    assert plain["losses"][-1] < plain["losses"][0] - 0.01
+    for strategy in strategies(answers["ranks"]):
+        found = answers[strategy.name]
+        assert found["losses"] == pytest.approx(plain["losses"], abs=TOLERANCE), strategy.name
+        assert found["apart"] < CLOSE_WEIGHTS, strategy.name
+        assert found["finite"]
+        for mine, other in zip(found["metrics"], plain["metrics"], strict=True):
+            assert mine == pytest.approx(other, abs=TOLERANCE), strategy.name
+
+
+def test_ranks_hold_their_parts(answers: dict[str, Any]) -> None:
+    ranks = answers["ranks"]
+    held = {strategy.dense: answers[strategy.name]["held"] for strategy in strategies(ranks)}
+    whole = held["dp"]["weight"]
+    assert held["dp"]["exp_avg"] == held["zero1"]["weight"] == whole
+    shards = {"zero1": ranks, "zero2": ranks, "fsdp": ranks, "hsdp": 2}
+    for dense in held.keys() - {"dp"}:
+        assert held[dense]["exp_avg"] == pytest.approx(whole / shards[dense], rel=0.2)
+        assert held[dense]["exp_avg_sq"] == held[dense]["exp_avg"]
+        if dense != "zero1":
+            assert held[dense]["weight"] == held[dense]["exp_avg"]
+
+
+def test_bf16_evaluates_what_it_trains(answers: dict[str, Any]) -> None:
+    for dense, found in answers["bf16"].items():
+        assert found["losses"] == pytest.approx(answers["plain"]["losses"], abs=3e-2), dense
+        assert found["here"] == pytest.approx(found["plain"], abs=1e-3), dense
+
+
+def test_metrics_over_ranks_are_exact(answers: dict[str, Any]) -> None:
+    exact = answers["exact"]
+    assert exact["rows"] % answers["ranks"]
+    assert exact["here"] == exact["expected"]
+    assert exact["alike"]
+
+
+def test_all_know_of_a_weight_that_is_no_number(answers: dict[str, Any]) -> None:
+    assert not any(answers["torn"])
+
+
+if __name__ == "__main__":
+    as_rank(on_a_rank)

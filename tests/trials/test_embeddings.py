@@ -1,0 +1,216 @@
+"""Tables of one process train as `TrainStep` trains them; blocks of tables go from one cut into another."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dhen.batch import FeatureBatch
+from dhen.errors import UserError
+from dhen.features import EmbeddingTables
+from dhen.schema import FeatureSchema, Table
+from trials.embeddings import TableEngine, table_engine
+from trials.job import TrainingConfig
+from trials.planner.placement import Placement, TableShard
+from trials.planner.table_cost import ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
+from trials.ranks import Ranks
+from trials.row_wise_adagrad import RowWiseAdagrad
+from trials.table_blocks import Block, HeldBlock, load_state, state_of, state_to_load
+from trials.table_requirements import INSTALL, check_tables
+
+DIM, ROWS = 12, 5
+SCHEMA = FeatureSchema(
+    tables=(Table(name="a", rows=20), Table(name="b", rows=9), Table(name="m", rows=6, multi_hot=True))
+)
+
+
+def tables() -> EmbeddingTables:
+    torch.manual_seed(0)
+    return EmbeddingTables(SCHEMA, DIM)
+
+
+def engine(config: TrainingConfig) -> TableEngine:
+    built = table_engine(tables(), SCHEMA, config, Ranks(), None)
+    assert built is not None
+    return built
+
+
+def batch(step: int) -> FeatureBatch:
+    generator = torch.Generator().manual_seed(step)
+    ids = [torch.randint(table.rows, (8,), generator=generator) for table in SCHEMA.tables]
+    bag = (ids[2], torch.tensor([0, 0, 3, 3, 4, 6, 7, 8]))
+    return FeatureBatch(ids_BT=torch.stack(ids[:2], dim=1), bags=(bag,), numeric_BK=torch.zeros(8, 0))
+
+
+def train(engine: TableEngine, steps: range) -> None:
+    for step in steps:
+        engine.scale_learning_rate(1 / (step + 1))
+        embeddings = engine.lookup(batch(step))
+        torch.cat(embeddings, dim=1).tanh().sum(dim=(1, 2)).square().mean().backward()  # type: ignore[no-untyped-call]
+        engine.update(embeddings)
+
+
+@pytest.mark.parametrize("config", [{}, {"embedding_decay": 0.1}, {"table_decay": 0.2}], ids=str)
+def test_one_process_trains_as_without_the_seam(config: dict[str, float]) -> None:
+    """To the bit."""
+    training, peer = TrainingConfig.model_validate(config), tables()
+    optimizer = RowWiseAdagrad(
+        [peer.weight], lr=0.1, decay=training.embedding_decay, table_decay=training.table_decay
+    )
+    for step in range(6):
+        optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        optimizer.catch_up(peer.weight, peer.rows(batch(step)))
+        torch.cat(peer(batch(step)), dim=1).tanh().sum(dim=(1, 2)).square().mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.settle()
+    mine = engine(training)
+    train(mine, range(6))
+    found = mine.full_weight()
+    assert found is not None
+    assert torch.equal(found, peer.weight.detach())
+
+
+@pytest.mark.parametrize("table_decay", [0.0, 0.2])
+def test_a_loaded_state_goes_on_to_the_bit(table_decay: float) -> None:
+    config = TrainingConfig(table_decay=table_decay)
+    undisturbed, other = engine(config), engine(config)
+    train(undisturbed, range(4))
+    saved = {name: tensor.clone() for name, tensor in undisturbed.state_dict().items()}
+    state = other.state_dict(saved.keys())
+    assert state.keys() == saved.keys()
+    for name, tensor in state.items():
+        tensor.copy_(saved[name])
+    other.load_state_dict(state)
+    for each in (undisturbed, other):
+        train(each, range(4, 8))
+        each.settle()
+    for name, tensor in undisturbed.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def test_held_bytes_are_what_the_planner_counts() -> None:
+    for decay, extra in ((0.0, 0), (0.1, TABLE_DECAY_ROW_BYTES)):
+        a_row = 4 * DIM + ONE_PROCESS_ROW_STATE_BYTES + extra
+        assert engine(TrainingConfig(table_decay=decay)).held_bytes == SCHEMA.total_rows * a_row
+
+
+def test_lookups_without_gradients_are_no_leaves() -> None:
+    with torch.no_grad():
+        assert not any(e.requires_grad for e in engine(TrainingConfig()).lookup(batch(0)))
+
+
+def test_no_tables_need_no_engine() -> None:
+    numeric = FeatureSchema(numeric=("x",))
+    assert table_engine(None, numeric, TrainingConfig(), Ranks(0, 2, 2), None) is None
+
+
+# Blocks
+
+
+cuts = st.sets(st.integers(1, DIM - 1)).map(lambda inner: list(itertools.pairwise([0, *sorted(inner), DIM])))
+
+
+def held(cut: list[tuple[int, int]], seed: int) -> list[HeldBlock]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        HeldBlock(
+            Block(table, start, stop - start),
+            torch.rand(ROWS, stop - start, generator=generator),
+            torch.rand(ROWS, generator=generator),
+        )
+        for table in ("a", "b.with 1-2")
+        for start, stop in cut
+    ]
+
+
+def columns_of(blocks: list[HeldBlock], table: str, *, sums: bool) -> torch.Tensor:
+    parts = [
+        sum_R.unsqueeze(1).expand_as(weight) if sums else weight
+        for block, weight, sum_R in blocks
+        if block.table == table
+    ]
+    return torch.cat(parts, dim=1)
+
+
+@given(cuts, cuts)
+def test_any_cut_loads_into_any_other(theirs: list[tuple[int, int]], mine: list[tuple[int, int]]) -> None:
+    """Weights are the same; a block's sum is the mean over its columns of what the sums over them were."""
+    saved, fresh = held(theirs, 1), held(mine, 2)
+    wanted = state_to_load(state_of(saved), fresh)
+    for key, tensor in state_of(saved).items():
+        wanted[key].copy_(tensor)
+    load_state(wanted, fresh)
+    for table in ("a", "b.with 1-2"):
+        assert torch.equal(columns_of(saved, table, sums=False), columns_of(fresh, table, sums=False))
+        each = columns_of(saved, table, sums=True)
+        blocks = [block for block in fresh if block.block.table == table]
+        for (start, stop), block in zip(mine, blocks, strict=True):
+            torch.testing.assert_close(block.sum_R, each[:, start:stop].mean(dim=1))
+
+
+def test_a_rank_loads_only_what_it_needs() -> None:
+    saved = state_of(held([(0, 4), (4, 8), (8, 12)], 1))
+    mine = [block for block in held([(0, 8), (8, 12)], 2) if block.block == Block("a", 8, 4)]
+    assert state_to_load(saved, mine).keys() == {"weight.a.8-12", "sum.a.8-12"}
+    other = [block for block in held([(0, 6), (6, 12)], 2) if block.block == Block("a", 6, 6)]
+    assert {key for key in state_to_load(saved, other) if key.startswith("w")} == {
+        "weight.a.4-8",
+        "weight.a.8-12",
+    }
+
+
+# What is looked at before ranks start
+
+
+def placement(ranks: int, columns: int = 12) -> Placement:
+    nothing = (0.0,) * ranks
+    return Placement(
+        (), (TableShard("a", 0, 0, columns),), (0,) * ranks, nothing, nothing, nothing, nothing, 0
+    )
+
+
+def test_a_placement_for_other_ranks_is_refused() -> None:
+    with pytest.raises(UserError, match="placed on 2 ranks, and 4 are to train"):
+        check_tables(placement(2), Ranks(0, 2, 2))
+
+
+def test_widths_that_kernels_do_not_take_are_refused() -> None:
+    with pytest.raises(UserError, match=r"10 columns.*multiples of 4"):
+        check_tables(placement(2, columns=10), Ranks(0, 1, 2))
+
+
+def test_without_torchrec_the_command_is_said() -> None:
+    """One rank does without; several say what to do, whether it is looked for or imported."""
+    code = f"""
+import sys
+sys.modules["torchrec"] = sys.modules["fbgemm_gpu"] = None
+sys.path.insert(0, "tests/trials")
+from dhen.errors import UserError
+from test_embeddings import engine, placement
+from trials.job import TrainingConfig
+from trials.ranks import Ranks
+from trials import table_requirements, torchrec_shards
+engine(TrainingConfig())
+def look():
+    table_requirements.check_tables(placement(2), Ranks(0, 1, 2))
+for needs in (look, torchrec_shards.import_torchrec):
+    try:
+        needs()
+    except UserError as error:
+        assert {INSTALL!r} in str(error), error
+    else:
+        raise AssertionError("no error")
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_the_check_before_ranks_start_is_light() -> None:
+    code = "import sys, trials.table_requirements\nassert not {'torch', 'torchrec'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,148 @@
+"""A declared memory is kept by counting: training within it, out of memory beyond it, in a real process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from faulty_ranks import everything, real_training
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dhen.errors import UserError
+from trials.events import Failed, Trained
+from trials.launcher import Launcher
+from trials.memory_counter import MemoryCounter, MemoryLimitError
+from trials.memory_limit import keep_on_host, limited_memory, needed_and_limit, on_host, out_of_memory
+from trials.rendezvous import check_devices
+from trials.worker import Task
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return real_training(tmp_path_factory.mktemp("log") / "log")
+
+
+def train(task: Task, folder: Path, **changes: object) -> Trained | Failed:
+    folder.mkdir()
+    last = everything(Launcher().start(task.model_copy(update=changes), folder))[-1]
+    assert isinstance(last, (Trained, Failed))
+    return last
+
+
+def test_training_keeps_to_its_limit_or_says_what_is_lacking(task: Task, tmp_path: Path) -> None:
+    free, counted = train(task, tmp_path / "a"), train(task, tmp_path / "b", memory_limit_bytes=2**30)
+    assert isinstance(free, Trained)
+    assert isinstance(counted, Trained)
+    assert counted.best == free.best  # counting changes no number
+    assert counted.peak_memory_bytes < 2**27 < free.peak_memory_bytes  # tensors alone; the whole process
+    peak = counted.peak_memory_bytes
+    enough = train(task, tmp_path / "c", memory_limit_bytes=peak)
+    assert isinstance(enough, Trained)
+    assert enough.peak_memory_bytes == peak
+    short = train(task, tmp_path / "d", memory_limit_bytes=peak - 1)
+    assert isinstance(short, Failed)
+    assert short.out_of_memory
+    assert (short.needed_bytes, short.limit_bytes) == (peak, peak - 1)
+    assert "declared for a rank" in short.error
+
+
+def forward(weight: Tensor, limit_bytes: int) -> None:
+    with limited_memory(limit_bytes, CPU):
+        (weight @ weight).sum()
+
+
+def backward(weight: Tensor, limit_bytes: int) -> None:
+    with limited_memory(limit_bytes, CPU):
+        weight.square().sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_the_error_says_where() -> None:
+    weight = torch.ones(64, 64, requires_grad=True)
+    with pytest.raises(torch.OutOfMemoryError, match=r"outside of backward, at aten\.mm") as caught:
+        forward(weight, 16_000)
+    assert needed_and_limit(caught.value) == (64 * 64 * 4, 16_000)
+    with pytest.raises(MemoryLimitError, match=r"in backward, at aten\."):
+        backward(weight, 20_000)
+
+
+def test_nothing_is_counted_or_refused_without_a_limit() -> None:
+    with limited_memory(None, CPU) as peak_bytes:
+        assert peak_bytes() > 2**20  # resident: the interpreter is there too
+        with on_host():
+            assert torch.ones(3).sum() == 3
+        keep_on_host([torch.ones(3)])
+
+
+def test_what_lies_on_the_host_is_left_out() -> None:
+    linear = nn.Linear(50, 50, bias=False)
+    with limited_memory(25_000, CPU) as peak_bytes:
+        with on_host():
+            kept: Tensor = torch.ones(100_000) + 1
+        keep_on_host(linear.parameters())
+        for _ in range(3):
+            linear(torch.ones(1, 50)).sum().backward()
+        assert len(kept) == 100_000
+        assert peak_bytes() < 25_000
+
+
+def test_a_limit_is_for_what_is_alive() -> None:
+    with MemoryCounter(limit_bytes=1000) as counter:
+        for _ in range(10):
+            x = torch.zeros(200)
+            del x
+        assert counter.peak == 800
+        with pytest.raises(MemoryLimitError), counter.new_are("anything"):
+            _ = torch.zeros(100), torch.zeros(200)
+
+
+def test_lack_of_memory_is_found_behind_other_errors() -> None:
+    lack = MemoryLimitError(3, 2, "here")
+    outer = RuntimeError("sharding propagation failed")
+    outer.__cause__ = lack
+    assert out_of_memory(lack) is lack
+    assert out_of_memory(outer) is lack
+    assert out_of_memory(MemoryError()) is not None
+    assert out_of_memory(RuntimeError()) is None
+
+
+def test_tensors_without_contents_do_not_count() -> None:
+    with limited_memory(100, CPU) as peak_bytes:
+        with FakeTensorMode():
+            assert len(torch.ones(1000) + 1) == 1000
+        assert peak_bytes() == 0
+
+
+def test_each_rank_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are made up: tests run where there are none."""
+    check_devices(8 if not torch.cuda.is_available() else 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_devices(2)
+    with pytest.raises(UserError, match="4 ranks on this machine, which has 2 CUDA"):
+        check_devices(4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"address": "10.0.0.1"}, "host:port"),
+        ({"address": "host:99999"}, "host:port"),
+        ({"host": 1}, "of 1 host"),
+        ({"hosts": 2, "host": 1}, "with an address"),
+        ({"memory_limit_bytes": 0}, "greater than 0"),
+    ],
+)
+def test_impossible_tasks(task: Task, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Task.model_validate(task.to_dict() | changes)
+
+
+def test_ranks_here(task: Task) -> None:
+    four = task.model_copy(update={"hosts": 2, "gpus_a_host": 2})
+    assert [*four.ranks_here] == [0, 1, 2, 3]
+    assert [*four.model_copy(update={"address": "h:1", "host": 1}).ranks_here] == [2, 3]
+    assert [*four.model_copy(update={"score_split": "test"}).ranks_here] == [0]

@@ -1,0 +1,56 @@
+"""Of several ranks that ended, the one that is to blame."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trials.events import START_MARK, Failed, LastWords, Progress, last_words, rank_log
+from trials.post_mortem import Ending, endings_of, verdict
+
+KILLED_BY_US = Ending(0, -9, "waiting", None)
+SIGNAL, ABORT = Ending(1, -11, None, None), Ending(2, -6, None, None)
+
+
+def words(rank: int, when: float, error: str = "lost a peer") -> Ending:
+    return Ending(rank, 1, None, LastWords(failed=Failed(error=error), unix_seconds=when))
+
+
+@given(order=st.permutations([KILLED_BY_US, ABORT, words(3, 2.0), words(4, 1.0), SIGNAL]))
+def test_the_order_of_ranks_does_not_matter(order: list[Ending]) -> None:
+    def cause(among: list[Ending]) -> str:
+        return verdict(among, None, Path("nowhere"), None).error
+
+    assert cause(order).startswith("rank 1 was killed by signal 11")
+    order.remove(SIGNAL)
+    assert cause(order).startswith("rank 4 failed at the start: lost a peer")
+    assert "rank 0 was waiting and had to be killed" in cause(order)
+    assert cause([KILLED_BY_US, ABORT]).startswith("rank 2 was killed by signal 6 (SIGABRT)")
+
+
+def test_what_a_rank_knew_is_kept(tmp_path: Path) -> None:
+    said = Failed(error="too much", out_of_memory=True, needed_bytes=5, limit_bytes=3)
+    (tmp_path / last_words(1)).write_text(LastWords(failed=said, unix_seconds=1.0).model_dump_json())
+    (tmp_path / last_words(0)).write_text("half a")  # killed while it wrote
+    found = endings_of({0: -signal.SIGKILL, 1: 1}, {0: "running"}, tmp_path)
+    progress = Progress(examples=1000, total_examples=2000, seconds=1.0)
+    failed = verdict(found, progress, tmp_path, None)
+    assert failed.error.startswith("rank 1 failed after 1,000 of 2,000 examples: too much")
+    assert failed.model_copy(update={"error": said.error}) == said
+
+
+def test_logs_of_earlier_runs_are_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / rank_log(0)).write_text(f"{START_MARK}once\nold words\n{START_MARK}again\nnew words\n")
+    failed = verdict([Ending(0, 3, None, None)], None, tmp_path, None)
+    assert failed.error == (
+        "the training process ended without a result (exit code 3) at the start; "
+        "rank0.log ends: again | new words"
+    )
+
+
+def test_one_that_its_driver_ended_is_not_out_of_memory(tmp_path: Path) -> None:
+    assert not verdict([KILLED_BY_US], None, tmp_path, None).out_of_memory
+    assert verdict([Ending(0, -9, None, None)], None, tmp_path, None).out_of_memory

@@ -1,0 +1,172 @@
+"""One training step under a strategy, or on several ranks: the same as `trials.step`, held in other ways.
+
+Tables by their engine (`trials.embeddings`), the dense part by `trials.parallelize`. Each rank trains on its
+slice of every global batch; where slices differ by an example, losses and gradients are weighted by their
+share, so that the mean over ranks is the mean over the batch. Layers are not compiled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dhen.batch import FeatureBatch
+from trials.agreement import all_agree
+from trials.checkpoint import Weights
+from trials.cluster.cluster import Cluster
+from trials.cluster.here import this_machine
+from trials.data.cache import PreparedLog
+from trials.data.loader import Batch
+from trials.dense_batch import DenseBatch, DenseInputs, take_tables
+from trials.embeddings import table_engine
+from trials.evaluation import EVAL_BATCH, evaluate_over_ranks
+from trials.flat_pieces import FlatPieces
+from trials.job import Job
+from trials.memory_limit import keep_on_host, on_host
+from trials.parallelize import average_gradients, device_mesh, parallelize
+from trials.planner.collectives import collectives
+from trials.planner.device_constants import BUCKET_BYTES
+from trials.planner.pricing import pricing_of
+from trials.planner.strategies import Strategy
+from trials.ranks import Ranks
+from trials.record import Metrics
+from trials.table_blocks import State
+
+TABLES = "features.tables.weight"
+"""What a model calls its tables' matrix."""
+
+
+class DistributedStep:
+    """A model and its optimizers on this rank; every rank makes the same calls in the same order."""
+
+    def __init__(
+        self, model: nn.Module, job: Job, strategy: Strategy, ranks: Ranks, cluster: Cluster | None = None
+    ) -> None:
+        """Takes the model over, which is alike on all ranks; a collective.
+
+        Args:
+            model: on this process's device, in fp32.
+            job: its schema, and its resolved training configuration.
+            strategy: how the dense part is held; `fully_shard` needs a process group on one rank too.
+            ranks: of the default process group.
+            cluster: for which the tables are placed and gradients cut into buckets; None for this machine.
+        """
+        config = job.training
+        assert config.batch_size is not None
+        self._ranks, self._batch_size = ranks, config.batch_size
+        where = next(model.parameters()).device
+        tables = take_tables(model)
+        cluster = _cluster(cluster, ranks) if ranks.world > 1 else None
+        placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
+        self._tables = table_engine(tables, job.features, config, ranks, placement)
+        needs_mesh = ranks.world > 1 or strategy.fully_sharded
+        mesh = device_mesh(strategy.dense, ranks.hosts, ranks.gpus_a_host, where.type) if needs_mesh else None
+        self._dense = parallelize(
+            model,
+            _with_examples_for_all(strategy, config.batch_size, ranks),
+            config,
+            mesh,
+            replicate=partial(average_gradients, bucket_bytes=_bucket_bytes(cluster, ranks)),
+        )
+        self._engine, self._model = self._dense.engine, model
+        examples = -(-config.batch_size // ranks.world)
+        self._micro_batch = -(-examples // strategy.micro_batches)
+        self._offload = strategy.offload
+        if strategy.offload:
+            keep_on_host(model.parameters())
+        self._rate: float = self._engine.optimizer.param_groups[0]["lr"]
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """One update; returns this rank's loss, detached, whose mean over ranks is that of the global batch."""
+        embeddings = self._lookup(batch.features)
+        inputs = DenseInputs(embeddings, batch.features.numeric_BK)
+        weight = batch.size * self._ranks.world / self._batch_size
+        loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
+        if self._tables is not None:
+            self._tables.update(embeddings)
+        with on_host() if self._offload else nullcontext():
+            self._dense.update()
+        return loss
+
+    def scale_learning_rates(self, factor: float) -> float:
+        """Sets learning rates to a multiple of the configured ones; the dense part's, for the record."""
+        if self._tables is not None:
+            self._tables.scale_learning_rate(factor)
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = self._rate * factor
+        return self._rate * factor
+
+    def settle(self) -> None:
+        """Brings all table rows up to date."""
+        if self._tables is not None:
+            self._tables.settle()
+
+    def is_finite(self) -> bool:
+        """Whether no dense weight of any rank is NaN or infinite; the same on all."""
+        return all_agree(self._ranks, self._engine.is_finite())
+
+    def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
+        """On a split of the log, by all ranks; the same on all. As many rows at a time as were planned for."""
+        self._model.eval()
+        rows = min(self._micro_batch, EVAL_BATCH)
+        found = evaluate_over_ranks(self._score, log, split_name, self._ranks, rows)
+        self._model.train()
+        return found
+
+    def weights(self) -> Weights:
+        """A copy of the plain model's weights on the CPU, in fp32; on rank 0, others have nothing."""
+        found = self._engine.weights()
+        if self._tables is not None:
+            whole = self._tables.full_weight()
+            if whole is not None:
+                found[TABLES] = whole
+        return found
+
+    def dense_state(self) -> dict[str, FlatPieces]:
+        """Of this rank, for `trials.resume`, to save or to load into."""
+        return self._engine.state()
+
+    def table_state(self, saved: Collection[str] | None = None) -> State:
+        """Of this rank, to save; to load, what it needs of a checkpoint that has these keys."""
+        return self._tables.state_dict(saved) if self._tables is not None else {}
+
+    def restored(self, tables: State, steps: int) -> None:
+        """After `dense_state()` and `table_state(saved)` were loaded into, as they were after so many steps."""
+        self._engine.restored(steps)
+        if self._tables is not None:
+            self._tables.load_state_dict(tables)
+
+    def _lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
+        return self._tables.lookup(features) if self._tables is not None else ()
+
+    @torch.no_grad()
+    def _score(self, features: FeatureBatch) -> Tensor:
+        return self._engine.predict(DenseInputs(self._lookup(features), features.numeric_BK))
+
+
+def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) -> Strategy:
+    """With no more micro-batches than the rank with the fewest has examples: all need equally many."""
+    most = batch_size // ranks.world
+    return strategy.model_copy(update={"micro_batches": min(strategy.micro_batches, most)})
+
+
+def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:
+    """With these ranks; rank 0's of this machine, so that all place tables alike, where none is given."""
+    if cluster is None:
+        found = [this_machine() if ranks.first else None]
+        dist.broadcast_object_list(found)
+        cluster = found[0]
+        assert cluster is not None
+    return cluster.model_copy(update={"hosts": ranks.hosts, "gpus_a_host": ranks.gpus_a_host})
+
+
+def _bucket_bytes(cluster: Cluster | None, ranks: Ranks) -> int:
+    """As the plan's step time takes them to be."""
+    if cluster is None:
+        return BUCKET_BYTES
+    return collectives(cluster, ranks.hosts, ranks.gpus_a_host).bucket_bytes()

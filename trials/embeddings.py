@@ -1,0 +1,196 @@
+"""Embedding tables while they train: looked up apart from the dense part, updated from its gradients.
+
+`LocalTables` holds them all in one process; `trials.sharded_tables` spreads them over ranks. Embeddings go to
+the dense part as leaves (`trials.dense_batch`), whose gradients `update` carries on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from dhen.features import EmbeddingTables
+from dhen.schema import FeatureSchema
+from trials.job import TrainingConfig
+from trials.planner.placement import Placement
+from trials.ranks import Ranks
+from trials.row_wise_adagrad import RowWiseAdagrad
+from trials.table_blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
+from trials.table_requirements import check_tables
+
+LOG_SHRINK = "log_shrink"
+"""What `RowWiseAdagrad` calls its sum of table decay."""
+
+
+class Numbers(NamedTuple):
+    """What sharded tables are stored and sent as; the dense part sees fp32, and all other tables are fp32."""
+
+    stored: Literal["fp32", "fp16"] = "fp32"
+    """Weights; fp16 are rounded stochastically where the kernels can (on GPUs, FBGEMM's default), else to the
+    nearest, which loses updates below 1/2048 of a weight. Optimizer state is fp32."""
+    sent: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Pooled embeddings, and their gradients."""
+
+
+class TableEngine(Protocol):
+    """All tables of a model, and their optimizer; every rank makes the same calls in the same order."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights and optimizer state on this rank."""
+
+    def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
+        """Embeddings of this rank's examples, fp32, as `EmbeddingTables` puts them out: e_BTD of all
+        categorical tables, e_B1D of each multi-hot one. Leaves that require gradients, but under `no_grad`."""
+
+    def update(self, embeddings: tuple[Tensor, ...]) -> None:
+        """The optimizer's update, from the gradients on what `lookup` returned last.
+
+        They are averaged over ranks: each is the gradient of the mean over its rank's examples (where ranks
+        have different numbers of examples, scaled by their share).
+        """
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Sets it to a multiple of the configured one, from the next lookup on."""
+
+    def settle(self) -> None:
+        """Applies all decay that is due."""
+
+    def full_weight(self) -> Tensor | None:
+        """As `EmbeddingTables.weight`: (rows of all tables, D), fp32 on the CPU, a copy; on rank 0 alone."""
+
+    def load_full(self, weight: Tensor) -> None:
+        """Takes all tables over from such a matrix, which every rank is given alike."""
+
+    def state_dict(self, saved: Collection[str] | None = None) -> State:
+        """This rank's blocks by name (`trials.table_blocks`), to save; to load, what it needs of a checkpoint
+        that has the keys `saved`, written by any engine on any number of ranks."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what was loaded into `state_dict(saved)`."""
+
+
+def table_engine(
+    tables: EmbeddingTables | None,
+    schema: FeatureSchema,
+    config: TrainingConfig,
+    ranks: Ranks,
+    placement: Placement | None,
+    numbers: Numbers | None = None,
+) -> TableEngine | None:
+    """The engine for so many ranks, on the device of `tables`' weights; None where a model has no tables.
+
+    Args:
+        tables: taken over, and alike on all ranks.
+        schema: theirs.
+        config: resolved.
+        ranks: several need a process group that all have joined.
+        placement: of the tables on these ranks; one rank needs none.
+        numbers: of tables over several ranks; by default fp32 throughout. One rank's are fp32.
+
+    Raises:
+        UserError: as `check_tables`, which tells before ranks start.
+    """
+    if tables is None:
+        return None
+    if ranks.world == 1:
+        return LocalTables(tables, schema, config)
+    from trials.sharded_tables import ShardedTables
+
+    assert placement is not None
+    check_tables(placement, ranks)
+    return ShardedTables(tables, schema, config, ranks, placement, numbers or Numbers())
+
+
+class LocalTables:
+    """Tables of one process, in one matrix."""
+
+    def __init__(self, tables: EmbeddingTables, schema: FeatureSchema, config: TrainingConfig) -> None:
+        self._tables = tables
+        self._optimizer = RowWiseAdagrad(
+            [tables.weight],
+            lr=config.embedding_learning_rate,
+            decay=config.embedding_decay,
+            table_decay=config.table_decay,
+        )
+        self._rate, self._lazy = config.embedding_learning_rate, bool(config.table_decay)
+        self._looked_up: list[Tensor] = []
+        dim = tables.weight.shape[1]
+        rows = [table.rows for table in schema.tables]
+        weights = torch.split(tables.weight.detach(), rows)
+        sums = torch.split(self._optimizer.state_of(tables.weight)["sum"], rows)
+        self._held = [
+            HeldBlock(Block(table.name, 0, dim), weight_RD, sum_R)
+            for table, weight_RD, sum_R in zip(schema.tables, weights, sums, strict=True)
+        ]
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights, sums, and what the optimizer keeps beside them."""
+        held = [self._tables.weight, *self._optimizer.state_of(self._tables.weight).values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
+        """As the protocol says."""
+        if self._lazy:
+            self._optimizer.catch_up(self._tables.weight, self._tables.rows(features))
+        looked_up = self._tables(features)
+        self._looked_up = looked_up if torch.is_grad_enabled() else []
+        return leaves(looked_up)
+
+    def update(self, embeddings: tuple[Tensor, ...]) -> None:
+        """As the protocol says."""
+        backward(self._looked_up, embeddings)
+        self._looked_up = []
+        self._optimizer.step()
+        self._tables.weight.grad = None
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """As the protocol says."""
+        self._optimizer.param_groups[0]["lr"] = self._rate * factor
+
+    def settle(self) -> None:
+        """As the protocol says."""
+        if self._lazy:
+            self._optimizer.settle()
+
+    def full_weight(self) -> Tensor | None:
+        """As the protocol says."""
+        self.settle()
+        return self._tables.weight.detach().to("cpu", copy=True)
+
+    def load_full(self, weight: Tensor) -> None:
+        """As the protocol says."""
+        self.settle()
+        self._tables.weight.detach().copy_(weight)
+
+    def state_dict(self, saved: Collection[str] | None = None) -> State:
+        """As the protocol says; with table decay also its sum so far, so that what follows is equal to the bit."""
+        self.settle()
+        state = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        if self._lazy and (saved is None or LOG_SHRINK in saved):
+            state[LOG_SHRINK] = torch.tensor(self._optimizer.param_groups[0][LOG_SHRINK], dtype=torch.float64)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """As the protocol says."""
+        load_state(state, self._held)
+        if LOG_SHRINK in state:
+            self._optimizer.param_groups[0][LOG_SHRINK] = state[LOG_SHRINK].item()
+            self._optimizer.state_of(self._tables.weight)[LOG_SHRINK].fill_(state[LOG_SHRINK])
+
+
+def leaves(looked_up: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The same values cut off from the lookup; they require gradients where gradients are recorded."""
+    recorded = torch.is_grad_enabled()
+    return tuple(e.detach().requires_grad_(recorded) for e in looked_up)
+
+
+def backward(looked_up: list[Tensor], embeddings: tuple[Tensor, ...]) -> None:
+    """Carries the gradients of the leaves on into the lookup."""
+    assert looked_up, "an update needs a lookup before it, with gradients recorded"
+    torch.autograd.backward(looked_up, [embedding.grad for embedding in embeddings])

@@ -1,0 +1,111 @@
+"""A declared limit on a rank's memory, kept whatever the planner has predicted.
+
+On a CPU every storage is counted (`trials.memory_counter`) and an operation beyond the limit raises, so that
+small memories can be tried out without an accelerator; counting costs time (docs/log.md). On CUDA the
+allocator itself refuses (`set_per_process_memory_fraction`). What a real run keeps in host memory (weights set
+aside, offloaded state) lies beside the rest on a CPU: `on_host` and `keep_on_host` leave it out of the count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from trials.memory_counter import HOST, MemoryCounter, MemoryLimitError
+
+PeakBytes = Callable[[], int]
+"""The most that this rank has held so far."""
+SIZE = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
+"""In PyTorch's message when CUDA memory is exhausted."""
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+_counter: ContextVar[MemoryCounter | None] = ContextVar("_counter", default=None)
+
+
+@contextlib.contextmanager
+def limited_memory(limit_bytes: int | None, device: torch.device) -> Iterator[PeakBytes]:
+    """Inside, this rank may hold `limit_bytes`; None for as much as there is.
+
+    Raises (inside):
+        torch.OutOfMemoryError: beyond the limit; on a CPU the `MemoryLimitError` says by how much.
+    """
+    if device.type == "cuda":
+        with _limited_device(limit_bytes, device):
+            yield lambda: torch.cuda.max_memory_allocated(device)
+    elif limit_bytes is None:
+        yield lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    else:
+        with MemoryCounter(limit_bytes=limit_bytes) as counter:
+            token = _counter.set(counter)
+            try:
+                yield lambda: counter.peak
+            finally:
+                _counter.reset(token)
+
+
+def is_counted() -> bool:
+    """Whether this rank's memory is counted against a declared limit."""
+    return _counter.get() is not None
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """What is made inside would be in host memory on a machine with accelerators."""
+    counter = _counter.get()
+    with counter.new_are(HOST) if counter else contextlib.nullcontext():
+        yield
+
+
+def keep_on_host(parameters: Iterable[Tensor]) -> None:
+    """These parameters, and the gradients they will have, are offloaded (`Strategy.offload`).
+
+    Their optimizer's state is so too if its steps are made inside of `on_host`.
+    """
+    counter = _counter.get()
+    if counter is None:
+        return
+
+    def label_gradient(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        counter.label([parameter.grad], HOST)
+
+    offloaded = list(parameters)
+    counter.label(offloaded, HOST)
+    for parameter in offloaded:
+        parameter.register_post_accumulate_grad_hook(label_gradient)  # type: ignore[no-untyped-call]
+
+
+def out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The lack of memory that is behind an error, which code in between may have raised anew; None: another."""
+    while error is not None and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def needed_and_limit(error: BaseException) -> tuple[int | None, int | None]:
+    """Of an error for lack of memory: bytes needed at that moment, and what the rank may hold; None: unknown."""
+    if isinstance(error, MemoryLimitError):
+        return error.needed_bytes, error.limit_bytes
+    tried = SIZE.search(str(error))
+    if not (isinstance(error, torch.OutOfMemoryError) and tried and torch.cuda.is_available()):
+        return None, None
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    limit = round(torch.cuda.get_per_process_memory_fraction() * total)
+    return torch.cuda.memory_allocated() + round(float(tried[1]) * UNITS[tried[2]]), limit
+
+
+@contextlib.contextmanager
+def _limited_device(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
+    total = torch.cuda.get_device_properties(device).total_memory
+    if limit_bytes is not None:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)

@@ -1,0 +1,149 @@
+"""Why a candidate's ranks ended: of all that died, the one that died first and by itself, in one sentence.
+
+A signal that nobody here sent comes before all else; then whoever said first why it ends. The others have
+lost a peer, and say so (gloo raises, NCCL may abort the process).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from trials.events import START_MARK, Failed, LastWords, Progress, last_words, rank_log
+
+LAST_LINES = 5
+"""Of a dead process's log, kept with its error."""
+TAIL_BYTES = 16_384
+"""Of a log, in which its last lines are looked for."""
+STATES = {"T": "stopped", "t": "stopped", "D": "waiting for a device", "R": "running", "S": "waiting"}
+"""Of a process, by the letter that /proc has for it."""
+SERVER_GONE = 255
+"""What multiprocessing says of all processes at once when the fork server was killed."""
+FRAME = re.compile(r'most recent call first\):\n  File "(?:.*/)?([^/"]+)", line (\d+) in (\S+)')
+"""The innermost frame of a thread as faulthandler writes it."""
+
+
+class Ending(NamedTuple):
+    """How one rank ended."""
+
+    rank: int
+    code: int | None
+    """Its exit code; below 0 the signal that killed it."""
+    killed: str | None
+    """It was ended from here: the state it was in."""
+    words: LastWords | None
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """The smallest is the cause."""
+        if self.killed is not None:
+            return 4, 0.0
+        if self.words is not None:
+            return 1, self.words.unix_seconds
+        if self.code == -signal.SIGABRT:  # libraries abort themselves when a peer is gone
+            return 2, 0.0
+        return (0, 0.0) if self.code else (3, 0.0)
+
+
+def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folder: Path) -> list[Ending]:
+    """Of all ranks that are gone: exit codes, states of those that were killed from here, their last words."""
+    return [Ending(rank, code, killed.get(rank), _words(folder, rank)) for rank, code in codes.items()]
+
+
+def verdict(
+    endings: list[Ending], progress: Progress | None, folder: Path, hung_seconds: float | None
+) -> Failed:
+    """The one reason for all of them."""
+    at = (
+        f"after {progress.examples:,} of {progress.total_examples:,} examples" if progress else "at the start"
+    )
+    if hung_seconds is not None:
+        return _hang(endings, at, folder, hung_seconds)
+    cause = min(endings, key=lambda ending: ending.order)
+    who = f"rank {cause.rank}" if len(endings) > 1 else "the training process"
+    if cause.code == SERVER_GONE and cause.words is None:
+        return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}")
+    late = [f"rank {e.rank} was {e.killed}" for e in endings if e.killed and e is not cause]
+    rest = "".join(f"; {each} and had to be killed" for each in late)
+    if cause.words is None:
+        unasked = cause.code == -signal.SIGKILL and cause.killed is None
+        # what the kernel's out-of-memory killer sends
+        return Failed(
+            error=f"{who} {_how(cause)} {at}{rest}{_log(folder, cause.rank)}", out_of_memory=unasked
+        )
+    failed = _with_the_greatest_need(cause.words.failed, endings)
+    log = _log(folder, cause.rank, but=failed.error.partition("\n")[0])
+    return failed.model_copy(update={"error": f"{who} failed {at}: {failed.error}{rest}{log}"})
+
+
+def _with_the_greatest_need(failed: Failed, endings: list[Ending]) -> Failed:
+    """Ranks that lack memory do so within moments of each other; the one that lacks most counts."""
+    said = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
+    if failed.needed_bytes is None:
+        return failed
+    return failed.model_copy(update={"needed_bytes": max(said)})
+
+
+def state_of(pid: int | None) -> str:
+    """What a process does, in a word."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "alive"
+    return STATES.get(stat.rsplit(")", 1)[1].split()[0], "alive")
+
+
+def _hang(endings: list[Ending], at: str, folder: Path, seconds: float) -> Failed:
+    """The rank that stands still is named, or what each waits for."""
+    stopped = [ending.rank for ending in endings if ending.killed == "stopped"]
+    suspect = stopped[0] if stopped else 0
+    states = ", ".join(
+        f"rank {e.rank} {e.killed or _how(e)}{'' if e.killed == 'stopped' else _frame(folder, e.rank)}"
+        for e in endings
+    )
+    error = f"no progress for {seconds:,.1f} s, {at}: {states}"
+    return Failed(error=error + (_log(folder, suspect) if stopped else "; the stacks are in the ranks' logs"))
+
+
+def _how(ending: Ending) -> str:
+    if ending.killed is not None:
+        return "was ended"
+    code = ending.code
+    if code is None or code >= 0:
+        return f"ended without a result (exit code {code})"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
+
+
+def _words(folder: Path, rank: int) -> LastWords | None:
+    try:
+        return LastWords.model_validate_json((folder / last_words(rank)).read_bytes())
+    except (OSError, ValidationError):  # none, or it was killed while it wrote
+        return None
+
+
+def _log(folder: Path, rank: int, *, but: str | None = None) -> str:
+    lines = [line for line in _tail(folder, rank).splitlines() if line.strip()]
+    lines = [line for line in lines if but is None or not line.endswith(but)][-LAST_LINES:]
+    return f"; {rank_log(rank)} ends: " + " | ".join(lines) if lines else ""
+
+
+def _frame(folder: Path, rank: int) -> str:
+    frames = FRAME.findall(_tail(folder, rank))
+    return " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
+
+
+def _tail(folder: Path, rank: int) -> str:
+    """The end of what this run has printed."""
+    try:
+        with (folder / rank_log(rank)).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(START_MARK)[2]

@@ -1,0 +1,77 @@
+"""Small tables that every rank holds whole: looked up without a transfer, kept equal by averaging gradients.
+
+The gradient is dense, one number for each weight, so that one all-reduce is all there is. The update is
+row-wise Adagrad's of `trials.row_wise_adagrad`: a row that no rank looked up has no gradient and stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from dhen.features import EmbeddingTables
+from dhen.schema import FeatureSchema
+from trials.row_wise_adagrad import EPSILON
+from trials.table_blocks import Block, HeldBlock
+
+
+class ReplicatedTables:
+    """Some tables of a schema, on every rank; weights are zero until they are loaded."""
+
+    def __init__(
+        self, schema: FeatureSchema, names: frozenset[str], dim: int, ranks: int, device: torch.device
+    ) -> None:
+        mine = tuple(table for table in schema.tables if table.name in names)
+        self.names = tuple(table.name for table in mine)
+        columns = [place for place, table in enumerate(schema.categorical) if table.name in names]
+        self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
+        self._bags = [place for place, table in enumerate(schema.multi_hot) if table.name in names]
+        self._ranks = ranks
+        self._tables = _zeros(schema.model_copy(update={"tables": mine}), dim).to(device)
+        self._sum_R = torch.zeros(len(self._tables.weight), device=device)
+        starts = [0, *itertools.accumulate(table.rows for table in mine)]
+        self.held = [
+            HeldBlock(Block(name, 0, dim), self._tables.weight.detach()[start:stop], self._sum_R[start:stop])
+            for name, (start, stop) in zip(self.names, itertools.pairwise(starts), strict=True)
+        ]
+
+    def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
+        """e_BD of each table, by name."""
+        mine = FeatureBatch(
+            ids_BT=features.ids_BT.index_select(1, self._columns),
+            bags=tuple(features.bags[place] for place in self._bags),
+            numeric_BK=features.numeric_BK,
+        )
+        found = self._tables(mine)
+        each = [e_BD for e_BTD in found for e_BD in e_BTD.unbind(1)]
+        return dict(zip(self.names, each, strict=True))
+
+    @torch.no_grad()
+    def update(self, rate: float, decay: float) -> None:
+        """The mean of all ranks' gradients, then the optimizer; `decay` is L2 of the rows that were looked up."""
+        weight_RD = self._tables.weight
+        gradient = weight_RD.grad
+        assert gradient is not None
+        rows, values_ND = gradient._indices()[0], gradient._values()
+        gradient_RD = torch.zeros_like(weight_RD).index_add_(0, rows, values_ND)
+        weight_RD.grad = None
+        dist.all_reduce(gradient_RD.div_(self._ranks))
+        if decay:
+            touched_R = torch.zeros_like(self._sum_R).index_fill_(0, rows, 1.0)
+            dist.all_reduce(touched_R, dist.ReduceOp.MAX)
+            gradient_RD.addcmul_(weight_RD, touched_R.unsqueeze(1), value=decay)
+        self._sum_R.add_(torch.linalg.vector_norm(gradient_RD, dim=1).square_(), alpha=1 / weight_RD.shape[1])
+        scale_R = self._sum_R.sqrt().add_(EPSILON).reciprocal_().mul_(rate)
+        weight_RD.sub_(gradient_RD.mul_(scale_R.unsqueeze(1)))
+
+
+def _zeros(schema: FeatureSchema, dim: int) -> EmbeddingTables:
+    """Tables without the random numbers that others would be disturbed by."""
+    with torch.random.fork_rng(devices=[]):
+        tables = EmbeddingTables(schema, dim)
+    torch.nn.init.zeros_(tables.weight)
+    return tables

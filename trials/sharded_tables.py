@@ -1,0 +1,179 @@
+"""Tables over several ranks: small ones on every rank, all others as column shards through TorchRec.
+
+Decay of whole tables is exact, and touches no row for it: what is held is the weights divided by a scalar that
+shrinks with every step. Embeddings are multiplied by it; as gradients are those of the weights themselves, the
+update is right when its learning rate is divided by it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from dhen.features import EmbeddingTables
+from dhen.schema import FeatureSchema
+from trials.embeddings import Numbers, backward, leaves
+from trials.job import TrainingConfig
+from trials.planner.placement import Placement
+from trials.ranks import Ranks
+from trials.replicated_tables import ReplicatedTables
+from trials.row_wise_adagrad import EPSILON
+from trials.table_blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
+from trials.torchrec_shards import TorchRecShards
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+SMALLEST_SCALE = 2.0**-10
+"""Below, the scalar of table decay is multiplied into all rows: a pass over the tables, once in many steps."""
+SENT_NUMBERS = 2**24
+"""The most of a shard's that are on their way to rank 0 at once: 64 MiB of fp32."""
+
+
+class _Update(NamedTuple):
+    """What the next update does, fixed at the lookup: TorchRec's is part of its backward."""
+
+    rate: float
+    decay: float
+    scale: float
+    """What weights are held divided by afterwards."""
+
+
+class ShardedTables:
+    """A `TableEngine` on several ranks of the default process group."""
+
+    def __init__(
+        self,
+        tables: EmbeddingTables,
+        schema: FeatureSchema,
+        config: TrainingConfig,
+        ranks: Ranks,
+        placement: Placement,
+        numbers: Numbers,
+    ) -> None:
+        """A collective; `tables` are alike on all ranks, and not needed any more afterwards."""
+        dim, device = tables.weight.shape[1], tables.weight.device
+        self._schema, self._config, self._ranks, self._dim = schema, config, ranks, dim
+        self._placement = placement
+        self._like = torch.empty(0, dtype=DTYPES[numbers.stored], device=device)
+        rows = [table.rows for table in schema.tables]
+        starts = itertools.pairwise(itertools.accumulate(rows, initial=0))
+        self._rows = {table.name: slice(*ends) for table, ends in zip(schema.tables, starts, strict=True)}
+        self._copied = self._shards = None
+        if placement.replicated:
+            names = frozenset(placement.replicated)
+            self._copied = ReplicatedTables(schema, names, dim, ranks.world, device)
+        if placement.shards:
+            self._shards = TorchRecShards(schema, placement.shards, dim, ranks, device, numbers)
+        self._parts = [part for part in (self._copied, self._shards) if part is not None]
+        self._held: list[HeldBlock] = [block for part in self._parts for block in part.held]
+        self._rate, self._scale = config.embedding_learning_rate, 1.0
+        self._next = self._next_update()
+        self._looked_up: list[Tensor] = []
+        self.load_full(tables.weight.detach())
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights and optimizer state on this rank."""
+        return sum(block.held_bytes for block in self._held)
+
+    def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
+        """As the protocol says; a collective, also for ranks with fewer examples than others."""
+        if torch.is_grad_enabled():
+            self._next = self._next_update()
+            if self._shards is not None:
+                self._shards.prepare_update(self._next.rate, self._next.decay)
+        found: dict[str, Tensor] = {}
+        for part in self._parts:
+            found |= part.lookup(features)
+        categorical = [found[table.name] for table in self._schema.categorical]
+        looked_up = [torch.stack(categorical, dim=1)] if categorical else []
+        looked_up += [found[table.name].unsqueeze(1) for table in self._schema.multi_hot]
+        self._looked_up = looked_up if torch.is_grad_enabled() else []
+        return leaves(looked_up if self._scale == 1.0 else [e.detach() * self._scale for e in looked_up])
+
+    def update(self, embeddings: tuple[Tensor, ...]) -> None:
+        """As the protocol says; a collective."""
+        backward(self._looked_up, embeddings)  # also averages over ranks and updates the shards
+        self._looked_up = []
+        if self._copied is not None:
+            self._copied.update(self._next.rate, self._next.decay)
+        self._scale = self._next.scale
+        if self._scale < SMALLEST_SCALE:
+            self.settle()
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """As the protocol says."""
+        self._rate = self._config.embedding_learning_rate * factor
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """As the protocol says."""
+        if self._scale != 1.0:
+            for block in self._held:
+                block.weight_RC.mul_(self._scale)
+            self._scale = 1.0
+
+    def full_weight(self) -> Tensor | None:
+        """As the protocol says; a collective."""
+        self.settle()
+        whole = torch.empty(self._schema.total_rows, self._dim) if self._ranks.first else None
+        mine = {block: weight_RC for block, weight_RC, _ in self._held}
+        if whole is not None:
+            for block, weight_RC in mine.items():
+                self._part_of(whole, block).copy_(weight_RC)
+        for shard in self._placement.shards:
+            block = Block(shard.table, shard.first_column, shard.columns)
+            if whole is not None and shard.rank != 0:
+                _receive(self._part_of(whole, block), shard.rank, self._like)
+            elif shard.rank == self._ranks.rank != 0:
+                _send(mine[block])
+        return whole
+
+    def load_full(self, weight: Tensor) -> None:
+        """As the protocol says."""
+        self.settle()
+        for block, weight_RC, _ in self._held:
+            weight_RC.copy_(self._part_of(weight, block))
+
+    def state_dict(self, saved: Collection[str] | None = None) -> State:
+        """As the protocol says."""
+        self.settle()
+        return state_of(self._held) if saved is None else state_to_load(saved, self._held)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """As the protocol says."""
+        self.settle()
+        load_state(state, self._held)
+
+    def _part_of(self, weight: Tensor, block: Block) -> Tensor:
+        """A block's rows and columns of the matrix of all tables, as a view."""
+        stop = block.first_column + block.columns
+        return weight[self._rows[block.table], block.first_column : stop]
+
+    def _next_update(self) -> _Update:
+        """With the table decay of the step it ends."""
+        scale = self._scale * max(1.0 - self._rate * self._config.table_decay, EPSILON)
+        return _Update(self._rate / scale, self._config.embedding_decay * scale, scale)
+
+
+def _send(weight_RC: Tensor) -> None:
+    """To rank 0, some rows at a time."""
+    for rows_RC in torch.split(weight_RC, _rows_sent(weight_RC)):
+        dist.send(rows_RC.contiguous(), 0)
+
+
+def _receive(target_RC: Tensor, rank: int, like: Tensor) -> None:
+    """What `_send` sends from a rank, of the type and on the device of `like`."""
+    for rows_RC in torch.split(target_RC, _rows_sent(target_RC)):
+        buffer = like.new_empty(rows_RC.shape)
+        dist.recv(buffer, rank)
+        rows_RC.copy_(buffer)
+
+
+def _rows_sent(weight_RC: Tensor) -> int:
+    return max(1, SENT_NUMBERS // weight_RC.shape[1])

@@ -1,0 +1,151 @@
+"""Watches the processes of a candidate: one that dies, hangs or loses its peers ends all of them, with the reason.
+
+A rank that fails says so in a file and ends at once, so its peers see the broken connection and end too;
+what still lives a moment later is killed. Ranks that hang are found by the silence of rank 0, whose events
+are the only sign of progress.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from trials.events import EVENTS, RENDEZVOUS, Event, EventReader, Failed, Progress, last_words
+from trials.post_mortem import Ending, endings_of, state_of, verdict
+
+FINAL = ("trained", "diverged", "scored", "failed")
+"""Events that tell how a run ended."""
+POLL_SECONDS = 0.1
+"""Between two looks at the events of processes that run."""
+GRACE_SECONDS = 2.0
+"""What the other ranks have to end by themselves once one has ended badly, or all is told."""
+STACK_SECONDS = 0.3
+"""What hanging ranks have to write their stacks into their logs."""
+LONGEST_LOOK_SECONDS = 5.0
+"""A driver that looks less often (it was stopped, it proposes) is no evidence of longer silence."""
+
+
+class Run:
+    """A task in processes of its own, one a rank."""
+
+    def __init__(
+        self,
+        processes: Sequence[BaseProcess],
+        directory: Path,
+        *,
+        first_rank: int = 0,
+        deadline_seconds: float | None = None,
+    ) -> None:
+        """Processes that were started, ranks in order; `deadline_seconds` of silence are a hang."""
+        self._processes = dict(enumerate(processes, start=first_rank))
+        self._directory = directory
+        self._deadline_seconds = deadline_seconds
+        self._read = EventReader(directory / EVENTS)
+        self._progress: Progress | None = None
+        self._told = False
+        self._silent_seconds, self._looked = 0.0, time.monotonic()
+        self._ending_since: float | None = None
+        self._gone: set[int] = set()
+        self._killed: dict[int, str] = {}
+        self._hung_seconds: float | None = None
+        self.ended = False
+        """All processes are gone and their last events have been handed out."""
+
+    @property
+    def sentinels(self) -> list[int]:
+        """Each is ready once a process has ended of which `new_events` does not know yet (see `wait_for`)."""
+        return [process.sentinel for rank, process in self._processes.items() if rank not in self._gone]
+
+    def new_events(self) -> list[Event]:
+        """Events since the last call.
+
+        Ranks that ended without a result (an exception, a signal, the kernel's out-of-memory killer, a hang)
+        give one `Failed` with the reason and the last lines of the log.
+        """
+        alive = self._alive()  # before reading: who is gone has said all
+        self._gone = self._processes.keys() - set(alive)
+        events = self._hear()
+        if alive and self._is_over(alive):
+            self._kill(alive)
+            events += self._hear()
+            alive = []
+        if not alive and not self.ended:
+            self.ended = True
+            (self._directory / RENDEZVOUS).unlink(missing_ok=True)
+            if not self._told and self._failed():
+                events.append(self._verdict())
+        return events
+
+    def kill(self) -> None:
+        """Ends the processes at once."""
+        self._kill(self._alive())
+
+    def _alive(self) -> list[int]:
+        return [rank for rank, process in self._processes.items() if process.is_alive()]
+
+    def _hear(self) -> list[Event]:
+        events = self._read()
+        for event in events:
+            self._told = self._told or event.event in FINAL
+            self._progress = event if isinstance(event, Progress) else self._progress
+        now = time.monotonic()
+        self._silent_seconds += min(now - self._looked, LONGEST_LOOK_SECONDS)
+        self._looked = now
+        if events:
+            self._silent_seconds = 0.0
+        return events
+
+    def _is_over(self, alive: list[int]) -> bool:
+        """Whether those that live are to be ended."""
+        deadline = self._deadline_seconds
+        if not self._told and deadline is not None and self._silent_seconds > deadline:
+            self._hung_seconds = self._silent_seconds
+            self._ask_for_stacks(alive)
+            return True
+        if self._told or any(process.exitcode for process in self._processes.values()):
+            self._ending_since = self._ending_since or time.monotonic()
+            return time.monotonic() - self._ending_since > GRACE_SECONDS
+        return False
+
+    def _ask_for_stacks(self, alive: list[int]) -> None:
+        for rank in alive:
+            self._signal(rank, signal.SIGUSR1)
+        time.sleep(STACK_SECONDS)
+
+    def _signal(self, rank: int, number: signal.Signals) -> None:
+        pid = self._processes[rank].pid
+        if pid is not None and self._processes[rank].is_alive():
+            os.kill(pid, number)
+
+    def _kill(self, ranks: Iterable[int]) -> None:
+        alive = [rank for rank in ranks if self._processes[rank].is_alive()]
+        for rank in alive:
+            self._killed[rank] = state_of(self._processes[rank].pid)
+            self._processes[rank].kill()
+        for rank in alive:
+            self._processes[rank].join()
+
+    def _failed(self) -> bool:
+        """Without rank 0 here nobody tells that all went well, but the exit codes."""
+        return 0 in self._processes or any(process.exitcode for process in self._processes.values())
+
+    def _verdict(self) -> Failed:
+        codes = {rank: process.exitcode for rank, process in self._processes.items()}
+        endings: list[Ending] = endings_of(codes, self._killed, self._directory)
+        return verdict(endings, self._progress, self._directory, self._hung_seconds)
+
+
+def forget_last_run(directory: Path, ranks: Iterable[int]) -> None:
+    """Drops the events and last words of an earlier run; logs stay, and go on."""
+    for name in (EVENTS, RENDEZVOUS, *map(last_words, ranks)):
+        (directory / name).unlink(missing_ok=True)
+
+
+def wait_for(runs: Iterable[Run], seconds: float = POLL_SECONDS) -> None:
+    """Until one of the processes has ended, for `seconds` at most."""
+    connection.wait([sentinel for run in runs for sentinel in run.sentinels], seconds)

@@ -1,0 +1,57 @@
+"""What tables over several ranks need; looked at before any rank starts, so that none waits for one that failed.
+
+Light: neither torch nor TorchRec is imported.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from dhen.errors import UserError
+from trials.ranks import Ranks
+
+if TYPE_CHECKING:
+    from trials.planner.placement import Placement
+
+TORCHREC = "torchrec==1.8.0"
+"""Demands packages that clash with ours (another torchmetrics), so it is installed without them."""
+INSTALL = (
+    "pip install fbgemm-gpu-cpu==1.8.0 tensordict pyre-extensions tqdm torchmetrics "
+    f"&& pip install --no-deps {TORCHREC}"
+)
+COLUMNS_MULTIPLE = 4
+"""FBGEMM reads rows as vectors of so many values, also on a CPU."""
+
+
+def missing_torchrec(reason: str) -> UserError:
+    """The error where TorchRec is needed and cannot be imported."""
+    return UserError(
+        f"embedding tables over several ranks need TorchRec, which cannot be imported ({reason}). `make setup` "
+        f"installs it, or: {INSTALL}    (with a GPU: fbgemm-gpu in place of fbgemm-gpu-cpu). One rank "
+        "(ranks=1) trains without it."
+    )
+
+
+def check_tables(placement: Placement, ranks: Ranks) -> None:
+    """Whether ranks can hold tables as a placement says.
+
+    Raises:
+        UserError: without TorchRec, for a placement for other ranks, for widths that its kernels do not take.
+    """
+    if len(placement.bytes_a_rank) != ranks.world:
+        raise UserError(
+            f"the tables were placed on {len(placement.bytes_a_rank)} ranks, and {ranks.world} are to train: "
+            "plan again for the ranks there are."
+        )
+    if ranks.world == 1 or not placement.shards:
+        return
+    for shard in placement.shards:
+        if shard.columns % COLUMNS_MULTIPLE:
+            raise UserError(
+                f"table {shard.table!r}: a shard of {shard.columns} columns, and TorchRec's kernels take "
+                f"multiples of {COLUMNS_MULTIPLE}: an embedding_dim that is one trains on several ranks."
+            )
+    for package in ("torchrec", "fbgemm_gpu"):
+        if find_spec(package) is None:
+            raise missing_torchrec(f"there is no {package}")

@@ -1,0 +1,202 @@
+"""Column shards of embedding tables through TorchRec: lookups by all-to-all, updates fused into backward.
+
+An EmbeddingBagCollection with mean pooling, cut as a placement says, with FBGEMM's row-wise Adagrad, whose
+state is one number a row of each shard. Every table is column-wise to TorchRec, also where it is whole on one
+rank, so that there is one all-to-all. TorchRec is imported here alone, when it is first needed: that takes
+seconds, and warns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from dhen.schema import FeatureSchema, Table
+from trials.cpu_row_decay import CpuRowDecay
+from trials.embeddings import Numbers
+from trials.planner.placement import TableShard
+from trials.ranks import Ranks
+from trials.row_wise_adagrad import EPSILON
+from trials.table_blocks import Block, HeldBlock
+from trials.table_requirements import missing_torchrec
+
+KNOWN_WARNINGS = (
+    r"(?s).*Failed to import: fbgemm_gpu\.split_embedding_codegen_lookup_invokers\.",
+    r"(?s).*The Python module fbgemm_gpu\.split_table_batched_embeddings_ops is now DEPRECATED",
+)
+"""Of FBGEMM 1.8 about itself, when TorchRec 1.8 imports it."""
+
+
+class TorchRecShards:
+    """All sharded tables of a schema; weights are zero until they are loaded."""
+
+    def __init__(
+        self,
+        schema: FeatureSchema,
+        shards: tuple[TableShard, ...],
+        dim: int,
+        ranks: Ranks,
+        device: torch.device,
+        numbers: Numbers,
+    ) -> None:
+        """A collective: all ranks of the default process group."""
+        import_torchrec()
+        sharded = {shard.table for shard in shards}
+        self._columns = torch.tensor(_places(schema.categorical, sharded), dtype=torch.int64, device=device)
+        self._bags = _places(schema.multi_hot, sharded)
+        tables = [table for table in schema.tables if table.name in sharded]
+        self.names = {table.name: f"t{place}" for place, table in enumerate(tables)}
+        """What TorchRec calls each table: not every column's name is allowed there."""
+        cuts = {name: [s for s in shards if s.table == name] for name in self.names}
+        with torch.random.fork_rng(devices=[device.index] if device.type == "cuda" else []):
+            self._sharded = _shard(
+                _collection(tables, self.names, dim, numbers), self.names, cuts, ranks, device, numbers
+            )
+        self.held = self._views(cuts)
+        on_cpu = device.type == "cpu"
+        self._row_decay = [CpuRowDecay(lookup) for lookup in self._sharded._lookups] if on_cpu else []
+
+    def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
+        """e_BD of each table for this rank's examples, by name: TorchRec's order depends on the plan."""
+        found = self._sharded(self._jagged(features)).wait().to_dict()
+        return {name: found[key] for name, key in self.names.items()}
+
+    def prepare_update(self, rate: float, decay: float) -> None:
+        """Learning rate and L2 decay of the next update, which is fused into backward: set before its lookup."""
+        optimizer = self._sharded.fused_optimizer
+        optimizer.update_hyper_parameters({"lr": rate, "weight_decay": decay})
+        for row_decay in self._row_decay:
+            row_decay.decay = decay
+
+    def _jagged(self, features: FeatureBatch) -> Any:
+        """The ids of all sharded tables: categorical ones, one an example, then bags."""
+        examples, columns = features.size, len(self._columns)
+        ids = [features.ids_BT.index_select(1, self._columns).T.flatten()]
+        lengths = [torch.ones(examples * columns, dtype=torch.int64, device=self._columns.device)]
+        counts = [examples] * columns
+        for place in self._bags:
+            bag_ids, offsets_B = features.bags[place]
+            ids.append(bag_ids)
+            end = offsets_B.new_full((1,), len(bag_ids))
+            lengths.append(offsets_B.diff(append=end).long())
+            counts.append(len(bag_ids))
+        return import_module("torchrec").KeyedJaggedTensor(
+            keys=list(self.names.values()),
+            values=torch.cat([each.long() for each in ids]),
+            lengths=torch.cat(lengths),
+            stride=examples,
+            length_per_key=counts,
+        )
+
+    def _views(self, cuts: dict[str, list[TableShard]]) -> list[HeldBlock]:
+        """Of this rank's shards, in FBGEMM's memory."""
+        weights = self._sharded.state_dict()
+        sums = self._sharded.fused_optimizer.state_dict()["state"]
+        held = []
+        for name, key in self.names.items():
+            weight = f"embedding_bags.{key}.weight"
+            shards = weights[weight].local_shards()
+            if not shards:
+                continue
+            assert len(shards) == 1, "no rank has two shards of a table"
+            state = sums[weight][f"{key}.momentum1"].local_shards()[0].tensor
+            first, columns = shards[0].metadata.shard_offsets[1], shards[0].metadata.shard_sizes[1]
+            assert (first, columns) in [(cut.first_column, cut.columns) for cut in cuts[name]]
+            held.append(HeldBlock(Block(name, first, columns), shards[0].tensor.detach(), state.flatten()))
+        return held
+
+
+def _places(tables: tuple[Table, ...], sharded: set[str]) -> list[int]:
+    return [place for place, table in enumerate(tables) if table.name in sharded]
+
+
+def _collection(tables: list[Table], names: dict[str, str], dim: int, numbers: Numbers) -> Any:
+    """On no device: shards are made where they belong."""
+    torchrec, configs = import_module("torchrec"), import_module("torchrec.modules.embedding_configs")
+    return torchrec.EmbeddingBagCollection(
+        tables=[
+            configs.EmbeddingBagConfig(
+                name=names[table.name],
+                feature_names=[names[table.name]],
+                num_embeddings=table.rows,
+                embedding_dim=dim,
+                data_type=configs.DataType[numbers.stored.upper()],
+                pooling=configs.PoolingType.MEAN,
+                init_fn=torch.nn.init.zeros_,
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )
+
+
+def _shard(
+    collection: Any,
+    names: dict[str, str],
+    cuts: dict[str, list[TableShard]],
+    ranks: Ranks,
+    device: torch.device,
+    numbers: Numbers,
+) -> Any:
+    types, plans = (
+        import_module("torchrec.distributed.types"),
+        import_module("torchrec.distributed.sharding_plan"),
+    )
+    sharder = _sharder(device, numbers)
+    parameters = sharder.shardable_parameters(collection)
+
+    def plan(name: str, key: str) -> Any:
+        rows = parameters[key].shape[0]
+        where = [([rows, cut.columns], [0, cut.first_column], cut.rank) for cut in cuts[name]]
+        return plans._get_parameter_sharding(
+            parameters[key],
+            "column_wise",
+            where,
+            ranks.gpus_a_host,
+            device.type,
+            sharder,
+            compute_kernel="fused",
+        )
+
+    module_plan = types.EmbeddingModuleShardingPlan({key: plan(name, key) for name, key in names.items()})
+    environment = types.ShardingEnv.from_process_group(dist.group.WORLD)
+    return sharder.shard(collection, module_plan, environment, device)
+
+
+def _sharder(device: torch.device, numbers: Numbers) -> Any:
+    """With FBGEMM's row-wise Adagrad; its rate and decay are set before every update."""
+    kernels = import_module("fbgemm_gpu.split_embedding_configs")
+    bags = import_module("torchrec.distributed.embeddingbag")
+    decay_modes = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    codecs = import_module("torchrec.distributed.fbgemm_qcomm_codec")
+    precision = codecs.CommType[numbers.sent.upper()]
+    config = codecs.QCommsConfig(forward_precision=precision, backward_precision=precision)
+    return bags.EmbeddingBagCollectionSharder(
+        fused_params={
+            "optimizer": kernels.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "eps": EPSILON,
+            "weight_decay_mode": decay_modes.WeightDecayMode.L2,
+        },
+        qcomm_codecs_registry=codecs.get_qcomm_codecs_registry(config, device=device),
+    )
+
+
+def import_torchrec() -> None:
+    """TorchRec and FBGEMM, for `import_module` to find.
+
+    Raises:
+        UserError: where they are missing or broken, with the command that installs them.
+    """
+    with warnings.catch_warnings():
+        for message in KNOWN_WARNINGS:
+            warnings.filterwarnings("ignore", message, DeprecationWarning)
+        try:
+            import_module("torchrec.distributed.embeddingbag")
+        except (ImportError, OSError) as error:
+            raise missing_torchrec(str(error)) from None

@@ -1,0 +1,14 @@
+"""Imported by the fork server where candidates train on several ranks, so that no rank has to: TorchRec.
+
+Where it is missing or broken nothing happens here; a rank that needs it says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from dhen.errors import UserError
+from trials.torchrec_shards import import_torchrec
+
+with contextlib.suppress(UserError):
+    import_torchrec()
