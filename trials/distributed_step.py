@@ -27,7 +27,7 @@ from trials.embeddings import table_engine
 from trials.evaluation import EVAL_BATCH, evaluate_over_ranks
 from trials.flat_pieces import FlatPieces
 from trials.job import Job
-from trials.memory_limit import keep_on_host, on_host
+from trials.memory_limit import is_counted, keep_on_host, on_host
 from trials.parallelize import average_gradients, device_mesh, parallelize
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import BUCKET_BYTES
@@ -76,6 +76,7 @@ class DistributedStep:
         self._engine, self._model = self._dense.engine, model
         examples = -(-config.batch_size // ranks.world)
         self._micro_batch = -(-examples // strategy.micro_batches)
+        self._short = is_counted() or where.type == "cuda"
         self._offload = strategy.offload
         if strategy.offload:
             keep_on_host(model.parameters())
@@ -111,9 +112,12 @@ class DistributedStep:
         return all_agree(self._ranks, self._engine.is_finite())
 
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
-        """On a split of the log, by all ranks; the same on all. As many rows at a time as were planned for."""
+        """On a split of the log, by all ranks; the same on all.
+
+        Where memory is short, no more rows at a time than were planned for.
+        """
         self._model.eval()
-        rows = min(self._micro_batch, EVAL_BATCH)
+        rows = min(self._micro_batch, EVAL_BATCH) if self._short else EVAL_BATCH
         found = evaluate_over_ranks(self._score, log, split_name, self._ranks, rows)
         self._model.train()
         return found

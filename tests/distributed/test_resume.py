@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,15 @@ ON_FOUR = (
 )
 ON_TWO = (Strategy(dense="fsdp"), Strategy(dense="zero2", micro_batches=2))
 TOLERANCE = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the processes started here have: threads sum in another order, to the bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Interrupted(Exception):  # noqa: N818

@@ -40,14 +40,16 @@ SHAPES = {2: (1, 2), 4: (2, 2)}
 """Hosts and ranks a host."""
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
+DENSE = ("dp", "zero1", "zero2", "hsdp", "fsdp")
 TOLERANCE, CLOSE_WEIGHTS = 1e-5, 1e-4
 
 
 def strategies(ranks: int) -> list[Strategy]:
-    """On four ranks all, of those with offload those with most techniques; on two a few."""
+    """On four ranks each way of holding alone and with everything on top; on two a few."""
     found = [each for each in ladder(*SHAPES[ranks], 10) if each.micro_batches in (1, 4)]
     if ranks == 4:
-        return [each for each in found if not each.offload or len(each.techniques) == 4]
+        most = {dense: max(len(e.techniques) for e in found if e.dense == dense) for dense in DENSE}
+        return [e for e in found if len(e.techniques) in (e.dense != "dp", most[e.dense])]
     return [each for each in found if each.checkpointing == "full" and each.micro_batches == 4]
 
 
