@@ -59,7 +59,7 @@ def cluster(**changes: Any) -> Cluster:
 
 
 def segment(name: str, parameters: int, flops: float, traffic: int) -> Segment:
-    return Segment(name, parameters, flops, Footprint(0, 0, 0, 0, 0, 0, 0, traffic))
+    return Segment(name, parameters, flops, Footprint(*[0] * 9, traffic=traffic))
 
 
 def model(depth: int = 4, parameters: int = 20_000_000, traffic: int = 10**8) -> list[Segment]:
