@@ -19,7 +19,7 @@ TWO = ("parallel=2", "sampler=random", "baseline_trials=2")
 """Random proposals depend on nothing but their number, so they are the same in whatever order trials end."""
 CLOCKED = {"seconds", "train_seconds", "evaluate_seconds", "examples_per_second", "step_ms", "started_at"}
 CLOCKED |= {"peak_memory_bytes"}
-PLANNED = {"predicted_step_seconds", "memory_excess", "plan"}
+PLANNED = {"predicted_step_seconds", "memory_excess", "plan", "attempts"}
 """For this machine: its measured speed, and its memory, which trials side by side share."""
 ONE_NETWORK = """
 modules: {{dcn_v2: {{layers: 1}}}}
