@@ -16,7 +16,7 @@ from trials.cluster.load import THIS
 from trials.hardware import device
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
-from trials.planner.plan import Plan
+from trials.planner.plan import Plan, choose
 from trials.planner.pricing import pricing_of
 from trials.planner.strategies import Strategy, named
 from trials.ranks import Ranks
@@ -105,11 +105,9 @@ def next_strategy(found: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy 
     left = [
         each
         for each in found.strategies
-        if each.fits
-        and each.strategy.name not in tried
-        and each.memory.total <= before.memory.total - lacking
+        if each.strategy.name not in tried and each.memory.total <= before.memory.total - lacking
     ]
-    return min(left, key=lambda each: (len(each.strategy.techniques), each.time.total), default=None)
+    return choose(left, "least")
 
 
 def margin_bytes(trials: Iterable[TrialRecord]) -> int:

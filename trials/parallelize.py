@@ -39,11 +39,7 @@ from trials.flat_pieces import FlatPieces, Piece
 from trials.job import TrainingConfig
 from trials.master_weights import DTYPES, MasterWeights
 from trials.planner.device_constants import BUCKET_BYTES
-from trials.planner.strategies import Checkpointing, Dense, Strategy
-
-CHECKPOINT_EVERY: dict[Checkpointing, int] = {"full": 1, "selective": 2}
-"""Of the layers, beginning with the first, which are recomputed."""
-
+from trials.planner.strategies import RECOMPUTED, Checkpointing, Dense, Strategy
 
 MIB = 2**20
 
@@ -334,6 +330,5 @@ def _layers(model: nn.Module) -> nn.ModuleList:
 
 def _checkpoint_layers(model: nn.Module, checkpointing: Checkpointing) -> None:
     layers = _layers(model)
-    if checkpointing != "none":
-        for index in range(0, len(layers), CHECKPOINT_EVERY[checkpointing]):
-            layers[index] = checkpoint_wrapper(layers[index])
+    for index in range(len(layers))[RECOMPUTED[checkpointing]]:
+        layers[index] = checkpoint_wrapper(layers[index])

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from dhen.tape import FP32_BYTES, Shape
 from trials.planner.segments import Segment
-from trials.planner.strategies import Strategy
+from trials.planner.strategies import RECOMPUTED, Strategy
 
 MOMENTS = 2
 """AdamW's, in fp32."""
@@ -127,10 +127,9 @@ class Activations:
 
 
 def recomputed(segments: Sequence[Segment], strategy: Strategy) -> list[bool]:
-    """Which segments are: of the layers every one (full), or every second, beginning with the first."""
-    every = {"none": 0, "selective": 2, "full": 1}[strategy.checkpointing]
-    layers = len(segments) - 2
-    return [bool(every) and 0 <= i - 1 < layers and (i - 1) % every == 0 for i in range(len(segments))]
+    """Which segments are; layers stand between the first and the last."""
+    again = range(1, len(segments) - 1)[RECOMPUTED[strategy.checkpointing]]
+    return [index in again for index in range(len(segments))]
 
 
 def dense_peak(

@@ -7,6 +7,7 @@ arithmetic: nothing is built, no GPU is needed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Literal
 
@@ -106,7 +107,7 @@ def plan(
     try:
         rungs = ladder(cluster.hosts, cluster.gpus_a_host, pricing.examples_a_rank)
         priced = tuple(_priced(pricing, strategy) for strategy in rungs)
-        chosen, remedy, lacking = _choose(priced, prefer), None, 0
+        chosen, remedy, lacking = choose(priced, prefer), None, 0
         if chosen is None:
             closest = min(priced, key=lambda each: each.lacking_bytes)
             lacking = closest.lacking_bytes
@@ -126,7 +127,7 @@ def plan(
         strategies=priced,
         lacking_bytes=lacking,
         remedy=remedy,
-        faster=faster_sentence(chosen, _choose(priced, "fastest")),
+        faster=faster_sentence(chosen, choose(priced, "fastest")),
         notes=pricing.notes,
     )
 
@@ -144,8 +145,8 @@ def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:
     )
 
 
-def _choose(priced: tuple[PricedStrategy, ...], prefer: Prefer) -> PricedStrategy | None:
-    """Of those that fit: fewest techniques, then the shortest step."""
+def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
+    """Of those that fit: fewest techniques, then the shortest step; None where none fits."""
 
     def order(each: PricedStrategy) -> tuple[int, float]:
         return (len(each.strategy.techniques) if prefer == "least" else 0, each.time.total)

@@ -34,7 +34,7 @@ from trials.planner.estimates import StepTime
 from trials.planner.memory import unit
 from trials.planner.placement import Placement
 from trials.planner.segments import ITEMSIZES, Segment
-from trials.planner.strategies import Checkpointing, Strategy, shards
+from trials.planner.strategies import RECOMPUTED, Strategy, shards
 from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
 
 MASTER_BYTES = 4
@@ -43,12 +43,6 @@ UPDATE_BYTES = 28
 """AdamW's traffic a parameter, in fp32: reads weight, gradient and two moments, writes all but the gradient."""
 BACKWARD_PASSES = 2
 """Forward passes that backward is worth."""
-RECOMPUTED: dict[Checkpointing, slice] = {
-    "none": slice(0, 0),
-    "selective": slice(0, None, 2),
-    "full": slice(0, None),
-}
-"""Of the layers."""
 
 
 class Parts(NamedTuple):

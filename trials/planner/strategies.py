@@ -25,6 +25,14 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Steps of gradient accumulation that are considered."""
 
 
+RECOMPUTED: dict[Checkpointing, slice] = {
+    "none": slice(0, 0),
+    "selective": slice(0, None, 2),
+    "full": slice(0, None),
+}
+"""Of a model's layers, first to last, which checkpointing recomputes."""
+
+
 class Strategy(Value):
     """One way to hold a model while it trains."""
 
