@@ -87,23 +87,12 @@ def plan(
     Raises:
         UserError: for a batch smaller than the number of ranks.
     """
-    batch_size, precision = training.batch_size, training.precision
-    assert batch_size is not None
-    assert precision != "auto"
-    if batch_size < cluster.ranks:
+    pricing = Pricing(model, schema, training, cluster, margin_bytes=margin_bytes)
+    if pricing.batch_size < cluster.ranks:
         raise UserError(
-            f"training.batch_size={batch_size} is less than one example for each of {cluster.ranks} ranks; "
-            f"give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
+            f"training.batch_size={pricing.batch_size} is less than one example for each of {cluster.ranks} "
+            f"ranks; give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
         )
-    pricing = Pricing(
-        model,
-        schema,
-        cluster,
-        batch_size,
-        precision,
-        table_decay=training.table_decay > 0,
-        margin_bytes=margin_bytes,
-    )
     try:
         rungs = ladder(cluster.hosts, cluster.gpus_a_host, pricing.examples_a_rank)
         priced = tuple(_priced(pricing, strategy) for strategy in rungs)
@@ -120,9 +109,9 @@ def plan(
         gpus_a_host=cluster.gpus_a_host,
         hbm_bytes=cluster.hbm_bytes,
         verified=cluster.verified,
-        batch_size=batch_size,
+        batch_size=pricing.batch_size,
         examples_a_rank=pricing.examples_a_rank,
-        precision=precision,
+        precision=pricing.precision,
         chosen=chosen.strategy if chosen else None,
         strategies=priced,
         lacking_bytes=lacking,

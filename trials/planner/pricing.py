@@ -10,8 +10,7 @@ from dhen.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
 from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words
-from trials.hardware import Precision
-from trials.job import Job
+from trials.job import Job, TrainingConfig
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
     CUBLAS_WORKSPACE_BYTES,
@@ -53,19 +52,19 @@ class Pricing:
         self,
         model: ModelConfig,
         schema: FeatureSchema,
+        training: TrainingConfig,
         cluster: Cluster,
-        batch_size: int,
-        precision: Precision,
         *,
-        table_decay: bool = False,
         margin_bytes: int = 0,
     ) -> None:
-        """Arguments as for `plan.plan`, resolved."""
-        self.model, self.schema, self.cluster = model, schema, cluster
-        self.batch_size, self.precision, self.table_decay = batch_size, precision, table_decay
+        """Arguments as for `plan.plan`."""
+        assert training.batch_size is not None
+        assert training.precision != "auto"
+        self.model, self.schema, self.training, self.cluster = model, schema, training, cluster
+        self.batch_size, self.precision = training.batch_size, training.precision
         self.margin_bytes = margin_bytes
-        self.examples_a_rank = ceil(batch_size / cluster.ranks)
-        self._taped = taped(model, schema, precision, cluster.device)
+        self.examples_a_rank = ceil(self.batch_size / cluster.ranks)
+        self._taped = taped(model, schema, self.precision, cluster.device)
         self._segments: dict[int, tuple[Segment, ...]] = {}
         self._activations: dict[tuple[int, Checkpointing], Activations] = {}
         self._steps: dict[int, Step] = {}
@@ -91,7 +90,7 @@ class Pricing:
             self.cluster,
             global_batch=self.batch_size,
             memory_bytes=self.cluster.hbm_bytes - beside,
-            row_state_bytes=state + TABLE_DECAY_ROW_BYTES * (alone and self.table_decay),
+            row_state_bytes=state + TABLE_DECAY_ROW_BYTES * (alone and self.training.table_decay > 0),
         )
 
     @property
@@ -218,14 +217,4 @@ class Pricing:
 
 def pricing_of(job: Job, cluster: Cluster) -> Pricing:
     """Of a job, whose training is resolved."""
-    training = job.training
-    assert training.batch_size is not None
-    assert training.precision != "auto"
-    return Pricing(
-        job.model,
-        job.features,
-        cluster,
-        training.batch_size,
-        training.precision,
-        table_decay=training.table_decay > 0,
-    )
+    return Pricing(job.model, job.features, job.training, cluster)

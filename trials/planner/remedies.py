@@ -74,12 +74,13 @@ def _changed(
     cluster: Cluster | None = None,
     batch_size: int | None = None,
 ) -> Pricing:
+    training = pricing.training
+    if batch_size is not None:
+        training = training.model_copy(update={"batch_size": batch_size})
     return Pricing(
         model or pricing.model,
         pricing.schema,
+        training,
         cluster or pricing.cluster,
-        batch_size or pricing.batch_size,
-        pricing.precision,
-        table_decay=pricing.table_decay,
         margin_bytes=pricing.margin_bytes,
     )

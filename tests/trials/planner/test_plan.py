@@ -198,6 +198,6 @@ def test_one_rank_has_nothing_to_shard() -> None:
 
 
 def test_pricing_is_for_the_largest_micro_batch() -> None:
-    pricing = Pricing(model(), SCHEMA, small(10**12), 100, "fp32")
+    pricing = Pricing(model(), SCHEMA, TrainingConfig(batch_size=100, precision="fp32"), small(10**12))
     assert pricing.examples_a_rank == 13
     assert pricing.micro_batch(Strategy(micro_batches=4)) == 4
