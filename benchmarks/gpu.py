@@ -150,14 +150,14 @@ def batches(features: FeatureSchema, size: int) -> Iterator[Batch]:
 def step_of(case: Case, features: FeatureSchema, where: torch.device) -> Step:
     """As a training process makes it."""
     torch.manual_seed(0)
-    model = build_model(case.model, features).to(where).train()
+    model = build_model(case.model, features).train()
     if case.strategy != Strategy():
         job = Job(model=case.model, features=features, log="none", training=training(case.batch), seed=0)
-        return DistributedStep(model, job, case.strategy, Ranks())
+        return DistributedStep(model, job, case.strategy, Ranks(), where=where)
     if case.compiled:
         for layer in getattr(model, "layers", [model.get_submodule("mlp")] if hasattr(model, "mlp") else []):
             layer.compile(dynamic=False)
-    return TrainStep(model, training(case.batch))
+    return TrainStep(model.to(where), training(case.batch))
 
 
 def measure(case: Case, features: FeatureSchema, where: torch.device, steps: int) -> Measured:

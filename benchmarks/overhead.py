@@ -107,8 +107,10 @@ class Marks:
 
 def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launcher, known: int) -> None:
     """A ledger with `known` candidates: one real trial, and worse and dearer copies of it at random points."""
-    record = Study(config.model_copy(update={"trials": 1}), directory, log, launcher).run()
+    study = Study(config.model_copy(update={"trials": 1}), directory, log, launcher)
+    record = study.run()
     ledger, space = Ledger(database_url(directory, None), record.name), load_space(config.space)
+    ledger.settle(study.setting)
     rng, one = random.Random(0), record.trials[-1]
     assert one.validation is not None
     assert one.flops is not None

@@ -17,12 +17,13 @@ import random
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from common import machine, markdown
 from rich.progress import track
 
+from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.dropout import pools
 from dhen.model import build_model, named_model
@@ -35,10 +36,10 @@ from trials.data.loader import Batch as LoadedBatch
 from trials.hardware import Precision
 from trials.job import TrainingConfig
 from trials.memory_counter import MemoryCounter
-from trials.planner.memory import Activations, Batch, DensePeak, dense_peak, recomputed
+from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed
 from trials.planner.plan import plan
 from trials.planner.reference import trace
-from trials.planner.segments import ITEMSIZES, segments
+from trials.planner.segments import segments
 from trials.planner.strategies import Strategy, ladder
 from trials.step import TrainStep
 
@@ -47,6 +48,19 @@ BATCHES = (64, 256, 1024, 4096)
 """Examples a rank."""
 BASELINES = ("advanced_dlrm", "advanced_dlrm_moe", "dcn_v2")
 SMALL_BYTES, SMALL_ERROR_BYTES = 64 * 2**20, 2**20
+
+
+class Case(NamedTuple):
+    """What is estimated and traced."""
+
+    space: str
+    model: ModelConfig
+    inputs: FeatureSchema
+    strategy: Strategy
+    hosts: int
+    gpus_a_host: int
+    examples_a_rank: int
+    precision: Precision
 
 
 def schema(rng: random.Random) -> FeatureSchema:
@@ -105,81 +119,64 @@ def _seconds(model: ModelConfig, inputs: FeatureSchema, training: TrainingConfig
 def accuracy(cases: int, seed: int, out: Path | None) -> None:
     """The composed estimate over the trace, case by case."""
     rng = random.Random(seed)
-    drawn = [_case(rng) for _ in range(cases)]
-    found = [compare(*case) for case in track(drawn, "tracing")]
+    found = [compare(case) for case in track([_case(rng) for _ in range(cases)], "tracing")]
     if out is not None:
         out.write_text("\n".join(map(json.dumps, found)) + "\n")
     summarize(found)
 
 
-def _case(rng: random.Random) -> tuple[Any, ...]:
-    name, model = candidate(rng)
+def _case(rng: random.Random) -> Case:
+    space, model = candidate(rng)
     hosts, gpus = rng.choice(WORLDS)
     examples = rng.choice(BATCHES)
     precision: Precision = rng.choice(("fp32", "bf16"))
-    return (
-        name,
-        model,
-        schema(rng),
-        rng.choice(ladder(hosts, gpus, examples)),
-        hosts,
-        gpus,
-        examples,
-        precision,
+    inputs = schema(rng)
+    return Case(
+        space, model, inputs, rng.choice(ladder(hosts, gpus, examples)), hosts, gpus, examples, precision
     )
 
 
-def compare(
-    name: str,
-    model: ModelConfig,
-    inputs: FeatureSchema,
-    strategy: Strategy,
-    hosts: int,
-    gpus: int,
-    examples: int,
-    precision: Precision,
-) -> dict[str, Any]:
-    """One case: both totals and where their peaks are."""
-    real = trace(
-        model, inputs, strategy, hosts=hosts, gpus_a_host=gpus, examples_a_rank=examples, precision=precision
+def compare(case: Case) -> dict[str, Any]:
+    """Both totals and where their peaks are."""
+    traced = trace(
+        case.model,
+        case.inputs,
+        case.strategy,
+        hosts=case.hosts,
+        gpus_a_host=case.gpus_a_host,
+        examples_a_rank=case.examples_a_rank,
+        training=TrainingConfig(precision=case.precision),
     )
-    estimate = composed(model, inputs, strategy, hosts, gpus, examples, precision)
+    estimate = composed(case)
     return {
-        "space": name,
-        "layers": len(getattr(model, "layers", ())),
-        "strategy": strategy.name,
-        "dense": strategy.dense,
-        "ranks": hosts * gpus,
-        "examples": examples,
-        "precision": precision,
-        "traced": real.total,
+        "space": case.space,
+        "layers": len(getattr(case.model, "layers", ())),
+        "strategy": case.strategy.name,
+        "dense": case.strategy.dense,
+        "ranks": case.hosts * case.gpus_a_host,
+        "examples": case.examples_a_rank,
+        "precision": case.precision,
+        "traced": traced.total,
         "estimate": estimate.total,
-        "traced_at": real.peak_at,
+        "traced_at": traced.peak_at,
         "estimate_at": estimate.moment.at,
     }
 
 
-def composed(
-    model: ModelConfig,
-    inputs: FeatureSchema,
-    strategy: Strategy,
-    hosts: int,
-    gpus: int,
-    examples: int,
-    precision: Precision,
-) -> DensePeak:
+def composed(case: Case) -> DensePeak:
     """The dense part as the planner has it, with the inputs that a trace is given."""
-    micro = -(-examples // strategy.micro_batches)
-    width = 4 * model.embedding_dim * len(inputs.tables)
-    found = segments(model, inputs, precision, "cpu", micro)
+    examples = case.examples_a_rank
+    micro = -(-examples // case.strategy.micro_batches)
+    width = 4 * case.model.embedding_dim * len(case.inputs.tables)
+    found = segments(case.model, case.inputs, case.precision, "cpu", micro)
     return dense_peak(
         found,
-        Activations(found, recomputed(found, strategy)),
-        strategy,
-        Batch(width * examples, width * micro, 4 * examples * (len(inputs.numeric) + 1)),
-        itemsize=ITEMSIZES[precision],
-        hosts=hosts,
-        gpus_a_host=gpus,
+        Activations(found, recomputed(found, case.strategy)),
+        case.strategy,
+        Batch(width * examples, width * micro, 4 * examples * (len(case.inputs.numeric) + 1)),
+        itemsizes=Itemsizes.of(TrainingConfig(precision=case.precision)),
+        hosts=case.hosts,
+        gpus_a_host=case.gpus_a_host,
     )
 
 
@@ -247,8 +244,6 @@ def step_bytes(model: ModelConfig, inputs: FeatureSchema, training: TrainingConf
 
 def random_batch(inputs: FeatureSchema, examples: int) -> LoadedBatch:
     """Ids drawn evenly; as many in each bag as the table says on average."""
-    from dhen.batch import FeatureBatch
-
     ids = [torch.randint(table.rows, (examples,), dtype=torch.int32) for table in inputs.categorical]
     bags = tuple(
         (

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from dashboards import accuracy, winners
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
@@ -146,6 +147,12 @@ def render(record: StudyRecord) -> str:
         figures=[_html(name, figure) for name, figure in _figures(record)],
         columns=COLUMNS,
         rows=trial_rows(record),
+        accuracy_columns=accuracy.COLUMNS,
+        accuracy_rows=[accuracy.cells(row) for row in accuracy.accuracy(record)],
+        winners_columns=winners.COLUMNS,
+        winners_left=winners.LEFT,
+        winners_rows=winners.rows(record),
+        winners_explanation=winners.explanation(record),
         best=best,
         cost=_cost(best),
         plotly=Markup(get_plotlyjs()),

@@ -114,8 +114,16 @@ def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
 
 
 def _remark(trial: TrialRecord) -> str | None:
-    shared = f"same network as trial {trial.reused_from}" if trial.reused_from is not None else None
-    return trial.error or shared or does_not_fit(trial)
+    said = (shared_with(trial), trial.error)
+    return ": ".join(part for part in said if part) or does_not_fit(trial)
+
+
+def shared_with(trial: TrialRecord) -> str | None:
+    """Whose training a result is of, where it is not the trial's own."""
+    if trial.reused_from is not None:
+        return f"same network as trial {trial.reused_from}"
+    origin = trial.reused_from_study
+    return f"trained as trial {origin.trial} of the study in {origin.directory}" if origin else None
 
 
 def does_not_fit(trial: TrialRecord) -> str | None:

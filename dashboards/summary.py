@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from statistics import median
+from statistics import mean
 
+from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name
 from dashboards.rows import does_not_fit, find
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
-from trials.record import Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
+from dashboards.winners import verdict
+from trials.record import Comparison, Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
 
 IN_WORDS = {
     Outcome.RUNNING: "running",
@@ -30,9 +32,10 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _best(best, baseline, record),
         _knee(record, baseline),
         _floor(record, best, baseline, "validation"),
-        _test(best, baseline),
+        _test(best, baseline, record.comparison(record.best)),
         _floor(record, best, baseline, "test"),
         _outcomes(record),
+        _stopped(record),
         _techniques(record),
         _predictions(record),
         _baseline_fits(baseline),
@@ -115,7 +118,12 @@ def _metrics(trial: TrialRecord | None, split: str) -> Metrics | None:
     return trial.test if split == "test" else trial.validation
 
 
-def _test(best: TrialRecord | None, baseline: TrialRecord | None) -> str | None:
+def _test(
+    best: TrialRecord | None, baseline: TrialRecord | None, comparison: Comparison | None
+) -> str | None:
+    """What was found with several seeds, where it was; else of the one training that was selected."""
+    if comparison is not None:
+        return verdict(comparison)
     after, before = _metrics(best, "test"), _metrics(baseline, "test")
     if after is None:
         return None
@@ -131,9 +139,27 @@ def _outcomes(record: StudyRecord) -> str | None:
     listed = ", ".join(f"{counts[outcome]} {IN_WORDS[outcome]}" for outcome in Outcome if counts[outcome])
     shared = sum(trial.reused_from is not None for trial in record.trials)
     reuse = f" {shared} shared the result of an equal network." if shared else ""
+    elsewhere = sum(trial.reused_from_study is not None for trial in record.trials)
+    reuse += f" {elsewhere} had been trained by other studies of the same ledger." if elsewhere else ""
     plural = "trial" if len(record.trials) == 1 else "trials"
     return (
         f"{len(record.trials)} {plural}, the baseline's included: {listed}.{reuse}" if record.trials else None
+    )
+
+
+def _stopped(record: StudyRecord) -> str | None:
+    """What stopping saved: the stopped ones are taken to have needed what those that completed did on average."""
+    own = [trial for trial in record.candidates if trial.curve and not trial.shared]
+    stopped = [trial.curve[-1].examples for trial in own if trial.outcome is Outcome.STOPPED]
+    whole = [trial.curve[-1].examples for trial in own if trial.outcome is Outcome.COMPLETED]
+    if not stopped or not whole:
+        return None
+    otherwise = mean(whole) * len(stopped)
+    were = "1 candidate was" if len(stopped) == 1 else f"{len(stopped)} candidates were"
+    left = 100 * (sum(stopped) + sum(whole)) / (otherwise + sum(whole))
+    return (
+        f"{were} stopped early: {si(sum(stopped))} examples trained in place of about {si(otherwise)}, so that "
+        f"the candidates took about {left:.0f} % of the examples that they would have taken."
     )
 
 
@@ -153,22 +179,23 @@ def _techniques(record: StudyRecord) -> str | None:
 
 
 def _predictions(record: StudyRecord) -> str | None:
-    """Predicted against measured peaks, where both are known, and what ran out of memory all the same."""
-    attempts = [attempt for trial in record.trials for attempt in trial.attempts if trial.reused_from is None]
-    off = [
-        100.0 * (attempt.measured_bytes / attempt.predicted_bytes - 1.0)
-        for attempt in attempts
-        if attempt.measured_bytes and attempt.predicted_bytes
+    """Predicted against measured, where both are known, and what ran out of memory all the same."""
+    whole = next((row for row in accuracy(record) if row.technique == ALL), None)
+    if whole is None:
+        return None
+    compared = {"peaks are": whole.peak, "step times are": whole.step}
+    said = [
+        f"Measured {name} off from predicted ones by {share(errors.median)} (median of {errors.count}), "
+        f"{signed(errors.worst)} at worst."
+        for name, errors in compared.items()
+        if errors.count
     ]
-    beyond = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in attempts)
-    again = f" {beyond} trainings ran out of memory, each tried again one technique up where there was one."
-    if not off:
-        return again.strip() if beyond else None
-    worst = max(off, key=abs)
-    return (
-        f"Measured peaks are off from predicted ones by {median(map(abs, off)):.1f} % (median of {len(off)}), "
-        f"{worst:+.1f} % at worst.{again if beyond else ''}"
-    )
+    if whole.out_of_memory:
+        said.append(
+            f"{whole.out_of_memory} trainings ran out of memory, each tried again one technique up where there "
+            f"was one."
+        )
+    return " ".join(said) or None
 
 
 def _baseline_fits(baseline: TrialRecord | None) -> str | None:

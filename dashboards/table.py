@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
 
+from dashboards import accuracy, winners
 from dashboards.rows import TrialRow, baseline_ne, find, relative_percent, trial_rows
 from dashboards.summary import IN_WORDS, ended
 from dashboards.units import decimals, duration, percent, si
@@ -53,6 +54,29 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     if len(shown) < len(record.trials):
         table.caption = f"{len(shown)} of {len(record.trials)} trials: baseline, front and the newest"
         table.caption_justify = "left"
+    return table
+
+
+def accuracy_table(record: StudyRecord) -> Table | None:
+    """Predicted against measured, a row a technique; None where nothing was trained."""
+    rows = accuracy.accuracy(record)
+    if not rows:
+        return None
+    return plain_table(accuracy.COLUMNS, map(accuracy.cells, rows), accuracy.COLUMNS[:1])
+
+
+def winners_table(record: StudyRecord) -> Table | None:
+    """Winners against the baseline; None where none was retrained."""
+    return plain_table(winners.COLUMNS, winners.rows(record), winners.LEFT) if record.comparisons else None
+
+
+def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> Table:
+    """Numbers to the right, columns named in `left` to the left."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        table.add_column(name.lower(), justify="left" if name in left else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -1,7 +1,8 @@
 """DhenConfig: what a search decides about a model. Frozen, valid from birth, canonical.
 
-A layer is a multiset of interaction modules under an ensemble, so its modules are kept sorted and an
-ensemble of one module is a plain sum: networks that are the same have equal configs and fingerprints.
+A layer is a multiset of interaction modules under an ensemble, so its modules are kept sorted, an ensemble
+of one module is a plain sum, and a norm that is none has no place: networks that are the same have equal
+configs and fingerprints.
 The data's half is `dhen.schema`.
 """
 
@@ -15,6 +16,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from dhen.blocks import BLOCKS, BlockConfig
 from dhen.ensemble import ENSEMBLES, EnsembleConfig, SumConfig
 from dhen.errors import unknown_name
+from dhen.norm import NormKind
 from dhen.parts import Widths
 from dhen.values import Value, parse
 
@@ -52,8 +54,11 @@ class LayerConfig(Value):
     """l, embeddings that each module puts out."""
     raw_numeric: bool = False
     """Feed the raw numeric inputs to the modules too, as one more embedding."""
-    norm: Literal["layer", "none"] = "layer"
-    """Normalization of the layer's output; the paper's is layer normalization."""
+    norm: NormKind = "layer"
+    """Normalization over each embedding; the paper's is layer normalization."""
+    norm_placement: Literal["post", "pre"] = Field(default="post", exclude_if=lambda where: where == "post")
+    """Of the layer's output, as in the paper, or of what its modules see. Left out of plain data where it is
+    the paper's, as before there was a choice."""
     shortcut: bool = True
     """The paper's shortcut; off only where a usual model of the field has none."""
 
@@ -69,6 +74,13 @@ class LayerConfig(Value):
         if isinstance(modules, (list, tuple)) and len(modules) == 1:
             _ensemble(data.get("ensemble", "sum"))  # still an error where it names none
             return {**data, "ensemble": SumConfig()}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_norm_has_no_place(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("norm") == "none" and data.get("norm_placement") == "pre":
+            return {**data, "norm_placement": "post"}
         return data
 
     @property

@@ -21,6 +21,8 @@ LOOKUP = "lookup"
 
 NORM_FLOPS = 8
 """Elementwise operations a value in layer normalization (mean, variance, scale, affine)."""
+RMS_NORM_FLOPS = 4
+"""The same in root mean square normalization (square, sum, scale, weight)."""
 SOFTMAX_FLOPS = 5
 """Elementwise operations a value in a softmax (maximum, subtraction, exponential, sum, division)."""
 

@@ -1,11 +1,11 @@
 """How a layer joins the outputs of its interaction modules (DHEN paper, section 3.1, equation 1).
 
-Concat keeps all (k modules of l embeddings give k l); sum and weighted sum add them up (l).
+Concat keeps all (k modules of l embeddings give k l); sum and weighted sum add them up (l). Those
+beyond the paper are in `dhen/ensemble_mixing.py`.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,30 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dhen.cost import Costs, elementwise_cost
+from dhen.ensemble_base import EnsembleConfig, EnsembleShape
+from dhen.ensemble_mixing import AttentionSumConfig, BilinearSumConfig, GatedSumConfig
 from dhen.tape import Tape
-from dhen.values import Value
-
-
-class EnsembleConfig(Value):
-    """One way to join k outputs u_BLD. `kind` names it in `ENSEMBLES`."""
-
-    kind: str
-
-    @abstractmethod
-    def embeddings(self, modules: int, out: int) -> int:
-        """Embeddings of the joined output, for `modules` outputs of `out` embeddings each."""
-
-    @abstractmethod
-    def build(self, modules: int) -> nn.Module:
-        """The module: forward maps a list of k tensors u_BLD to one."""
-
-    @abstractmethod
-    def cost(self, modules: int, out: int, dim: int) -> Costs:
-        """FLOPs and parameters an example."""
-
-    @abstractmethod
-    def write(self, tape: Tape, outputs: Sequence[int]) -> int:
-        """Writes down what joining the outputs u_BLD does; the joined tensor."""
 
 
 class ConcatConfig(EnsembleConfig):
@@ -48,15 +27,15 @@ class ConcatConfig(EnsembleConfig):
         """k l."""
         return modules * out
 
-    def build(self, modules: int) -> nn.Module:
+    def build(self, shape: EnsembleShape) -> nn.Module:
         """[u_BLD] -> y_B(kL)D."""
         return Concat()
 
-    def cost(self, modules: int, out: int, dim: int) -> Costs:
+    def cost(self, shape: EnsembleShape) -> Costs:
         """Nothing is computed."""
         return ()
 
-    def write(self, tape: Tape, outputs: Sequence[int]) -> int:
+    def write(self, tape: Tape, outputs: Sequence[int], x: int, shape: EnsembleShape) -> int:
         """One copy."""
         return tape.concat(outputs)
 
@@ -70,15 +49,15 @@ class SumConfig(EnsembleConfig):
         """l."""
         return out
 
-    def build(self, modules: int) -> nn.Module:
+    def build(self, shape: EnsembleShape) -> nn.Module:
         """[u_BLD] -> y_BLD."""
         return Sum()
 
-    def cost(self, modules: int, out: int, dim: int) -> Costs:
+    def cost(self, shape: EnsembleShape) -> Costs:
         """k - 1 additions a value."""
-        return (elementwise_cost("sum", (modules - 1) * out * dim),)
+        return (elementwise_cost("sum", (shape.modules - 1) * shape.out * shape.dim),)
 
-    def write(self, tape: Tape, outputs: Sequence[int]) -> int:
+    def write(self, tape: Tape, outputs: Sequence[int], x: int, shape: EnsembleShape) -> int:
         """Sums of two; all outputs are alive until the last."""
         total = outputs[0]
         for output in outputs[1:]:
@@ -96,15 +75,16 @@ class WeightedSumConfig(EnsembleConfig):
         """l."""
         return out
 
-    def build(self, modules: int) -> nn.Module:
+    def build(self, shape: EnsembleShape) -> nn.Module:
         """[u_BLD] -> y_BLD."""
-        return WeightedSum(modules)
+        return WeightedSum(shape.modules)
 
-    def cost(self, modules: int, out: int, dim: int) -> Costs:
+    def cost(self, shape: EnsembleShape) -> Costs:
         """A product a value, and k - 1 additions."""
-        return (elementwise_cost("weighted_sum", (2 * modules - 1) * out * dim, parameters=modules),)
+        values = (2 * shape.modules - 1) * shape.out * shape.dim
+        return (elementwise_cost("weighted_sum", values, parameters=shape.modules),)
 
-    def write(self, tape: Tape, outputs: Sequence[int]) -> int:
+    def write(self, tape: Tape, outputs: Sequence[int], x: int, shape: EnsembleShape) -> int:
         """Products kept for no longer than their sum; each output is saved for its weight's gradient."""
         total = None
         for output in outputs:
@@ -122,7 +102,7 @@ class WeightedSumConfig(EnsembleConfig):
 class Concat(nn.Module):
     """Along the embeddings."""
 
-    def forward(self, outputs: list[Tensor]) -> Tensor:
+    def forward(self, outputs: list[Tensor], x_BMD: Tensor) -> Tensor:
         """[u_BLD] -> y_B(kL)D."""
         return torch.cat(outputs, dim=1)
 
@@ -130,7 +110,7 @@ class Concat(nn.Module):
 class Sum(nn.Module):
     """All with weight one."""
 
-    def forward(self, outputs: list[Tensor]) -> Tensor:
+    def forward(self, outputs: list[Tensor], x_BMD: Tensor) -> Tensor:
         """[u_BLD] -> y_BLD."""
         total = outputs[0]
         for output in outputs[1:]:
@@ -145,7 +125,7 @@ class WeightedSum(nn.Module):
         super().__init__()
         self.weights = nn.Parameter(torch.ones(modules))
 
-    def forward(self, outputs: list[Tensor]) -> Tensor:
+    def forward(self, outputs: list[Tensor], x_BMD: Tensor) -> Tensor:
         """[u_BLD] -> y_BLD."""
         total = self.weights[0] * outputs[0]
         for weight, output in zip(self.weights[1:], outputs[1:], strict=True):
@@ -154,7 +134,12 @@ class WeightedSum(nn.Module):
 
 
 ENSEMBLES: dict[str, type[EnsembleConfig]] = {
+    "attention": AttentionSumConfig,
+    "bilinear": BilinearSumConfig,
     "concat": ConcatConfig,
+    "gated": GatedSumConfig,
     "sum": SumConfig,
     "weighted_sum": WeightedSumConfig,
 }
+
+__all__ = ["ENSEMBLES", "EnsembleConfig", "EnsembleShape", "SumConfig"]

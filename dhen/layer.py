@@ -1,4 +1,7 @@
-"""The DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equations 1 and 2)."""
+"""The DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equations 1 and 2).
+
+With the norm in front (pre-norm, arXiv 2002.04745), Y = Ensemble_i(Interaction_i(Norm(X))) + ShortCut(X).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from torch import Tensor, nn
 
 from dhen.blocks import BlockConfig, BlockShape
 from dhen.config import LayerConfig
-from dhen.cost import NORM_FLOPS, CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
+from dhen.cost import CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
+from dhen.ensemble_base import EnsembleShape
 from dhen.linear import Linear, linear_tape
-from dhen.norm import LayerNorm, norm_tape
+from dhen.norm import any_norm_tape, build_norm, norm_cost
 from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
 from dhen.segment import Setting, Taped, Undeclared
 from dhen.tape import Tape
@@ -38,6 +42,13 @@ class LayerShape:
         embeddings = self.embeddings + self.takes_raw(config)
         return BlockShape(embeddings=embeddings, dim=self.dim, out=config.out_embeddings)
 
+    def ensemble(self, config: LayerConfig) -> EnsembleShape:
+        """The shape at which the layer's ensemble stands."""
+        block = self.block(config)
+        return EnsembleShape(
+            modules=len(config.modules), out=block.out, embeddings=block.embeddings, dim=block.dim
+        )
+
 
 class DhenLayer(nn.Module):
     """x_BMD -> y_BM'D, M' = `config.embeddings`."""
@@ -47,24 +58,26 @@ class DhenLayer(nn.Module):
         block_shape = shape.block(config)
         self.raw_numeric = Linear(shape.numeric, shape.dim) if shape.takes_raw(config) else None
         self.blocks = nn.ModuleList(block.build(block_shape, dropout=dropout) for block in config.modules)
-        self.ensemble = config.ensemble.build(len(config.modules))
+        self.ensemble = config.ensemble.build(shape.ensemble(config))
         self.shortcut: nn.Module | None = None
         if config.shortcut:
             same = config.embeddings == shape.embeddings
             self.shortcut = (
                 nn.Identity() if same else EmbeddingProjection(shape.embeddings, config.embeddings)
             )
-        self.norm = LayerNorm(shape.dim) if config.norm == "layer" else nn.Identity()
+        self.norm, self.norm_first = build_norm(config.norm, shape.dim), config.norm_placement == "pre"
 
     def forward(self, x_BMD: Tensor, raw_BK: Tensor) -> Tensor:
         """The shortcut sees X alone; the modules see X, with the raw numeric inputs where asked for."""
         inputs = x_BMD
         if self.raw_numeric is not None:
             inputs = torch.cat((x_BMD, self.raw_numeric(raw_BK).unsqueeze(1)), dim=1)
-        y = self.ensemble([block(inputs) for block in self.blocks])
+        if self.norm_first:
+            inputs = self.norm(inputs)
+        y = self.ensemble([block(inputs) for block in self.blocks], inputs)
         if self.shortcut is not None:
             y = y + self.shortcut(x_BMD)
-        return self.norm(y)  # type: ignore[no-any-return]
+        return y if self.norm_first else self.norm(y)  # type: ignore[no-any-return]
 
 
 def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
@@ -76,14 +89,13 @@ def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
         rows.append(linear_cost("raw_numeric", shape.numeric, shape.dim))
     for index, block in enumerate(config.modules):
         rows += within(f"{block.kind}{index}", block.cost(block_shape))
-    rows += within("ensemble", config.ensemble.cost(len(config.modules), config.out_embeddings, shape.dim))
+    rows += within("ensemble", config.ensemble.cost(shape.ensemble(config)))
     if config.shortcut:
         if config.embeddings != shape.embeddings:
             rows.append(projection_cost("shortcut", shape.embeddings, config.embeddings, shape.dim))
         rows.append(elementwise_cost("shortcut.sum", values))
-    if config.norm == "layer":
-        rows.append(elementwise_cost("norm", values, flops_each=NORM_FLOPS, parameters=2 * shape.dim))
-    return tuple(rows)
+    normed = block_shape.embeddings if config.norm_placement == "pre" else config.embeddings
+    return (*rows, *norm_cost(config.norm, normed, shape.dim))
 
 
 @lru_cache(maxsize=4096)
@@ -108,15 +120,17 @@ def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: fl
         raw = tape.beside(shape.numeric)
         embedded = linear_tape(tape, raw, shape.numeric, shape.dim, x_needs_gradient=False)
         inputs = tape.concat([x, embedded])
-    block_shape = shape.block(config)
+    block_shape, norm_first = shape.block(config), config.norm_placement == "pre"
+    if norm_first:
+        inputs = any_norm_tape(tape, inputs, config.norm, block_shape.embeddings, shape.dim)
     outputs = [block.write(tape, inputs, block_shape, dropout=dropout) for block in config.modules]
-    y = config.ensemble.write(tape, outputs)
+    y = config.ensemble.write(tape, outputs, inputs, shape.ensemble(config))
     if config.shortcut:
         same = config.embeddings == shape.embeddings
         y = tape.add(
             y, x if same else projection_tape(tape, x, shape.embeddings, config.embeddings, shape.dim)
         )
-    if config.norm == "layer":
-        y = norm_tape(tape, y, config.embeddings, shape.dim)
+    if not norm_first:
+        y = any_norm_tape(tape, y, config.norm, config.embeddings, shape.dim)
     tape.refer(inputs)
     return y

@@ -7,17 +7,18 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Protocol, TypeVar
 
+from dhen.errors import UserError
 from search.absorb import absorb, attempted
-from trials.events import Event, Progress, Scored
+from trials.events import Event, Failed, Progress, Scored
 from trials.job import Job
-from trials.launcher import POLL_SECONDS, Run, wait_for
+from trials.launcher import POLL_SECONDS, AnyRun, wait_for
 from trials.record import Metrics, TrialRecord
 
 
 class Activity(Protocol):
     """Something that goes on in a process of its own."""
 
-    run: Run
+    run: AnyRun
 
     def take(self, events: list[Event]) -> None:
         """What the process has said since the last time."""
@@ -27,15 +28,16 @@ class Training:
     """A trial that trains: its record grows with what its process says."""
 
     def __init__(
-        self, record: TrialRecord, job: Job, run: Run, began: float, *, counted: bool = False
+        self, record: TrialRecord, job: Job, run: AnyRun, began: float, *, counted: bool, planned_here: bool
     ) -> None:
         """`began` as `time.monotonic` had it before the processes were asked for.
 
-        `counted`: whether the peak they tell is of tensors, as the planner predicts it.
+        `counted`: whether the peak they tell is of tensors, as the planner predicts it. `planned_here`:
+        whether the record's plan is for what they run on.
         """
         self.record, self.job, self.run = record, job, run
         self.progress: Progress | None = None
-        self._began, self._counted = began, counted
+        self._began, self._comparable = began, {"counted": counted, "planned_here": planned_here}
 
     def take(self, events: list[Event]) -> None:
         """See `Activity`; the end of the process gives the record its wall clock."""
@@ -44,10 +46,18 @@ class Training:
                 self.progress = event
             else:
                 self.record = absorb(self.record, event)
-                self.record = attempted(self.record, event, self._seconds(), counted=self._counted)
+                self.record = attempted(self.record, event, self._seconds(), **self._comparable)
         if self.run.ended:
-            before = sum(attempt.seconds or 0.0 for attempt in self.record.attempts[:-1])
-            self.record = self.record.model_copy(update={"seconds": before + self._seconds()})
+            self.record = self._timed(self.record)
+
+    def stop(self, stopped: TrialRecord) -> TrialRecord:
+        """Ends the processes; this record of the stopped trial with the attempt and its wall clock."""
+        self.run.kill()
+        return self._timed(attempted(stopped, None, self._seconds(), **self._comparable))
+
+    def _timed(self, record: TrialRecord) -> TrialRecord:
+        before = sum(attempt.seconds or 0.0 for attempt in record.attempts[:-1])
+        return record.model_copy(update={"seconds": before + self._seconds()})
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
@@ -56,8 +66,8 @@ class Training:
 class Scoring:
     """A trained trial that is scored on a split."""
 
-    def __init__(self, record: TrialRecord, split: str, run: Run) -> None:
-        self.record, self.run = record, run
+    def __init__(self, record: TrialRecord, job: Job, split: str, run: AnyRun) -> None:
+        self.record, self.job, self.run = record, job, run
         self._split = split
         self._said: list[Event] = []
 
@@ -66,12 +76,25 @@ class Scoring:
         self._said += events
 
     @property
+    def killed(self) -> bool:
+        """Whether the process was ended from outside before it said anything."""
+        return any(isinstance(event, Failed) and event.killed for event in self._said)
+
+    @property
     def metrics(self) -> Metrics:
-        """Once the process has ended."""
+        """Once the process has ended.
+
+        Raises:
+            UserError: where it ended without a result.
+        """
         for event in self._said:
             if isinstance(event, Scored):
                 return event.metrics
-        raise RuntimeError(f"trial {self.record.number} could not be scored on {self._split}: {self._said}")
+        reasons = "; ".join(event.error for event in self._said if isinstance(event, Failed))
+        raise UserError(
+            f"trial {self.record.number} could not be scored on {self._split}: {reasons}. "
+            "What was trained is safe; the same command scores again."
+        )
 
 
 A = TypeVar("A", bound=Activity)

@@ -31,7 +31,7 @@ from trials.data.encoding import Encoding
 from trials.data.loader import eval_batches
 from trials.events import WEIGHTS
 from trials.job import Job
-from trials.record import LogSummary, Metrics
+from trials.record import Comparison, LogSummary, Metrics
 
 INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"
 CHECK_EXAMPLES = 64
@@ -57,6 +57,8 @@ class BundleInfo(Value):
     test: Metrics | None = None
     baseline_validation: Metrics | None = None
     baseline_test: Metrics | None = None
+    comparison: Comparison | None = None
+    """With the baseline on test, both retrained from several seeds: `comparison.better` is the verdict."""
     negative_sampling_rate: float = 1.0
     """Fraction of negatives the training log kept; scores are corrected for it."""
     planned_technique: str | None = None
@@ -105,14 +107,23 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
 
 
-def write_bundle(directory: Path, info: BundleInfo, weights: Path, log: PreparedLog) -> Path:
-    """Writes a bundle that is whole or not there; an earlier bundle in its place is replaced.
+def check_place(directory: Path) -> None:
+    """Whether a bundle may be written there.
 
     Raises:
         UserError: where `directory` is something else than a bundle.
     """
     if directory.exists() and not (directory / MANIFEST).exists() and any(directory.iterdir()):
         raise UserError(f"{directory} exists and is not a bundle; choose another --out.")
+
+
+def write_bundle(directory: Path, info: BundleInfo, weights: Path, log: PreparedLog) -> Path:
+    """Writes a bundle that is whole or not there; an earlier bundle in its place is replaced.
+
+    Raises:
+        UserError: as `check_place`.
+    """
+    check_place(directory)
     building = directory.with_name(f".{directory.name}.{os.getpid()}.building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from dhen.errors import UserError
 from dhen.values import Value, dump_yaml, load_yaml, parse
 from search.directory import LOCK_FILE, STUDY_DB, STUDY_FILE, write_atomically
+from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import parse_bytes
 from trials.job import TrainingConfig
@@ -29,8 +30,8 @@ class DemoConfig(Value):
     """Of the teacher and the examples."""
 
 
-class StudyConfig(Value):
-    """Everything a study needs; the same values propose and train the same candidates."""
+class LogConfig(Value):
+    """Which log, and how it is read."""
 
     data: tuple[str, ...] = (DEMO,)
     """Files or folders of the log, a prepared log, or `demo`."""
@@ -43,10 +44,19 @@ class StudyConfig(Value):
     skip_bad_rows: bool = False
     """Leave out rows that cannot be read, and count them, in place of stopping at the first."""
     demo: DemoConfig = DemoConfig()
+
+
+class StudyConfig(LogConfig):
+    """Everything a study needs; the same values propose and train the same candidates."""
+
     space: str = "default"
     """A named space, or the path of a YAML file."""
     sampler: str = "auto"
-    """auto, random, tpe or nsga2."""
+    """auto, random, tpe, nsga2, gp (TPE goes on after 200 candidates) or ranker."""
+    stopping: str = "auto"
+    """Of candidates that can no longer reach the front: auto, none, rungs or curve."""
+    stopped_as: Literal["pruned", "expected"] = "pruned"
+    """What samplers learn of a stopped one: that it was given up, or the NE that it was expected to come to."""
     trials: int | None = Field(default=20, gt=0)
     """Candidates in all; the baseline's own trials come on top."""
     minutes: float | None = Field(default=None, gt=0)
@@ -69,10 +79,17 @@ class StudyConfig(Value):
     """Hosts x ranks a host, e.g. 2x4, in place of the cluster's own."""
     hbm: int | None = None
     """Memory a rank, e.g. 24GiB, in place of the cluster's own; `local` shares this machine's among trials."""
+    address: Address | None = None
+    """`host:port` of this machine, where other hosts of `ranks=` join; without it all ranks are on this one."""
     prefer: Literal["least", "fastest"] = "least"
     """Of the techniques that fit: as few as may be, or the fastest."""
     storage: str | None = None
     """SQLAlchemy URL of the study's database; study.db in the run's directory where not given."""
+    ledger: str | None = None
+    """SQLAlchemy URL of a ledger that several studies share: what one has trained another takes over, with the
+    weights where they are needed and still there."""
+    confirm: int = Field(default=0, ge=0)
+    """Seeds from which the front and the baseline are trained again at the end, for intervals; 0 for not then."""
     name: str | None = None
     """Of the study, in the database and in MLflow; the run directory's name where not given."""
 
@@ -83,13 +100,29 @@ class StudyConfig(Value):
             raise ValueError("expected hosts x ranks a host, both above 0, such as 2x4")
         return value
 
+    @model_validator(mode="after")
+    def _has_hosts_to_join(self) -> StudyConfig:
+        if self.address is not None and (self.ranks is None or self.ranks.strip().startswith("1x")):
+            raise ValueError(
+                f"address={self.address} is where other hosts join: say with ranks= how many hosts and ranks a "
+                "host there are, such as ranks=2x4"
+            )
+        return self
+
+    @field_validator("confirm")
+    @classmethod
+    def _enough_seeds(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("an interval needs two seeds at least, five for a narrow one; 0 leaves it out")
+        return value
+
     @field_validator("hbm", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         return value if value is None else parse_bytes(value)
 
 
-BUDGET_KEYS = frozenset({"trials", "minutes", "parallel", "threads"})
+BUDGET_KEYS = frozenset({"trials", "minutes", "parallel", "threads", "ledger", "address", "confirm"})
 """What may differ when a study is resumed."""
 
 
@@ -123,8 +156,8 @@ def set_override(data: dict[str, Any], word: str) -> None:
         if not isinstance(inner, dict):
             raise UserError(f"{word!r}: {part!r} has no keys below it.")
         data = inner
-    try:
-        data[last] = yaml.safe_load(text) if text else None
+    try:  # 0x2 are ranks, no number in hexadecimal
+        data[last] = text if text.startswith("0x") else yaml.safe_load(text) if text else None
     except yaml.YAMLError as error:
         raise UserError(f"{word!r}: the value is not valid YAML ({error}).") from None
 

@@ -17,9 +17,10 @@ from dhen.errors import UserError
 from dhen.values import load_yaml
 from search.absorb import absorb, cut_short
 from search.standing import Standing
+from trials.database import sqlite_url
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
-from trials.ledger import Ledger, sqlite_url
-from trials.record import Outcome, StudyRecord, TrialRecord
+from trials.ledger import Ledger
+from trials.record import Outcome, Retraining, StudyRecord, TrialRecord
 
 STUDY_FILE, STUDY_DB, LOCK_FILE, TRIALS = "study.yaml", "study.db", ".lock", "trials"
 HEAD = "record"
@@ -55,11 +56,12 @@ def read_record(directory: Path) -> StudyRecord:
     ledger = _open_ledger(directory)
     head = (ledger.facts() or {}).get(HEAD)
     trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials()]
+    confirmed = {"retrainings": _retrainings(ledger, running=running), "comparisons": ledger.comparisons()}
     ledger.close()
     if head is None or not trials:
         raise _not_begun(directory)
     changes = {"directory": str(directory), "running": running}
-    return Standing(StudyRecord.model_validate(head).model_copy(update=changes), trials).record()
+    return Standing(StudyRecord.model_validate(head).model_copy(update=changes | confirmed), trials).record()
 
 
 def read_progress(record: StudyRecord) -> dict[int, Progress]:
@@ -95,6 +97,10 @@ def _as_it_is(directory: Path, trial: TrialRecord, *, running: bool) -> TrialRec
         if isinstance(event, Evaluated):
             trial = absorb(trial, event)
     return trial
+
+
+def _retrainings(ledger: Ledger, *, running: bool) -> tuple[Retraining, ...]:
+    return tuple(each if running else cut_short(each) for each in ledger.retrainings())
 
 
 def _events(directory: Path, number: int) -> list[Event]:

@@ -1,4 +1,4 @@
-"""How trials are trained here: as planned, where they are planned for this machine; else by one process.
+"""How trials are trained: as planned, on this machine or with hosts that join it; else by one process.
 
 What ran out of memory although it was planned moves on to the next strategy that is predicted to need less by
 what was missing, each once, and later plans leave as much room as the prediction was short of.
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from search.config import StudyConfig
-from search.planning import LOCAL
+from search.planning import LOCAL, plan_of
 from trials.cluster.cluster import RANKS, Cluster
 from trials.cluster.load import THIS
 from trials.hardware import device
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
-from trials.planner.plan import Plan, choose
+from trials.planner.plan import Plan, Prefer, choose
 from trials.planner.pricing import pricing_of
 from trials.planner.strategies import Strategy, named
 from trials.ranks import Ranks
@@ -62,6 +62,26 @@ class Execution(NamedTuple):
             ranks = Ranks(0, self.cluster.hosts, self.cluster.gpus_a_host)
             check_tables(pricing_of(job, self.cluster).placement, ranks)
 
+    def next_attempt(self, record: TrialRecord, job: Job, prefer: Prefer) -> TrialRecord | None:
+        """A trial as it begins its next attempt; None where the last one ended otherwise, or no technique is left.
+
+        What was killed goes on as it was, what ran out of memory one technique up the ladder.
+        """
+        last, anew = record.attempts[-1].outcome, {"outcome": Outcome.RUNNING, "error": None, "curve": ()}
+        if last is Outcome.INTERRUPTED:
+            return record.model_copy(update=anew)
+        if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
+            return None
+        strategy = next_strategy(plan_of(job, self.cluster, prefer, 0), record.attempts)
+        if strategy is None:
+            return None
+        planned_anew = {
+            "planned_technique": strategy.strategy.name,
+            "predicted_peak_bytes": strategy.memory.total,
+            "predicted_step_seconds": strategy.time.total,
+        }
+        return record.model_copy(update=anew | planned_anew)
+
     def task_fields(self, strategy: Strategy) -> dict[str, Any]:
         """Of the task that its processes get."""
         if self.cluster is None:
@@ -77,8 +97,8 @@ class Execution(NamedTuple):
 
 
 def execution(config: StudyConfig, cluster: Cluster) -> Execution:
-    """Plans for this machine are executed; its memory is enforced where it was declared."""
-    if config.cluster not in (LOCAL, THIS):
+    """Plans for this machine, or with hosts that join it, are executed; a declared memory is enforced."""
+    if not _is_executed(config):
         return Execution()
     return Execution(cluster, cluster.hbm_bytes if config.hbm is not None else None)
 
@@ -86,9 +106,13 @@ def execution(config: StudyConfig, cluster: Cluster) -> Execution:
 def ranks_here(config: StudyConfig) -> int:
     """Processes that a trial takes on this machine; 1 where nothing valid is declared."""
     declared = RANKS.fullmatch((config.ranks or "").strip())
-    if config.cluster not in (LOCAL, THIS) or declared is None:
+    if not _is_executed(config) or declared is None:
         return 1
-    return int(declared[1]) * int(declared[2])
+    return int(declared[2]) * (int(declared[1]) if config.address is None else 1)
+
+
+def _is_executed(config: StudyConfig) -> bool:
+    return config.address is not None or config.cluster in (LOCAL, THIS)
 
 
 def next_strategy(found: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:

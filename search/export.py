@@ -30,7 +30,9 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
         raise UserError(f"{weights} is missing; run the study's command again to train trial {trial.owner}.")
     baseline = record.trial(record.baseline) if record.baseline is not None else None
     job = trained_job(trial, log, record.seed)
-    write_bundle(out, bundle_info(trial, job, log, study=record.name, baseline=baseline), weights, log)
+    info = bundle_info(trial, job, log, study=record.name, baseline=baseline)
+    info = info.model_copy(update={"comparison": record.comparison(trial.number)})
+    write_bundle(out, info, weights, log)
     return trial
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dhen.errors import UserError
-from dhen.values import parse
+from dhen.values import fingerprint, parse
 from search.config import StudyConfig
 from search.directory import HEAD
 from search.planning import LOCAL, cluster_summary, declared_cluster
@@ -17,8 +17,8 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.data.cache import PreparedLog
 from trials.hardware import Precision, preferred_precision
-from trials.job import TrainingConfig
-from trials.ledger import Ledger
+from trials.job import TRAINING_VERSION, TrainingConfig
+from trials.ledger import Ledger, Setting
 from trials.record import StudyRecord
 
 
@@ -46,6 +46,17 @@ class Facts:
         """What every trial is planned for: as declared, or this machine as measured when the study began."""
         self.precision: Precision = self._facts["precision"]
         """Of all trainings: this machine's preference when the study began."""
+        self.setting = Setting(
+            directory=str(directory.resolve()),
+            log=log.fingerprint,
+            features=log.features.to_dict(),
+            seed=config.seed,
+            version=TRAINING_VERSION,
+            cluster=self._facts["cluster"],
+        )
+        """What its trials have in common."""
+        self.shared_name = f"{ledger.study}-{fingerprint(self._facts['created'])[:6]}"
+        """Of the study among those that share a ledger; others may have its name."""
         self.head = StudyRecord(
             name=ledger.study,
             directory=str(directory),
@@ -63,6 +74,7 @@ class Facts:
     def note(self, *, finished: bool) -> None:
         """Commits the head, so that readers have it."""
         self.head = self.head.model_copy(update={"finished": finished})
+        self._ledger.settle(self.setting)
         self._ledger.note_facts(self._facts | {HEAD: self.head.model_dump(mode="json")})
 
 
@@ -78,7 +90,13 @@ def _settled(
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
     known = ledger.facts()
     if known is None or config.cluster not in (LOCAL, THIS):
-        cluster = declared_cluster(config.cluster, config.ranks, config.hbm, side_by_side=side_by_side)
+        cluster = declared_cluster(
+            config.cluster,
+            config.ranks,
+            config.hbm,
+            side_by_side=side_by_side,
+            hosts_apart=config.address is not None,
+        )
         facts["cluster"] = cluster.to_dict()
     if known is None:
         return facts | {"created": time.time(), "precision": preferred_precision()}

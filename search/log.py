@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dhen.errors import UserError
-from search.config import DEMO, DemoConfig, StudyConfig
+from search.config import DEMO, DemoConfig, LogConfig
 from trials.data.cache import PreparedLog
 from trials.data.demo import DemoLog, generate
 from trials.data.prepare import cache_root, prepare
@@ -15,8 +15,8 @@ from trials.data.schema_yaml import read_schema
 OnProgress = Callable[[str, int, int | None], None]
 
 
-def open_log(config: StudyConfig, progress: OnProgress | None = None) -> PreparedLog:
-    """The prepared log of a study; known logs are reused, others prepared now.
+def open_log(config: LogConfig, progress: OnProgress | None = None) -> PreparedLog:
+    """The prepared log of a study or a table; known logs are reused, others prepared now.
 
     Raises:
         UserError: for anything wrong with the files or the schema.

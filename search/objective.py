@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from trials.data.cache import PreparedLog
 from trials.events import Progress
 from trials.hardware import Precision, fastest_threads, preferred_precision
 from trials.job import Job, TrainingConfig
-from trials.launcher import POLL_SECONDS, Launcher
+from trials.launcher import POLL_SECONDS, AnyLauncher
+from trials.planner.plan import Prefer
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.worker import Task
 
@@ -50,12 +52,25 @@ def new_record(
     )
 
 
+def job_on(
+    log: PreparedLog, model: ModelConfig, training: TrainingConfig, seed: int, precision: Precision
+) -> Job:
+    """The job of training a model on a log; `precision` is what `auto` means."""
+    return Job(
+        model=model,
+        features=log.features,
+        log=log.fingerprint,
+        training=training.resolved(log.manifest.rows["train"], precision),
+        seed=seed,
+    )
+
+
 class Trainer:
     """Trains and scores on one log, each time in a fresh process."""
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: AnyLauncher,
         log: PreparedLog,
         directory: Path,
         *,
@@ -73,17 +88,17 @@ class Trainer:
 
     def job(self, model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
         """The job of training this model on this log."""
-        return Job(
-            model=model,
-            features=self._log.features,
-            log=self._log.fingerprint,
-            training=training.resolved(self._log.manifest.rows["train"], self.precision),
-            seed=seed,
-        )
+        return job_on(self._log, model, training, seed, self.precision)
 
     def folder(self, number: int) -> Path:
         """A trial's directory: its events, its rank's log, its weights."""
         return trial_folder(self._directory, number)
+
+    def below(self, name: str) -> Trainer:
+        """The same, in a folder of this one's directory."""
+        other = copy.copy(self)
+        other._directory = self._directory / name
+        return other
 
     def start(self, record: TrialRecord, job: Job, *, start_from: Path | None = None) -> Training:
         """A training that has begun, with the strategy that was planned where plans are executed.
@@ -104,34 +119,57 @@ class Trainer:
         began = time.monotonic()
         record = record.model_copy(update={"executed_technique": strategy.name})
         run = self._launcher.start(task, folder)
-        return Training(record, job, run, began, counted=self.execution.counted)
+        planned_here = self.execution.cluster is not None
+        return Training(record, job, run, began, counted=self.execution.counted, planned_here=planned_here)
 
     def train(
-        self, record: TrialRecord, job: Job, on_change: OnChange, *, start_from: Path | None = None
+        self,
+        record: TrialRecord,
+        job: Job,
+        on_change: OnChange,
+        *,
+        start_from: Path | None = None,
+        prefer: Prefer = "least",
     ) -> TrialRecord:
-        """The record of a finished training; `on_change` sees it grow. Ctrl-C ends the process and goes on up."""
-        training = self.start(record, job, start_from=start_from)
-        with killed_on_error([training]):
-            while not training.run.ended:
-                if look([training]):
-                    on_change(training.record, training.progress)
+        """The record of a finished training; `on_change` sees it grow. Ctrl-C ends the process and goes on up.
+
+        What runs out of memory, or is killed, is tried again as in a study.
+        """
+        again: TrialRecord | None = record
+        while again is not None:
+            training = self.start(again, job, start_from=start_from)
+            with killed_on_error([training]):
+                while not training.run.ended:
+                    if look([training]):
+                        on_change(training.record, training.progress)
+            again = self.execution.next_attempt(training.record, job, prefer)
         return training.record
 
     def scores(
         self, trained: Iterator[tuple[TrialRecord, Job]], split: str, *, side_by_side: int = 1
     ) -> Iterator[tuple[TrialRecord, Metrics]]:
-        """Metrics of trials' kept weights on a split, as they come; one is taken up when there is room for it."""
+        """Metrics of trials' kept weights on a split, as they come; one is taken up when there is room for it.
+
+        Raises:
+            UserError: where a process ends without a result; one that was killed from outside has a second try.
+        """
         going: list[Scoring] = []
+        again: set[int] = set()
         with killed_on_error(going):
             while True:
                 new = next(trained, None) if len(going) < side_by_side else None
                 if new is not None:
-                    going.append(self._start_scoring(*new, split))
+                    going.append(self.start_scoring(*new, split))
                 elif not going:
                     return
                 for scoring in look(list(going), 0.0 if new else POLL_SECONDS):
-                    if scoring.run.ended:
-                        going.remove(scoring)
+                    if not scoring.run.ended:
+                        continue
+                    going.remove(scoring)
+                    if scoring.killed and scoring.record.number not in again:
+                        again.add(scoring.record.number)
+                        going.append(self.start_scoring(scoring.record, scoring.job, split))
+                    else:
                         yield scoring.record, scoring.metrics
 
     def score(self, record: TrialRecord, job: Job, split: str) -> Metrics:
@@ -139,9 +177,13 @@ class Trainer:
         ((_, metrics),) = self.scores(iter([(record, job)]), split)
         return metrics
 
-    def _start_scoring(self, record: TrialRecord, job: Job, split: str) -> Scoring:
-        task = self._task(job).model_copy(update={"score_split": split})
-        return Scoring(record, split, self._launcher.start(task, self.folder(record.number)))
+    def start_scoring(
+        self, record: TrialRecord, job: Job, split: str, *, keep_logits: bool = False
+    ) -> Scoring:
+        """A scoring of a trial's kept weights that has begun; its logits stay in the trial's folder if wanted."""
+        fields = self.execution.task_fields(self.execution.strategy(record))
+        task = self._task(job).model_copy(update=fields | {"score_split": split, "keep_logits": keep_logits})
+        return Scoring(record, job, split, self._launcher.start(task, self.folder(record.number)))
 
     def _task(self, job: Job) -> Task:
         return Task(job=job, log_directory=str(self._log.directory), threads=self._threads)

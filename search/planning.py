@@ -25,12 +25,17 @@ NO_PLAN_EXCESS = 1.0
 
 
 def declared_cluster(
-    name: str, ranks: str | None = None, hbm: int | str | None = None, *, side_by_side: int = 1
+    name: str,
+    ranks: str | None = None,
+    hbm: int | str | None = None,
+    *,
+    side_by_side: int = 1,
+    hosts_apart: bool = False,
 ) -> Cluster:
     """The cluster of this name or file, with the ranks and the memory declared.
 
     This machine (`local`, `this`) is measured, which takes a second or two. Its memory is shared: by trials
-    side by side, and where the CPU is the accelerator by all ranks.
+    side by side, and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`.
 
     Raises:
         UserError: for an unknown name, a file that is none, ranks or sizes that are none.
@@ -40,12 +45,13 @@ def declared_cluster(
     cluster = cluster.with_ranks(ranks) if ranks is not None else cluster
     if hbm is not None:
         return cluster.with_hbm(hbm)
-    return _shared(cluster, side_by_side) if here else cluster
+    ranks_here = cluster.gpus_a_host if hosts_apart else cluster.ranks
+    return _shared(cluster, side_by_side, ranks_here) if here else cluster
 
 
-def _shared(machine: Cluster, side_by_side: int) -> Cluster:
+def _shared(machine: Cluster, side_by_side: int, ranks_here: int) -> Cluster:
     """What one rank of one of so many trials has of this machine's memory."""
-    owners = side_by_side * (machine.ranks if machine.device == "cpu" else 1)
+    owners = side_by_side * (ranks_here if machine.device == "cpu" else 1)
     if owners == 1:
         return machine
     source = f"{machine.sources.get('hbm_bytes', 'as detected')}; shared by {owners}"

@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dhen.values import fingerprint
-from search.samplers import make_sampler
+from search.appraisal import Appraiser
+from search.samplers import check_sampler, make_sampler
+from search.samplers.known import UNFINISHED, Known
 from spaces.load import random_point
-from spaces.space import Point, Space
+from spaces.space import Point
 from trials.record import Outcome, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-UNFINISHED = (Outcome.RUNNING, Outcome.INTERRUPTED)
 MEMORY = "memory"
 """The constraint that a candidate fits: `TrialRecord.memory_excess`, a ratio, feasible at 0 or less."""
 NE_OF_INFEASIBLE = 1.0
@@ -33,8 +34,17 @@ NE_OF_INFEASIBLE = 1.0
 class Proposals:
     """Points of a space, proposed by a sampler that learns from what it is told."""
 
-    def __init__(self, *, space: Space, sampler: str, seed: int) -> None:
-        """An Optuna study of two objectives, NE and FLOPs.
+    def __init__(
+        self,
+        *,
+        appraiser: Appraiser,
+        sampler: str,
+        seed: int,
+        stopped_as: Literal["pruned", "expected"] = "pruned",
+    ) -> None:
+        """An Optuna study of two objectives, NE and log FLOPs, over the space of `appraiser`.
+
+        `stopped_as`: a stopped candidate is told as pruned, or as complete with the NE that was expected of it.
 
         Raises:
             UserError: when the sampler is unknown.
@@ -43,9 +53,11 @@ class Proposals:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
-        self._space, self._sampler, self._seed = space, sampler, seed
+        self._space, self._sampler, self._seed = appraiser.space, sampler, seed
         self._axes = self._distributions()
-        make_sampler(sampler, seed, self._axes)
+        self._known = Known(appraiser)
+        self._stopped_as = stopped_as
+        check_sampler(sampler)
         self._study = optuna.create_study(directions=["minimize", "minimize"])
         self._optuna_numbers: dict[int, int] = {}
         self._asked: dict[int, Trial] = {}
@@ -55,6 +67,8 @@ class Proposals:
         for record in candidates:
             self._optuna_numbers[record.number] = len(self._optuna_numbers)
             self._study.add_trial(self._remembered(record))
+            self._known.points[record.number] = record.point
+            self._known.records[record.number] = record
 
     def ask(self, number: int, start: Point) -> tuple[Point, dict[str, int]]:
         """The point of the trial with this number, which has the values of `start`, and the sampler's notes."""
@@ -62,16 +76,21 @@ class Proposals:
         if start:
             self._study.enqueue_trial(start)
         seed = int(fingerprint([self._seed, index]), 16) % 2**32
-        self._study.sampler = make_sampler(self._sampler, seed, self._axes)
+        self._study.sampler = make_sampler(self._sampler, seed, self._axes, self._known)
         trial = self._study.ask()
         self._optuna_numbers[number] = trial.number
         self._asked[number] = trial
-        point = self._space.sample(trial)
+        point = self._known.points[number] = self._space.sample(trial)
         attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
         return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
 
+    def note(self, record: TrialRecord) -> None:
+        """What a proposal that still trains has shown so far."""
+        self._known.records[record.number] = record
+
     def tell(self, record: TrialRecord) -> None:
         """How a proposal ended."""
+        self.note(record)
         state, values = self._result(record)
         asked = self._asked.pop(record.number, None)
         if asked is not None and record.memory_excess is not None:
@@ -108,11 +127,18 @@ class Proposals:
             return state.RUNNING, None
         if record.outcome is Outcome.COMPLETED:
             assert record.validation is not None
-            assert record.flops is not None
             if not math.isnan(record.validation.ne):
-                return state.COMPLETE, [record.validation.ne, record.flops]
+                return state.COMPLETE, [record.validation.ne, _log_flops(record)]
             return state.FAIL, None
+        if record.outcome is Outcome.STOPPED and self._stopped_as == "expected":
+            assert record.expected_ne is not None
+            return state.COMPLETE, [record.expected_ne, _log_flops(record)]
         beyond = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
         if record.outcome in beyond and (record.memory_excess or 0.0) > 0:
-            return state.COMPLETE, [NE_OF_INFEASIBLE, record.flops or 0.0]
+            return state.COMPLETE, [NE_OF_INFEASIBLE, _log_flops(record)]
         return (state.FAIL if record.outcome is Outcome.FAILED else state.PRUNED), None
+
+
+def _log_flops(record: TrialRecord) -> float:
+    """Candidates differ in FLOPs by orders of magnitude; as much is gained from 10 to 5 as from 2 to 1."""
+    return math.log10(max(record.flops or 0.0, 1.0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -17,8 +19,11 @@ from search.publisher import REPORT, Publisher
 from search.study import Study
 from search.terminal import StudyView, step_progress
 from trials.data.cache import PreparedLog
+from trials.hosts import Hosts
+from trials.hosts_run import HostsLauncher
 from trials.launcher import Launcher
 from trials.record import StudyRecord
+from trials.rendezvous import check_devices
 
 BEST = "best"
 INTERRUPTED = 130
@@ -37,11 +42,11 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
     config = read_study_config(base, overrides, data=data or None)
     if config.trials is None and config.minutes is None:
         raise UserError("a study needs a budget: give trials=N, minutes=M, or both.")
-    with only_driver(directory):
+    with only_driver(directory), other_hosts(config, console) as hosts:
         check_directory(directory, config)
         with step_progress(console) as progress:
             log = open_log(config, progress)
-        record = _search(config, directory, log, launcher, console)
+        record = _search(config, directory, log, launcher, hosts, console)
     if record.front:
         export(record, log, "best", directory / BEST)
     for sentence in sentences(record):
@@ -52,20 +57,54 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
 
 
 def _search(
-    config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launcher, console: Console
+    config: StudyConfig,
+    directory: Path,
+    log: PreparedLog,
+    launcher: Launcher,
+    hosts: Hosts | None,
+    console: Console,
 ) -> StudyRecord:
     """The study, with the terminal, the report and MLflow following it."""
     publisher = Publisher(directory, console)
     with StudyView(console) as view:
-        study = Study(config, directory, log, launcher, view, publisher)
+        starts = HostsLauncher(launcher, hosts) if hosts else launcher
+        study = Study(config, directory, log, starts, view, publisher)
         write_config(directory, config)
         try:
+            if hosts:
+                hosts.open(log, directory)
+                hosts.wait_for_all()
             return study.run()
         except KeyboardInterrupt:
             console.print(f"\ninterrupted; the same command goes on ({directory}).")
             sys.exit(INTERRUPTED)
         finally:
             publisher.finish(study.record())
+
+
+@contextlib.contextmanager
+def other_hosts(config: StudyConfig, console: Console) -> Iterator[Hosts | None]:
+    """Those that join the study, who wait until it lets them; None where all ranks are on this machine.
+
+    Raises:
+        UserError: for an address that is none of this machine's, or where it has too few devices.
+    """
+    if config.address is None:
+        yield None
+        return
+
+    def say(sentence: str) -> None:
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
+    count, ranks_a_host = (int(part) for part in str(config.ranks).strip().split("x"))
+    check_devices(ranks_a_host)
+    hosts = Hosts(config.address, count, ranks_a_host, say)
+    reason = "it was broken off on its first host"
+    try:
+        yield hosts
+        reason = "all trials are done"
+    finally:
+        hosts.close(reason)
 
 
 def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:

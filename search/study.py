@@ -9,33 +9,48 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from dashboards.winners import retrained_line
 from dhen.errors import UserError
 from dhen.values import parse
 from search.absorb import cut_short
 from search.activity import Training, look
+from search.appraisal import Appraiser
 from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
 from search.directory import database_url, study_name
-from search.execution import execution, margin_bytes, next_strategy, ranks_here
+from search.execution import execution, margin_bytes, ranks_here
 from search.export import trained_job
 from search.facts import Facts, check_training_axes
 from search.objective import CHECKPOINTS, Trainer, new_record
 from search.planning import plan_of, planned
-from search.proposals import UNFINISHED, Proposals
+from search.proposals import Proposals
+from search.reuse import Reuse
+from search.samplers.known import UNFINISHED
 from search.slots import slots
 from search.standing import Standing
+from search.stopping import stopping_rule
+from search.stopping.rule import Rule, first_stop
+from search.winners.confirm import confirm
+from search.winners.retraining import Retrainings
 from spaces.load import load_space
-from spaces.space import Point, Space
+from spaces.space import Candidate, Point, Space
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS, Progress
 from trials.job import Job, TrainingConfig
-from trials.launcher import POLL_SECONDS, Launcher
+from trials.launcher import POLL_SECONDS, AnyLauncher
 from trials.ledger import Ledger
-from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
+from trials.record import Outcome, Retraining, StudyRecord, TrialKind, TrialRecord
 
 NOTHING_NEW = 100
 """Proposals in a row that needed no training, after which a study without a number of trials ends."""
+
+AGAIN = (Outcome.OUT_OF_MEMORY, Outcome.INTERRUPTED)
+"""Ends of an attempt after which there may be another."""
+
+SHARED = (Outcome.COMPLETED, Outcome.STOPPED)
+"""Ends that hold for an equal network too."""
 
 Watcher = Callable[["Study"], None]
 """Called at every change and about ten times a second between; takes in what it likes of the study."""
@@ -51,20 +66,26 @@ class Study:
         config: StudyConfig,
         directory: Path,
         log: PreparedLog,
-        launcher: Launcher,
+        launcher: AnyLauncher,
         *watchers: Watcher,
     ) -> None:
         """Opens the study's database.
 
         Raises:
-            UserError: for an impossible space, an unknown sampler or baseline, a database out of reach,
+            UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach,
                 or a database that holds another study of this name.
         """
         self._config, self._log, self._watchers = config, log, watchers
         self._space: Space = load_space(config.space)
         self._baseline: Baseline = read_baseline(config)
         check_training_axes(self._space, config.training)
-        self._proposals = Proposals(space=self._space, sampler=config.sampler, seed=config.seed)
+        self._stopping: Rule = stopping_rule(config.stopping)
+        self._proposals = Proposals(
+            sampler=config.sampler,
+            seed=config.seed,
+            appraiser=Appraiser(self._space, log.features, self._fits),
+            stopped_as=config.stopped_as,
+        )
         name = study_name(directory, config.name)
         self._ledger = Ledger(database_url(directory, config.storage), name)
         self._parallel, threads = slots(config.parallel, config.threads, ranks_here(config))
@@ -83,15 +104,26 @@ class Study:
         next(
             self._baseline_trials(), None
         )  # a batch that the ranks cannot share is an error before any trial
-        self._known = {trial.fingerprint: trial for trial in reversed(self._standing.completed)}
+        self.setting = self._facts.setting
+        """What its trials have in common."""
+        latest_first = sorted(self._standing.trials.items(), reverse=True)
+        self._known = {trial.fingerprint: trial for _, trial in latest_first if trial.outcome in SHARED}
         self._running: dict[int, Training] = {}
         self._waiting: list[tuple[TrialRecord, Job]] = []
         self._with_weights = set(self._standing.trials)
         self._fruitless = 0
+        self._deciding = True
+        self._reuse = self._shared_ledger() if config.ledger else None
+        self._confirmed: dict[str, Any] = {
+            "retrainings": tuple(self._ledger.retrainings()),
+            "comparisons": self._ledger.comparisons(),
+        }
         self.changes = 0
         """Grows with every change of the record."""
         self.ended: list[int] = []
         """Numbers of the trials that this driver has seen end, in that order."""
+        self.notices: list[str] = []
+        """What there is to say beside how trials end."""
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record."""
@@ -100,7 +132,9 @@ class Study:
             self._train(self._baseline_trials())
             self._require_baseline()
             self._train(self._candidate_trials())
+            self._recover_weights()
             self._score_winners()
+            self._confirm_winners()
             self._facts.note(finished=True)
         except BaseException as error:
             self._break_off(resumable=isinstance(error, KeyboardInterrupt))
@@ -108,12 +142,14 @@ class Study:
         finally:
             self._standing.head = self._facts.head.model_copy(update={"running": False})
             self._ledger.close()
+            if self._reuse is not None:
+                self._reuse.close()
         self._tell_watchers()
         return self.record()
 
     def record(self) -> StudyRecord:
         """The study as it stands."""
-        return self._standing.record()
+        return self._standing.record().model_copy(update=self._confirmed)
 
     @property
     def finished(self) -> bool:
@@ -155,16 +191,29 @@ class Study:
             candidate = self._space.decode(point)
         except UserError as error:
             return _infeasible(number, point, notes, str(error)), None
-        training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
-        job = self._trainer.job(candidate.model, training, self._config.seed)
+        job = self._job(candidate)
         record = new_record(number, TrialKind.CANDIDATE, point, job)
         return self._planned(record.model_copy(update={"sampler_notes": notes}), job)
+
+    def _job(self, candidate: Candidate) -> Job:
+        training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
+        return self._trainer.job(candidate.model, training, self._config.seed)
+
+    def _fits(self, candidate: Candidate) -> bool:
+        """Whether a plan makes it fit on the study's cluster."""
+        try:
+            found = plan_of(
+                self._job(candidate), self._facts.cluster, self._config.prefer, self._margin_bytes
+            )
+        except UserError:
+            return False
+        return found.chosen is not None
 
     def _planned(self, record: TrialRecord, job: Job) -> Upcoming:
         """With its plan for the study's cluster; one that fits nowhere has ended and is not trained."""
         known = self._standing.trials.get(record.number)
         if known is not None and known.attempts:
-            again = self._next_attempt(known.model_copy(update={"outcome": Outcome.RUNNING}), job)
+            again = self._trainer.execution.next_attempt(known, job, self._config.prefer)
             if again is not None:
                 return again, job
         record = planned(
@@ -189,8 +238,11 @@ class Study:
         known = self._known.get(record.fingerprint)
         if job is None:
             self._end(record)
-        elif known is not None:
+        elif known is not None and known.owner != record.number:
             self._end(_reused(record, known))
+        elif (done := self._done_elsewhere(record)) is not None:
+            self._end(done)
+            self._fruitless = 0
         else:
             self._note(record)
             if any(training.record.fingerprint == job.fingerprint for training in self._running.values()):
@@ -203,60 +255,56 @@ class Study:
         """Takes in what the trainings say; those that have ended make room, and their twins need not wait."""
         for training in look(list(self._running.values()), seconds):
             record = training.record
-            if not training.run.ended:
+            stopped = self._stopped(training)
+            if stopped is None and not training.run.ended:
                 if record is not self._standing.trials[record.number]:
                     self._standing.note(record)
                     self.changes += 1
+                    if record.kind is TrialKind.CANDIDATE:
+                        self._proposals.note(record)
                 continue
             del self._running[record.number]
-            if record.outcome is Outcome.OUT_OF_MEMORY and self._try_again(record, training.job):
+            if stopped is None and record.outcome in AGAIN and self._try_again(record, training.job):
                 continue
-            self._end(record)
+            self._end(stopped or record)
             waiting, self._waiting = self._waiting, []
             for twin, job in waiting:
                 self._place(twin, job)
         self._tell_watchers()
 
+    def _stopped(self, training: Training) -> TrialRecord | None:
+        """How it ends where the stopping rule gives it up at an evaluation that is new; then it has been ended."""
+        record, before = training.record, self._standing.trials[training.record.number]
+        if record.kind is not TrialKind.CANDIDATE or not self._deciding:
+            return None
+        news = {"curve": record.curve, "executed_technique": record.executed_technique}
+        trials = list(self._standing.trials.values())
+        stopped = first_stop(self._stopping, before.model_copy(update=news), len(before.curve), trials)
+        return training.stop(stopped) if stopped is not None else None
+
     def _try_again(self, record: TrialRecord, job: Job) -> bool:
-        """What ran out of memory goes on with the next strategy, if there is one."""
+        """What ran out of memory goes on with the next strategy, if there is one; what was killed, as it was."""
         self._margin_bytes = max(self._margin_bytes, margin_bytes([record]))
-        again = self._next_attempt(record, job)
+        again = self._trainer.execution.next_attempt(record, job, self._config.prefer)
         if again is None:
             return False
         self._note(again)
         self._running[record.number] = self._trainer.start(again, job)
         return True
 
-    def _next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
-        """The record as it begins its next attempt; None where the last ended otherwise, or none is left."""
-        if (
-            self._trainer.execution.cluster is None
-            or record.attempts[-1].outcome is not Outcome.OUT_OF_MEMORY
-        ):
-            return None
-        found = plan_of(job, self._facts.cluster, self._config.prefer, 0)
-        strategy = next_strategy(found, record.attempts)
-        if strategy is None:
-            return None
-        return record.model_copy(
-            update={
-                "outcome": Outcome.RUNNING,
-                "planned_technique": strategy.strategy.name,
-                "predicted_peak_bytes": strategy.memory.total,
-                "predicted_step_seconds": strategy.time.total,
-                "error": None,
-                "curve": (),
-            }
-        )
-
     def _end(self, record: TrialRecord) -> None:
-        """Ledger first, then the sampler."""
+        """Ledger first, then the sampler, then other studies."""
         self._note(record)
-        if record.kind is TrialKind.CANDIDATE:
+        if record.kind is TrialKind.CANDIDATE and self._deciding:
             self._proposals.tell(record)
-        if record.outcome is Outcome.COMPLETED:
+        if record.outcome in SHARED:
             self._known.setdefault(record.fingerprint, record)
-        self._drop_weights(record.number)
+        if self._reuse is not None and record.attempts:
+            self._reuse.publish(record)
+        for twin in [] if self._deciding else list(self._standing.trials.values()):
+            if twin.reused_from == record.number:
+                self._note(_reused(twin, record).model_copy(update={"test": None}))
+        self._keep_weights(record)
         self.ended.append(record.number)
 
     def _note(self, record: TrialRecord) -> None:
@@ -277,6 +325,47 @@ class Study:
             for record in going + [record for record, _ in self._waiting]:
                 self._note(cut_short(record))
 
+    def _shared_ledger(self) -> Reuse:
+        """With what this study has trained and others may not know yet."""
+        assert self._config.ledger is not None
+        reuse = Reuse(self._config.ledger, self._ledger, self._facts.shared_name, self.setting)
+        ended = (trial for trial in self._standing.trials.values() if trial.outcome not in UNFINISHED)
+        reuse.publish_missing([trial for trial in ended if trial.attempts])
+        return reuse
+
+    def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
+        """With the result of another study; not once the winners are known, of whom weights are wanted."""
+        if self._reuse is None or not self._deciding:
+            return None
+        return self._reuse.result(record)
+
+    def _recover_weights(self) -> None:
+        """Every winner has weights: fetched from the study that has trained it, or trained here after all.
+
+        Trained again, its result is its own, and may be a little another: then others may have won.
+        """
+        self._deciding = False
+        while lost := [winner for winner in self._standing.verdict.winners if not self._has_weights(winner)]:
+            self._train(self._again(lost))
+        self._require_baseline()
+        self._drop_weights()
+
+    def _again(self, lost: list[TrialRecord]) -> Iterator[Upcoming]:
+        """Trainings of finished trials whose weights are gone."""
+        for owner in {winner.owner: None for winner in lost}:
+            known = self._standing.trials[owner]
+            job = trained_job(known, self._log, self._config.seed)
+            self.notices.append(f"trial {owner} won, its weights are gone: trained here before its test")
+            fresh = new_record(owner, known.kind, known.point, job)
+            kept = {"sampler_notes": known.sampler_notes, "attempts": known.attempts}
+            yield self._planned(fresh.model_copy(update=kept), job)
+
+    def _has_weights(self, winner: TrialRecord) -> bool:
+        """Fetched now, where another study has them."""
+        if (self._trainer.folder(winner.owner) / WEIGHTS).exists():
+            return True
+        return self._reuse is not None and self._reuse.fetch_weights(self._standing.trials[winner.owner])
+
     def _score_winners(self) -> None:
         """The test split, after selection is frozen: the baseline and the front, each look counted."""
         winners: dict[int, list[TrialRecord]] = {}
@@ -296,13 +385,37 @@ class Study:
                 self._note(winner.model_copy(update={"test": metrics}))
             self._tell_watchers()
 
-    def _drop_weights(self, ended: int) -> None:
+    def _confirm_winners(self) -> None:
+        """Whether they are better than the baseline, where the study is to say so."""
+        if not self._config.confirm or not self._standing.verdict.front:
+            return
+
+        def watch(each: Retraining) -> None:
+            self._confirmed["retrainings"] = retrainings.all
+            self.notices.append(retrained_line(each))
+            self.changes += 1
+            self._tell_watchers()
+
+        retrainings = Retrainings(self._ledger, self._trainer, parallel=self._parallel, watch=watch)
+        seeds = self._config.confirm
+        found, failed = confirm(self.record(), self._log, self._ledger, retrainings, seeds=seeds)
+        self._confirmed["comparisons"] = found
+        self.notices += failed
+
+    def _keep_weights(self, ended: TrialRecord) -> None:
+        """Of a trial that may be exported: fetched where another study has trained it."""
+        if ended.reused_from_study is not None and ended in self._standing.verdict.winners:
+            self._has_weights(ended)  # now, before that study drops them or is deleted
+        shutil.rmtree(self._trainer.folder(ended.number) / CHECKPOINTS, ignore_errors=True)
+        self._with_weights.add(ended.number)
+        if self._deciding:
+            self._drop_weights()
+
+    def _drop_weights(self) -> None:
         """Only what may still be exported keeps its weights: the front and the baseline."""
         kept = {winner.owner for winner in self._standing.verdict.winners}
-        for number in (self._with_weights | {ended}) - kept:
-            if number == ended or number not in self._running:
-                (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
-        shutil.rmtree(self._trainer.folder(ended) / CHECKPOINTS, ignore_errors=True)
+        for number in self._with_weights - kept - set(self._running):
+            (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
         self._with_weights = kept
 
     def _spent(self) -> bool:
@@ -331,6 +444,6 @@ def _infeasible(number: int, point: Point, notes: dict[str, int], error: str) ->
 
 def _reused(record: TrialRecord, known: TrialRecord) -> TrialRecord:
     """The record of a trial whose network has been trained already."""
-    own = {"number", "kind", "point", "started_at", "test", "sampler_notes"}
+    own = {"number", "kind", "point", "started_at", "test", "sampler_notes", "attempts", "reused_from_study"}
     shared = {name: getattr(known, name) for name in type(known).model_fields if name not in own}
     return record.model_copy(update=shared | {"reused_from": known.owner, "seconds": 0.0})

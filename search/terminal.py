@@ -5,6 +5,7 @@ With a terminal the table is redrawn in place; without one (a pipe, a CI log) ea
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+from rich.table import Table
 from rich.text import Text
 
 from dashboards.table import progress_line, trial_line, trial_table
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from search.study import Study
 
 REFRESH_SECONDS = 0.25
+TABLE_WIDTH = 140
+"""Where there is no terminal to ask."""
 LINES_BESIDE_TABLE = 5
 
 
@@ -33,7 +37,7 @@ class StudyView:
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._drawn = 0.0
-        self._said = 0
+        self._said = self._noticed = 0
 
     def __enter__(self) -> StudyView:
         if self._live:
@@ -46,6 +50,9 @@ class StudyView:
 
     def __call__(self, study: Study) -> None:
         """Draws the study, some times a second at most, or says which trials have ended."""
+        for notice in study.notices[self._noticed :]:
+            self._console.print(notice, style="yellow", soft_wrap=True, markup=False)
+        self._noticed = len(study.notices)
         if self._live is None:
             self._say_ended(study)
         elif study.finished or time.monotonic() - self._drawn > REFRESH_SECONDS:
@@ -64,6 +71,11 @@ class StudyView:
             self._console.print(trial_line(record, number), soft_wrap=True)
             self._console.print(progress_line(record), soft_wrap=True)
         self._said = len(study.ended)
+
+
+def print_table(table: Table) -> None:
+    """On stdout, as wide as the terminal; wide enough where there is none."""
+    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
 
 
 def progress_lines(progress: Mapping[int, Progress]) -> list[Text]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 from spaces.axes import Axis, Choice
-from spaces.space import Space
+from spaces.space import NONE, Space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,14 @@ def _layer_count(space: Space, axes: dict[str, Axis]) -> float:
         for n in range(1, space.config.slots + 1)
         for kinds in combinations_with_replacement(settings, n)
     )
-    return count * axes["out_embeddings"].size * axes["raw_numeric"].size
+    others = math.prod(axes[key].size for key in ("out_embeddings", "raw_numeric", "shortcut"))
+    return count * others * _norm_count(axes["norm"], axes["norm_placement"])
+
+
+def _norm_count(norm: Axis, placement: Axis) -> float:
+    """Norms and their places; none has one."""
+    without = int(isinstance(norm, Choice) and NONE in norm.values)
+    return (norm.size - without) * placement.size + without
 
 
 def _values(axis: Axis) -> list[int]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Point = dict[str, Scalar]
 NONE = "none"
-LAYER_FIELDS = ("ensemble", "out_embeddings", "raw_numeric")
+LAYER_FIELDS = ("ensemble", "out_embeddings", "raw_numeric", "norm", "norm_placement", "shortcut")
 MODEL_FIELDS = ("embedding_dim", "numeric_mlp", "head", "dropout")
 
 
@@ -46,6 +46,10 @@ class SpaceConfig(Value):
     ensemble: Any = Field(default=["concat", "sum", "weighted_sum"])
     out_embeddings: Any = Field(default=[4, 8])
     raw_numeric: Any = Field(default=[False, True])
+    norm: Any = Field(default="layer", exclude_if=lambda leaf: leaf == "layer")
+    """Of layers, as are the next two; left out of plain data where they are the paper's, as before they came."""
+    norm_placement: Any = Field(default="post", exclude_if=lambda leaf: leaf == "post")
+    shortcut: Any = Field(default=True, exclude_if=lambda leaf: leaf is True)
     model: dict[str, Any] = Field(default_factory=dict)
     """embedding_dim, numeric_mlp, head, dropout."""
     training: dict[str, Any] = Field(default_factory=dict)
@@ -188,7 +192,8 @@ class Space:
         if len(layer.modules) > 1:
             point |= _encoded(ensemble, layer.ensemble.kind)
         for key in LAYER_FIELDS[1:]:
-            point |= _encoded(axes[key], getattr(layer, key))
+            if key != "norm_placement" or layer.norm != NONE:  # a norm that is none has no place
+                point |= _encoded(axes[key], getattr(layer, key))
         return point
 
     def _check_names(self) -> None:

@@ -1,18 +1,58 @@
-"""AdamW's state, to save it and to load into it."""
+"""The dense part's optimizer, AdamW, and its state, to save it and to load into it."""
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
+
+from trials.bf16_adamw import Bf16AdamW
+from trials.job import TrainingConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW calls its state that has a number for each weight."""
 
 
-def adamw_state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """AdamW's state of a parameter, as its first step would make it."""
-    state: dict[str, Tensor] = optimizer.state[parameter]
+def adamw(parameters: list[nn.Parameter], config: TrainingConfig, *, zero1: bool = False) -> Optimizer:
+    """AdamW of these weights, its moments in `config.optimizer_precision`.
+
+    `zero1`: each rank of the default process group has the state of some of them, and updates those for all.
+    """
+    rates: dict[str, Any] = {"lr": config.dense_learning_rate, "weight_decay": config.weight_decay}
+    kind: type[Optimizer] = Bf16AdamW
+    if config.optimizer_precision == "fp32":
+        kind, rates = AdamW, rates | {"fused": True}
+    if not zero1:
+        return kind(parameters, **rates)
+    with warnings.catch_warnings():  # torch 2.13 imports what it has deprecated itself
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **rates)
+
+
+def moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """AdamW's two moments of a parameter, zeros before its first step; what is loaded into them counts."""
+    state = _state(optimizer, parameter)
+    return {moment: state[moment] for moment in MOMENTS}
+
+
+def set_steps(optimizer: Optimizer, parameter: nn.Parameter, steps: int) -> None:
+    """After moments as they are after so many steps were loaded."""
+    state = _state(optimizer, parameter)
+    if isinstance(optimizer, Bf16AdamW):
+        state["step"] = steps
+    else:
+        state["step"].fill_(steps)
+
+
+def _state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    """As the first step would make it."""
+    if isinstance(optimizer, Bf16AdamW):
+        return optimizer.state_of(parameter)
+    state: dict[str, Any] = optimizer.state[parameter]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         state |= {moment: torch.zeros_like(parameter).detach() for moment in MOMENTS}

@@ -1,7 +1,7 @@
-"""L2 decay of the rows looked up, for FBGEMM's fused optimizers on a CPU, whose kernels leave it out (1.8).
+"""L2 decay of the rows looked up, for FBGEMM's fused optimizers on a CPU, whose fp32 kernels leave it out (1.8).
 
 Every row of a batch is looked up once more, in a bag of its own behind the batch's; the gradient of that
-embedding, which is the row's weights, is the decay times it. GPU kernels have L2 themselves.
+embedding, which is the row's weights, is the decay times it. Kernels for GPUs, and for fp16, have L2 themselves.
 """
 
 from __future__ import annotations

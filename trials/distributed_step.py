@@ -24,10 +24,10 @@ from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
 from trials.dense_batch import DenseBatch, DenseInputs, take_tables
 from trials.embeddings import table_engine
-from trials.evaluation import EVAL_BATCH, evaluate_over_ranks
+from trials.evaluation import EVAL_BATCH, Keep, evaluate_over_ranks
 from trials.flat_pieces import FlatPieces
 from trials.job import Job
-from trials.memory_limit import is_counted, keep_on_host, on_host
+from trials.memory_limit import is_counted, keep_on_host, on_device_for_good, on_host
 from trials.parallelize import average_gradients, device_mesh, parallelize
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import BUCKET_BYTES
@@ -45,25 +45,33 @@ class DistributedStep:
     """A model and its optimizers on this rank; every rank makes the same calls in the same order."""
 
     def __init__(
-        self, model: nn.Module, job: Job, strategy: Strategy, ranks: Ranks, cluster: Cluster | None = None
+        self,
+        model: nn.Module,
+        job: Job,
+        strategy: Strategy,
+        ranks: Ranks,
+        cluster: Cluster | None = None,
+        *,
+        where: torch.device,
     ) -> None:
         """Takes the model over, which is alike on all ranks; a collective.
 
         Args:
-            model: on this process's device, in fp32.
+            model: in fp32, best in host memory: of its tables only this rank's part goes to the device.
             job: its schema, and its resolved training configuration.
             strategy: how the dense part is held; `fully_shard` needs a process group on one rank too.
             ranks: of the default process group.
             cluster: for which the tables are placed and gradients cut into buckets; None for this machine.
+            where: this process's device.
         """
         config = job.training
         assert config.batch_size is not None
         self._ranks, self._batch_size = ranks, config.batch_size
-        where = next(model.parameters()).device
         tables = take_tables(model)
+        on_device_for_good(model, where)
         cluster = _cluster(cluster, ranks) if ranks.world > 1 else None
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
-        self._tables = table_engine(tables, job.features, config, ranks, placement)
+        self._tables = table_engine(tables, job.features, config, ranks, placement, where)
         needs_mesh = ranks.world > 1 or strategy.fully_sharded
         mesh = device_mesh(strategy.dense, ranks.hosts, ranks.gpus_a_host, where.type) if needs_mesh else None
         self._dense = parallelize(
@@ -94,13 +102,13 @@ class DistributedStep:
             self._dense.update()
         return loss
 
-    def scale_learning_rates(self, factor: float) -> float:
-        """Sets learning rates to a multiple of the configured ones; the dense part's, for the record."""
+    def scale_learning_rates(self, dense: float, tables: float) -> float:
+        """Sets learning rates to multiples of the configured ones; the dense part's, for the record."""
         if self._tables is not None:
-            self._tables.scale_learning_rate(factor)
+            self._tables.scale_learning_rate(tables)
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = self._rate * factor
-        return self._rate * factor
+            group["lr"] = self._rate * dense
+        return self._rate * dense
 
     def settle(self) -> None:
         """Brings all table rows up to date."""
@@ -111,14 +119,14 @@ class DistributedStep:
         """Whether no dense weight of any rank is NaN or infinite; the same on all."""
         return all_agree(self._ranks, self._engine.is_finite())
 
-    def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
-        """On a split of the log, by all ranks; the same on all.
+    def evaluate(self, log: PreparedLog, split_name: str, keep: Keep | None = None) -> Metrics:
+        """On a split of the log, by all ranks; the same on all. `keep` is given the logits on the first.
 
         Where memory is short, no more rows at a time than were planned for.
         """
         self._model.eval()
         rows = min(self._micro_batch, EVAL_BATCH) if self._short else EVAL_BATCH
-        found = evaluate_over_ranks(self._score, log, split_name, self._ranks, rows)
+        found = evaluate_over_ranks(self._score, log, split_name, self._ranks, rows, keep)
         self._model.train()
         return found
 

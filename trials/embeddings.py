@@ -7,7 +7,7 @@ the dense part as leaves (`trials.dense_batch`), whose gradients `update` carrie
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,25 +15,14 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.features import EmbeddingTables
 from dhen.schema import FeatureSchema
+from trials.half_tables import in_half
 from trials.job import TrainingConfig
+from trials.memory_limit import on_device_for_good
 from trials.planner.placement import Placement
 from trials.ranks import Ranks
 from trials.row_wise_adagrad import RowWiseAdagrad
 from trials.table_blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
 from trials.table_requirements import check_tables
-
-LOG_SHRINK = "log_shrink"
-"""What `RowWiseAdagrad` calls its sum of table decay."""
-
-
-class Numbers(NamedTuple):
-    """What sharded tables are stored and sent as; the dense part sees fp32, and all other tables are fp32."""
-
-    stored: Literal["fp32", "fp16"] = "fp32"
-    """Weights; fp16 are rounded stochastically where the kernels can (on GPUs, FBGEMM's default), else to the
-    nearest, which loses updates below 1/2048 of a weight. Optimizer state is fp32."""
-    sent: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Pooled embeddings, and their gradients."""
 
 
 class TableEngine(Protocol):
@@ -80,17 +69,17 @@ def table_engine(
     config: TrainingConfig,
     ranks: Ranks,
     placement: Placement | None,
-    numbers: Numbers | None = None,
+    where: torch.device,
 ) -> TableEngine | None:
-    """The engine for so many ranks, on the device of `tables`' weights; None where a model has no tables.
+    """The engine for so many ranks; None where a model has no tables.
 
     Args:
         tables: taken over, and alike on all ranks.
         schema: theirs.
-        config: resolved.
+        config: resolved; with what tables are stored in, and sent in.
         ranks: several need a process group that all have joined.
         placement: of the tables on these ranks; one rank needs none.
-        numbers: of tables over several ranks; by default fp32 throughout. One rank's are fp32.
+        where: the device that holds this rank's part; several ranks never hold all tables there.
 
     Raises:
         UserError: as `check_tables`, which tells before ranks start.
@@ -98,18 +87,20 @@ def table_engine(
     if tables is None:
         return None
     if ranks.world == 1:
-        return LocalTables(tables, schema, config)
+        return LocalTables(on_device_for_good(tables, where), schema, config)
     from trials.sharded_tables import ShardedTables
 
     assert placement is not None
     check_tables(placement, ranks)
-    return ShardedTables(tables, schema, config, ranks, placement, numbers or Numbers())
+    return ShardedTables(tables, schema, config, ranks, placement, where)
 
 
 class LocalTables:
     """Tables of one process, in one matrix."""
 
     def __init__(self, tables: EmbeddingTables, schema: FeatureSchema, config: TrainingConfig) -> None:
+        if config.table_precision == "fp16":
+            tables = in_half(tables)
         self._tables = tables
         self._optimizer = RowWiseAdagrad(
             [tables.weight],
@@ -161,7 +152,7 @@ class LocalTables:
     def full_weight(self) -> Tensor | None:
         """As the protocol says."""
         self.settle()
-        return self._tables.weight.detach().to("cpu", copy=True)
+        return self._tables.weight.detach().to("cpu", torch.float32, copy=True)
 
     def load_full(self, weight: Tensor) -> None:
         """As the protocol says."""
@@ -169,19 +160,15 @@ class LocalTables:
         self._tables.weight.detach().copy_(weight)
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
-        """As the protocol says; with table decay also its sum so far, so that what follows is equal to the bit."""
+        """As the protocol says; with what makes that which follows equal to the bit."""
         self.settle()
-        state = state_of(self._held) if saved is None else state_to_load(saved, self._held)
-        if self._lazy and (saved is None or LOG_SHRINK in saved):
-            state[LOG_SHRINK] = torch.tensor(self._optimizer.param_groups[0][LOG_SHRINK], dtype=torch.float64)
-        return state
+        blocks = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        return blocks | self._optimizer.progress(saved)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """As the protocol says."""
         load_state(state, self._held)
-        if LOG_SHRINK in state:
-            self._optimizer.param_groups[0][LOG_SHRINK] = state[LOG_SHRINK].item()
-            self._optimizer.state_of(self._tables.weight)[LOG_SHRINK].fill_(state[LOG_SHRINK])
+        self._optimizer.go_on(state)
 
 
 def leaves(looked_up: Iterable[Tensor]) -> tuple[Tensor, ...]:

@@ -26,6 +26,8 @@ from trials.record import Metrics
 
 EVAL_BATCH = 8192
 """Rows a forward pass without gradients; large enough that a pass's fixed costs vanish."""
+Keep = Callable[[Tensor], None]
+"""Is given the logits (N) of all rows in order, fp32 and not corrected, before metrics are made of them."""
 
 
 @torch.no_grad()
@@ -35,19 +37,33 @@ def predict_split(model: nn.Module, split: Split, batch_size: int = EVAL_BATCH) 
     `batch_size` rows go forward at a time. The model computes in the precision that its dense part has
     (`trials.master_weights.compute_in`).
     """
+    return _probabilities(_split_logits(model, split, batch_size))
+
+
+def evaluate(
+    model: nn.Module,
+    log: PreparedLog,
+    split_name: str,
+    batch_size: int = EVAL_BATCH,
+    keep: Keep | None = None,
+) -> Metrics:
+    """Metrics on a split of the log, corrected for negative sampling where its schema states a rate."""
+    split = log.split(split_name)
+    with torch.no_grad():
+        logit_N = _split_logits(model, split, batch_size)
+    if keep is not None:
+        keep(logit_N)
+    return _metrics(_probabilities(logit_N), split, log)
+
+
+def _split_logits(model: nn.Module, split: Split, batch_size: int) -> Tensor:
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     batches = eval_batches(split, batch_size=batch_size)
     logits = [model(batch.to(device).features).float() for batch in batches]
     model.train(was_training)
-    return _probabilities(torch.cat(logits))
-
-
-def evaluate(model: nn.Module, log: PreparedLog, split_name: str, batch_size: int = EVAL_BATCH) -> Metrics:
-    """Metrics on a split of the log, corrected for negative sampling where its schema states a rate."""
-    split = log.split(split_name)
-    return _metrics(predict_split(model, split, batch_size), split, log)
+    return torch.cat(logits)
 
 
 def evaluate_over_ranks(
@@ -56,6 +72,7 @@ def evaluate_over_ranks(
     split_name: str,
     ranks: Ranks,
     batch_size: int = EVAL_BATCH,
+    keep: Keep | None = None,
 ) -> Metrics:
     """The same, by all ranks together and equal on all; a collective.
 
@@ -65,6 +82,7 @@ def evaluate_over_ranks(
         split_name: of the log.
         ranks: with a process group where there are several.
         batch_size: rows of a rank that go forward at a time, at most.
+        keep: is given the logits on the first rank.
 
     Raises:
         UserError: on all ranks, where the split has fewer rows than there are ranks.
@@ -73,6 +91,8 @@ def evaluate_over_ranks(
     logit_N = joined(ranks, _logits(score, split, ranks, batch_size), _part_sizes(split.rows, ranks))
     if logit_N is None:
         return _told(ranks, None, split.rows)
+    if keep is not None:
+        keep(logit_N)
     return _told(ranks, _metrics(_probabilities(logit_N), split, log), split.rows)
 
 

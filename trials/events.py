@@ -90,6 +90,8 @@ class Failed(Value):
     event: Literal["failed"] = "failed"
     error: str
     out_of_memory: bool = False
+    killed: bool = False
+    """From outside, and as far as the kernel says not for want of memory: worth another try."""
     needed_bytes: int | None = None
     """Out of memory: what the rank would have held at that moment; it may need more later."""
     limit_bytes: int | None = None

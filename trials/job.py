@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from dhen.config import ModelConfig
+from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value, fingerprint
@@ -19,6 +20,8 @@ STEPS_A_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """What the default batch size aims at, and its bounds."""
 ONE_PASS_ROWS = 150_000
 """Training rows from which one pass is the default (measured on the demo log, docs/log.md)."""
+SCALING_EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+"""Of how many times larger a batch is, in the dense learning rate."""
 TRAINING_VERSION = 2
 """Raised whenever a change makes the same job train to another result; part of every fingerprint."""
 
@@ -54,26 +57,66 @@ class TrainingConfig(Value):
     order: Literal["shuffled", "log"] = "shuffled"
     """Of examples: shuffled anew each pass, or as in the log (as a model in production sees them)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """What the dense part computes in, from fp32 master weights; tables are fp32. Auto: bf16 where this
-    machine multiplies bf16 matrices faster."""
+    """What the dense part computes in, from fp32 master weights. Auto: bf16 where this machine multiplies bf16
+    matrices faster."""
+    learning_rate_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """What the dense learning rate is multiplied by: 1, or batch_size / reference_batch_size (arXiv 1706.02677),
+    or its square root (AdamW's rule, arXiv 2205.10287). Tables keep theirs: Adagrad divides by what it has seen,
+    and most ids occur in few batches of any size (arXiv 2204.06240)."""
+    reference_batch_size: int = Field(default=1024, gt=0)
+    """The batch that `learning_rate` was chosen for."""
+    warmup_examples: int = Field(default=0, ge=0)
+    """Training examples over which the dense learning rate rises linearly to its value (arXiv 1706.02677, 2.2)."""
+    optimizer_precision: Literal["fp32", "bf16"] = "fp32"
+    """What AdamW's two moments of the dense part are stored in; bf16 is rounded stochastically."""
+    table_precision: Literal["fp32", "fp16"] = "fp32"
+    """What embedding tables are stored in; fp16 is rounded stochastically where the kernels can."""
+    all_to_all_precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """What pooled embeddings and their gradients are sent between ranks in."""
+    all_reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """What gradients of the dense part are sent and added up in between ranks. Auto: what they are computed in,
+    `precision`, which needs no conversion; fp32 under bf16 doubles what is sent, to lose no more digits."""
 
     def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
-        """The same with nothing left open, for a log of this size on a machine that prefers this precision."""
+        """The same with nothing left open, for a log of this size on a machine that prefers this precision.
+
+        Raises:
+            UserError: for a warm-up that is longer than all passes.
+        """
         steps = train_rows / STEPS_A_PASS
         power = 2 ** round(math.log2(min(max(steps, MIN_BATCH), MAX_BATCH)))
         epochs = self.epochs or (1 if train_rows >= ONE_PASS_ROWS else 6)
         every = self.evaluate_every or train_rows // (4 if epochs == 1 else 2)
+        computed = precision if self.precision == "auto" else self.precision
+        if self.warmup_examples > epochs * train_rows:
+            raise UserError(
+                f"training.warmup_examples={self.warmup_examples} is longer than the training itself: "
+                f"training.epochs={epochs} over {train_rows} examples are {epochs * train_rows}; "
+                f"give at most that, or more passes."
+            )
         return self.model_copy(
             update={
                 "epochs": epochs,
                 "batch_size": min(self.batch_size or power, train_rows),
                 "evaluate_every": max(1, min(every, train_rows)),
-                "precision": precision if self.precision == "auto" else self.precision,
+                "precision": computed,
+                "all_reduce_precision": self.reduction_precision(computed),
                 "schedule": ("linear" if epochs == 1 else "constant")
                 if self.schedule == "auto"
                 else self.schedule,
             }
         )
+
+    def reduction_precision(self, computed: Literal["fp32", "bf16"]) -> Literal["fp32", "bf16"]:
+        """What gradients are sent and added up in, where they are computed in `computed`."""
+        return computed if self.all_reduce_precision == "auto" else self.all_reduce_precision
+
+    @property
+    def dense_learning_rate(self) -> float:
+        """Of the dense part, after its warm-up and before plateaus and schedule: scaled to the batch."""
+        assert self.batch_size is not None or self.learning_rate_scaling == "none"
+        times = (self.batch_size or 0) / self.reference_batch_size
+        return self.learning_rate * math.pow(times, SCALING_EXPONENTS[self.learning_rate_scaling])
 
 
 def _model(value: Any) -> Any:

@@ -11,20 +11,22 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from trials.supervision import POLL_SECONDS, Run, forget_last_run, wait_for
+from trials.rank_process import LocalRank
+from trials.supervision import POLL_SECONDS, AnyRun, Run, forget_last_run, wait_for
 
 if TYPE_CHECKING:
     from trials.worker import Task
 
-__all__ = ["POLL_SECONDS", "Launcher", "Run", "wait_for"]
+__all__ = ["POLL_SECONDS", "AnyLauncher", "AnyRun", "Launcher", "Run", "wait_for"]
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.worker")
 """What a process would otherwise import itself, each time: the first belongs to an optimizer's first use."""
 PRELOADED_FOR_SEVERAL = ("trials.warm_torchrec",)
@@ -33,8 +35,20 @@ SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 """OpenMP in the server must never have had more than one thread, or processes that use two hang; and what
 lies in the current folder (a `trials/` of the user's) must not be imported in place of this project."""
 
+SERVER_GONE_SECONDS = 0.1
+"""Until a server whose pipe broke is known to be dead."""
+
+RankArguments = tuple[dict[str, object], str, int]
+"""The task as plain data, the trial's directory, the rank."""
 RankMain = Callable[[dict[str, object], str, int], None]
-"""What a process runs: the task as plain data, the trial's directory, its rank."""
+"""What a process runs, given those."""
+
+
+class AnyLauncher(Protocol):
+    """Starts tasks, here alone or on several hosts."""
+
+    def start(self, task: Task, directory: Path) -> AnyRun:
+        """See `Launcher`."""
 
 
 class Launcher:
@@ -45,8 +59,8 @@ class Launcher:
         modules = [*PRELOADED, *(PRELOADED_FOR_SEVERAL if several_ranks else ())]
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(modules)
-        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        atexit.register(_kill_all, self._runs)  # multiprocessing would wait for one that hangs
+        self._started: weakref.WeakSet[LocalRank] = weakref.WeakSet()
+        atexit.register(_kill_all, self._started)  # multiprocessing would wait for one that hangs
 
     def warm_up(self) -> None:
         """Starts the fork server's imports (seconds) while the caller does something else."""
@@ -59,37 +73,60 @@ class Launcher:
         Raises:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
         """
+        return _run_of(self.ranks(task, directory), task, directory)
+
+    def launch(self, main: RankMain, task: Task, directory: Path) -> Run:
+        """The same with another entry for the processes."""
+        return _run_of(self._fork(main, task, directory), task, directory)
+
+    def ranks(self, task: Task, directory: Path) -> list[LocalRank]:
+        """The task's ranks on this machine, for whoever watches them.
+
+        Raises:
+            UserError: where this machine has fewer CUDA devices than the task has ranks here.
+        """
         from trials.rendezvous import check_devices
         from trials.worker import main
 
         check_devices(len(task.ranks_here))
-        return self.launch(main, task, directory)
+        return self._fork(main, task, directory)
 
-    def launch(self, main: RankMain, task: Task, directory: Path) -> Run:
-        """The same with another entry for the processes."""
+    def _fork(self, main: RankMain, task: Task, directory: Path) -> list[LocalRank]:
         ranks = task.ranks_here
         forget_last_run(directory, ranks)
-        data, processes = task.to_dict(), list[ForkServerProcess]()
+        arguments = [(task.to_dict(), str(directory), rank) for rank in ranks]
         with _server_environment(), _without_main():
             try:
-                for rank in ranks:
-                    processes.append(
-                        self._context.Process(target=main, args=(data, str(directory), rank), daemon=True)
-                    )
-                    processes[-1].start()
-            except BaseException:
-                for process in processes:
-                    if process.pid is not None:
-                        process.kill()
-                raise
-        run = Run(processes, directory, first_rank=ranks[0], deadline_seconds=task.deadline_seconds)
-        self._runs.add(run)
-        return run
+                processes = self._processes(main, arguments)
+            except (EOFError, OSError):  # the server was killed just then, and its ranks with it
+                time.sleep(SERVER_GONE_SECONDS)
+                processes = self._processes(main, arguments)
+        started = [LocalRank(process) for process in processes]
+        self._started.update(started)
+        return started
+
+    def _processes(self, main: RankMain, arguments: list[RankArguments]) -> list[ForkServerProcess]:
+        """All of them, or none; a server that is gone is replaced."""
+        processes = list[ForkServerProcess]()
+        try:
+            for each in arguments:
+                processes.append(self._context.Process(target=main, args=each, daemon=True))
+                processes[-1].start()
+        except BaseException:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+            raise
+        return processes
 
 
-def _kill_all(runs: weakref.WeakSet[Run]) -> None:
-    for run in list(runs):
-        run.kill()
+def _run_of(ranks: list[LocalRank], task: Task, directory: Path) -> Run:
+    return Run(ranks, directory, first_rank=task.ranks_here[0], deadline_seconds=task.deadline_seconds)
+
+
+def _kill_all(ranks: weakref.WeakSet[LocalRank]) -> None:
+    for rank in list(ranks):
+        rank.kill()
 
 
 @contextlib.contextmanager

@@ -1,162 +1,301 @@
-"""The ledger: every trial of every study, in SQLAlchemy tables. The one truth.
+"""The ledger: every trial of every study, in SQLAlchemy tables (`trials.tables`). The one truth.
 
 It commits first; the sampler and MLflow are told afterwards, and are brought up to date from it on resume.
+A trial is written in one transaction: its job, its plan, its attempts, and what is left of its record.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator
-from pathlib import Path
+import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAlchemyError
 
-from dhen.errors import UserError
-from trials.record import TrialRecord
+from dhen.values import Value, fingerprint
+from trials.database import Database
+from trials.record import Attempt, Comparison, PlanSummary, Retraining, TrialRecord
+from trials.tables import (
+    ATTEMPTS,
+    CLUSTERS,
+    COMPARISONS,
+    JOBS,
+    LOGS,
+    METADATA,
+    PLANS,
+    RETRAININGS,
+    STUDIES,
+    TEST_LOOKS,
+    TRIALS,
+)
 
-SQLITE_TIMEOUT_SECONDS = 60
+IN_COLUMNS = {"number", "kind", "outcome", "fingerprint", "model", "training", "plan", "attempts"}
+"""Of a trial's record; all else is JSON."""
+RETRAINING_IN_COLUMNS = {"number", "of", "removed", "outcome", "fingerprint", "model", "training", "seed"}
+"""The same of a retraining's; its model, training and seed stand in its job's row."""
+PLAN_IN_COLUMNS = {"strategy", "fits"}
 
-_METADATA = sa.MetaData()
-_STUDIES = sa.Table(
-    "dhen_study",
-    _METADATA,
-    sa.Column("name", sa.String(255), primary_key=True),
-    sa.Column("facts", sa.JSON, nullable=False),
-)
-_TRIALS = sa.Table(
-    "dhen_trial",
-    _METADATA,
-    sa.Column("study", sa.String(255), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("fingerprint", sa.String(64), index=True, nullable=False),
-    sa.Column("outcome", sa.String(32), nullable=False),
-    sa.Column("record", sa.Text, nullable=False),
-)
-_TEST_LOOKS = sa.Table(
-    "dhen_test_look",
-    _METADATA,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("study", sa.String(255), index=True, nullable=False),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("at", sa.String(32), nullable=False),
-)
+
+class Setting(Value):
+    """What all trials of a study have in common."""
+
+    directory: str
+    """Of the study."""
+    log: str
+    """Fingerprint of the prepared log."""
+    features: dict[str, Any]
+    """What models see of it."""
+    seed: int
+    version: int
+    """Of training: a part of every job."""
+    cluster: dict[str, Any]
+    """What trials are planned for."""
 
 
 class Ledger:
     """The trials of one study."""
 
     def __init__(self, url: str, study: str, *, create: bool = True) -> None:
-        """Opens the tables, and creates them where missing unless told not to.
+        """Opens the tables, and makes them where missing unless told not to.
 
         Raises:
-            UserError: when the database is locked, damaged, full or out of reach.
+            UserError: when the database is locked, damaged, full, out of reach, or holds other tables.
         """
         self.study = study
         self.url = url
-        with self._errors_in_words():
-            self._engine = sa.create_engine(url, **engine_options(url))
-            if create:
-                _METADATA.create_all(self._engine)
+        self.database = Database(url, METADATA, create=create)
+        self._setting: Setting | None = None
+        self._cluster = ""
+        self._written: set[str] = set()
+        """Jobs and plans that are known to be there."""
 
     def close(self) -> None:
         """Releases the database."""
-        self._engine.dispose()
+        self.database.close()
+
+    def settle(self, setting: Setting) -> None:
+        """Notes what trials have in common; to be told before one is saved."""
+        cluster, self._cluster = setting.cluster, fingerprint(setting.cluster)
+        values = {"directory": setting.directory, "log": setting.log, "seed": setting.seed}
+        with self._connection() as connection:
+            new = self.database.insert_new
+            new(connection, LOGS, fingerprint=setting.log, features=json.dumps(setting.features))
+            new(
+                connection,
+                CLUSTERS,
+                id=self._cluster,
+                name=cluster["name"],
+                hosts=cluster["hosts"],
+                ranks=cluster["hosts"] * cluster["gpus_a_host"],
+                rank_memory_bytes=cluster["hbm_bytes"],
+                cluster=json.dumps(cluster),
+            )
+            new(connection, STUDIES, name=self.study, facts={})
+            own = STUDIES.c.name == self.study
+            connection.execute(sa.update(STUDIES).where(own).values(**values, cluster=self._cluster))
+        self._setting = setting
 
     def facts(self) -> dict[str, Any] | None:
         """What the study noted of itself (`note_facts`); None for a new study."""
         with self._connection() as connection:
-            row = connection.execute(sa.select(_STUDIES.c.facts).where(_STUDIES.c.name == self.study)).first()
-        return dict(row.facts) if row else None
+            row = connection.execute(sa.select(STUDIES.c.facts).where(STUDIES.c.name == self.study)).first()
+        return dict(row.facts) if row and row.facts else None
 
     def note_facts(self, facts: dict[str, Any]) -> None:
         """Replaces the study's facts."""
         with self._connection() as connection:
-            connection.execute(sa.delete(_STUDIES).where(_STUDIES.c.name == self.study))
-            connection.execute(sa.insert(_STUDIES).values(name=self.study, facts=facts))
+            self.database.upsert(connection, STUDIES, name=self.study, facts=facts)
 
     def trials(self) -> list[TrialRecord]:
         """All trials in the order of their numbers."""
-        query = sa.select(_TRIALS.c.record).where(_TRIALS.c.study == self.study).order_by(_TRIALS.c.number)
         with self._connection() as connection:
-            rows = connection.execute(query).all()
-        return [TrialRecord.model_validate_json(row.record) for row in rows]
+            return list(read_trials(connection, TRIALS.c.study == self.study).values())
+
+    def numbers(self) -> set[int]:
+        """Of all trials."""
+        with self._connection() as connection:
+            return set(connection.scalars(sa.select(TRIALS.c.number).where(TRIALS.c.study == self.study)))
 
     def save(self, record: TrialRecord) -> None:
         """Writes a trial, new or changed."""
-        key = (_TRIALS.c.study == self.study) & (_TRIALS.c.number == record.number)
         with self._connection() as connection:
-            connection.execute(sa.delete(_TRIALS).where(key))
-            connection.execute(
-                sa.insert(_TRIALS).values(
-                    study=self.study,
-                    number=record.number,
-                    fingerprint=record.fingerprint,
-                    outcome=record.outcome.value,
-                    record=record.model_dump_json(),
-                )
+            there = self.write(connection, record)
+        self._written |= there
+
+    def write(self, connection: sa.Connection, record: TrialRecord) -> set[str]:
+        """The same within a transaction of the caller's; ids of the job and the plan that it makes sure of."""
+        if record.fingerprint and record.fingerprint not in self._written:
+            self._write_job(connection, record)
+        plan = self._write_plan(connection, record) if record.plan else None
+        self.database.upsert(
+            connection,
+            TRIALS,
+            study=self.study,
+            number=record.number,
+            job=record.fingerprint or None,
+            plan=plan,
+            kind=record.kind.value,
+            outcome=record.outcome.value,
+            record=record.model_dump_json(exclude=IN_COLUMNS),
+        )
+        own = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
+        connection.execute(sa.delete(ATTEMPTS).where(own))
+        key = {"study": self.study, "trial": record.number}
+        rows = [key | {"position": i} | each.to_dict() for i, each in enumerate(record.attempts)]
+        if rows:
+            connection.execute(sa.insert(ATTEMPTS), rows)
+        return {name for name in (record.fingerprint, plan) if name}
+
+    def save_retraining(self, record: Retraining) -> None:
+        """Writes a retraining, new or changed."""
+        with self._connection() as connection:
+            self._write_job(connection, record, seed=record.seed)
+            self.database.upsert(
+                connection,
+                RETRAININGS,
+                study=self.study,
+                number=record.number,
+                of=record.of,
+                removed=record.removed,
+                job=record.fingerprint,
+                outcome=record.outcome.value,
+                record=record.model_dump_json(exclude=RETRAINING_IN_COLUMNS),
             )
+
+    def retrainings(self) -> list[Retraining]:
+        """All of the study, in the order of their numbers."""
+        query = sa.select(RETRAININGS, JOBS.c.model, JOBS.c.training, JOBS.c.seed)
+        query = query.join(JOBS, RETRAININGS.c.job == JOBS.c.fingerprint)
+        query = query.where(RETRAININGS.c.study == self.study).order_by(RETRAININGS.c.number)
+        with self._connection() as connection:
+            return [_retraining(row) for row in connection.execute(query)]
+
+    def replace_comparisons(self, comparisons: Iterable[Comparison]) -> None:
+        """Of winners with the baseline, in place of earlier ones."""
+        with self._connection() as connection:
+            connection.execute(sa.delete(COMPARISONS).where(COMPARISONS.c.study == self.study))
+            rows = [
+                {
+                    "study": self.study,
+                    "trial": each.trial,
+                    "position": position,
+                    "difference_percent": each.difference_percent,
+                    "better": each.better.value,
+                    "comparison": each.model_dump_json(),
+                }
+                for position, each in enumerate(comparisons)
+            ]
+            if rows:
+                connection.execute(sa.insert(COMPARISONS), rows)
+
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Of winners with the baseline, by FLOPs."""
+        query = sa.select(COMPARISONS.c.comparison).where(COMPARISONS.c.study == self.study)
+        with self._connection() as connection:
+            texts = connection.scalars(query.order_by(COMPARISONS.c.position))
+            return tuple(Comparison.model_validate_json(text) for text in texts)
 
     def count_test_look(self, number: int) -> None:
         """Notes that a trial is about to be scored on the test split."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with self._connection() as connection:
-            connection.execute(sa.insert(_TEST_LOOKS).values(study=self.study, number=number, at=now))
+            connection.execute(sa.insert(TEST_LOOKS).values(study=self.study, number=number, at=now))
 
     def test_looks(self) -> int:
         """How often the test split was looked at."""
-        query = sa.select(sa.func.count()).select_from(_TEST_LOOKS).where(_TEST_LOOKS.c.study == self.study)
+        query = sa.select(sa.func.count()).select_from(TEST_LOOKS).where(TEST_LOOKS.c.study == self.study)
         with self._connection() as connection:
             return int(connection.execute(query).scalar_one())
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sa.Connection]:
-        """One transaction, committed at the end."""
-        with self._errors_in_words(), self._engine.begin() as connection:
+        with self.database.transaction() as connection:
             yield connection
 
-    @contextlib.contextmanager
-    def _errors_in_words(self) -> Iterator[None]:
-        try:
-            yield
-        except (SQLAlchemyError, ModuleNotFoundError) as error:
-            raise UserError(database_trouble(self.url, error)) from None
+    def _write_job(self, connection: sa.Connection, record: TrialRecord, *, seed: int | None = None) -> None:
+        """The study's seed where no other is given."""
+        assert self._setting is not None, "settle before save"
+        self.database.insert_new(
+            connection,
+            JOBS,
+            fingerprint=record.fingerprint,
+            log=self._setting.log,
+            seed=self._setting.seed if seed is None else seed,
+            version=self._setting.version,
+            model=json.dumps(record.model),
+            training=json.dumps(record.training),
+        )
+
+    def _write_plan(self, connection: sa.Connection, record: TrialRecord) -> str:
+        """The id of the plan's row: equal plans of a job are one row."""
+        assert record.plan is not None
+        text = record.plan.model_dump_json(exclude=PLAN_IN_COLUMNS)
+        whole = record.plan.fits, record.plan.strategy, text
+        identity = fingerprint([record.fingerprint, self._cluster, *whole])
+        if identity in self._written:
+            return identity
+        self.database.insert_new(
+            connection,
+            PLANS,
+            id=identity,
+            job=record.fingerprint,
+            cluster=self._cluster,
+            strategy=record.plan.strategy,
+            fits=record.plan.fits,
+            predicted_peak_bytes=record.plan.peak_bytes,
+            predicted_step_seconds=record.plan.whole_step_seconds,
+            plan=text,
+        )
+        return identity
 
 
-def engine_options(url: str) -> dict[str, Any]:
-    """What SQLAlchemy needs to know of a database: SQLite waits for a lock, others check their connections."""
-    if url.startswith("sqlite"):
-        return {"connect_args": {"timeout": SQLITE_TIMEOUT_SECONDS}}
-    return {"pool_pre_ping": True}
+def read_trials(
+    connection: sa.Connection, which: sa.ColumnElement[bool]
+) -> dict[tuple[str, int], TrialRecord]:
+    """Trials put together again, by study and number, in that order."""
+    trials = sa.select(TRIALS, JOBS.c.model, JOBS.c.training, PLANS.c.strategy, PLANS.c.fits)
+    trials = trials.add_columns(PLANS.c.plan.label("itemised")).where(which)
+    trials = trials.outerjoin(JOBS, TRIALS.c.job == JOBS.c.fingerprint)
+    trials = trials.outerjoin(PLANS, TRIALS.c.plan == PLANS.c.id)
+    its = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
+    attempts = sa.select(ATTEMPTS).join(TRIALS, its).where(which).order_by(ATTEMPTS.c.position)
+    tried: dict[tuple[str, int], list[Attempt]] = {}
+    for row in connection.execute(attempts).mappings():
+        values = {name: row[name] for name in Attempt.model_fields}
+        tried.setdefault((row["study"], row["trial"]), []).append(Attempt(**values))
+    rows = connection.execute(trials.order_by(TRIALS.c.study, TRIALS.c.number))
+    keys = ((row, (row.study, row.number)) for row in rows)
+    return {key: _record(row, tried.get(key, ())) for row, key in keys}
 
 
-def sqlite_url(path: Path) -> str:
-    """The URL of a SQLite file."""
-    return f"sqlite:///{path.resolve()}"
+def _retraining(row: sa.Row[Any]) -> Retraining:
+    columns = {
+        "number": row.number,
+        "of": row.of,
+        "removed": row.removed,
+        "outcome": row.outcome,
+        "fingerprint": row.job,
+        "model": json.loads(row.model),
+        "training": json.loads(row.training),
+        "seed": row.seed,
+    }
+    return Retraining.model_validate(json.loads(row.record) | columns)
 
 
-def database_trouble(url: str, error: Exception) -> str:
-    """What is wrong with a database, and what would work."""
-    reason = str(getattr(error, "orig", None) or error).splitlines()[0]
-    if "locked" in reason:
-        remedy = "another process holds it: wait for that to end, or stop it"
-    elif "full" in reason:
-        remedy = "free some disk space and run the same command again: finished trials are safe"
-    elif isinstance(error, DatabaseError) and not isinstance(error, OperationalError):
-        remedy = "the file is damaged: restore it from a copy, or start a new study with another --out"
-    elif isinstance(error, ModuleNotFoundError):
-        remedy = "install the driver it names, e.g. `pip install psycopg2-binary` for PostgreSQL"
-    elif isinstance(error, ArgumentError):
-        remedy = "give a SQLAlchemy URL, e.g. sqlite:////path/study.db or postgresql://user@host/studies"
-    else:
-        remedy = "check the address, the permissions of the file and its folder, and that the server runs"
-    return f"the study's database {_without_password(url)} cannot be used ({reason}); {remedy}."
-
-
-def _without_password(url: str) -> str:
-    try:
-        return sa.engine.make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return repr(url)
+def _record(row: sa.Row[Any], attempts: Iterable[Attempt]) -> TrialRecord:
+    plan = None
+    if row.itemised is not None:
+        plan = PlanSummary(**json.loads(row.itemised), strategy=row.strategy, fits=row.fits)
+    columns = {
+        "number": row.number,
+        "kind": row.kind,
+        "outcome": row.outcome,
+        "fingerprint": row.job or "",
+        "model": json.loads(row.model or "{}"),
+        "training": json.loads(row.training or "{}"),
+        "plan": plan,
+        "attempts": tuple(attempts),
+    }
+    return TrialRecord.model_validate(json.loads(row.record) | columns)

@@ -31,9 +31,10 @@ from trials.data.loader import Batch, train_batches
 from trials.data.prefetch import on_device
 from trials.distributed_step import DistributedStep
 from trials.events import Diverged, Evaluated, Event, Progress, Trained
+from trials.half_tables import store_tables_in_half
 from trials.hardware import device
 from trials.job import Job, TrainingConfig
-from trials.memory_limit import on_host
+from trials.memory_limit import on_device_for_good, on_host
 from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.record import CurvePoint, Metrics
@@ -60,8 +61,8 @@ class Step(Resumable, Protocol):
     def __call__(self, batch: Batch) -> Tensor:
         """One update on this rank's slice; its loss, whose mean over ranks is the batch's."""
 
-    def scale_learning_rates(self, factor: float) -> float:
-        """Sets learning rates to a multiple of the configured ones; the dense part's, for the record."""
+    def scale_learning_rates(self, dense: float, tables: float) -> float:
+        """Sets learning rates to multiples of the configured ones; the dense part's, for the record."""
 
     def settle(self) -> None:
         """Brings all table rows up to date."""
@@ -162,13 +163,15 @@ def _fresh_step(
 ) -> Step:
     """Weights follow from the seed, alike on all ranks; what dropout draws differs from rank to rank."""
     torch.manual_seed(job.seed)
-    model = build_model(job.model, job.features)
-    if start_from is not None:
-        model.load_state_dict(start_from)
-    model = model.to(device()).train()
+    with on_host():
+        model = build_model(job.model, job.features).train()
+        if start_from is not None:
+            model.load_state_dict(start_from)
+        if job.training.table_precision == "fp16":
+            store_tables_in_half(model)  # before a device would need room for them in fp32
     if ranks.world == 1 and strategy == PLAIN_DP:
-        return TrainStep(model, job.training, job.features)
-    step = DistributedStep(model, job, strategy, ranks, cluster)
+        return TrainStep(on_device_for_good(model, device()), job.training, job.features)
+    step = DistributedStep(model, job, strategy, ranks, cluster, where=device())
     if not ranks.first:
         torch.manual_seed(hash((job.seed, ranks.rank)))
     return step
@@ -196,7 +199,8 @@ def _train(run: _Run) -> None:
     began -= state.seconds
     first_steps, stretch_first = state.steps, state.examples
     for batch, last in _mark_last(on_device(_epochs(run), device())):
-        rate = step.scale_learning_rates(_rate_factor(config, state, run.total_examples))
+        factor = _rate_factor(config, state, run.total_examples)
+        rate = step.scale_learning_rates(dense=factor * _warmup(config, state), tables=factor)
         loss = step(batch)
         state.steps += 1
         state.examples += config.batch_size
@@ -256,6 +260,13 @@ def _rate_factor(config: TrainingConfig, state: TrainingState, total_examples: i
     """What learning rates are multiplied by at the next step: by schedule, and by plateaus so far."""
     done = state.examples / total_examples if config.schedule == "linear" else 0.0
     return (1.0 - done) * state.rate_factor
+
+
+def _warmup(config: TrainingConfig, state: TrainingState) -> float:
+    """What the dense learning rate is multiplied by beside that: a share that rises to 1 with the examples."""
+    assert config.batch_size is not None
+    seen = state.examples + config.batch_size  # with this step's
+    return min(1.0, seen / config.warmup_examples) if config.warmup_examples else 1.0
 
 
 def _judge(run: _Run, point: CurvePoint) -> bool:

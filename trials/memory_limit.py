@@ -13,12 +13,14 @@ import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trials.memory_counter import HOST, MemoryCounter, MemoryLimitError
+from trials.memory_counter import HOST, OTHER, MemoryCounter, MemoryLimitError
 
+M = TypeVar("M", bound=nn.Module)
 PeakBytes = Callable[[], int]
 """The most that this rank has held so far."""
 SIZE = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
@@ -60,6 +62,15 @@ def on_host() -> Iterator[None]:
     counter = _counter.get()
     with counter.new_are(HOST) if counter else contextlib.nullcontext():
         yield
+
+
+def on_device_for_good(module: M, where: torch.device) -> M:
+    """Moves a module that was made `on_host` to a device, to whose memory it counts from here on."""
+    module.to(where)
+    counter = _counter.get()
+    if counter is not None:
+        counter.label([*module.parameters(), *module.buffers()], OTHER)
+    return module
 
 
 def keep_on_host(parameters: Iterable[Tensor]) -> None:

@@ -8,7 +8,6 @@ together (zero2, fsdp, hsdp; arXiv 2304.11277), with `checkpoint_wrapper` on lay
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -30,12 +29,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
-from trials.adamw import MOMENTS, adamw_state
+from trials.adamw import MOMENTS, adamw, moments, set_steps
 from trials.checkpoint import Weights
 from trials.dense_batch import DenseBatch, DenseInputs, part_of, pass_on_gradients
 from trials.flat_pieces import FlatPieces, Piece
+from trials.gradient_precision import averaged_in
 from trials.job import TrainingConfig
 from trials.master_weights import DTYPES, MasterWeights
 from trials.planner.device_constants import BUCKET_BYTES
@@ -170,11 +170,14 @@ class _Replicated:
         _checkpoint_layers(model, strategy.checkpointing)
         self._in_buckets = ranks > 1
         self.module = replicate(model) if self._in_buckets else model
+        reduced = DTYPES[config.reduction_precision(config.precision)]
+        if isinstance(self.module, DistributedDataParallel) and reduced is not DTYPES[config.precision]:
+            self.module.register_comm_hook(None, averaged_in(reduced))
         self._pieces = [self._master.flat]
         if strategy.dense == "zero1":
             # equal parts of one tensor: balanced to a number, and what ranks broadcast lands in the whole
             self._pieces = [nn.Parameter(p) for p in self._master.flat.detach().tensor_split(ranks)]
-        self.optimizer = _adamw(self._pieces, config, sharded=strategy.dense == "zero1")
+        self.optimizer = adamw(self._pieces, config, zero1=strategy.dense == "zero1")
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         with torch.no_grad():
@@ -199,7 +202,7 @@ class _Replicated:
 
     def state(self) -> dict[str, FlatPieces]:
         length = self._master.flat.numel()
-        held = [(start, adamw_state(self._mine, piece)) for start, piece in self._updated_here()]
+        held = [(start, moments(self._mine, piece)) for start, piece in self._updated_here()]
         return {"weight": FlatPieces(length, (Piece(0, self._master.flat.detach()),))} | {
             moment: FlatPieces(length, tuple(Piece(start, state[moment]) for start, state in held))
             for moment in MOMENTS
@@ -207,7 +210,7 @@ class _Replicated:
 
     def restored(self, steps: int) -> None:
         for _, piece in self._updated_here():
-            adamw_state(self._mine, piece)["step"].fill_(steps)
+            set_steps(self._mine, piece, steps)
         self._master.publish()
 
     @property
@@ -235,9 +238,11 @@ class _FullySharded:
         self, model: nn.Module, strategy: Strategy, config: TrainingConfig, mesh: DeviceMesh
     ) -> None:
         assert config.precision != "auto"
-        dtype = DTYPES[config.precision]
+        dtype, reduced = DTYPES[config.precision], DTYPES[config.reduction_precision(config.precision)]
         policy = MixedPrecisionPolicy(
-            param_dtype=None if dtype is torch.float32 else dtype, cast_forward_inputs=False
+            param_dtype=None if dtype is torch.float32 else dtype,
+            reduce_dtype=None if reduced is dtype else reduced,
+            cast_forward_inputs=False,
         )
         offload = (
             CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if strategy.offload else OffloadPolicy()
@@ -253,7 +258,7 @@ class _FullySharded:
         # None: what lies around the layers is needed again as soon as backward begins, so it stays gathered
         fully_shard(model, mesh=mesh, reshard_after_forward=None, mp_policy=policy, offload_policy=offload)
         self.module = model
-        self.optimizer = _adamw(list(model.parameters()), config, sharded=False)
+        self.optimizer = adamw(list(model.parameters()), config)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         with torch.no_grad():
@@ -282,14 +287,14 @@ class _FullySharded:
         starts = list(accumulate((p.numel() for _, p in places), initial=0))
         held: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
         for start, (first, p) in zip(starts, places, strict=False):
-            for name, tensor in {"weight": p.detach(), **adamw_state(self.optimizer, p)}.items():
-                if name in held and (local := _local(tensor)).numel():
+            for name, tensor in {"weight": p.detach(), **moments(self.optimizer, p)}.items():
+                if (local := _local(tensor)).numel():
                     held[name].append(Piece(start + first, local.view(-1)))
         return {name: FlatPieces(starts[-1], tuple(pieces)) for name, pieces in held.items()}
 
     def restored(self, steps: int) -> None:
         for p in self.module.parameters():
-            adamw_state(self.optimizer, p)["step"].fill_(steps)
+            set_steps(self.optimizer, p, steps)
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -310,16 +315,6 @@ def _first_value(parameter: Tensor) -> int:
 def _without_view(_: nn.Module, __: tuple[object, ...], output: Tensor) -> Tensor:
     """`fully_shard` puts its hooks on a unit's output, and warns that they could be lost on a view."""
     return output if output._base is None else output.clone()
-
-
-def _adamw(parameters: list[nn.Parameter], config: TrainingConfig, *, sharded: bool) -> Optimizer:
-    rate, decay = config.learning_rate, config.weight_decay
-    if not sharded:
-        return AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
-    with warnings.catch_warnings():  # torch 2.13 imports what it has deprecated itself
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=AdamW, lr=rate, weight_decay=decay, fused=True)
 
 
 def _layers(model: nn.Module) -> nn.ModuleList:

@@ -18,6 +18,8 @@ from trials.events import START_MARK, Failed, LastWords, Progress, last_words, r
 
 LAST_LINES = 5
 """Of a dead process's log, kept with its error."""
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that a process does not bring upon itself."""
 TAIL_BYTES = 16_384
 """Of a log, in which its last lines are looked for."""
 STATES = {"T": "stopped", "t": "stopped", "D": "waiting for a device", "R": "running", "S": "waiting"}
@@ -55,10 +57,24 @@ def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folde
     return [Ending(rank, code, killed.get(rank), _words(folder, rank)) for rank, code in codes.items()]
 
 
+def memory_kills() -> int | None:
+    """How many processes the kernel has killed since it began because memory was short; None: it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
 def verdict(
-    endings: list[Ending], progress: Progress | None, folder: Path, hung_seconds: float | None
+    endings: list[Ending],
+    progress: Progress | None,
+    folder: Path,
+    hung_seconds: float | None,
+    *,
+    memory_was_short: bool = False,
 ) -> Failed:
-    """The one reason for all of them."""
+    """The one reason for all of them; `memory_was_short`: the kernel has killed processes for that meanwhile."""
     at = (
         f"after {progress.examples:,} of {progress.total_examples:,} examples" if progress else "at the start"
     )
@@ -67,17 +83,19 @@ def verdict(
     cause = min(endings, key=lambda ending: ending.order)
     who = f"rank {cause.rank}" if len(endings) > 1 else "the training process"
     if cause.code == SERVER_GONE and cause.words is None:
-        return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}")
+        return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}", killed=True)
     late = [f"rank {e.rank} was {e.killed}" for e in endings if e.killed and e is not cause]
     rest = "".join(f"; {each} and had to be killed" for each in late)
     if cause.words is None:
-        unasked = cause.code == -signal.SIGKILL and cause.killed is None
-        # what the kernel's out-of-memory killer sends
+        starved = memory_was_short and cause.code == -signal.SIGKILL and cause.killed is None
         return Failed(
-            error=f"{who} {_how(cause)} {at}{rest}{_log(folder, cause.rank)}", out_of_memory=unasked
+            error=f"{who} {_how(cause)} {at}{rest}{_log(folder, cause.rank)}",
+            out_of_memory=starved,
+            killed=not starved and cause.killed is None and -(cause.code or 0) in FROM_OUTSIDE,
         )
     failed = _with_the_greatest_need(cause.words.failed, endings)
-    log = _log(folder, cause.rank, but=failed.error.partition("\n")[0])
+    # of memory, the words say it all; a log would end with where in our counter it was noticed
+    log = "" if failed.out_of_memory else _log(folder, cause.rank, but=failed.error.partition("\n")[0])
     return failed.model_copy(update={"error": f"{who} failed {at}: {failed.error}{rest}{log}"})
 
 
@@ -128,17 +146,17 @@ def _words(folder: Path, rank: int) -> LastWords | None:
 
 
 def _log(folder: Path, rank: int, *, but: str | None = None) -> str:
-    lines = [line for line in _tail(folder, rank).splitlines() if line.strip()]
+    lines = [line for line in tail(folder, rank).splitlines() if line.strip()]
     lines = [line for line in lines if but is None or not line.endswith(but)][-LAST_LINES:]
     return f"; {rank_log(rank)} ends: " + " | ".join(lines) if lines else ""
 
 
 def _frame(folder: Path, rank: int) -> str:
-    frames = FRAME.findall(_tail(folder, rank))
+    frames = FRAME.findall(tail(folder, rank))
     return " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
 
 
-def _tail(folder: Path, rank: int) -> str:
+def tail(folder: Path, rank: int) -> str:
     """The end of what this run has printed."""
     try:
         with (folder / rank_log(rank)).open("rb") as file:

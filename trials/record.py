@@ -36,6 +36,8 @@ class TrialKind(StrEnum):
 
     BASELINE = "baseline"
     CANDIDATE = "candidate"
+    RETRAINING = "retraining"
+    """Of a trial's network, after selection: see `Retraining`."""
 
 
 class Metrics(Value):
@@ -107,6 +109,17 @@ class PlanSummary(Value):
     """Where more techniques would be faster: which."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """All of `memory_bytes`; None where the tables alone do not fit."""
+        return sum(self.memory_bytes.values()) if self.memory_bytes else None
+
+    @property
+    def whole_step_seconds(self) -> float | None:
+        """All of `step_seconds`, less what is hidden behind compute."""
+        items = self.step_seconds
+        return sum(items.values()) - 2 * items.get("hidden", 0.0) if items else None
+
 
 class Attempt(Value):
     """One training of a trial under one strategy: the first, or the next after one ran out of memory."""
@@ -114,16 +127,30 @@ class Attempt(Value):
     strategy: str
     outcome: Outcome
     predicted_bytes: int | None
-    """Peak of the fullest rank, as planned."""
+    """Peak of the fullest rank, as planned for what it was trained on; None: planned for another cluster."""
     measured_bytes: int | None = None
     """Peak of the fullest rank, where it was counted: on an accelerator, or under a declared memory."""
     needed_bytes: int | None = None
     """Out of memory: what a rank would have held at that moment."""
     limit_bytes: int | None = None
     """Out of memory: what it may hold."""
+    predicted_step_seconds: float | None = None
+    """As planned for what it was trained on; None: planned for another cluster."""
+    measured_step_seconds: float | None = None
+    """Median of a step, of a training that ended well."""
     seconds: float | None = None
     """Wall clock."""
     error: str | None = None
+
+
+class Origin(Value):
+    """The trial of another study whose training a result is of."""
+
+    study: str
+    """Its name in the shared ledger."""
+    directory: str
+    """Where that study lay."""
+    trial: int
 
 
 class TrialRecord(Value):
@@ -170,20 +197,79 @@ class TrialRecord(Value):
     """What the sampler learns: memory that is missing over the memory there is, 0 or less where one fits."""
     plan: PlanSummary | None = None
     attempts: tuple[Attempt, ...] = ()
-    """Trainings so far, in order; several where one ran out of memory."""
+    """Trainings so far, in order; several where one ran out of memory. None of a shared result."""
     reused_from: int | None = None
     """Number of the trial whose result this one shares (the same network)."""
+    reused_from_study: Origin | None = None
+    """Where the job was done, if another study did it: its result stands here, and nothing was trained."""
     error: str | None = None
     """For outcomes other than completed: what happened, in words (and at which step)."""
+    expected_ne: float | None = None
+    """Of one that was stopped: the lowest validation NE that it was expected to come to."""
     started_at: str | None = None
     """ISO 8601, UTC."""
     sampler_notes: dict[str, int] = Field(default_factory=dict)
     """What the sampler must find again with its proposal when the study is resumed (NSGA-II: its generation)."""
 
     @property
+    def shared(self) -> bool:
+        """Whether nothing was trained for it: another trial's result, of this study or of another, is its own."""
+        return self.reused_from is not None or self.reused_from_study is not None
+
+    @property
     def owner(self) -> int:
-        """Number of the trial whose training this result is of."""
+        """Number of the trial in this study whose training, or whose copied weights, this result is of."""
         return self.number if self.reused_from is None else self.reused_from
+
+
+class Retraining(TrialRecord):
+    """A network trained again from another seed once selection is frozen; counted in its own numbers."""
+
+    kind: TrialKind = TrialKind.RETRAINING
+    of: int
+    """Number of the trial whose network, or whose network in part, it is."""
+    seed: int
+    removed: str | None = None
+    """What was taken out of the network, in an ablation: `layer 1`, `layer 0: attention`."""
+
+
+class Better(StrEnum):
+    """Whether a winner is better than the baseline."""
+
+    YES = "yes"
+    NO = "no"
+    CANNOT_TELL = "cannot tell"
+
+
+class Comparison(Value):
+    """A winner against the baseline on the test split, both retrained from the same seeds."""
+
+    trial: int
+    """Number of the winner."""
+    seeds: tuple[int, ...]
+    """From which both were trained, with the same order of examples."""
+    blocks: int
+    """Of test rows, resampled whole."""
+    blocked_by: str
+    """What rows of a block have in common: `time`, `order`, or the name of a column."""
+    ne: float
+    """Of the winner on test, mean over seeds."""
+    baseline_ne: float
+    difference_percent: float
+    """NE relative to the baseline's, mean over seeds; negative is better."""
+    low_percent: float
+    high_percent: float
+    """Ends of the two-sided 95 % interval of this comparison alone."""
+    p: float
+    """Two-sided, of this comparison alone."""
+    p_adjusted: float
+    """After Holm's correction over all winners compared."""
+    winners: int
+    """How many were compared."""
+    detectable_percent: float
+    """The smallest difference that would have been found in 80 % of such comparisons."""
+    better: Better
+    """Than the baseline, by the adjusted p at 5 %."""
 
 
 class LogSummary(Value):
@@ -238,6 +324,14 @@ class StudyRecord(Value):
     seconds_budget: float | None = None
     elapsed_seconds: float = 0.0
     """Wall clock during which at least one trial ran, earlier sessions included."""
+    retrainings: tuple[Retraining, ...] = ()
+    """Of winners and the baseline after selection, for intervals and ablations; no candidates."""
+    comparisons: tuple[Comparison, ...] = ()
+    """Of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
+
+    def comparison(self, number: int | None) -> Comparison | None:
+        """Of a winner with the baseline; None where it was not retrained."""
+        return next((each for each in self.comparisons if each.trial == number), None)
 
     def trial(self, number: int) -> TrialRecord:
         """The trial with this number."""

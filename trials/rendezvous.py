@@ -10,28 +10,14 @@ import datetime
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import torch.distributed as dist
-from pydantic import AfterValidator
 
 from dhen.errors import UserError
+from trials.address import is_loopback
 from trials.events import RENDEZVOUS
 from trials.ranks import Ranks
-
-PORTS = range(1, 2**16)
-
-
-def _checked(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) not in PORTS:
-        raise ValueError("expected host:port of the first host, such as 10.0.0.1:29500")
-    return address
-
-
-Address = Annotated[str, AfterValidator(_checked)]
-"""`host:port` where the first rank waits for all others."""
 
 
 def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds: float) -> None:
@@ -44,18 +30,23 @@ def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds
         local: which CUDA device of this machine is its own.
         seconds: after which a collective that waits for a rank fails; also for this call.
     """
-    method = f"tcp://{address}" if address else (folder / RENDEZVOUS).absolute().as_uri()
-    if sys.platform == "linux" and (address is None or _is_loopback(address)):
+    timeout = datetime.timedelta(seconds=seconds)
+    store = None
+    if not address:  # not by file://, which ends at a blank or a # of the path
+        store = dist.FileStore(str(folder / RENDEZVOUS), ranks.world)  # type: ignore[attr-defined]
+        store.set_timeout(timeout)
+    if sys.platform == "linux" and (address is None or is_loopback(address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(local)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        init_method=method,
+        init_method=f"tcp://{address}" if address else None,
+        store=store,
         rank=ranks.rank,
         world_size=ranks.world,
-        timeout=datetime.timedelta(seconds=seconds),
+        timeout=timeout,
     )
 
 
@@ -71,8 +62,3 @@ def check_devices(ranks_here: int) -> None:
             f"the plan wants {ranks_here} ranks on this machine, which has {devices} CUDA device(s); a rank "
             f"needs a device of its own: give ranks=1x{devices}, or a cluster with as many."
         )
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")

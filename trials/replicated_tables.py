@@ -1,7 +1,8 @@
 """Small tables that every rank holds whole: looked up without a transfer, kept equal by averaging gradients.
 
 The gradient is dense, one number for each weight, so that one all-reduce is all there is. The update is
-row-wise Adagrad's of `trials.row_wise_adagrad`: a row that no rank looked up has no gradient and stays.
+row-wise Adagrad's of `trials.row_wise_adagrad`: a row that no rank looked up has no gradient and stays. Tables in
+fp16 are rounded with the same random bits on all ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.features import EmbeddingTables
 from dhen.schema import FeatureSchema
+from trials.half_tables import HalfTables
 from trials.row_wise_adagrad import EPSILON
+from trials.stochastic_rounding import StochasticRounding
 from trials.table_blocks import Block, HeldBlock
 
 
@@ -23,15 +26,23 @@ class ReplicatedTables:
     """Some tables of a schema, on every rank; weights are zero until they are loaded."""
 
     def __init__(
-        self, schema: FeatureSchema, names: frozenset[str], dim: int, ranks: int, device: torch.device
+        self,
+        schema: FeatureSchema,
+        names: frozenset[str],
+        dim: int,
+        ranks: int,
+        device: torch.device,
+        rounding: StochasticRounding | None,
     ) -> None:
+        """`rounding`: of fp16 tables, at the same count on all ranks; None for fp32."""
         mine = tuple(table for table in schema.tables if table.name in names)
         self.names = tuple(table.name for table in mine)
         columns = [place for place, table in enumerate(schema.categorical) if table.name in names]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
         self._bags = [place for place, table in enumerate(schema.multi_hot) if table.name in names]
-        self._ranks = ranks
-        self._tables = _zeros(schema.model_copy(update={"tables": mine}), dim).to(device)
+        self._ranks, self._rounding = ranks, rounding
+        tables = _zeros(schema.model_copy(update={"tables": mine}), dim).to(device)
+        self._tables = tables if rounding is None else HalfTables(tables)
         self._sum_R = torch.zeros(len(self._tables.weight), device=device)
         starts = [0, *itertools.accumulate(table.rows for table in mine)]
         self.held = [
@@ -57,16 +68,21 @@ class ReplicatedTables:
         gradient = weight_RD.grad
         assert gradient is not None
         rows, values_ND = gradient._indices()[0], gradient._values()
-        gradient_RD = torch.zeros_like(weight_RD).index_add_(0, rows, values_ND)
+        gradient_RD = torch.zeros_like(weight_RD, dtype=torch.float32).index_add_(0, rows, values_ND)
         weight_RD.grad = None
         dist.all_reduce(gradient_RD.div_(self._ranks))
         if decay:
             touched_R = torch.zeros_like(self._sum_R).index_fill_(0, rows, 1.0)
             dist.all_reduce(touched_R, dist.ReduceOp.MAX)
-            gradient_RD.addcmul_(weight_RD, touched_R.unsqueeze(1), value=decay)
+            gradient_RD.addcmul_(weight_RD.float(), touched_R.unsqueeze(1), value=decay)
         self._sum_R.add_(torch.linalg.vector_norm(gradient_RD, dim=1).square_(), alpha=1 / weight_RD.shape[1])
         scale_R = self._sum_R.sqrt().add_(EPSILON).reciprocal_().mul_(rate)
-        weight_RD.sub_(gradient_RD.mul_(scale_R.unsqueeze(1)))
+        step_RD = gradient_RD.mul_(scale_R.unsqueeze(1))
+        if self._rounding is None:
+            weight_RD.sub_(step_RD)
+            return
+        every_row = torch.arange(len(weight_RD), device=weight_RD.device)
+        self._rounding.write(weight_RD, every_row, step_RD.neg_().add_(weight_RD))
 
 
 def _zeros(schema: FeatureSchema, dim: int) -> EmbeddingTables:

@@ -2,20 +2,26 @@
 
 The optimizer that FBGEMM and TorchRec train tables with (Adagrad, Duchi et al., JMLR 2011, with the mean
 square of a row's gradient in place of each element's). Gradients of a row that was looked up several times
-are added up through one integer a row in place of a sort: 4 to 6 times faster than coalescing.
+are added up through one integer a row in place of a sort: 4 to 6 times faster than coalescing. Tables in fp16
+are updated in fp32, and rounded stochastically.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trials.stochastic_rounding import StochasticRounding
+
 EPSILON = 1e-8
+LOG_SHRINK, SETTLED, ROUNDING = "log_shrink", "settled", "rounding"
+"""The sum of table decay so far, what it was when all rows were last brought up to it, and the counter of
+stochastic rounding."""
 
 
 class RowWiseAdagrad(Optimizer):
@@ -29,7 +35,9 @@ class RowWiseAdagrad(Optimizer):
     def __init__(
         self, tables: Iterable[Tensor], *, lr: float, decay: float = 0.0, table_decay: float = 0.0
     ) -> None:
-        super().__init__(tables, {"lr": lr, "decay": decay, "table_decay": table_decay, "log_shrink": 0.0})
+        defaults = {"lr": lr, "decay": decay, "table_decay": table_decay, LOG_SHRINK: 0.0, SETTLED: 0.0}
+        super().__init__(tables, defaults)
+        self._rounding = StochasticRounding(torch.initial_seed())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -37,7 +45,7 @@ class RowWiseAdagrad(Optimizer):
         assert closure is None
         for group in self.param_groups:
             if group["table_decay"]:
-                group["log_shrink"] += math.log(max(1.0 - group["lr"] * group["table_decay"], EPSILON))
+                group[LOG_SHRINK] += math.log(max(1.0 - group["lr"] * group["table_decay"], EPSILON))
             for table in group["params"]:
                 if table.grad is not None:
                     self._update(table, group)
@@ -47,28 +55,33 @@ class RowWiseAdagrad(Optimizer):
         """Applies the table decay that rows have missed, before they are read; duplicates do no harm."""
         for group in self.param_groups:
             if group["table_decay"] and any(table is held for held in group["params"]):
-                weights_RD = table.index_select(0, rows).mul_(self._due(table, group, rows))
-                table.index_copy_(0, rows, weights_RD)
+                weights_RD = _rows_of(table, rows).mul_(self._due(table, group, rows))
+                self._write(table, rows, weights_RD)
 
     @torch.no_grad()
     def settle(self) -> None:
         """Applies all table decay that is due, before tables are evaluated or saved."""
         for group in self.param_groups:
-            if group["table_decay"]:
+            if group[LOG_SHRINK] != group[SETTLED]:
+                group[SETTLED] = group[LOG_SHRINK]
                 for table in group["params"]:
-                    table.mul_(self._due(table, group, slice(None)))
+                    factor_R1 = self._due(table, group, slice(None))
+                    if table.dtype == torch.float16:
+                        self._rounding.multiply([table], factor_R1)
+                    else:
+                        table.mul_(factor_R1)
 
     def _due(self, table: Tensor, group: dict[str, Any], rows: Tensor | slice) -> Tensor:
         """What rows are multiplied by for the table decay they have missed (R, 1); noted as done."""
-        done = self.state_of(table)["log_shrink"]
-        factor_R: Tensor = (group["log_shrink"] - done[rows]).exp_().float()
-        done[rows] = group["log_shrink"]
+        done = self.state_of(table)[LOG_SHRINK]
+        factor_R: Tensor = (group[LOG_SHRINK] - done[rows]).exp_().float()
+        done[rows] = group[LOG_SHRINK]
         return factor_R.unsqueeze(1)
 
     def _update(self, table: Tensor, group: dict[str, Any]) -> None:
         state = self.state_of(table)
         rows, gradient_RD = summed_by_row(table, state["slot"])
-        weights_RD = table.index_select(0, rows)
+        weights_RD = _rows_of(table, rows)
         if group["table_decay"]:
             weights_RD.mul_(self._due(table, group, rows))
         if group["decay"]:
@@ -76,7 +89,13 @@ class RowWiseAdagrad(Optimizer):
         sums = state["sum"].index_select(0, rows).add_(gradient_RD.square().mean(dim=1))
         state["sum"].index_copy_(0, rows, sums)
         gradient_RD.mul_(sums.sqrt_().add_(EPSILON).reciprocal_().mul_(group["lr"]).unsqueeze(1))
-        table.index_copy_(0, rows, weights_RD.sub_(gradient_RD))
+        self._write(table, rows, weights_RD.sub_(gradient_RD))
+
+    def _write(self, table: Tensor, rows: Tensor, weights_RD: Tensor) -> None:
+        if table.dtype == torch.float16:
+            self._rounding.write(table, rows, weights_RD)
+        else:
+            table.index_copy_(0, rows, weights_RD)
 
     def state_of(self, table: Tensor) -> dict[str, Tensor]:
         """Tensors with a number for each row, made at first use."""
@@ -86,8 +105,32 @@ class RowWiseAdagrad(Optimizer):
             state["sum"] = torch.zeros(rows, dtype=torch.float32, device=device)
             state["slot"] = torch.zeros(rows, dtype=torch.int64, device=device)
             if any(group["table_decay"] for group in self.param_groups):
-                state["log_shrink"] = torch.zeros(rows, dtype=torch.float64, device=device)
+                state[LOG_SHRINK] = torch.zeros(rows, dtype=torch.float64, device=device)
         return state
+
+    def progress(self, saved: Collection[str] | None = None) -> dict[str, Tensor]:
+        """What settled tables need beside their numbers to go on to the bit, for a checkpoint: to save, or to load
+        of what it has. There must be one group, with one table."""
+        (group,) = self.param_groups
+        found = {}
+        if group["table_decay"]:
+            found[LOG_SHRINK] = torch.tensor(group[LOG_SHRINK], dtype=torch.float64)
+        if any(table.dtype == torch.float16 for table in group["params"]):
+            found[ROUNDING] = self._rounding.state
+        return {name: tensor for name, tensor in found.items() if saved is None or name in saved}
+
+    def go_on(self, progress: Mapping[str, Tensor]) -> None:
+        """Takes over what was loaded into `progress(saved)`."""
+        if LOG_SHRINK in progress:
+            (group,) = self.param_groups
+            (table,) = group["params"]
+            group[LOG_SHRINK] = group[SETTLED] = progress[LOG_SHRINK].item()
+            self.state_of(table)[LOG_SHRINK].fill_(progress[LOG_SHRINK])
+
+
+def _rows_of(table: Tensor, rows: Tensor) -> Tensor:
+    """A copy, in fp32."""
+    return table.index_select(0, rows).float()
 
 
 def summed_by_row(table: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,11 +3,15 @@
 Decay of whole tables is exact, and touches no row for it: what is held is the weights divided by a scalar that
 shrinks with every step. Embeddings are multiplied by it; as gradients are those of the weights themselves, the
 update is right when its learning rate is divided by it.
+
+Tables in fp16 are rounded stochastically where they are replicated, and by FBGEMM's kernels on GPUs; its
+kernels for CPUs round to the nearest.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -18,18 +22,23 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.features import EmbeddingTables
 from dhen.schema import FeatureSchema
-from trials.embeddings import Numbers, backward, leaves
+from trials.embeddings import backward, leaves
 from trials.job import TrainingConfig
 from trials.planner.placement import Placement
+from trials.planner.table_notes import table_notes
 from trials.ranks import Ranks
 from trials.replicated_tables import ReplicatedTables
-from trials.row_wise_adagrad import EPSILON
+from trials.row_wise_adagrad import EPSILON, ROUNDING
+from trials.stochastic_rounding import StochasticRounding
 from trials.table_blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
 from trials.torchrec_shards import TorchRecShards
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-SMALLEST_SCALE = 2.0**-10
-"""Below, the scalar of table decay is multiplied into all rows: a pass over the tables, once in many steps."""
+SMALLEST_SCALE = {"fp32": 2.0**-10, "fp16": 2.0**-1}
+"""Below, the scalar of table decay is multiplied into all rows: a pass over the tables, once in many steps.
+What is held is larger than the weights by its inverse, and fp16 ends at 65504."""
+SMALLEST_FACTOR = {"fp32": EPSILON, "fp16": 2.0**-10}
+"""The least that a step of table decay multiplies by, which updates are divided by: for the same reason."""
 SENT_NUMBERS = 2**24
 """The most of a shard's that are on their way to rank 0 at once: 64 MiB of fp32."""
 
@@ -53,28 +62,31 @@ class ShardedTables:
         config: TrainingConfig,
         ranks: Ranks,
         placement: Placement,
-        numbers: Numbers,
+        device: torch.device,
     ) -> None:
-        """A collective; `tables` are alike on all ranks, and not needed any more afterwards."""
-        dim, device = tables.weight.shape[1], tables.weight.device
+        """A collective; `tables` are alike on all ranks, wherever they lie, and not needed any more afterwards."""
+        dim = tables.weight.shape[1]
         self._schema, self._config, self._ranks, self._dim = schema, config, ranks, dim
-        self._placement = placement
-        self._like = torch.empty(0, dtype=DTYPES[numbers.stored], device=device)
+        self._placement, stored = placement, config.table_precision
+        self._like = torch.empty(0, dtype=DTYPES[stored], device=device)
+        self._rounding = StochasticRounding(torch.initial_seed()) if stored == "fp16" else None
         rows = [table.rows for table in schema.tables]
         starts = itertools.pairwise(itertools.accumulate(rows, initial=0))
         self._rows = {table.name: slice(*ends) for table, ends in zip(schema.tables, starts, strict=True)}
         self._copied = self._shards = None
         if placement.replicated:
             names = frozenset(placement.replicated)
-            self._copied = ReplicatedTables(schema, names, dim, ranks.world, device)
+            self._copied = ReplicatedTables(schema, names, dim, ranks.world, device, self._rounding)
         if placement.shards:
-            self._shards = TorchRecShards(schema, placement.shards, dim, ranks, device, numbers)
+            self._shards = TorchRecShards(schema, placement.shards, dim, ranks, device, config)
         self._parts = [part for part in (self._copied, self._shards) if part is not None]
         self._held: list[HeldBlock] = [block for part in self._parts for block in part.held]
         self._rate, self._scale = config.embedding_learning_rate, 1.0
         self._next = self._next_update()
         self._looked_up: list[Tensor] = []
         self.load_full(tables.weight.detach())
+        for note in table_notes(config, placement, device.type):
+            print(note, flush=True)
 
     @property
     def held_bytes(self) -> int:
@@ -103,8 +115,8 @@ class ShardedTables:
         if self._copied is not None:
             self._copied.update(self._next.rate, self._next.decay)
         self._scale = self._next.scale
-        if self._scale < SMALLEST_SCALE:
-            self.settle()
+        if self._scale < SMALLEST_SCALE[self._config.table_precision]:
+            self._shrink(2.0 ** math.ceil(math.log2(self._scale)))  # a power of two, which rounds nothing
 
     def scale_learning_rate(self, factor: float) -> None:
         """As the protocol says."""
@@ -113,10 +125,11 @@ class ShardedTables:
     @torch.no_grad()
     def settle(self) -> None:
         """As the protocol says."""
-        if self._scale != 1.0:
-            for block in self._held:
-                block.weight_RC.mul_(self._scale)
+        if self._scale != 1.0 and self._rounding is not None:
+            self._rounding.multiply([block.weight_RC for block in self._held], self._scale)
             self._scale = 1.0
+        elif self._scale != 1.0:
+            self._shrink(self._scale)
 
     def full_weight(self) -> Tensor | None:
         """As the protocol says; a collective."""
@@ -143,12 +156,22 @@ class ShardedTables:
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """As the protocol says."""
         self.settle()
-        return state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        blocks = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        if self._rounding is not None and (saved is None or ROUNDING in saved):
+            blocks[ROUNDING] = self._rounding.state
+        return blocks
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """As the protocol says."""
         self.settle()
         load_state(state, self._held)
+
+    @torch.no_grad()
+    def _shrink(self, factor: float) -> None:
+        """Multiplies a part of the scalar, or all of it, into all rows."""
+        for block in self._held:
+            block.weight_RC.mul_(factor)
+        self._scale /= factor
 
     def _part_of(self, weight: Tensor, block: Block) -> Tensor:
         """A block's rows and columns of the matrix of all tables, as a view."""
@@ -157,7 +180,8 @@ class ShardedTables:
 
     def _next_update(self) -> _Update:
         """With the table decay of the step it ends."""
-        scale = self._scale * max(1.0 - self._rate * self._config.table_decay, EPSILON)
+        least = SMALLEST_FACTOR[self._config.table_precision]
+        scale = self._scale * max(1.0 - self._rate * self._config.table_decay, least)
         return _Update(self._rate / scale, self._config.embedding_decay * scale, scale)
 
 

@@ -17,9 +17,11 @@ from typing import Any
 
 from dhen.values import dump_yaml
 from trials.record import (
+    Attempt,
     CurvePoint,
     Metrics,
     Outcome,
+    Retraining,
     StudyRecord,
     TrialKind,
     TrialRecord,
@@ -27,6 +29,8 @@ from trials.record import (
     relative_ne_percent,
 )
 
+KEY = "retraining"
+"""Tag of a retraining's run, by which it is found again; other runs have `trial.number`."""
 PARAM_LENGTH = 500
 """Longer values are cut; they are whole in config.yaml."""
 TAG_LENGTH = 5000
@@ -77,13 +81,15 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
     baseline = next((each for each in record.trials if each.number == record.baseline), None)
     series = _curve_series(trial, baseline)
     if ended:
-        series |= _final_series(trial, baseline)
+        series |= _final_series(trial, baseline) | _attempt_series(trial)
     return Sheet(
-        name=f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}",
+        name=_run_name(trial),
         status=STATUS.get(trial.outcome, "FAILED"),
         start_ms=start,
         end_ms=start + _ms(trial.seconds) if ended else None,
-        tags=_texts(_trial_tags(trial, record) | {"model": model_name or None}, TAG_LENGTH),
+        tags=_texts(
+            _trial_tags(trial, record) | _attempt_tags(trial) | {"model": model_name or None}, TAG_LENGTH
+        ),
         params=_texts({**trial.point, **dict(_flat(config))}, PARAM_LENGTH),
         series=series,
         artifacts={"config.yaml": dump_yaml(config)}
@@ -124,27 +130,83 @@ def study_sheet(record: StudyRecord) -> Sheet:
     )
 
 
+def run_key(trial: TrialRecord) -> str:
+    """What a trial's run is known by among all runs of the study."""
+    return f"{KEY} {trial.number}" if isinstance(trial, Retraining) else str(trial.number)
+
+
+def _run_name(trial: TrialRecord) -> str:
+    if isinstance(trial, Retraining):
+        part = f" without {trial.removed}" if trial.removed else ""
+        return f"trial {trial.of}{part}, seed {trial.seed}"
+    return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
+
+
 def marks(trial: TrialRecord, record: StudyRecord) -> dict[str, bool]:
     """What the study says of a trial."""
+    number = None if isinstance(trial, Retraining) else trial.number
     return {
-        "front": trial.number in record.front,
-        "best": trial.number == record.best,
-        "knee": trial.number == record.knee,
-        "baseline": trial.number == record.baseline,
+        "front": number in record.front,
+        "best": number is not None and number == record.best,
+        "knee": number is not None and number == record.knee,
+        "baseline": number is not None and number == record.baseline,
     }
 
 
+def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
+    """Which trial it is, and of a winner whether it is better than the baseline; or what was retrained."""
+    if isinstance(trial, Retraining):
+        return {KEY: run_key(trial), "of": trial.of, "seed": trial.seed, "removed": trial.removed}
+    tags: dict[str, Any] = {"trial.number": trial.number}
+    comparison = record.comparison(trial.number)
+    if comparison is not None:
+        told = comparison.to_dict()
+        names = (
+            "better",
+            "difference_percent",
+            "low_percent",
+            "high_percent",
+            "p_adjusted",
+            "detectable_percent",
+        )
+        tags |= {f"baseline.{name}": told[name] for name in names}
+    return tags
+
+
 def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
+    origin = trial.reused_from_study
     return {
-        "trial.number": trial.number,
+        **_own_tags(trial, record),
         "kind": trial.kind.value,
         "outcome": trial.outcome.value,
         "technique.planned": trial.planned_technique,
         "technique.executed": trial.executed_technique,
         "fingerprint": trial.fingerprint,
         "reused_from": trial.reused_from,
+        "reused_from_study": f"{origin.directory} trial {origin.trial}" if origin else None,
         "error": trial.error,
         **marks(trial, record),
+    }
+
+
+def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
+    """How many trainings a trial took, and what each was: `attempt.0.strategy`, `attempt.0.outcome` ..."""
+    tags: dict[str, Any] = {"attempts": len(trial.attempts)}
+    for place, attempt in enumerate(trial.attempts):
+        told = {"strategy": attempt.strategy, "outcome": attempt.outcome.value, "error": attempt.error}
+        tags |= {f"attempt.{place}.{name}": value for name, value in told.items()}
+    return tags
+
+
+def _attempt_series(trial: TrialRecord) -> Series:
+    """The numbers of each training, `attempt.0.predicted_bytes` ..., with the trial's end."""
+    numbers = set(Attempt.model_fields) - {"strategy", "outcome", "error"}
+    time_ms = _start_ms(trial) + _ms(trial.seconds)
+    return {
+        f"attempt.{place}.{name}": (Reading(step=0, value=float(value), time_ms=time_ms),)
+        for place, attempt in enumerate(trial.attempts)
+        for name in sorted(numbers)
+        if (value := getattr(attempt, name)) is not None and math.isfinite(value)
     }
 
 

@@ -7,16 +7,16 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from dhen.schema import FeatureSchema
-from trials.adamw import MOMENTS, adamw_state
+from trials.adamw import adamw, moments, set_steps
 from trials.checkpoint import Weights
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
-from trials.embeddings import LOG_SHRINK
 from trials.evaluation import EVAL_BATCH, evaluate
 from trials.flat_pieces import FlatPieces, Piece
+from trials.half_tables import store_tables_in_half
 from trials.job import TrainingConfig
 from trials.master_weights import MasterWeights, embedding_tables
 from trials.memory_limit import is_counted
@@ -32,10 +32,10 @@ class TrainStep:
         """Takes the model over; `config` must be resolved. `schema` names the tables in checkpoints."""
         assert config.precision != "auto"
         self.model, self._batch_size = model, config.batch_size
+        if config.table_precision == "fp16":
+            store_tables_in_half(model)
         self._master = MasterWeights(model, config.precision)
-        self._dense = AdamW(
-            [self._master.flat], lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-        )
+        self._dense = adamw([self._master.flat], config)
         self._tables, self._schema = embedding_tables(model), schema
         self._sparse = (
             RowWiseAdagrad(
@@ -66,11 +66,13 @@ class TrainStep:
             table.weight.grad = None
         return loss.detach()
 
-    def scale_learning_rates(self, factor: float) -> float:
-        """Sets learning rates to a multiple of the configured ones; the dense part's, for the record."""
-        for optimizer, rate in zip(self._optimizers, self._initial_rates, strict=True):
+    def scale_learning_rates(self, dense: float, tables: float) -> float:
+        """Sets learning rates to multiples of the configured ones; the dense part's, for the record."""
+        for optimizer, rate, factor in zip(
+            self._optimizers, self._initial_rates, (dense, tables), strict=False
+        ):
             optimizer.param_groups[0]["lr"] = rate * factor
-        return self._initial_rates[0] * factor
+        return self._initial_rates[0] * dense
 
     def settle(self) -> None:
         """Brings all table rows up to date; to be called before the model is evaluated or saved."""
@@ -83,7 +85,7 @@ class TrainStep:
 
     def weights(self) -> Weights:
         """A copy of the model's weights on the CPU, in fp32."""
-        return self._master.weights()
+        return {name: tensor.float() for name, tensor in self._master.weights().items()}
 
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
         """On a split of the log; under a declared memory with no more rows at a time than training has."""
@@ -92,26 +94,23 @@ class TrainStep:
 
     def dense_state(self) -> dict[str, FlatPieces]:
         """Weights and AdamW's moments, for `trials.resume`, to save or to load into."""
-        flat, state = self._master.flat, adamw_state(self._dense, self._master.flat)
-        held = {"weight": flat.detach()} | {moment: state[moment] for moment in MOMENTS}
+        flat = self._master.flat
+        held = {"weight": flat.detach()} | moments(self._dense, flat)
         return {name: FlatPieces(flat.numel(), (Piece(0, values),)) for name, values in held.items()}
 
     def table_state(self, saved: Collection[str] | None = None) -> State:
         """The tables' weights and optimizer state, to save; to load, what to take of a checkpoint's keys."""
         self.settle()
-        state = state_of(self._held()) if saved is None else state_to_load(saved, self._held())
-        if self._lazy and self._sparse is not None and (saved is None or LOG_SHRINK in saved):
-            state[LOG_SHRINK] = torch.tensor(self._sparse.param_groups[0][LOG_SHRINK], dtype=torch.float64)
-        return state
+        blocks = state_of(self._held()) if saved is None else state_to_load(saved, self._held())
+        return blocks | (self._sparse.progress(saved) if self._sparse is not None else {})
 
     def restored(self, tables: State, steps: int) -> None:
         """After `dense_state()` and `table_state(saved)` were loaded into, as they were after so many steps."""
-        adamw_state(self._dense, self._master.flat)["step"].fill_(steps)
+        set_steps(self._dense, self._master.flat, steps)
         self._master.publish()
         load_state(tables, self._held())
-        if self._sparse is not None and LOG_SHRINK in tables:
-            self._sparse.param_groups[0][LOG_SHRINK] = tables[LOG_SHRINK].item()
-            self._sparse.state_of(self._tables[0].weight)[LOG_SHRINK].fill_(tables[LOG_SHRINK])
+        if self._sparse is not None:
+            self._sparse.go_on(tables)
 
     def _held(self) -> list[HeldBlock]:
         """Each table whole, as views."""

@@ -7,16 +7,15 @@ are the only sign of progress.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing import connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Protocol
 
 from trials.events import EVENTS, RENDEZVOUS, Event, EventReader, Failed, Progress, last_words
-from trials.post_mortem import Ending, endings_of, state_of, verdict
+from trials.post_mortem import Ending, endings_of, memory_kills, verdict
+from trials.rank_process import RankProcess
 
 FINAL = ("trained", "diverged", "scored", "failed")
 """Events that tell how a run ended."""
@@ -30,12 +29,30 @@ LONGEST_LOOK_SECONDS = 5.0
 """A driver that looks less often (it was stopped, it proposes) is no evidence of longer silence."""
 
 
+class AnyRun(Protocol):
+    """A task in processes of its own, wherever they are."""
+
+    @property
+    def ended(self) -> bool:
+        """All processes are gone and their last events have been handed out."""
+
+    @property
+    def sentinels(self) -> list[int]:
+        """See `Run`."""
+
+    def new_events(self) -> list[Event]:
+        """See `Run`."""
+
+    def kill(self) -> None:
+        """Ends the processes at once."""
+
+
 class Run:
     """A task in processes of its own, one a rank."""
 
     def __init__(
         self,
-        processes: Sequence[BaseProcess],
+        processes: Sequence[RankProcess],
         directory: Path,
         *,
         first_rank: int = 0,
@@ -51,8 +68,8 @@ class Run:
         self._silent_seconds, self._looked = 0.0, time.monotonic()
         self._ending_since: float | None = None
         self._gone: set[int] = set()
-        self._killed: dict[int, str] = {}
         self._hung_seconds: float | None = None
+        self._memory_kills = memory_kills()
         self.ended = False
         """All processes are gone and their last events have been handed out."""
 
@@ -114,21 +131,15 @@ class Run:
 
     def _ask_for_stacks(self, alive: list[int]) -> None:
         for rank in alive:
-            self._signal(rank, signal.SIGUSR1)
+            self._processes[rank].show_stack()
         time.sleep(STACK_SECONDS)
 
-    def _signal(self, rank: int, number: signal.Signals) -> None:
-        pid = self._processes[rank].pid
-        if pid is not None and self._processes[rank].is_alive():
-            os.kill(pid, number)
-
     def _kill(self, ranks: Iterable[int]) -> None:
-        alive = [rank for rank in ranks if self._processes[rank].is_alive()]
-        for rank in alive:
-            self._killed[rank] = state_of(self._processes[rank].pid)
-            self._processes[rank].kill()
-        for rank in alive:
-            self._processes[rank].join()
+        alive = [self._processes[rank] for rank in ranks if self._processes[rank].is_alive()]
+        for process in alive:
+            process.kill()
+        for process in alive:
+            process.join()
 
     def _failed(self) -> bool:
         """Without rank 0 here nobody tells that all went well, but the exit codes."""
@@ -136,16 +147,19 @@ class Run:
 
     def _verdict(self) -> Failed:
         codes = {rank: process.exitcode for rank, process in self._processes.items()}
-        endings: list[Ending] = endings_of(codes, self._killed, self._directory)
-        return verdict(endings, self._progress, self._directory, self._hung_seconds)
+        killed = {rank: each.killed for rank, each in self._processes.items() if each.killed is not None}
+        endings: list[Ending] = endings_of(codes, killed, self._directory)
+        short = memory_kills() != self._memory_kills
+        return verdict(endings, self._progress, self._directory, self._hung_seconds, memory_was_short=short)
 
 
 def forget_last_run(directory: Path, ranks: Iterable[int]) -> None:
-    """Drops the events and last words of an earlier run; logs stay, and go on."""
-    for name in (EVENTS, RENDEZVOUS, *map(last_words, ranks)):
-        (directory / name).unlink(missing_ok=True)
+    """Drops what these ranks have left of an earlier run, the first one its events too; logs stay, and go on."""
+    for rank in ranks:
+        for name in (last_words(rank), *(() if rank else (EVENTS, RENDEZVOUS))):
+            (directory / name).unlink(missing_ok=True)
 
 
-def wait_for(runs: Iterable[Run], seconds: float = POLL_SECONDS) -> None:
+def wait_for(runs: Iterable[AnyRun], seconds: float = POLL_SECONDS) -> None:
     """Until one of the processes has ended, for `seconds` at most."""
-    connection.wait([sentinel for run in runs for sentinel in run.sentinels], seconds)
+    connection.wait({sentinel for run in runs for sentinel in run.sentinels}, seconds)

@@ -71,7 +71,8 @@ def state_to_load(saved: Iterable[str], held: Sequence[HeldBlock]) -> State:
                 start, stop = block.shared_columns(theirs)
                 if start < stop:
                     shape = weight_RC.shape[:1] if kind == "sum" else (len(weight_RC), theirs.columns)
-                    wanted[key] = torch.empty(shape, dtype=torch.float32, device=weight_RC.device)
+                    dtype = torch.float32 if kind == "sum" else weight_RC.dtype
+                    wanted[key] = torch.empty(shape, dtype=dtype, device=weight_RC.device)
     return wanted
 
 

@@ -29,7 +29,7 @@ def missing_torchrec(reason: str) -> UserError:
     return UserError(
         f"embedding tables over several ranks need TorchRec, which cannot be imported ({reason}). `make setup` "
         f"installs it, or: {INSTALL}    (with a GPU: fbgemm-gpu in place of fbgemm-gpu-cpu). One rank "
-        "(ranks=1) trains without it."
+        "(ranks=1x1) trains without it."
     )
 
 

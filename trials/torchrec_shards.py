@@ -8,6 +8,7 @@ seconds, and warns.
 
 from __future__ import annotations
 
+import math
 import warnings
 from importlib import import_module
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.schema import FeatureSchema, Table
 from trials.cpu_row_decay import CpuRowDecay
-from trials.embeddings import Numbers
+from trials.job import TrainingConfig
 from trials.planner.placement import TableShard
 from trials.ranks import Ranks
 from trials.row_wise_adagrad import EPSILON
@@ -43,7 +44,7 @@ class TorchRecShards:
         dim: int,
         ranks: Ranks,
         device: torch.device,
-        numbers: Numbers,
+        config: TrainingConfig,
     ) -> None:
         """A collective: all ranks of the default process group."""
         import_torchrec()
@@ -56,11 +57,11 @@ class TorchRecShards:
         cuts = {name: [s for s in shards if s.table == name] for name in self.names}
         with torch.random.fork_rng(devices=[device.index] if device.type == "cuda" else []):
             self._sharded = _shard(
-                _collection(tables, self.names, dim, numbers), self.names, cuts, ranks, device, numbers
+                _collection(tables, self.names, dim, config), self.names, cuts, ranks, device, config
             )
         self.held = self._views(cuts)
-        on_cpu = device.type == "cpu"
-        self._row_decay = [CpuRowDecay(lookup) for lookup in self._sharded._lookups] if on_cpu else []
+        without_decay = device.type == "cpu" and config.table_precision == "fp32"
+        self._row_decay = [CpuRowDecay(lookup) for lookup in self._sharded._lookups] if without_decay else []
 
     def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
         """e_BD of each table for this rank's examples, by name: TorchRec's order depends on the plan."""
@@ -116,7 +117,7 @@ def _places(tables: tuple[Table, ...], sharded: set[str]) -> list[int]:
     return [place for place, table in enumerate(tables) if table.name in sharded]
 
 
-def _collection(tables: list[Table], names: dict[str, str], dim: int, numbers: Numbers) -> Any:
+def _collection(tables: list[Table], names: dict[str, str], dim: int, config: TrainingConfig) -> Any:
     """On no device: shards are made where they belong."""
     torchrec, configs = import_module("torchrec"), import_module("torchrec.modules.embedding_configs")
     return torchrec.EmbeddingBagCollection(
@@ -126,7 +127,7 @@ def _collection(tables: list[Table], names: dict[str, str], dim: int, numbers: N
                 feature_names=[names[table.name]],
                 num_embeddings=table.rows,
                 embedding_dim=dim,
-                data_type=configs.DataType[numbers.stored.upper()],
+                data_type=configs.DataType[config.table_precision.upper()],
                 pooling=configs.PoolingType.MEAN,
                 init_fn=torch.nn.init.zeros_,
             )
@@ -142,13 +143,13 @@ def _shard(
     cuts: dict[str, list[TableShard]],
     ranks: Ranks,
     device: torch.device,
-    numbers: Numbers,
+    config: TrainingConfig,
 ) -> Any:
     types, plans = (
         import_module("torchrec.distributed.types"),
         import_module("torchrec.distributed.sharding_plan"),
     )
-    sharder = _sharder(device, numbers)
+    sharder = _sharder(device, config, ranks)
     parameters = sharder.shardable_parameters(collection)
 
     def plan(name: str, key: str) -> Any:
@@ -169,22 +170,36 @@ def _shard(
     return sharder.shard(collection, module_plan, environment, device)
 
 
-def _sharder(device: torch.device, numbers: Numbers) -> Any:
-    """With FBGEMM's row-wise Adagrad; its rate and decay are set before every update."""
+def _sharder(device: torch.device, config: TrainingConfig, ranks: Ranks) -> Any:
+    """With FBGEMM's row-wise Adagrad; its rate and decay are set before every update. On GPUs it rounds what goes
+    into fp16 tables stochastically, which is its default, on a CPU to the nearest (1.8)."""
     kernels = import_module("fbgemm_gpu.split_embedding_configs")
     bags = import_module("torchrec.distributed.embeddingbag")
     decay_modes = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     codecs = import_module("torchrec.distributed.fbgemm_qcomm_codec")
-    precision = codecs.CommType[numbers.sent.upper()]
-    config = codecs.QCommsConfig(forward_precision=precision, backward_precision=precision)
+    precision = codecs.CommType[config.all_to_all_precision.upper()]
+    transfer = codecs.QCommsConfig(
+        forward_precision=precision,
+        backward_precision=precision,
+        backward_loss_scale=_gradient_scale(config, ranks),
+    )
     return bags.EmbeddingBagCollectionSharder(
         fused_params={
             "optimizer": kernels.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
             "eps": EPSILON,
             "weight_decay_mode": decay_modes.WeightDecayMode.L2,
         },
-        qcomm_codecs_registry=codecs.get_qcomm_codecs_registry(config, device=device),
+        qcomm_codecs_registry=codecs.get_qcomm_codecs_registry(transfer, device=device),
     )
+
+
+def _gradient_scale(config: TrainingConfig, ranks: Ranks) -> float | None:
+    """What gradients are multiplied by on their way: those of a mean over a rank's examples become about as large
+    as an example's own, which fp16 has numbers for. A power of two, so that nothing else changes."""
+    if config.all_to_all_precision == "fp32":
+        return None
+    assert config.batch_size is not None
+    return 2.0 ** round(math.log2(max(1.0, config.batch_size / ranks.world)))
 
 
 def import_torchrec() -> None:

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from dhen.errors import UserError
 from trials.record import StudyRecord, TrialRecord
-from trials.sheets import Sheet, marks, study_sheet, trial_sheet
+from trials.sheets import KEY, Sheet, marks, run_key, study_sheet, trial_sheet
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 """Nothing is reported to anyone; must stand before MLflow is imported."""
-LAYOUT = 2
+LAYOUT = 3
 """Raised whenever the sheets change: stores of older versions are then written anew."""
 LOCK_SECONDS = 10.0
 """How long another process may hold the store before that is an error."""
@@ -147,13 +147,14 @@ class Tracker:
             baseline = next((trial for trial in record.trials if trial.number == record.baseline), None)
             compared = baseline.model_dump_json(include={"number", "curve", "validation"}) if baseline else ""
             context = _digest((LAYOUT, parent, compared))
-            for trial in record.trials:
+            for trial in (*record.trials, *record.retrainings):
                 self._sync_trial(trial, record, context, parent)
             self._attach(parent, report)
 
     def _sync_trial(self, trial: TrialRecord, record: StudyRecord, context: str, parent: str) -> None:
         """`context` is all beside the trial and its marks that its run depends on."""
-        key, marked = str(trial.number), marks(trial, record)
+        key, marked = run_key(trial), marks(trial, record)
+        context = _digest((context, record.comparison(trial.number))) if marked["front"] else context
         seen = self._seen.get(key)
         if seen is not None and seen[0] is trial and seen[1:] == (marked, context):
             return
@@ -184,7 +185,7 @@ class Tracker:
             page = self._client.search_runs([experiment], max_results=1000, page_token=token)
             for run in page:
                 tags = run.data.tags
-                key = STUDY if tags.get("kind") == STUDY else tags.get("trial.number")
+                key = STUDY if tags.get("kind") == STUDY else tags.get(KEY, tags.get("trial.number"))
                 if key is not None:
                     logged = json.loads(tags.get(LOGGED, "{}"))
                     yield key, _Run(id=run.info.run_id, revision=tags.get(REVISION, ""), logged=logged)

@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 from pydantic import Field, model_validator
 
-from dhen.model import build_model
+from dhen.errors import UserError
 from dhen.values import Value, parse
-from trials.checkpoint import load_weights, read_weights, save_weights
+from trials.address import Address
+from trials.checkpoint import read_weights, save_weights
 from trials.cluster.cluster import Cluster
 from trials.data.cache import PreparedLog
-from trials.evaluation import evaluate
 from trials.events import (
     EVENTS,
     START_MARK,
@@ -47,12 +47,12 @@ from trials.events import (
 from trials.hardware import device
 from trials.job import Job
 from trials.loop import train
-from trials.master_weights import compute_in
 from trials.memory_limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory_pool import keep_freed_memory
 from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
-from trials.rendezvous import Address, join
+from trials.rendezvous import join
+from trials.scoring import keep_logits, logits_file, score
 
 COLLECTIVE_SECONDS = 600.0
 """A collective that waits longer for a rank fails: a backstop behind `deadline_seconds`."""
@@ -72,7 +72,9 @@ class Task(Value):
     threads: int
     """Of each rank."""
     score_split: str | None = None
-    """Evaluate the weights in the trial's directory on this split in place of training; by one rank."""
+    """Evaluate the weights in the trial's directory on this split in place of training."""
+    keep_logits: bool = False
+    """Of that split, in the trial's directory."""
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
     progress_seconds: float = 0.5
@@ -109,15 +111,17 @@ class Task(Value):
     @property
     def ranks_here(self) -> range:
         """Ranks that are started on this machine."""
-        if self.score_split is not None:
-            return range(1)
+        return self.ranks_of(self.host)
+
+    def ranks_of(self, host: int) -> range:
+        """Ranks that are started on one of the hosts."""
         if self.address is None:
             return range(self.hosts * self.gpus_a_host)
-        return range(self.host * self.gpus_a_host, (self.host + 1) * self.gpus_a_host)
+        return range(host * self.gpus_a_host, (host + 1) * self.gpus_a_host)
 
     def ranks(self, rank: int) -> Ranks:
         """Where this rank stands among all."""
-        return Ranks() if self.score_split is not None else Ranks(rank, self.hosts, self.gpus_a_host)
+        return Ranks(rank, self.hosts, self.gpus_a_host)
 
 
 Body = Callable[[Task, Ranks, Path, Emit], None]
@@ -156,7 +160,7 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
     lack = out_of_memory(error)
     cause = lack or error
     needed, limit = needed_and_limit(cause)
-    words = f"{type(cause).__name__}: {cause}"
+    words = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
     failed = Failed(error=words, out_of_memory=lack is not None, needed_bytes=needed, limit_bytes=limit)
     if rank is None:
         with EventWriter(folder / EVENTS) as emit:
@@ -164,7 +168,10 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
     else:
         said = LastWords(failed=failed, unix_seconds=time.time())
         (folder / last_words(rank)).write_text(said.model_dump_json())
-    traceback.print_exception(error)
+    if isinstance(cause, UserError):  # it says what is wrong, and not with our code
+        print(cause, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
 
 
 @contextlib.contextmanager
@@ -200,7 +207,17 @@ def _prepare_process(threads: int) -> None:
 def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     log = PreparedLog.open(Path(task.log_directory))
     if task.score_split is not None:
-        _score(task, task.score_split, log, folder, emit)
+        metrics = score(
+            task.job,
+            folder / WEIGHTS,
+            log,
+            task.score_split,
+            ranks=ranks,
+            strategy=task.strategy,
+            cluster=task.cluster,
+            keep=keep_logits(logits_file(folder, task.score_split)) if task.keep_logits else None,
+        )
+        emit(Scored(split=task.score_split, metrics=metrics))
         return
     start_from = read_weights(Path(task.start_from)) if task.start_from else None
     with limited_memory(task.memory_limit_bytes, device()) as peak_bytes:
@@ -256,14 +273,6 @@ def _of_ranks(task: Task, ranks: Ranks) -> dict[str, Any]:
         if task.checkpoint_seconds is not None:
             told["checkpoint_seconds"] = task.checkpoint_seconds
     return told
-
-
-def _score(task: Task, split: str, log: PreparedLog, folder: Path, emit: Emit) -> None:
-    model = build_model(task.job.model, task.job.features)
-    load_weights(model, folder / WEIGHTS)
-    assert task.job.training.precision != "auto"
-    compute_in(model.to(device()), task.job.training.precision)
-    emit(Scored(split=split, metrics=evaluate(model, log, split)))
 
 
 def _redirect_output(path: Path) -> None:

@@ -37,7 +37,7 @@ class TimeInfo:
 
 def time_info(record: StudyRecord) -> TimeInfo:
     """Trials that trained nothing of their own (a shared result) have no bar."""
-    timed = (trial for trial in record.trials if known(trial.seconds) and trial.reused_from is None)
+    timed = (trial for trial in record.trials if known(trial.seconds) and not trial.shared)
     return TimeInfo(trials=tuple(_time(trial) for trial in timed))
 
 

@@ -1,7 +1,8 @@
-"""DCN-V2's full-matrix cross network (arXiv 2008.13535, equation 1): x_(i+1) = x_0 * (W_i x_i + b_i) + x_i.
+"""DCN-V2's cross network (arXiv 2008.13535, equation 1): x_(i+1) = x_0 * (W_i x_i + b_i) + x_i.
 
-Over the flattened embeddings, `layers` times, then projected to l embeddings, W in R^(m x l). Not one
-of the DHEN paper's five; its own deep cross network is `dhen/blocks/cross.py`.
+Over the flattened embeddings, `layers` times, then projected to l embeddings, W in R^(m x l). With a `rank`,
+W_i = U_i V_i^T (equation 2). Not one of the DHEN paper's five; its own deep cross network is
+`dhen/blocks/cross.py`, DCN-V2's mixture of low-rank layers `dhen/blocks/dcn_mix.py`.
 """
 
 from __future__ import annotations
@@ -25,32 +26,38 @@ class DcnV2Config(BlockConfig):
     kind: Literal["dcn_v2"] = "dcn_v2"
     layers: int = Field(default=1, gt=0, le=32)
     """Cross layers; n of them reach interactions of order n + 1."""
+    rank: int = Field(default=0, ge=0, le=65_536, exclude_if=lambda rank: rank == 0)
+    """Of each layer's matrix; 0: a full one. Left out of plain data where it is 0, as before it came."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
         return nn.Sequential(
-            CrossNetwork(shape, self.layers), EmbeddingProjection(shape.embeddings, shape.out)
+            CrossNetwork(shape, self.layers, self.rank), EmbeddingProjection(shape.embeddings, shape.out)
         )
 
     def cost(self, shape: BlockShape) -> Costs:
-        """One matmul a cross layer, and the projection."""
+        """One matmul a cross layer, two with a rank, and the projection."""
         width = shape.embeddings * shape.dim
         crosses = [
             row
             for index in range(self.layers)
             for row in (
-                linear_cost(f"cross{index}", width, width),
+                *self._matrix_cost(f"cross{index}", width),
                 elementwise_cost(f"cross{index}.product", width, flops_each=2),
             )
         ]
         return (*crosses, projection_cost("projection", shape.embeddings, shape.out, shape.dim))
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
-        """A matmul and a product with x_0 a cross layer, and the projection."""
+        """A matmul (two with a rank) and a product with x_0 a cross layer, and the projection."""
         width, first = shape.embeddings * shape.dim, tape.view(x)
         current, saved = first, x
         for _ in range(self.layers):
-            crossed = linear_tape(tape, current, width, width, saved=saved)
+            if self.rank:
+                low = linear_tape(tape, current, width, self.rank, bias=False, saved=saved)
+                crossed = linear_tape(tape, low, self.rank, width)
+            else:
+                crossed = linear_tape(tape, current, width, width, saved=saved)
             product = tape.operation(
                 width, [first, crossed], saves=[x, crossed], backward_running=tape.held(width), view=True
             )
@@ -58,14 +65,20 @@ class DcnV2Config(BlockConfig):
         x = current
         return projection_tape(tape, x, shape.embeddings, shape.out, shape.dim)
 
+    def _matrix_cost(self, name: str, width: int) -> Costs:
+        if not self.rank:
+            return (linear_cost(name, width, width),)
+        down = linear_cost(f"{name}.down", width, self.rank, bias=False)
+        return (down, linear_cost(f"{name}.up", self.rank, width))
+
 
 class CrossNetwork(nn.Module):
     """x_BMD -> x_BMD after a few cross layers."""
 
-    def __init__(self, shape: BlockShape, layers: int) -> None:
+    def __init__(self, shape: BlockShape, layers: int, rank: int) -> None:
         super().__init__()
         width = shape.embeddings * shape.dim
-        self.crosses = nn.ModuleList(Linear(width, width) for _ in range(layers))
+        self.crosses = nn.ModuleList(_matrix(width, rank) for _ in range(layers))
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """DCN-V2, equation 1, on the flattened embeddings."""
@@ -73,3 +86,10 @@ class CrossNetwork(nn.Module):
         for cross in self.crosses:
             x = torch.addcmul(x, x0, cross(x))
         return x.view_as(x_BMD)
+
+
+def _matrix(width: int, rank: int) -> nn.Module:
+    """W x + b, with W = U V^T where there is a rank."""
+    if not rank:
+        return Linear(width, width)
+    return nn.Sequential(Linear(width, rank, bias=False), Linear(rank, width))

@@ -6,31 +6,34 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dhen.errors import unknown_name
-from search.samplers import nsga2, random, tpe
+from search.samplers import gp, nsga2, random, ranker, tpe
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
-SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
+    from search.samplers.known import Known
+
+SAMPLERS: dict[str, Callable[[int, Known], BaseSampler]] = {
+    "gp": gp.make,
     "nsga2": nsga2.make,
     "random": random.make,
+    "ranker": ranker.make,
     "tpe": tpe.make,
 }
 AUTO = "tpe"
-"""What `auto` means: best hypervolume of the three on 50 to 200 candidates (docs/decisions)."""
+"""What `auto` means (docs/benchmarks.md has the comparison)."""
 
 
-def make_sampler(name: str, seed: int, axes: Mapping[str, BaseDistribution]) -> BaseSampler:
-    """A fresh sampler of a space with these axes.
-
-    Raises:
-        UserError: listing the names there are.
-    """
-    name = AUTO if name == "auto" else name
-    if name not in SAMPLERS:
+def check_sampler(name: str) -> None:
+    """Raises UserError for an unknown one, listing the names there are."""
+    if name not in SAMPLERS and name != "auto":
         raise unknown_name("sampler", name, [*SAMPLERS, "auto"])
-    sampler = SAMPLERS[name](seed)
+
+
+def make_sampler(name: str, seed: int, axes: Mapping[str, BaseDistribution], known: Known) -> BaseSampler:
+    """A fresh sampler, for one proposal, of a space with these axes."""
+    sampler = SAMPLERS[AUTO if name == "auto" else name](seed, known)
     # every trial has every axis; Optuna would find that out by comparing those of all trials, each time
     sampler.infer_relative_search_space = lambda study, trial: dict(axes)  # type: ignore[method-assign]
     return sampler

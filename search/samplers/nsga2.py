@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
+    from search.samplers.known import Known
+
 POPULATION = 20
 """Candidates a generation; Optuna's 50 would leave short studies with a random first generation only."""
 
 
-def make(seed: int) -> BaseSampler:
+def make(seed: int, known: Known) -> BaseSampler:
     """Optuna's own, with parents always in the order of trials.
 
     Optuna has them in the order of selection when it selects and in that of trials when it remembers, and a

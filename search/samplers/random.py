@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
+    from search.samplers.known import Known
 
-def make(seed: int) -> BaseSampler:
+
+def make(seed: int, known: Known) -> BaseSampler:
     """Optuna's own."""
     from optuna.samplers import RandomSampler
 

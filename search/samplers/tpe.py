@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
+    from search.samplers.known import Known
+
 STARTUP_TRIALS = 8
 """Random candidates before the model is used: studies of 20 to 50 candidates are common here."""
 
 
-def make(seed: int) -> BaseSampler:
+def make(seed: int, known: Known) -> BaseSampler:
     """Optuna's own; axes are modelled together, since modules, widths and learning rates interact.
 
     Candidates that are still training count as bad ones (the constant liar), so that no second one is

@@ -8,7 +8,9 @@ import click
 
 from dashboards.page import write_report
 from dashboards.summary import sentences
+from dashboards.table import accuracy_table, winners_table
 from search.directory import read_record
+from search.terminal import print_table
 
 
 @click.command(epilog="Example: dhen-search report runs/demo --out demo.html")
@@ -21,4 +23,14 @@ def command(directory: Path, out: Path | None) -> None:
     write_report(record, path)
     for sentence in sentences(record):
         click.echo(sentence)
+    table = accuracy_table(record)
+    if table is not None:
+        click.echo("\npredicted against measured")
+        print_table(table)
+        click.echo()
+    winners = winners_table(record)
+    if winners is not None:
+        click.echo("winners against the baseline, on test")
+        print_table(winners)
+        click.echo()
     click.echo(f"report: {path}")

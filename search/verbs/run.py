@@ -15,6 +15,8 @@ Examples:
   dhen-search run                                  the demo log, into runs/demo
   dhen-search run --data log.csv trials=50 minutes=120
   dhen-search run --data log.csv cluster=zionex ranks=2x8
+  dhen-search run --data log.csv ranks=2x4 address=10.0.0.1:29500    and on the other host:
+      dhen-search join 10.0.0.1:29500 --host 1
   dhen-search run study.yaml --out runs/mine space=wide training.epochs=1
 """,
 )
@@ -24,8 +26,9 @@ Examples:
 def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> None:
     """Search for the DHEN with the best NE for its FLOPs; the same command resumes it.
 
-    Keys: trials, minutes, seed, space, sampler, label, baseline, baseline_trials, parallel, threads, cluster,
-    ranks, hbm, prefer, and dotted paths into the study file, e.g. training.batch_size=4096 or demo.rows=1000000.
+    Keys: trials, minutes, seed, space, sampler, stopping, label, baseline, baseline_trials, parallel, threads,
+    cluster, ranks, hbm, address, prefer, ledger, and dotted paths into the study file, e.g.
+    training.batch_size=4096 or demo.rows=1000000.
     """
     launcher = Launcher(several_ranks=any(word.startswith("ranks=") for word in words))
     launcher.warm_up()

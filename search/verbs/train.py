@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,28 @@ from rich.console import Console
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import catalog, named_model, parse_model
-from dhen.values import parse
+from dhen.values import fingerprint, parse
 from search.baseline import read_configuration
-from search.bundle import is_bundle, read_bundle, write_bundle
+from search.bundle import check_place, is_bundle, read_bundle, write_bundle
 from search.config import StudyConfig, set_override
+from search.execution import execution, ranks_here
 from search.export import bundle_info
 from search.log import log_files, open_log
-from search.objective import Trainer, new_record
+from search.objective import Trainer, job_on, new_record
+from search.planning import LOCAL, declared_cluster, planned
 from search.terminal import step_progress
 from trials.data.cache import PreparedLog
 from trials.data.prepare import prepare
 from trials.events import WEIGHTS, Progress
-from trials.job import TrainingConfig
+from trials.hardware import preferred_precision
+from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
+
+HELD = ("ranks", "hbm", "prefer")
+"""Keys of a study that say how a model is held."""
+FOLDER_DIGITS = 12
+"""Of a fingerprint, in the name of the folder that a training that was cut short goes on from."""
 
 
 @click.command(
@@ -34,6 +42,7 @@ Examples:
   dhen-search train runs/demo/best --data log.csv --out retrained seed=1
   dhen-search train runs/demo/best --data newer.csv --from-weights --out continued
   dhen-search train dcn_v2 --data log.csv --out dcn training.epochs=2
+  dhen-search train runs/demo/best --data log.csv --out sharded ranks=1x4 hbm=2GiB
 """
 )
 @click.argument("what", metavar="BUNDLE|CONFIG.yaml|MODEL")
@@ -46,37 +55,64 @@ Examples:
 def command(
     what: str, overrides: tuple[str, ...], data: tuple[str, ...], out: Path, from_weights: bool
 ) -> None:
-    """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY."""
+    """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, ranks, hbm, prefer.
+
+    With ranks or hbm it is planned, and held as a study holds its candidates. After Ctrl-C the same command
+    goes on.
+    """
     console = Console()
-    model, training, seed = _configuration(what, overrides)
+    model, training, seed, config = _configuration(what, overrides)
     if from_weights and not is_bundle(Path(what)):
         raise UserError(f"--from-weights goes on from a bundle's weights; {what} is no bundle.")
-    launcher = Launcher()
+    check_place(out)
+    launcher = Launcher(several_ranks=ranks_here(config) > 1)
     launcher.warm_up()
     with step_progress(console) as progress:
         if from_weights:
             log = prepare(log_files(data), encoding=read_bundle(Path(what)).encoding, progress=progress)
         else:
             log = _open(what, data, progress)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.training.") as folder:
-        trainer = Trainer(launcher, log, Path(folder))
-        job = trainer.job(model, training, seed)
-        record = new_record(0, TrialKind.CANDIDATE, {}, job)
-        start = Path(what) / WEIGHTS if from_weights else None
-        record = trainer.train(record, job, _Printer(console), start_from=start)
-        if record.outcome is not Outcome.COMPLETED:
-            raise UserError(f"training ended as {record.outcome}: {record.error}")
-        record = record.model_copy(update={"test": trainer.score(record, job, "test")})
-        write_bundle(out, bundle_info(record, job, log, study="train"), trainer.folder(0) / WEIGHTS, log)
+    job = job_on(log, model, training, seed, preferred_precision())
+    start = Path(what) / WEIGHTS if from_weights else None
+    folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
+    trainer, record = _begun(launcher, log, folder, job, config)
+    record = trainer.train(record, job, _Printer(console), start_from=start, prefer=config.prefer)
+    if record.outcome is not Outcome.COMPLETED:
+        raise UserError(f"training ended as {record.outcome}: {record.error}")
+    record = record.model_copy(update={"test": trainer.score(record, job, "test")})
+    write_bundle(out, bundle_info(record, job, log, study="train"), trainer.folder(0) / WEIGHTS, log)
+    shutil.rmtree(folder)
     assert record.validation is not None
     assert record.test is not None
     console.print(f"validation NE {record.validation.ne:.5f}, test NE {record.test.ne:.5f}")
     console.print(f"bundle: {out}", soft_wrap=True)
 
 
-def _configuration(what: str, overrides: tuple[str, ...]) -> tuple[ModelConfig, TrainingConfig, int]:
-    """Model, training and seed of a bundle, a file or a shipped model, with the overrides applied."""
+def _identity(job: Job, start: Path | None) -> str:
+    """What tells one training from others that were cut short."""
+    begins_at = [str(start.absolute()), start.stat().st_mtime_ns] if start else []
+    return fingerprint([job.fingerprint, *begins_at])[:FOLDER_DIGITS]
+
+
+def _begun(
+    launcher: Launcher, log: PreparedLog, folder: Path, job: Job, config: StudyConfig
+) -> tuple[Trainer, TrialRecord]:
+    """Who trains it, and its record; planned where ranks or their memory are declared."""
+    record = new_record(0, TrialKind.CANDIDATE, {}, job)
+    if config.ranks is None and config.hbm is None:
+        return Trainer(launcher, log, folder), record
+    cluster = declared_cluster(LOCAL, config.ranks, config.hbm)
+    record = planned(record, job, cluster, config.prefer)
+    if record.outcome is Outcome.INFEASIBLE:
+        raise UserError(record.error or "no memory technique fits.")
+    return Trainer(launcher, log, folder, execution=execution(config, cluster)), record
+
+
+def _configuration(
+    what: str, overrides: tuple[str, ...]
+) -> tuple[ModelConfig, TrainingConfig, int, StudyConfig]:
+    """Model, training and seed of a bundle, a file or a shipped model, with the overrides applied; and how it is
+    held, as a study's config."""
     path, seed = Path(what), 0
     if is_bundle(path):
         job = read_bundle(path).info.job
@@ -91,13 +127,15 @@ def _configuration(what: str, overrides: tuple[str, ...]) -> tuple[ModelConfig, 
     data: dict[str, Any] = {"model": model.to_dict(), "training": training.to_dict(), "seed": seed}
     for word in overrides:
         set_override(data, word)
-    unknown = set(data) - {"model", "training", "seed"}
+    unknown = set(data) - {"model", "training", "seed", *HELD}
     if unknown:
-        raise UserError(f"unknown key {sorted(unknown)[0]!r}; known: seed, model.KEY, training.KEY.")
+        known = f"seed, model.KEY, training.KEY, {', '.join(HELD)}"
+        raise UserError(f"unknown key {sorted(unknown)[0]!r}; known: {known}.")
     return (
         parse_model(data["model"], "model"),
         parse(TrainingConfig, data["training"], "training"),
         int(data["seed"]),
+        parse(StudyConfig, {key: data[key] for key in HELD if key in data}, "train"),
     )
 
 

@@ -16,7 +16,7 @@ from dhen.values import parse
 SHAPES = [
     BlockShape(embeddings=5, dim=8, out=3),
     BlockShape(embeddings=1, dim=4, out=4),
-    BlockShape(embeddings=12, dim=2, out=1),
+    BlockShape(embeddings=12, dim=4, out=1),
 ]
 BATCH = 3
 

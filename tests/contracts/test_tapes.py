@@ -28,9 +28,17 @@ TOLERANCE = 0.01
 """Of what PyTorch allocates: the loss and some numbers an example are not declared."""
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "attention": [{"heads": 1}, {"heads": 4}],
-    "dcn_v2": [{"layers": 3}],
-    "dlrm": [{"rank": 4}],
+    "cin": [{"maps": [8]}, {"maps": [4, 8, 2]}],
     "conv": [{"channels": 2, "kernel": 5}],
+    "dcn_mix": [{"layers": 2, "experts": 2}],
+    "dcn_v2": [{"layers": 3}, {"layers": 2, "rank": 8}],
+    "dlrm": [{"rank": 4}],
+    "factorized": [{"widths": [32]}],
+    "gated_cross": [{"layers": 3}],
+    "pnn": [{"products": "inner", "mlp": [16]}, {"products": "outer"}],
+    "sparse_moe": [{"active": 1, "hidden": 16}],
+    "token_mixing": [{"tokens": 1}, {"tokens": 8}],
+    "two_stream": [{"first": [32], "heads": 1}],
 }
 """Beside each module's defaults."""
 LAYERS = [
@@ -46,6 +54,9 @@ LAYERS = [
     ),
     LayerConfig(modules=("mlp", "mlp"), norm="none", shortcut=False),  # type: ignore[arg-type]
     LayerConfig(modules=("cross",), out_embeddings=12),  # type: ignore[arg-type]
+    LayerConfig(modules=("linear",), norm="rms", raw_numeric=True),  # type: ignore[arg-type]
+    LayerConfig(modules=("linear",), norm="rms", norm_placement="pre"),  # type: ignore[arg-type]
+    LayerConfig(modules=("dlrm", "linear"), norm_placement="pre", raw_numeric=True),  # type: ignore[arg-type]
 ]
 PRECISIONS = (torch.float32, torch.bfloat16)
 
@@ -123,8 +134,16 @@ def assert_close(found: dict[str, int], real: dict[str, int]) -> None:
         assert abs(found[what] - size) <= TOLERANCE * size + 64, (what, found[what], size)
 
 
-@pytest.mark.parametrize(("embeddings", "dim"), [(12, 8), (12, 16), (12, 32), (80, 16)])
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "-".join(m.kind for m in layer.modules))
+def cases() -> Iterator[Any]:
+    """Every layer at a few shapes, where a module has settings of its own at one."""
+    for layer in LAYERS:
+        name = "-".join(block.kind for block in layer.modules)
+        defaults = all(block == type(block)() for block in layer.modules)
+        for embeddings, dim in [(12, 8), (12, 16), (12, 32), (80, 16)] if defaults else [(12, 16)]:
+            yield pytest.param(layer, embeddings, dim, id=f"{name}-{embeddings}-{dim}")
+
+
+@pytest.mark.parametrize(("layer", "embeddings", "dim"), list(cases()))
 def test_a_layer_allocates_what_its_tape_says(layer: LayerConfig, embeddings: int, dim: int) -> None:
     shape = LayerShape(embeddings=embeddings, dim=dim, numeric=5)
     for dtype, dropout in product(PRECISIONS, (0.0, 0.1)):

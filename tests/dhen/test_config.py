@@ -53,6 +53,28 @@ def test_one_module_needs_no_ensemble(ensemble: str) -> None:
     assert fingerprint(plain.to_dict()) == fingerprint(other.to_dict())
 
 
+def test_a_norm_that_is_none_has_no_place() -> None:
+    data = {"modules": ["linear"], "norm": "none"}
+    assert LayerConfig(**data) == LayerConfig(**data, norm_placement="pre")  # type: ignore[arg-type]
+
+
+def test_plain_data_says_only_what_is_not_as_it_was() -> None:
+    """Networks from before a setting came keep their fingerprints."""
+    layer = LayerConfig(modules=("dcn_v2",))  # type: ignore[arg-type]
+    assert set(layer.to_dict()) == {
+        "modules",
+        "ensemble",
+        "out_embeddings",
+        "raw_numeric",
+        "norm",
+        "shortcut",
+    }
+    assert layer.to_dict()["modules"] == [{"kind": "dcn_v2", "layers": 1}]
+    other = LayerConfig(modules=({"kind": "dcn_v2", "rank": 4},), norm_placement="pre")  # type: ignore[arg-type]
+    assert LayerConfig.model_validate(other.to_dict()) == other
+    assert other != layer
+
+
 def test_networks_that_differ_have_other_fingerprints() -> None:
     texts = [
         {"layers": [{"modules": ["linear", "cross"], "ensemble": "sum"}]},
@@ -62,6 +84,9 @@ def test_networks_that_differ_have_other_fingerprints() -> None:
         {"layers": [{"modules": ["linear"]}]},
         {"layers": [{"modules": ["linear"]}, {"modules": ["linear"]}]},
         {"layers": [{"modules": ["linear"], "out_embeddings": 4}]},
+        {"layers": [{"modules": ["linear"], "norm": "rms"}]},
+        {"layers": [{"modules": ["linear"], "norm_placement": "pre"}]},
+        {"layers": [{"modules": ["linear"], "shortcut": False}]},
         {"layers": [{"modules": ["linear"]}], "embedding_dim": 8},
     ]
     assert len({fingerprint(parse_model(text, "t").to_dict()) for text in texts}) == len(texts)
@@ -91,6 +116,13 @@ def test_concat_widens_and_sum_does_not() -> None:
             {"layers": [{"modules": [{"kind": "attention", "heads": 3}]}]},
             r"heads that do: \[1, 2, 4, 8, 16\]",
         ),
+        ({"layers": [{"modules": [{"kind": "token_mixing", "tokens": 3}]}]}, r"tokens that do: \[1, 2, 4, 8"),
+        (
+            {"layers": [{"modules": [{"kind": "two_stream", "heads": 3}]}]},
+            r"heads that do: \[1, 2, 4, 8, 16, 32",
+        ),
+        ({"layers": [{"modules": [{"kind": "sparse_moe", "active": 5}]}]}, "active of 1 to 4 would work"),
+        ({"layers": [{"modules": ["linear"], "norm": "batch"}]}, "'layer', 'rms' or 'none'"),
         ({"layers": []}, "at least 1"),
         ({"layers": [{"modules": []}]}, "at least 1"),
         ({"layers": [{"modules": ["linear"]}], "dropout": 1.0}, "less than 1"),

@@ -46,6 +46,16 @@ def test_raw_numeric_reaches_the_modules_and_not_the_shortcut() -> None:
     torch.testing.assert_close(plain(x_BMD, torch.zeros(B, K)), plain(x_BMD, torch.ones(B, K)))
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_the_norm_may_stand_in_front(norm: str) -> None:
+    built = layer(modules=["linear", "cross"], out_embeddings=M, norm=norm, norm_placement="pre")
+    x_BMD, raw_BK = torch.randn(B, M, D), torch.randn(B, K)
+    functions = {"layer": nn.functional.layer_norm, "rms": nn.functional.rms_norm}
+    seen = functions[norm](x_BMD, (D,), eps=1e-5)
+    expected = sum(block(seen) for block in built.blocks) + x_BMD
+    torch.testing.assert_close(built(x_BMD, raw_BK), expected)
+
+
 def test_norm_and_shortcut_can_be_left_out() -> None:
     bare = layer(modules=["linear"], out_embeddings=2, norm="none", shortcut=False)
     x_BMD = torch.randn(B, M, D)

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from gloo_ranks import as_rank, on_ranks
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from dhen.model import build_model, parse_model
@@ -38,12 +40,31 @@ STRATEGIES = (
     Strategy(dense="fsdp", checkpointing="full"),
     Strategy(dense="fsdp", offload=True, micro_batches=3),
 )
-RUNS = [(s, "fp32") for s in STRATEGIES] + [(s, "bf16") for s in STRATEGIES[:5]]
-TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
+SETTINGS = {
+    "fp32": {"precision": "fp32"},
+    "bf16": {"precision": "bf16"},
+    "sent in bf16": {"precision": "fp32", "all_reduce_precision": "bf16"},
+    "bf16, sent in fp32": {"precision": "bf16", "all_reduce_precision": "fp32"},
+    "bf16 moments": {"precision": "fp32", "optimizer_precision": "bf16"},
+}
+TOLERANCE = {
+    "fp32": 1e-4,
+    "bf16": 3e-2,
+    "sent in bf16": 3e-3,
+    "bf16, sent in fp32": 3e-2,
+    "bf16 moments": 3e-3,
+}
+RUNS = [
+    *((s, "fp32") for s in STRATEGIES),
+    *((s, "bf16") for s in STRATEGIES[:5]),
+    *((s, "bf16 moments") for s in (*STRATEGIES[:2], *STRATEGIES[3:5], STRATEGIES[-1])),
+    *((s, "sent in bf16") for s in (STRATEGIES[0], *STRATEGIES[3:5], STRATEGIES[6])),
+    *((s, "bf16, sent in fp32") for s in (STRATEGIES[0], STRATEGIES[4])),
+]
 
 
-def config(precision: str) -> TrainingConfig:
-    return TrainingConfig.model_validate({"precision": precision, "learning_rate": 0.01, "weight_decay": 0.1})
+def config(setting: str) -> TrainingConfig:
+    return TrainingConfig.model_validate(SETTINGS[setting] | {"learning_rate": 0.01, "weight_decay": 0.1})
 
 
 def model() -> nn.Module:
@@ -82,16 +103,54 @@ def every_strategy() -> dict[str, list[float]]:
     """On a rank: losses by strategy; gradients of the embeddings add up to those of the whole batch."""
     found = {}
     whole = losses_and_gradients(parallelize(model(), Strategy(), config("fp32")), 0, 1)[1]
-    for strategy, precision in RUNS:
+    for strategy, setting in RUNS:
         mesh = device_mesh(strategy.dense, HOSTS, RANKS_A_HOST, "cpu")
-        step = parallelize(model(), strategy, config(precision), mesh)
+        step = parallelize(model(), strategy, config(setting), mesh)
+        torch.manual_seed(dist.get_rank())
         losses, gradients = losses_and_gradients(step, dist.get_rank(), RANKS)
-        found[f"{precision} {strategy.name}"] = losses
-        if precision == "fp32":
+        found[f"{setting} {strategy.name}"] = losses
+        assert_replicas_equal(step.engine.module, strategy, mesh)
+        if setting == "fp32":
             for mine, all_ranks in zip(gradients, whole, strict=True):
                 expected = all_ranks.tensor_split(RANKS)[dist.get_rank()]
                 torch.testing.assert_close(mine / RANKS, expected, rtol=1e-3, atol=1e-6)
+        if (setting, strategy.dense) == ("bf16 moments", "fsdp"):
+            assert_goes_on(strategy, mesh)
     return found
+
+
+def assert_goes_on(strategy: Strategy, mesh: DeviceMesh) -> None:
+    """With bf16 moments: from what another engine held half way, to the bit, as one that was not interrupted.
+
+    Not for DistributedDataParallel, which adds up in another order from its second step on.
+    """
+    torch.manual_seed(0)
+    whole, half, again = (parallelize(model(), strategy, config("bf16 moments"), mesh) for _ in range(3))
+    for step, numbers in ((whole, range(STEPS)), (half, range(2)), (again, range(2, STEPS))):
+        if step is again:
+            for name, held in half.engine.state().items():
+                for mine, other in zip(again.engine.state()[name].pieces, held.pieces, strict=True):
+                    assert (mine.values.dtype is torch.float32) == (name == "weight")
+                    mine.values.copy_(other.values)
+            again.engine.restored(2)
+        for number in numbers:
+            step.forward_backward(batch(number, dist.get_rank(), RANKS))
+            step.update()
+    for mine, other in zip(again.engine.state().values(), whole.engine.state().values(), strict=True):
+        assert all(torch.equal(a.values, b.values) for a, b in zip(mine.pieces, other.pieces, strict=True))
+
+
+def assert_replicas_equal(held: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> None:
+    """Ranks that hold the same weights hold them to the last bit, whatever was rounded at random."""
+    if strategy.dense not in ("dp", "zero1", "hsdp"):
+        return
+    replicas = mesh.get_group("replicate") if strategy.dense == "hsdp" else None
+    for parameter in held.parameters():
+        mine = parameter.detach()
+        mine = mine.to_local() if isinstance(mine, DTensor) else mine
+        first = mine.clone()
+        dist.broadcast(first, group=replicas, group_src=0)
+        assert torch.equal(first, mine)
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +174,18 @@ def plain() -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(("strategy", "precision"), RUNS, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("strategy", "setting"), RUNS, ids=lambda value: getattr(value, "name", value))
 def test_ranks_follow_one_process(
-    trained: dict[str, list[float]], plain: list[float], strategy: Strategy, precision: str
+    trained: dict[str, list[float]], plain: list[float], strategy: Strategy, setting: str
 ) -> None:
-    found = trained[f"{precision} {strategy.name}"]
-    assert found == pytest.approx(plain, abs=TOLERANCE[precision])
+    found = trained[f"{setting} {strategy.name}"]
+    assert found == pytest.approx(plain, abs=TOLERANCE[setting])
+
+
+@pytest.mark.parametrize("dense", ["dp", "fsdp"])
+def test_what_gradients_are_sent_in_makes_a_difference(trained: dict[str, list[float]], dense: str) -> None:
+    for plain, other in (("fp32", "sent in bf16"), ("bf16", "bf16, sent in fp32")):
+        assert trained[f"{plain} {dense}"] != trained[f"{other} {dense}"]
 
 
 def test_the_losses_tell_something(plain: list[float]) -> None:

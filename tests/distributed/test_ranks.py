@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def launcher() -> Launcher:
 
 
 def test_ranks_start_end_and_leave_nothing_to_the_next(launcher: Launcher, tmp_path: Path) -> None:
-    folder = tmp_path / "trial"
+    folder = tmp_path / "50 % of #1 + é"
     seen: set[int] = set()
     for fault in ("", "raise", ""):  # a failure between two that go well, in one folder
         events = everything(start(launcher, folder, fault))
@@ -72,8 +73,9 @@ def test_one_that_fails_ends_all(launcher: Launcher, tmp_path: Path, fault: str,
     assert all(isinstance(event, Progress) for event in events)
     assert isinstance(last, Failed)
     assert words in last.error
-    assert f"{rank_log(BAD_RANK)} ends:" in last.error
-    assert last.out_of_memory == (fault in ("out of memory", "SIGKILL"))
+    assert (f"{rank_log(BAD_RANK)} ends:" in last.error) == (fault != "out of memory")
+    assert last.out_of_memory == (fault == "out of memory")
+    assert last.killed == (fault == "SIGKILL")
     if fault == "out of memory":
         assert (last.needed_bytes, last.limit_bytes) == (300, 200)
     assert all_gone(pids(folder))
@@ -136,9 +138,16 @@ def test_a_killed_fork_server_ends_its_ranks_and_is_replaced(launcher: Launcher,
     last = everything(run)[-1]
     assert isinstance(last, Failed)
     assert "the fork server" in last.error
-    assert not last.out_of_memory
+    assert last.killed
     assert all_gone(found)
     assert everything(start(launcher, tmp_path / "b"))[-1] == trained()
+
+
+def test_a_fork_server_killed_while_it_starts_ranks_is_replaced(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.warm_up()
+    os.kill(fork_server(), signal.SIGSTOP)  # a start waits for it, as for one that still imports
+    threading.Timer(0.5, os.kill, (fork_server(), signal.SIGKILL)).start()
+    assert everything(start(launcher, tmp_path / "a"))[-1] == trained()
 
 
 def test_hosts_meet_at_an_address(launcher: Launcher, tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -20,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from command_line import write_log
-from gloo_ranks import ROOT, as_rank, on_ranks, start
+from gloo_ranks import Script, as_rank, on_ranks, start
 
 from dhen.errors import UserError
 from dhen.model import parse_model
@@ -146,8 +144,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("examples", [800, 1300, 1500, 3600], ids="after {} examples".format)
 @pytest.mark.parametrize(
     "settings",
-    [{"dropout": 0.2}, {"precision": "bf16", "plateau_factor": 0.1}, {"table_decay": 0.02, "order": "log"}],
-    ids=["dropout", "bf16", "table decay"],
+    [
+        {"dropout": 0.2},
+        {"precision": "bf16", "plateau_factor": 0.1},
+        {"table_decay": 0.02, "order": "log"},
+        {"optimizer_precision": "bf16", "warmup_examples": 2000, "learning_rate_scaling": "sqrt"},
+    ],
+    ids=["dropout", "bf16", "table decay", "bf16 moments"],
 )
 def test_one_rank_goes_on_to_the_bit(
     shared: Path, tmp_path: Path, settings: dict[str, Any], examples: int
@@ -180,6 +183,19 @@ def test_one_rank_goes_on_with_other_techniques(shared: Path, tmp_path: Path, st
     with pytest.raises(Interrupted):
         run(job, log, Told(at=1500), tmp_path)
     assert gap(run(job, log, Told(), tmp_path, strategy=strategy).answer, undisturbed.answer) < TOLERANCE
+
+
+def test_the_dense_learning_rate_warms_up(shared: Path) -> None:
+    """By examples; the curve has the rate of each evaluation's last step."""
+    log = PreparedLog.open(shared / "log")
+    job = one_pass(log)
+    warm = job.training.model_copy(update={"warmup_examples": 1500, "learning_rate_scaling": "sqrt"})
+    curve = run(job.model_copy(update={"training": warm}), log, Told(), None).points
+    whole = warm.learning_rate * math.sqrt(BATCH / warm.reference_batch_size)
+    assert [point["learning_rate"] for point in curve] == pytest.approx(
+        [whole * min(1.0, point["examples"] / 1500) for point in curve]
+    )
+    assert curve[0]["learning_rate"] < whole == curve[-1]["learning_rate"]
 
 
 def test_checkpoints_change_nothing(shared: Path, tmp_path: Path) -> None:
@@ -252,16 +268,15 @@ def test_killed_at_any_moment(shared: Path, tmp_path: Path) -> None:
     last = -1
     for _ in range(3):
         process = alone(shared, tmp_path)
-        while newest_steps(tmp_path) <= last and process.poll() is None:
+        while newest_steps(tmp_path) <= last and process.is_alive():
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.2))
         process.kill()
-        output = process.communicate()[0]
-        assert process.returncode in (0, -signal.SIGKILL), output
+        code, output = process.end()
+        assert code in (0, -signal.SIGKILL), output
         last = max(last, newest_steps(tmp_path))
-    process = alone(shared, tmp_path)
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
+    code, output = alone(shared, tmp_path).end()
+    assert code == 0, output
     assert json.loads((tmp_path / "alone.json").read_text()) == undisturbed
 
 
@@ -269,16 +284,8 @@ def newest_steps(folder: Path) -> int:
     return max((int(path.name.removeprefix(PREFIX)) for path in made(folder)), default=-1)
 
 
-def alone(shared: Path, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, __file__],
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))), "OMP_NUM_THREADS": "1"}
-        | {"CASE": "alone", "SHARED": str(shared), "FOLDER": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def alone(shared: Path, folder: Path) -> Script:
+    return Script(__file__, folder / "alone.log", CASE="alone", SHARED=str(shared), FOLDER=str(folder))
 
 
 # on several ranks
@@ -365,9 +372,8 @@ def on_two(shared: Path, on_four: dict[str, Any]) -> dict[str, Any]:
     for case in ("killed", "two"):
         (shared / case).mkdir()
     os.environ |= {"CASE": "killed", "SHARED": str(shared)}
-    running = [start(__file__, rank, 2, shared / "killed") for rank in range(2)]
-    outputs = [process.communicate(timeout=300)[0] for process in running]
-    assert [process.returncode for process in running] == [1, -signal.SIGKILL], outputs
+    ends = [each.end() for each in [start(__file__, rank, 2, shared / "killed") for rank in range(2)]]
+    assert [code for code, _ in ends] == [1, -signal.SIGKILL], ends
     assert len(made(shared / "killed")) == 1
     os.environ["CASE"] = "two"
     found: dict[str, Any] = on_ranks(__file__, 2, shared / "two")

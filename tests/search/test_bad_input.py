@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run, write_log
 
-from search.directory import read_record
+from search.directory import read_record, trial_folder
+from search.objective import CHECKPOINTS
+from trials.record import Outcome, TrialKind
+from trials.resume import PREFIX, STANDS, Stand
+from trials.training_state import TrainingState
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,10 @@ from search.directory import read_record
         (("run", "none.yaml", "--data", "{log}"), "no such file"),
         (("run", "--data", "{log}", "storage=sqlite:////no/such/folder/x.db"), "cannot be used"),
         (("run", "--data", "{log}", "storage=nonsense"), "cannot be used"),
+        (("run", "--data", "{log}", "ranks=0x2"), "such as 2x4 (received '0x2')"),
+        (("run", "--data", "{log}", "hbm=abc"), "such as 80GiB (received 'abc')"),
+        (("run", "--data", "{log}", "ranks=2x2", "address=nowhere"), "expected host:port"),
+        (("run", "--data", "{log}", "ranks=2x2", "training.batch_size=3"), "give at least 4"),
         (("status", "nowhere"), "no study here"),
         (("report", "nowhere"), "no study here"),
         (("export", "nowhere", "--out", "b"), "no study here"),
@@ -36,7 +44,7 @@ from search.directory import read_record
         (("train", "nowhere", "--data", "{log}", "--out", "b"), "no bundle, no configuration file"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--from-weights"), "is no bundle"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "epochs=3"), "known: seed"),
-        (("spaces", "nothing"), "Known: default"),
+        (("spaces", "nothing"), "Known: beyond, default"),
         (("blocks", "nothing"), "Known: attention"),
         (("prepare", "none.csv"), "no such"),
         (("frobnicate",), "No such command"),
@@ -138,8 +146,6 @@ def test_predict_names_missing_columns(dhen_search: Run, study: Path, tmp_path: 
 def test_a_loss_that_diverges_ends_the_candidate_alone(
     dhen_search: Run, click_log: Path, tmp_path: Path
 ) -> None:
-    from trials.record import Outcome, TrialKind
-
     space = tmp_path / "hot.yaml"
     space.write_text(
         "modules: {dcn_v2: {layers: 8}}\nslots: 1\ndepth: 1\nout_embeddings: 2\nraw_numeric: false\n"
@@ -152,3 +158,55 @@ def test_a_loss_that_diverges_ends_the_candidate_alone(
     outcomes = {t.point["training.learning_rate"]: t.outcome for t in candidates}
     assert outcomes == {0.001: Outcome.COMPLETED, 1e30: Outcome.DIVERGED}
     assert all("at step" in (t.error or "") for t in candidates if t.outcome is Outcome.DIVERGED)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("sitecustomize.py", "import sys; sys.modules['torchrec'] = None", "there is no torchrec"),
+        ("torchrec/__init__.py", "raise ImportError('undefined symbol: x')", "undefined symbol: x"),
+    ],
+    ids=["missing", "broken"],
+)
+def test_tables_over_ranks_without_torchrec(
+    dhen_search: Run,
+    click_log: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    text: str,
+    reason: str,
+) -> None:
+    path = tmp_path / "hidden" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    monkeypatch.setitem(environment, "PYTHONPATH", str(tmp_path / "hidden"))
+    words = ("run", "--data", click_log, "--out", tmp_path / "study", "trials=1", *SMALL, "ranks=1x2")
+    said = dhen_search(*words, code=2).stderr
+    assert f"need TorchRec, which cannot be imported ({reason})" in said
+    assert "pip install" in said
+
+
+def test_a_memory_in_which_nothing_fits(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    words = ("run", "--data", click_log, "--out", tmp_path / "study", "trials=1", *SMALL, "hbm=20KiB")
+    said = dhen_search(*words, code=2).stderr
+    assert "no training of the baseline completed" in said
+    assert "20 KiB are declared for a rank" in said
+
+
+def test_a_checkpoint_of_another_job(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
+    """It ends the one candidate that it lies in the way of."""
+    copy = tmp_path / study.name
+    shutil.copytree(study, copy)
+    number = len(read_record(copy).trials)
+    checkpoint = trial_folder(copy, number) / CHECKPOINTS / f"{PREFIX}10"
+    checkpoint.mkdir(parents=True)
+    stand = Stand(job="another", ranks=1, training=TrainingState(next_evaluation=100))
+    (checkpoint / STANDS).write_text(stand.model_dump_json())
+    dhen_search("run", "--data", click_log, "--out", copy, "trials=6", *SMALL)
+    *before, failed, next_one = read_record(copy).trials
+    assert failed.outcome is Outcome.FAILED
+    assert "is a checkpoint of another job (another;" in (failed.error or "")
+    assert next_one.outcome is Outcome.COMPLETED
+    assert [trial.number for trial in before] == list(range(number))

@@ -12,7 +12,8 @@ import pytest
 from command_line import SMALL, Run, write_log
 
 from search.directory import read_record
-from trials.ledger import Ledger, sqlite_url
+from trials.database import sqlite_url
+from trials.ledger import Ledger
 from trials.record import Outcome, StudyRecord, TrialKind
 
 

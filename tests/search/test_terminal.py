@@ -17,7 +17,9 @@ from trials.record import StudyRecord
 def driver(record: StudyRecord, ended: list[int], **progress: Progress) -> Any:
     """What a view sees of a study that goes on."""
     told = {int(number.removeprefix("trial")): each for number, each in progress.items()}
-    return SimpleNamespace(record=lambda: record, ended=ended, progress=told, finished=record.finished)
+    return SimpleNamespace(
+        record=lambda: record, ended=ended, progress=told, finished=record.finished, notices=[]
+    )
 
 
 def shown(*studies: Any, terminal: bool) -> str:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.blocks import BLOCKS
+from dhen.ensemble import ENSEMBLES
 from dhen.errors import UserError
 from dhen.values import fingerprint, parse
 from spaces.axes import Choice
@@ -50,6 +51,8 @@ def test_the_size_is_counted_exactly() -> None:
         "ensemble": ["sum", "concat"],
         "out_embeddings": [2, 3],
         "raw_numeric": False,
+        "norm": ["layer", "none"],
+        "norm_placement": ["post", "pre"],
         "model": {"embedding_dim": [4, 8]},
     }
     space = Space("test", parse(SpaceConfig, data, "test"))
@@ -63,8 +66,17 @@ def test_the_size_is_counted_exactly() -> None:
     assert space_size(space).architectures == len(distinct)
 
 
-def test_default_space_has_every_module() -> None:
-    assert set(load_space("default").config.modules) == set(BLOCKS)
+def test_one_space_has_every_module_and_ensemble() -> None:
+    config = load_space("beyond").config
+    assert set(config.modules) == set(BLOCKS)
+    assert set(config.ensemble) == set(ENSEMBLES)
+
+
+def test_spaces_from_before_norm_and_shortcut_were_axes_are_the_same() -> None:
+    """A study keeps to its space by fingerprint."""
+    assert not {"norm", "norm_placement", "shortcut"} & set(load_space("default").config.to_dict())
+    varied = parse(SpaceConfig, {"modules": {"linear": {}}, "norm": ["layer", "rms"]}, "test")
+    assert varied.to_dict()["norm"] == ["layer", "rms"]
 
 
 @every_space
@@ -87,6 +99,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("modules: {linar: {}}", "Did you mean 'linear'"),
         ("modules: {conv: {kernal: [3]}}", "Did you mean 'kernel'"),
         ("modules: {linear: {}}\ndepht: 3", "Did you mean 'depth'"),
+        ("modules: {linear: {}}\nnorm: [batch]", "impossible.*'layer', 'rms' or 'none'"),
         ("modules: {linear: {}}\nensemble: [mean]", "unknown ensemble 'mean'"),
         ("modules: {linear: {}}\nmodel: {dim: [3]}", "unknown model field 'dim'"),
         ("modules: {linear: {}}\ndepth: []", "no values"),
@@ -122,7 +135,7 @@ def test_start_points_come_first_and_begin_where_the_baseline_is() -> None:
 
 
 def test_unknown_space_lists_the_known() -> None:
-    with pytest.raises(UserError, match=r"Did you mean 'default'\? Known: default, paper_table1"):
+    with pytest.raises(UserError, match=r"Did you mean 'default'\? Known: beyond, default, paper_table1"):
         load_space("defualt")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
 import torch
@@ -18,13 +19,14 @@ from dhen.schema import FeatureSchema, Table
 from trials.embeddings import TableEngine, table_engine
 from trials.job import TrainingConfig
 from trials.planner.placement import Placement, TableShard
-from trials.planner.table_cost import ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
+from trials.planner.table_cost import NUMBER_BYTES, ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
 from trials.ranks import Ranks
 from trials.row_wise_adagrad import RowWiseAdagrad
 from trials.table_blocks import Block, HeldBlock, load_state, state_of, state_to_load
 from trials.table_requirements import INSTALL, check_tables
 
 DIM, ROWS = 12, 5
+CPU = torch.device("cpu")
 SCHEMA = FeatureSchema(
     tables=(Table(name="a", rows=20), Table(name="b", rows=9), Table(name="m", rows=6, multi_hot=True))
 )
@@ -36,7 +38,7 @@ def tables() -> EmbeddingTables:
 
 
 def engine(config: TrainingConfig) -> TableEngine:
-    built = table_engine(tables(), SCHEMA, config, Ranks(), None)
+    built = table_engine(tables(), SCHEMA, config, Ranks(), None, CPU)
     assert built is not None
     return built
 
@@ -77,11 +79,13 @@ def test_one_process_trains_as_without_the_seam(config: dict[str, float]) -> Non
     assert torch.equal(found, peer.weight.detach())
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("table_decay", [0.0, 0.2])
-def test_a_loaded_state_goes_on_to_the_bit(table_decay: float) -> None:
-    config = TrainingConfig(table_decay=table_decay)
+def test_a_loaded_state_goes_on_to_the_bit(table_decay: float, precision: Literal["fp32", "fp16"]) -> None:
+    config = TrainingConfig(table_decay=table_decay, table_precision=precision)
     undisturbed, other = engine(config), engine(config)
     train(undisturbed, range(4))
+    train(other, range(2))  # which leaves random bits at another count
     saved = {name: tensor.clone() for name, tensor in undisturbed.state_dict().items()}
     state = other.state_dict(saved.keys())
     assert state.keys() == saved.keys()
@@ -95,10 +99,62 @@ def test_a_loaded_state_goes_on_to_the_bit(table_decay: float) -> None:
         assert torch.equal(tensor, other.state_dict()[name]), name
 
 
-def test_held_bytes_are_what_the_planner_counts() -> None:
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_held_bytes_are_what_the_planner_counts(precision: Literal["fp32", "fp16"]) -> None:
     for decay, extra in ((0.0, 0), (0.1, TABLE_DECAY_ROW_BYTES)):
-        a_row = 4 * DIM + ONE_PROCESS_ROW_STATE_BYTES + extra
-        assert engine(TrainingConfig(table_decay=decay)).held_bytes == SCHEMA.total_rows * a_row
+        a_row = NUMBER_BYTES[precision] * DIM + ONE_PROCESS_ROW_STATE_BYTES + extra
+        config = TrainingConfig(table_decay=decay, table_precision=precision)
+        assert engine(config).held_bytes == SCHEMA.total_rows * a_row
+
+
+# In fp16
+
+
+def test_fp16_tables_are_looked_up_as_fp32_and_leave_as_what_was_looked_up() -> None:
+    mine, peer = engine(TrainingConfig(table_precision="fp16")), tables()
+    full = mine.full_weight()
+    assert full is not None
+    assert full.dtype == torch.float32
+    assert torch.equal(full, peer.weight.detach().half().float())
+    peer.weight.data.copy_(full)
+    with torch.no_grad():
+        for e, expected in zip(mine.lookup(batch(0)), peer(batch(0)), strict=True):
+            assert e.dtype == torch.float32
+            assert torch.equal(e, expected)
+
+
+@pytest.mark.parametrize("config", [{}, {"embedding_decay": 0.1}, {"table_decay": 0.2}], ids=str)
+def test_fp16_tables_train_as_fp32_ones(config: dict[str, float]) -> None:
+    weights = []
+    for precision in ("fp32", "fp16"):
+        each = engine(TrainingConfig.model_validate(config | {"table_precision": precision}))
+        train(each, range(40))
+        weights.append(each.full_weight())
+    first, second = weights
+    assert first is not None
+    torch.testing.assert_close(second, first, rtol=0, atol=2e-3)
+
+
+def test_updates_below_fp16s_resolution_add_up() -> None:
+    """A thousand of at most 1e-4 on weights of 1: all would be lost to the nearest. Gradients are as small as
+    those of a mean over many examples, which fp16 does not have."""
+    moved = []
+    for precision in ("fp32", "fp16"):
+        config = TrainingConfig.model_validate(
+            {"embedding_learning_rate": 1e-4, "table_precision": precision}
+        )
+        each = engine(config)
+        each.load_full(torch.ones(SCHEMA.total_rows, DIM))
+        for _ in range(1000):
+            embeddings = each.lookup(batch(0))
+            for e in embeddings:
+                e.grad = torch.full_like(e, 1e-9)
+            each.update(embeddings)
+        full = each.full_weight()
+        assert full is not None
+        moved.append(1 - full[batch(0).ids_BT[:, 0]].mean().item())
+    assert moved[1] == pytest.approx(moved[0], rel=0.1)
+    assert moved[0] > 3e-3
 
 
 def test_lookups_without_gradients_are_no_leaves() -> None:
@@ -108,7 +164,7 @@ def test_lookups_without_gradients_are_no_leaves() -> None:
 
 def test_no_tables_need_no_engine() -> None:
     numeric = FeatureSchema(numeric=("x",))
-    assert table_engine(None, numeric, TrainingConfig(), Ranks(0, 2, 2), None) is None
+    assert table_engine(None, numeric, TrainingConfig(), Ranks(0, 2, 2), None, CPU) is None
 
 
 # Blocks

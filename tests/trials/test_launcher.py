@@ -24,6 +24,7 @@ from trials.launcher import (
     _without_main,
     wait_for,
 )
+from trials.rank_process import LocalRank
 from trials.record import Metrics
 
 QUALITY = Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
@@ -62,7 +63,7 @@ def run(target: Callable[[str], None], folder: Path, **settings: float) -> Run:
     Launcher()  # tells the fork server, which is one for all, what to import
     process = get_context("forkserver").Process(target=target, args=(str(folder),), daemon=True)
     process.start()
-    return Run([process], folder, **settings)
+    return Run([LocalRank(process)], folder, **settings)
 
 
 def everything(each: Run) -> list[object]:
@@ -78,7 +79,8 @@ def test_a_death_without_a_word_is_told(tmp_path: Path) -> None:
     first, death = everything(run(die, tmp_path / "a"))
     assert isinstance(first, Progress)
     assert isinstance(death, Failed)
-    assert death.out_of_memory
+    assert death.killed
+    assert not death.out_of_memory
     assert "killed by signal 9" in death.error
     assert "last words" in death.error
 

@@ -1,15 +1,24 @@
-"""The ledger keeps trials, counts looks at the test split, and says what ails a database."""
+"""The ledger keeps trials in tables to be queried, counts looks at the test split, says what ails a database."""
 
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dhen.errors import UserError
-from trials.ledger import Ledger, sqlite_url
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.database import sqlite_url
+from trials.ledger import Ledger, Setting
+from trials.record import Attempt, Metrics, Outcome, PlanSummary, TrialKind, TrialRecord
+from trials.shared_ledger import SharedLedger
+
+CLUSTER = {"name": "small", "hosts": 2, "gpus_a_host": 2, "hbm_bytes": 2**30}
+SETTING = Setting(directory="/runs/a", log="l", features={"numeric": []}, seed=3, version=2, cluster=CLUSTER)
 
 
 def record(number: int, outcome: Outcome = Outcome.COMPLETED, fingerprint: str = "f") -> TrialRecord:
@@ -19,21 +28,172 @@ def record(number: int, outcome: Outcome = Outcome.COMPLETED, fingerprint: str =
         outcome=outcome,
         fingerprint=fingerprint,
         point={"depth": 2},
-        model={},
-        training={},
-        validation=Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
+        model={"family": "dhen"},
+        training={"epochs": 1},
+        validation=Metrics(ne=float("nan"), log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
     )
+
+
+def trained(number: int, fingerprint: str = "f") -> TrialRecord:
+    """Planned, out of memory, and one technique up completed."""
+    plan = PlanSummary(
+        strategy="dp",
+        fits=True,
+        examples_a_rank=8,
+        memory_bytes={"parameters": 300, "activations": 200},
+        step_seconds={"forward": 0.2, "all_reduce": 0.1, "hidden": 0.05},
+    )
+    short = Attempt(
+        strategy="dp",
+        outcome=Outcome.OUT_OF_MEMORY,
+        predicted_bytes=500,
+        needed_bytes=700,
+        limit_bytes=600,
+        error="out of memory",
+    )
+    done = Attempt(
+        strategy="zero1",
+        outcome=Outcome.COMPLETED,
+        predicted_bytes=400,
+        measured_bytes=440,
+        predicted_step_seconds=0.3,
+        measured_step_seconds=0.1 + 0.2,
+        seconds=1.5,
+    )
+    return record(number, fingerprint=fingerprint).model_copy(
+        update={
+            "plan": plan,
+            "attempts": (short, done),
+            "validation": Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
+        }
+    )
+
+
+def opened(url: str, study: str = "a", **changes: Any) -> Ledger:
+    """To be written to."""
+    ledger = Ledger(url, study)
+    ledger.settle(SETTING.model_copy(update=changes))
+    return ledger
+
+
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
 
 
 def test_trials_come_back_as_they_went(tmp_path: Path) -> None:
     url = sqlite_url(tmp_path / "study.db")
-    ledger = Ledger(url, "a")
+    ledger = opened(url)
     ledger.save(record(1, Outcome.RUNNING))
-    ledger.save(record(0))
-    ledger.save(record(1))
+    ledger.save(record(0, Outcome.DIVERGED))
+    ledger.save(trained(1))
+    no_model = record(2, Outcome.INFEASIBLE, "").model_copy(update={"model": {}, "training": {}})
+    ledger.save(no_model)
     ledger.close()
-    assert Ledger(url, "a", create=False).trials() == [record(0), record(1)]
+    there = [record(0, Outcome.DIVERGED), trained(1), no_model]
+    found = Ledger(url, "a", create=False).trials()
+    assert [each.model_dump_json() for each in found] == [each.model_dump_json() for each in there]
     assert Ledger(url, "b").trials() == []
+
+
+def test_an_engineer_can_ask_in_sql(tmp_path: Path) -> None:
+    """Job, cluster, plan and attempts each stand once, however often a trial is written."""
+    path = tmp_path / "study.db"
+    ledger = opened(sqlite_url(path))
+    for _ in range(2):
+        ledger.save(trained(0))
+        ledger.save(trained(1))
+    asked = """
+        select s.name, c.name, c.ranks, j.seed, p.predicted_peak_bytes, p.predicted_step_seconds,
+               a.strategy, a.outcome, a.measured_bytes
+        from dhen_attempt a
+        join dhen_trial t on t.study = a.study and t.number = a.trial
+        join dhen_job j on j.fingerprint = t.job
+        join dhen_plan p on p.id = t.plan
+        join dhen_cluster c on c.id = p.cluster
+        join dhen_study s on s.name = t.study
+        where t.number = 1 order by a.position
+    """
+    whole = ("a", "small", 4, 3, 500, pytest.approx(0.25))
+    assert rows(path, asked) == [
+        (*whole, "dp", "out_of_memory", None),
+        (*whole, "zero1", "completed", 440),
+    ]
+    for table in ("dhen_job", "dhen_plan", "dhen_cluster", "dhen_log", "dhen_study"):
+        assert rows(path, f"select count(*) from {table}") == [(1,)], table
+    assert rows(path, "select count(*) from dhen_attempt") == [(4,)]
+
+
+def test_a_finished_job_is_found_by_other_studies(tmp_path: Path) -> None:
+    url, weights = sqlite_url(tmp_path / "shared.db"), tmp_path / "weights"
+    weights.write_bytes(b"w")
+    first, second = (
+        SharedLedger(url, opened(sqlite_url(tmp_path / f"{name}.db")), name, SETTING) for name in "ab"
+    )
+    assert second.finished("f") == []
+    first.publish(trained(4), weights)
+    first.publish(record(5, Outcome.FAILED, "g"), tmp_path / "none")
+    ((found, origin),) = second.finished("f")
+    assert found == trained(4)
+    assert (origin.study, origin.directory, origin.trial) == ("a", "/runs/a", 4)
+    stamp = second.weights_stamp(origin)
+    assert stamp is not None
+    assert stamp.size_bytes == 1
+    assert second.finished("g") == []
+    assert first.finished("f") == []  # its own it knows
+    assert (first.published(), second.published()) == ({4, 5}, set())
+
+
+def test_a_result_that_was_taken_over_is_not_passed_on(tmp_path: Path) -> None:
+    """In a database that is the studies' own and the shared one: what has attempts has been trained."""
+    url = sqlite_url(tmp_path / "all.db")
+    ledgers = {name: opened(url, name) for name in "abc"}
+    shared = {name: SharedLedger(url, ledger, "x", SETTING) for name, ledger in ledgers.items()}
+    ledgers["a"].save(trained(0))
+    shared["a"].publish(trained(0), tmp_path / "none")
+    ((_, origin),) = shared["b"].finished("f")
+    ledgers["b"].save(
+        trained(0).model_copy(update={"attempts": (), "reused_from_study": origin}),
+    )
+    assert [origin.study for _, origin in shared["c"].finished("f")] == ["a"]
+    assert rows(tmp_path / "all.db", "select count(*) from dhen_attempt") == [(2,)]
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from test_ledger import opened, trained
+ledger = opened(sys.argv[1], sys.argv[3])
+for number in range(10):
+    ledger.save(trained(number, f"f{number}"))
+"""
+
+
+def test_many_may_begin_at_once(tmp_path: Path) -> None:
+    """The tables are made once, and equal jobs of all of them are one row."""
+    path = tmp_path / "shared.db"
+    command = [sys.executable, "-c", WRITER, sqlite_url(path), str(Path(__file__).parent)]
+    writers = [subprocess.Popen([*command, f"s{index}"]) for index in range(4)]
+    assert [writer.wait(120) for writer in writers] == [0] * 4
+    assert rows(path, "select count(*) from dhen_job") == [(10,)]
+    assert rows(path, "select count(*) from dhen_trial") == [(40,)]
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [("dhen_trial (a int)", "another version or another program"), ("other (a int)", "")],
+    ids=["foreign", "beside others"],
+)
+def test_tables_of_others(tmp_path: Path, table: str, says: str) -> None:
+    path = tmp_path / "study.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"create table {table}")
+    ledger = opened(sqlite_url(path))
+    if says:
+        with pytest.raises(UserError, match=says):
+            ledger.save(record(0))
+    else:
+        ledger.save(record(0))
 
 
 def test_a_reader_creates_nothing(tmp_path: Path) -> None:
@@ -64,9 +224,9 @@ def test_a_damaged_database(tmp_path: Path) -> None:
 
 
 def test_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.ledger.SQLITE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("trials.database.SQLITE_TIMEOUT_SECONDS", 0.1)
     path = tmp_path / "study.db"
-    ledger = Ledger(sqlite_url(path), "a")
+    ledger = opened(sqlite_url(path))
     holder = sqlite3.connect(path)
     holder.execute("BEGIN EXCLUSIVE")
     with pytest.raises(UserError, match="another process holds it"):
@@ -78,3 +238,9 @@ def test_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_database_out_of_reach(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="permissions"):
         Ledger(sqlite_url(tmp_path / "no" / "folder" / "study.db"), "a")
+
+
+def test_what_is_no_database(tmp_path: Path) -> None:
+    for url, says in (("nonsense", "SQLAlchemy URL"), ("mysql://host/x", "MySQLdb|mysql")):
+        with pytest.raises(UserError, match=says):
+            Ledger(url, "a")

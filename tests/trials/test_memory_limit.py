@@ -145,4 +145,3 @@ def test_ranks_here(task: Task) -> None:
     four = task.model_copy(update={"hosts": 2, "gpus_a_host": 2})
     assert [*four.ranks_here] == [0, 1, 2, 3]
     assert [*four.model_copy(update={"address": "h:1", "host": 1}).ranks_here] == [2, 3]
-    assert [*four.model_copy(update={"score_split": "test"}).ranks_here] == [0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trials.events import START_MARK, Failed, LastWords, Progress, last_words, rank_log
-from trials.post_mortem import Ending, endings_of, verdict
+from trials.post_mortem import SERVER_GONE, Ending, endings_of, verdict
 
 KILLED_BY_US = Ending(0, -9, "waiting", None)
 SIGNAL, ABORT = Ending(1, -11, None, None), Ending(2, -6, None, None)
@@ -51,6 +52,15 @@ def test_logs_of_earlier_runs_are_not_quoted(tmp_path: Path) -> None:
     )
 
 
-def test_one_that_its_driver_ended_is_not_out_of_memory(tmp_path: Path) -> None:
-    assert not verdict([KILLED_BY_US], None, tmp_path, None).out_of_memory
-    assert verdict([Ending(0, -9, None, None)], None, tmp_path, None).out_of_memory
+@pytest.mark.parametrize("short", [False, True], ids=["memory to spare", "memory was short"])
+def test_who_killed_it(tmp_path: Path, short: bool) -> None:
+    """The driver; the kernel, where it says so; or someone else."""
+
+    def why(ending: Ending) -> tuple[bool, bool]:
+        found = verdict([ending], None, tmp_path, None, memory_was_short=short)
+        return found.out_of_memory, found.killed
+
+    assert why(KILLED_BY_US) == why(SIGNAL) == why(ABORT) == (False, False)
+    assert why(Ending(0, -signal.SIGKILL, None, None)) == (short, not short)
+    assert why(Ending(0, -signal.SIGTERM, None, None)) == (False, True)
+    assert why(Ending(0, SERVER_GONE, None, None)) == (False, True)

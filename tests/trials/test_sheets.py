@@ -9,7 +9,7 @@ import pytest
 import yaml
 from records import judged, metrics, study, trial
 
-from trials.record import Outcome, TrialKind, TrialRecord, relative_ne_percent
+from trials.record import Attempt, Origin, Outcome, TrialKind, TrialRecord, relative_ne_percent
 from trials.sheets import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
 
 
@@ -77,6 +77,41 @@ def test_tags_say_what_a_trial_is() -> None:
     assert {"technique.planned", "technique.executed", "fingerprint", "trial.number"} <= set(tags)
     assert tags["model"] == "2x[cross]"
     assert "reused_from" not in tags
+
+
+def test_every_attempt_is_there() -> None:
+    short = Attempt(strategy="dp", outcome=Outcome.OUT_OF_MEMORY, predicted_bytes=5, error="out of memory")
+    done = Attempt(
+        strategy="zero1",
+        outcome=Outcome.COMPLETED,
+        predicted_bytes=4,
+        measured_bytes=3,
+        measured_step_seconds=0.5,
+    )
+    sheet = trial_sheet(alone(attempts=(short, done)), judged([]))
+    assert sheet.tags["attempts"] == "2"
+    told = {key: value for key, value in sheet.tags.items() if key.startswith("attempt.")}
+    assert told == {
+        "attempt.0.strategy": "dp",
+        "attempt.0.outcome": "out_of_memory",
+        "attempt.0.error": "out of memory",
+        "attempt.1.strategy": "zero1",
+        "attempt.1.outcome": "completed",
+    }
+    numbers = {key: rest[0].value for key, rest in sheet.series.items() if key.startswith("attempt.")}
+    assert numbers == {
+        "attempt.0.predicted_bytes": 5,
+        "attempt.1.predicted_bytes": 4,
+        "attempt.1.measured_bytes": 3,
+        "attempt.1.measured_step_seconds": 0.5,
+    }
+
+
+def test_a_result_of_another_study_says_so() -> None:
+    taken = alone(reused_from_study=Origin(study="a-1", directory="/runs/a", trial=7))
+    tags = trial_sheet(taken, judged([])).tags
+    assert tags["reused_from_study"] == "/runs/a trial 7"
+    assert tags["attempts"] == "0"
 
 
 def test_long_and_odd_values_are_made_to_fit() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.batch import FeatureBatch
+from dhen.errors import UserError
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.data.loader import Batch
@@ -116,10 +117,40 @@ def test_table_decay_reaches_rows_that_were_not_looked_up() -> None:
     torch.testing.assert_close(table(step)[never], before[never] * (1 - 0.1 * 0.5) ** 2)
 
 
+def test_bf16_moments_follow_fp32() -> None:
+    losses: dict[str, list[Tensor]] = {}
+    for precision in ("fp32", "bf16"):
+        step = TrainStep(model(), config(optimizer_precision=precision))
+        losses[precision] = [step(batch) for batch in batches(20)]
+    torch.testing.assert_close(losses["bf16"], losses["fp32"], rtol=1e-2, atol=3e-3)
+    assert losses["bf16"] != losses["fp32"]
+
+
+@pytest.mark.parametrize(("scaling", "times"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
+def test_the_dense_learning_rate_is_scaled_to_the_batch(scaling: str, times: float) -> None:
+    large = config(learning_rate_scaling=scaling, batch_size=256, reference_batch_size=64)
+    assert TrainStep(model(), large).scale_learning_rates(0.5, 0.5) == pytest.approx(0.5 * times * 0.01)
+
+
+def test_the_tables_rate_is_not_warmed_up() -> None:
+    step = TrainStep(model(), config())
+    before = step.weights()
+    step.scale_learning_rates(dense=0.0, tables=1.0)
+    step(batches(1)[0])
+    changed = [name for name, weight in step.weights().items() if not torch.equal(weight, before[name])]
+    assert changed == ["features.tables.weight"]
+
+
+def test_a_warm_up_ends_before_the_training_does() -> None:
+    with pytest.raises(UserError, match=r"warmup_examples=2001 .*epochs=2 over 1000 examples are 2000"):
+        config(warmup_examples=2001, epochs=2)
+    assert config(warmup_examples=2000, epochs=2).warmup_examples == 2000
+
+
 def test_learning_rates_scale_together() -> None:
     step = TrainStep(model(), config(learning_rate=0.01))
     before = step.weights()
-    assert step.scale_learning_rates(0.0) == 0.0
+    assert step.scale_learning_rates(0.0, 0.0) == 0.0
     step(batches(1)[0])
     after = step.weights()
     assert all(torch.equal(before[name], after[name]) for name in before)

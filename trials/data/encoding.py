@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from trials.data.raw.stamps import cycle_of
 from trials.data.raw.text import Codes
 from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema, schema_to_yaml
-from trials.data.vocabulary import FIRST_ID, MISSING_ID, Vocabulary, hashed_ids
+from trials.data.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID, Vocabulary, hashed_ids
 
 CYCLE_LENGTH = {"hour_of_day": 24, "day_of_week": 7}
 CLIP = 100.0
@@ -50,6 +50,11 @@ class NumericScale(Value):
         """Standardised values (N), 0 where missing."""
         z = (transformed(values, self.transform) - self.mean) / self.std
         return np.clip(np.nan_to_num(z, nan=0.0), -CLIP, CLIP).astype(np.float32)
+
+    def undo(self, z: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The values (N) as the log has them, of standardised ones."""
+        values = z.astype(np.float64) * self.std + self.mean
+        return np.sign(values) * np.expm1(np.abs(values)) if self.transform == "log" else values
 
 
 class _Tables(Value):
@@ -104,6 +109,25 @@ class Encoding:
     def _rows(self, name: str) -> int:
         buckets = self.schema.tables[name].hash_buckets
         return FIRST_ID + (buckets if isinstance(buckets, int) else len(self._vocabularies[name]))
+
+    def value_names(self, table: str, ids: Iterable[int]) -> list[str]:
+        """What ids of a categorical table stand for, to be read: values, hours, days or buckets."""
+        shared = {MISSING_ID: "(missing)", UNKNOWN_ID: "(not in training)"}
+        vocabulary = self._vocabularies.get(table)
+        word = "" if table in CYCLE_LENGTH else "bucket "
+
+        def name(place: int) -> str:
+            return str(vocabulary.values[place]) if vocabulary is not None else f"{word}{place}"
+
+        return [shared.get(each) or name(each - FIRST_ID) for each in ids]
+
+    def numbers(self, name: str, numeric_NK: NDArray[np.float32]) -> NDArray[np.float64]:
+        """A numeric column of encoded rows as the log has it (N), NaN where it is known to be missing."""
+        inputs = self.features.numeric
+        values = self._scales[name].undo(numeric_NK[:, inputs.index(name)])
+        if name in self._indicators:
+            values[numeric_NK[:, inputs.index(self._indicators[name])] > 0.5] = np.nan
+        return values
 
     def with_schema(self, schema: LogSchema) -> Encoding:
         """The same encoding for a log that differs in what is no input."""

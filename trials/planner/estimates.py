@@ -14,7 +14,7 @@ class MemoryEstimate(Value):
     gradients: int
     """Dense, as they stand at the peak."""
     optimizer_state: int
-    """Dense: AdamW's two moments in fp32."""
+    """Dense: AdamW's two moments."""
     activations: int
     """Saved for backward, and what the running operation holds, gradients of activations included."""
     activations_by_layer: tuple[tuple[str, int], ...]
@@ -28,7 +28,7 @@ class MemoryEstimate(Value):
     input_batch: int
     """Ids, numbers and labels, this batch and the one fetched ahead."""
     context: int
-    """Context of the device and workspaces of libraries; on a CPU dropout's pools of random bits."""
+    """Context of the device and workspaces of libraries; random bits, for rounding and on a CPU for dropout."""
     reserve: int
     """What the allocator holds beyond tensors (0 on a CPU), and the margin that was asked for."""
     host: int

@@ -7,7 +7,8 @@ was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/
 
 c is the bytes of a number in compute precision. Replicated engines (dp, zero1) hold fp32 master weights, a
 copy in c where that is not fp32, and gradients in c: in DDP's buckets with several ranks. `fully_shard`
-holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in c.
+holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision in which
+gradients are sent.
 """
 
 from __future__ import annotations
@@ -15,14 +16,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dhen.tape import FP32_BYTES, Shape
-from trials.planner.segments import Segment
+from trials.bf16_adamw import CHUNKS, WORKSPACE_BYTES
+from trials.job import TrainingConfig
+from trials.planner.device_constants import BUCKET_BYTES
+from trials.planner.segments import ITEMSIZES, Segment
 from trials.planner.strategies import RECOMPUTED, Strategy
 
 MOMENTS = 2
-"""AdamW's, in fp32."""
+"""AdamW's."""
+
+
+class Itemsizes(NamedTuple):
+    """Bytes of a number of the dense part."""
+
+    computed: int
+    """Weights as the model computes with them, gradients, activations: c."""
+    reduced: int
+    """Gradients between ranks: r."""
+    moment: int
+    """Of the optimizer's state."""
+
+    @classmethod
+    def of(cls, training: TrainingConfig) -> Itemsizes:
+        """Whose precision is resolved."""
+        assert training.precision != "auto"
+        reduced = training.reduction_precision(training.precision)
+        return cls(*(ITEMSIZES[each] for each in (training.precision, reduced, training.optimizer_precision)))
 
 
 class Batch(NamedTuple):
@@ -138,9 +160,11 @@ def dense_peak(
     strategy: Strategy,
     batch: Batch,
     *,
-    itemsize: int,
+    itemsizes: Itemsizes,
     hosts: int,
     gpus_a_host: int,
+    device: Literal["cpu", "cuda"] = "cpu",
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> DensePeak:
     """The fullest rank's dense part at the peak of a step after the first.
 
@@ -149,25 +173,35 @@ def dense_peak(
         activations: of these segments, with the strategy's checkpointing.
         strategy: how the dense part is held.
         batch: what the rank reads.
-        itemsize: c.
+        itemsizes: c, r and the moments'.
         hosts: of the cluster.
         gpus_a_host: ranks on each.
+        device: that updates so many numbers at a time.
+        bucket_bytes: gradients that DDP reduces at a time.
     """
     ranks = hosts * gpus_a_host
     buffers = sum(segment.buffer_bytes for segment in segments)
     if strategy.fully_sharded:
-        state = _fully_sharded_state(segments, itemsize, gpus_a_host if strategy.dense == "hsdp" else ranks)
-        moments = _fully_sharded(segments, activations, strategy, batch, itemsize, state)
-        parameters, optimizer, buckets = state.shard_bytes, MOMENTS * state.shard_bytes, 0
+        state = _fully_sharded_state(segments, itemsizes, gpus_a_host if strategy.dense == "hsdp" else ranks)
+        workspace = _update_workspace(itemsizes, max(state.numbers, default=0), device)
+        moments = _fully_sharded(
+            segments, activations, strategy, batch, itemsizes, state, 0 if strategy.offload else workspace
+        )
+        parameters, buckets = state.shard_bytes, 0
+        optimizer = MOMENTS * itemsizes.moment * state.shard_bytes // FP32_BYTES
     else:
         whole = sum(segment.parameters for segment in segments)
         parts = ranks if strategy.dense == "zero1" else 1
-        parameters = (FP32_BYTES + (itemsize if itemsize != FP32_BYTES else 0)) * whole
-        optimizer = MOMENTS * FP32_BYTES * -(-whole // parts)
-        buckets = itemsize * whole if ranks > 1 else 0
-        moments = _replicated(segments, activations, strategy, batch, itemsize, in_buckets=ranks > 1)
+        computed = itemsizes.computed
+        parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * whole
+        optimizer = MOMENTS * itemsizes.moment * -(-whole // parts)
+        buckets = computed * whole if ranks > 1 else 0
+        workspace = _update_workspace(itemsizes, -(-whole // parts), device)
+        moments = _replicated(
+            segments, activations, strategy, batch, itemsizes, bucket_bytes if buckets else 0, workspace
+        )
     peak = max(moments, key=_total)
-    offloaded = parameters + optimizer + parameters if strategy.offload else 0
+    offloaded = parameters + optimizer + parameters + workspace if strategy.offload else 0
     return DensePeak(
         parameters=buffers + (0 if strategy.offload else parameters),
         optimizer_state=0 if strategy.offload else optimizer,
@@ -179,34 +213,59 @@ def dense_peak(
     )
 
 
+def _update_workspace(itemsizes: Itemsizes, numbers: int, device: str) -> int:
+    """What the update of so many numbers in a row holds for a moment (`trials.bf16_adamw`)."""
+    return 0 if itemsizes.moment == FP32_BYTES else WORKSPACE_BYTES * min(CHUNKS[device], numbers)
+
+
+def _cast_bytes(itemsizes: Itemsizes, whole: int, bucket_bytes: int) -> int:
+    """Beside DDP's buckets, where gradients are sent in another precision (`trials.gradient_precision`).
+
+    One bucket, while it is cast in place; all of them, where that has no room for larger numbers: none need have
+    been reduced when backward ends.
+    """
+    computed, reduced, _ = itemsizes
+    if reduced == computed or not bucket_bytes:
+        return 0
+    return reduced * (whole if reduced > computed else min(whole, bucket_bytes)) // computed
+
+
 def _replicated(
     segments: Sequence[Segment],
     activations: Activations,
     strategy: Strategy,
     batch: Batch,
-    itemsize: int,
-    *,
-    in_buckets: bool,
+    itemsizes: Itemsizes,
+    bucket_bytes: int,
+    workspace: int,
 ) -> Iterator[Moment]:
-    """dp and zero1. One rank has no buckets: gradients appear as backward goes on."""
-    several = strategy.micro_batches > 1
+    """dp and zero1. One rank has no buckets (of 0 bytes): gradients appear as backward goes on."""
+    itemsize = itemsizes.computed
+    several, in_buckets = strategy.micro_batches > 1, bucket_bytes > 0
     beside = batch.embeddings if several else 0
     whole = itemsize * sum(segment.parameters for segment in segments)
+    cast = _cast_bytes(itemsizes, whole, bucket_bytes)
     done = whole if several and not in_buckets else 0
+    ready = 0
     for index, segment in enumerate(segments):
         yield Moment(f"forward of {segment.name}", index, activations.forward[index] + beside, gradients=done)
     for index in reversed(range(len(segments))):
         own = 0 if in_buckets or several else activations.backward_gradients[index]
+        ready += itemsize * segments[index].parameters
         yield Moment(
             f"backward of {segments[index].name}",
             index,
             activations.backward[index] + beside,
             gradients=done + own,
+            buffers=cast if bucket_bytes and ready >= bucket_bytes else 0,
         )
         if not in_buckets and not several:
             done += itemsize * segments[index].parameters
-    flat = FP32_BYTES * whole // itemsize
-    yield Moment("optimizer step", 0, 0, gradients=flat + (0 if in_buckets else whole))
+    embeddings = batch.embeddings if several else batch.micro_embeddings
+    yield Moment("all-reduce", 0, embeddings, gradients=done, buffers=cast)
+    flat, own = FP32_BYTES * whole // itemsize, 0 if in_buckets else whole
+    yield Moment("optimizer step", 0, 0, gradients=flat + own)
+    yield Moment("optimizer step", 0, 0, gradients=flat, buffers=workspace)
 
 
 class _Sharded(NamedTuple):
@@ -220,20 +279,31 @@ class _Sharded(NamedTuple):
     """fp32."""
     low: list[int]
     """A shard in compute precision, on its way."""
+    reduced: list[int]
+    """Padded gradients as they are sent."""
+    reduced_low: list[int]
+    """A shard of them; 0 in fp32, where it becomes the gradient itself."""
+    numbers: list[int]
+    """Of the longest shard of one parameter."""
     shard_bytes: int
     """fp32, of all."""
     ranks: int
     """That share a unit."""
 
 
-def _fully_sharded_state(segments: Sequence[Segment], itemsize: int, ranks: int) -> _Sharded:
+def _fully_sharded_state(segments: Sequence[Segment], itemsizes: Itemsizes, ranks: int) -> _Sharded:
     units = [unit(segment.shapes, ranks) for segment in segments]
     shards = [FP32_BYTES * each.shard for each in units]
+    itemsize, reduced, _ = itemsizes
+    low = 0 if reduced == FP32_BYTES else reduced
     return _Sharded(
         gathered=[itemsize * each.padded for each in units],
         whole=[itemsize * each.whole for each in units],
         shards=shards,
         low=[itemsize * each.shard for each in units],
+        reduced=[reduced * each.padded for each in units],
+        reduced_low=[low * each.shard for each in units],
+        numbers=[-(-rows // ranks) * width for segment in segments for rows, width in segment.shapes],
         shard_bytes=sum(shards),
         ranks=ranks,
     )
@@ -244,15 +314,16 @@ def _fully_sharded(
     activations: Activations,
     strategy: Strategy,
     batch: Batch,
-    itemsize: int,
+    itemsizes: Itemsizes,
     state: _Sharded,
+    workspace: int,
 ) -> Iterator[Moment]:
     """zero2, fsdp and hsdp, unit by unit: the layers, and the root (features and head)."""
-    gathered, own, shards, low, _, _ = state
+    gathered, own, shards, low, reduced, reduced_low, _, _, _ = state
     last = len(segments) - 1
     root, one = gathered[0] + gathered[last], state.ranks == 1
     zero2, several = strategy.dense == "zero2", strategy.micro_batches > 1
-    cast = itemsize != FP32_BYTES
+    cast = itemsizes.computed != FP32_BYTES
     on_device = 0 if strategy.offload else 1
     beside = batch.embeddings if several else 0
     arriving = [0 if one else size for size in gathered]  # the all-gather's output, apart from the parameters
@@ -278,7 +349,7 @@ def _fully_sharded(
     yield forward(last, root + kept, previous)
 
     unsharded, reducing, loose = root + kept, 0, 0
-    held_low = 0  # hsdp in low precision keeps every unit's reduced shard until the end
+    held = 0  # hsdp keeps what every unit's all-reduce puts out until the end of backward
     for index in reversed(range(len(segments))):
         layer = 0 < index < last
         if layer and not zero2:
@@ -286,7 +357,7 @@ def _fully_sharded(
         ahead = 0 if zero2 or index <= 1 else arriving[index - 1]
         at, acts = f"backward of {segments[index].name}", activations.backward[index] + beside
         grads = done + loose + activations.backward_gradients[index]
-        yield Moment(at, index, acts, grads, unsharded, ahead + reducing + held_low)
+        yield Moment(at, index, acts, grads, unsharded, ahead + reducing + held)
         if not layer:
             loose += own[index]  # the root's gradients wait for its features'
             continue
@@ -298,20 +369,22 @@ def _fully_sharded(
             after,
             done + loose + own[index],
             unsharded,
-            ahead + gathered[index] + held_low,
+            ahead + reduced[index] + held,
         )
-        reducing = gathered[index]
+        reducing = reduced[index]
         yield Moment(
             f"reduce-scatter of {segments[index].name}",
             index,
             after,
             done + loose + shards[index],
             unsharded,
-            ahead + reducing + held_low + low[index] * cast,
+            ahead + reducing + held + reduced_low[index],
         )
         if not several:
             done += on_device * shards[index]
-        held_low += low[index] if strategy.dense == "hsdp" and cast else 0
+        if strategy.dense == "hsdp":  # in fp32 it is the gradient itself, unless it is added to an earlier one
+            held += reduced_low[index] or (shards[index] if several else 0)
     embeddings = batch.embeddings if several else batch.micro_embeddings
-    yield Moment("reduce-scatter of the root", 0, embeddings, done + loose, 0, root + held_low)
-    yield Moment("optimizer step", 0, 0, on_device * state.shard_bytes)
+    sent = reduced[0] + reduced[last]
+    yield Moment("reduce-scatter of the root", 0, embeddings, done + loose, 0, sent + held)
+    yield Moment("optimizer step", 0, 0, on_device * state.shard_bytes, buffers=workspace)

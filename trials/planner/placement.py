@@ -18,8 +18,8 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words
 from trials.planner.lpt import Price, Shard, narrowest_width, spread
 from trials.planner.table_cost import (
+    FP32_BYTES,
     ROW_STATE_BYTES,
-    WEIGHT_BYTES,
     Rates,
     TableCost,
     Workload,
@@ -101,6 +101,8 @@ def place(
     global_batch: int,
     memory_bytes: int | None = None,
     row_state_bytes: int = ROW_STATE_BYTES,
+    weight_bytes: int = FP32_BYTES,
+    sent_bytes: int = FP32_BYTES,
 ) -> Placement:
     """The balanced placement of tables of `dim` columns, or the compact one where only that fits.
 
@@ -112,6 +114,8 @@ def place(
         memory_bytes: what tables may take on a rank; None for any amount.
         row_state_bytes: optimizer state for each row of each shard; what trains in one process has more
             (`table_cost.ONE_PROCESS_ROW_STATE_BYTES`).
+        weight_bytes: of a weight, as tables are stored.
+        sent_bytes: of a pooled embedding's number on its way to another rank.
 
     Raises:
         PlacementError: when neither placement fits, with the bytes that are lacking.
@@ -120,7 +124,7 @@ def place(
     for name, size in (("embedding_dim", dim), ("batch_size", global_batch)):
         if size < 1:
             raise UserError(f"{name}: expected at least 1, received {size}.")
-    work = Workload(dim, global_batch, row_state_bytes)
+    work = Workload(dim, global_batch, row_state_bytes, weight_bytes, sent_bytes)
     balanced = _balanced(tables, work, cluster)
     if memory_bytes is None or balanced.heaviest_bytes <= memory_bytes:
         return balanced
@@ -240,7 +244,7 @@ def _why(tables: tuple[Table, ...], work: Workload, cluster: Cluster, needed: in
     """Names the table that fits nowhere where there is one; says what would work."""
     columns, there = narrowest_width(work.dim, cluster.ranks), max(there, 0)
     largest = max(tables, key=lambda table: table.rows)
-    bytes_a_row = columns * WEIGHT_BYTES + work.row_state_bytes
+    bytes_a_row = columns * work.weight_bytes + work.row_state_bytes
     has = f"with its optimizer's state, and a rank has {byte_words(there)} for tables."
     if largest.rows * bytes_a_row > there:
         part = "it" if columns == work.dim else f"a shard of {columns} of its {work.dim} columns"
@@ -249,8 +253,9 @@ def _why(tables: tuple[Table, ...], work: Workload, cluster: Cluster, needed: in
             f"{has} {there // bytes_a_row:,} of its {largest.rows:,} rows would fit: merge rare ids, or give "
             "ranks more memory."
         )
+    half = ", training.table_precision=fp16" if work.weight_bytes == FP32_BYTES else ""
     return (
         f"the tables do not fit: the fullest of {cluster.ranks} ranks would hold {byte_words(needed)} "
-        f"{has.replace('its', 'their')} More ranks, more memory a rank, a smaller embedding_dim or fewer "
+        f"{has.replace('its', 'their')} More ranks, more memory a rank, a smaller embedding_dim{half} or fewer "
         "rows would do."
     )

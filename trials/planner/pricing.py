@@ -8,9 +8,11 @@ from math import ceil
 from dhen.config import ModelConfig
 from dhen.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
+from trials.bf16_adamw import ring_bytes
 from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words
 from trials.job import Job, TrainingConfig
+from trials.planner.collectives import collectives
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
     CUBLAS_WORKSPACE_BYTES,
@@ -18,27 +20,32 @@ from trials.planner.device_constants import (
     NCCL_COMMUNICATOR_BYTES,
 )
 from trials.planner.estimates import MemoryEstimate, StepTime
-from trials.planner.memory import Activations, Batch, dense_peak, recomputed
+from trials.planner.memory import Activations, Batch, Itemsizes, dense_peak, recomputed
 from trials.planner.placement import Placement, PlacementError, place
-from trials.planner.segments import ITEMSIZES, Segment, segments_at, taped
+from trials.planner.segments import Segment, segments_at, taped
 from trials.planner.step_time import Step, prepare, price
 from trials.planner.strategies import Checkpointing, Strategy
 from trials.planner.table_cost import (
+    FP32_BYTES,
+    NUMBER_BYTES,
     ONE_PROCESS_ROW_STATE_BYTES,
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
-    WEIGHT_BYTES,
 )
+from trials.planner.table_notes import table_notes
+from trials.stochastic_rounding import AT_ONCE, WORKSPACE_BYTES
 
 ID_BYTES = 4
 """int32, as the loader has ids."""
-LABEL_BYTES = NUMBER_BYTES = 4
+LABEL_BYTES = 4
 BATCHES_HELD = {"cpu": 1, "cuda": 2}
 """The batch that is trained on, and on an accelerator the one that is copied meanwhile."""
 INDEX_BYTES = 8
 COLUMNS_A_ROW = 3
 """Of the width of an embedding, for each row that is updated: its gradients' sum, its weights, their squares
 (trials/row_wise_adagrad.py)."""
+ROWS_BESIDE_ROUNDING = 2
+"""Of the three, while new weights are rounded."""
 INDICES_AN_ID = 2
 """int64 for each id, beside the gradient's own: places and representatives (trials/row_wise_adagrad.py)."""
 POOL_BYTES = 2 * POOL_WORDS * 8
@@ -91,15 +98,18 @@ class Pricing:
             global_batch=self.batch_size,
             memory_bytes=self.cluster.hbm_bytes - beside,
             row_state_bytes=state + TABLE_DECAY_ROW_BYTES * (alone and self.training.table_decay > 0),
+            weight_bytes=NUMBER_BYTES[self.training.table_precision],
+            sent_bytes=NUMBER_BYTES[self.training.all_to_all_precision],
         )
 
     @property
     def context_bytes(self) -> int:
-        """Of a GPU's context, libraries' workspaces, and a communicator where there are several ranks."""
+        """Of a GPU's context, libraries' workspaces, a communicator where there are several ranks; random bits."""
+        rounding = ring_bytes(self.cluster.device) if self.training.optimizer_precision == "bf16" else 0
         if self.cluster.device == "cpu":
-            return POOL_BYTES if self.model.dropout else 0
+            return rounding + (POOL_BYTES if self.model.dropout else 0)
         communicator = NCCL_COMMUNICATOR_BYTES if self.cluster.ranks > 1 else 0
-        return CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES + communicator
+        return rounding + CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES + communicator
 
     @property
     def reserve_bytes(self) -> int:
@@ -114,7 +124,14 @@ class Pricing:
         return tuple(
             f"Module {kind!r} declares no memory (`write`): its layers were traced, on the CPU's code path."
             for kind in sorted(kinds)
-        )
+        ) + (self._table_notes if self.schema.tables else ())
+
+    @property
+    def _table_notes(self) -> tuple[str, ...]:
+        try:
+            return table_notes(self.training, self.placement, self.cluster.device)
+        except PlacementError:  # the plan says that they do not fit
+            return ()
 
     def micro_batch(self, strategy: Strategy) -> int:
         """Examples of a rank's largest micro-batch."""
@@ -125,7 +142,7 @@ class Pricing:
         micro = self.micro_batch(strategy)
         if micro not in self._steps:
             self._steps[micro] = prepare(
-                self.segments(micro), self.cluster, self.placement, examples=micro, precision=self.precision
+                self.segments(micro), self.cluster, self.placement, examples=micro, training=self.training
             )
         return price(self._steps[micro], strategy)
 
@@ -137,9 +154,15 @@ class Pricing:
             self._activations_of(micro, strategy),
             strategy,
             self._batch(strategy, micro),
-            itemsize=ITEMSIZES[self.precision],
+            itemsizes=Itemsizes.of(self.training),
             hosts=self.cluster.hosts,
             gpus_a_host=self.cluster.gpus_a_host,
+            device=self.cluster.device,
+            bucket_bytes=collectives(
+                self.cluster, self.cluster.hosts, self.cluster.gpus_a_host
+            ).bucket_bytes()
+            if self.cluster.ranks > 1
+            else 0,
         )
         moment = dense.moment
         beside = self._tables_workspace
@@ -182,9 +205,9 @@ class Pricing:
 
     def _batch(self, strategy: Strategy, micro: int) -> Batch:
         """Plain DP on one rank looks embeddings up within the step; others once for all micro-batches."""
-        width = WEIGHT_BYTES * self.model.embedding_dim * len(self.schema.tables)
+        width = FP32_BYTES * self.model.embedding_dim * len(self.schema.tables)
         ids = sum(table.mean_ids for table in self.schema.tables)
-        numbers = NUMBER_BYTES * len(self.schema.numeric) + LABEL_BYTES
+        numbers = FP32_BYTES * len(self.schema.numeric) + LABEL_BYTES
         other = round(self.examples_a_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         within = self.cluster.ranks == 1 and not strategy.techniques
         if within:
@@ -199,20 +222,37 @@ class Pricing:
     def _tables_workspace(self) -> int:
         """Where tables are read and updated no activations are alive, but the embeddings' gradients are.
 
-        Several ranks: pooled embeddings on their way, and dense gradients of replicated tables. One rank: what
-        its optimizer sums duplicates in.
+        Several ranks: pooled embeddings on their way, in fp32 and as they are sent, and dense gradients of
+        replicated tables. One rank: what its optimizer sums duplicates in, or rounds in.
         """
-        width, examples = WEIGHT_BYTES * self.model.embedding_dim, self.examples_a_rank
+        width, examples = FP32_BYTES * self.model.embedding_dim, self.examples_a_rank
         if self.cluster.ranks > 1:
             gradients = width * len(self.schema.tables) * examples
-            pooled = round(max(self.placement.all_to_all_bytes_a_rank))
-            return gradients + pooled + self.placement.replicated_gradient_bytes
+            replicated = self.placement.replicated_gradient_bytes
+            return (
+                gradients + self._pooled_bytes + replicated + self._rounding_bytes(replicated // FP32_BYTES)
+            )
         ids = [table.mean_ids * examples for table in self.schema.tables]
         rows = [min(table.rows, count) for table, count in zip(self.schema.tables, ids, strict=True)]
         joined = 1 if self.schema.categorical and self.schema.multi_hot else 0
         gradients = round(sum(ids) * (width + INDEX_BYTES))
         summing = round(sum(rows) * COLUMNS_A_ROW * width + sum(ids) * INDICES_AN_ID * INDEX_BYTES)
-        return gradients + max(summing, joined * gradients)
+        numbers = round(sum(rows)) * self.model.embedding_dim
+        rounding = ROWS_BESIDE_ROUNDING * numbers * FP32_BYTES + self._rounding_bytes(numbers)
+        return gradients + max(summing, rounding, joined * gradients)
+
+    @property
+    def _pooled_bytes(self) -> int:
+        """Gradients of pooled embeddings as they have come, and in fp32 where they were sent in less."""
+        come = max(self.placement.all_to_all_bytes_a_rank)
+        sent_bytes = NUMBER_BYTES[self.training.all_to_all_precision]
+        return round(come if sent_bytes == FP32_BYTES else come * (1 + FP32_BYTES / sent_bytes))
+
+    def _rounding_bytes(self, numbers: int) -> int:
+        """What so many numbers of fp16 tables are rounded in."""
+        if self.training.table_precision == "fp32":
+            return 0
+        return WORKSPACE_BYTES * min(numbers, AT_ONCE[self.cluster.device])
 
 
 def pricing_of(job: Job, cluster: Cluster) -> Pricing:

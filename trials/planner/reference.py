@@ -5,9 +5,9 @@ contents and collectives do nothing, so that a step on hundreds of ranks is trac
 `MemoryCounter` counts what rank 0, the fullest, holds. Everything that torch does not promise to keep is
 used in this file alone. Left out: what is no tensor (context, workspaces, the allocator's reserve), tables.
 
-Three things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_bucket`); random bits
-of dropout, whose place in their pool depends on data; and, for offload, the copies between host and device,
-which a CPU does not make: what would live on the host is left out of the device's count.
+Three things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_buckets`); random
+bits of dropout and of rounding, which belong to the process, not to a model; and, for offload, the copies between
+host and device, which a CPU does not make: what would live on the host is left out of the device's count.
 
 It is the CPU's code path that is traced: fused linear maps, dropout on bits (`dhen.linear`).
 """
@@ -37,11 +37,13 @@ from dhen.segment import Undeclared
 from dhen.tape import Shape
 from dhen.values import Value
 from trials.dense_batch import DenseBatch, DenseInputs, take_tables
+from trials.gradient_precision import cast_bucket
 from trials.hardware import Precision
 from trials.job import TrainingConfig
 from trials.master_weights import DTYPES
 from trials.memory_counter import HOST, MemoryCounter
 from trials.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
+from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.strategies import Strategy
 
 THREADS = 2
@@ -74,7 +76,7 @@ def trace(
     hosts: int,
     gpus_a_host: int,
     examples_a_rank: int,
-    precision: Precision,
+    training: TrainingConfig,
 ) -> StepMemory:
     """Traces two training steps of the dense part under fake tensors; tells the memory of the second.
 
@@ -85,15 +87,18 @@ def trace(
         hosts: of the cluster.
         gpus_a_host: ranks on each.
         examples_a_rank: B of one rank, all micro-batches together.
-        precision: what the dense part computes in.
+        training: what the dense part computes, sends gradients and keeps AdamW's moments in, resolved.
 
     Raises:
         ValueError: where this process belongs to a process group already.
     """
     with _process_group(hosts * gpus_a_host):
         mesh = device_mesh(strategy.dense, hosts, gpus_a_host, "cpu")
+        assert training.precision != "auto"
+        sent_in = DTYPES[training.reduction_precision(training.precision)]
+        replicate = partial(_into_buckets, sent_in)
         with FakeTensorMode(), patch(CHUNKS, _first_chunk):
-            return measure(model, schema, strategy, mesh, examples_a_rank, precision, replicate=_into_bucket)
+            return measure(model, schema, strategy, mesh, examples_a_rank, training, replicate=replicate)
 
 
 def measure(
@@ -102,7 +107,7 @@ def measure(
     strategy: Strategy,
     mesh: DeviceMesh | None,
     examples: int,
-    precision: Precision,
+    training: TrainingConfig,
     *,
     replicate: Callable[[nn.Module], nn.Module] = average_gradients,
 ) -> StepMemory:
@@ -111,13 +116,13 @@ def measure(
     With real tensors, on every rank of `mesh` (from `trials.parallelize.device_mesh`), it is what a real
     step holds; `trace` calls it with fake ones. Arguments as there and in `parallelize`.
     """
-    config, host = TrainingConfig(precision=precision), strategy.offload
+    host = strategy.offload
     with MemoryCounter() as counter, _same_path(), _collectives_labelled(counter):
         with counter.new_are("parameters"):
             dense = build_model(model, schema).train()
             take_tables(dense)
             step = parallelize(
-                dense, strategy, config, mesh, replicate=partial(_labelled, counter, replicate)
+                dense, strategy, training, mesh, replicate=partial(_labelled, counter, replicate)
             )
         with counter.new_are("input_batch"):
             batch = blank_batch(model, schema, examples)
@@ -129,7 +134,7 @@ def measure(
         _label_gradients(_unsharded_parameters(dense), counter, "gradients")
         _follow(dense, counter)
         counter.start_over("features")
-        _one_step(step, batch, counter, "gradients")
+        _one_step(step, batch, counter, HOST if host else "gradients")
         return _result(counter)
 
 
@@ -174,7 +179,10 @@ def _same_path() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:
-        with patch("dhen.dropout.random_bytes", _no_random_bytes):
+        with (
+            patch("dhen.dropout.random_bytes", _no_random_bytes),
+            patch("trials.bf16_adamw.random_bits", _no_random_bits),
+        ):
             yield
     finally:
         torch.set_num_threads(threads)
@@ -185,6 +193,11 @@ def _no_random_bytes(count: int) -> Tensor:
     return torch.empty(-(-count // 8), dtype=torch.int64).view(torch.int8)[:count]
 
 
+def _no_random_bits(count: int, *_: object) -> Tensor:
+    """`trials.bf16_adamw.random_bits` without its ring of them, likewise."""
+    return torch.zeros((), dtype=torch.int32).expand(count)
+
+
 def _labelled(
     counter: MemoryCounter, replicate: Callable[[nn.Module], nn.Module], model: nn.Module
 ) -> nn.Module:
@@ -192,28 +205,57 @@ def _labelled(
         return replicate(model)
 
 
-def _into_bucket(model: nn.Module) -> nn.Module:
-    """What DistributedDataParallel holds, for fake tensors: all gradients lie in buckets, as views.
-
-    Its buckets together are as long as all parameters (one here). A fresh gradient is copied into its place and
-    freed; from then on gradients are added up there.
-    """
-    parameters = list(model.parameters())
-    sizes = [parameter.numel() for parameter in parameters]
-    bucket = torch.empty(sum(sizes), dtype=parameters[0].dtype)
-    for parameter, part in zip(parameters, torch.split(bucket, sizes), strict=True):
-        _when_accumulated(parameter, partial(_move_gradient, part.view_as(parameter)))
+def _into_buckets(sent_in: torch.dtype, model: nn.Module) -> nn.Module:
+    """What DistributedDataParallel holds, for fake tensors: all gradients lie in buckets, as views."""
+    buckets: list[list[Tensor]] = [[]]
+    for parameter in reversed(list(model.parameters())):
+        if sum(other.nbytes for other in buckets[-1]) >= BUCKET_BYTES:
+            buckets.append([])
+        buckets[-1].append(parameter)
+    on_their_way = _OnTheirWay(len(buckets))
+    for parameters in buckets:
+        _Bucket(parameters, sent_in, on_their_way)
     return model
+
+
+class _OnTheirWay:
+    """Casts of buckets that have no place in them: none need have been reduced before backward ends."""
+
+    def __init__(self, buckets: int) -> None:
+        self._buckets = buckets
+        self._sent: list[Tensor] = []
+
+    def send(self, cast: Tensor) -> None:
+        self._sent.append(cast)
+        if len(self._sent) == self._buckets:
+            self._sent.clear()
+
+
+class _Bucket:
+    """A fresh gradient is copied into its place and freed; from then on gradients are added up there."""
+
+    def __init__(self, parameters: list[Tensor], sent_in: torch.dtype, on_their_way: _OnTheirWay) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        self._memory = torch.empty(sum(sizes), dtype=parameters[0].dtype)
+        self._missing = self._count = len(parameters)
+        self._sent_in, self._on_their_way = sent_in, on_their_way
+        for parameter, place in zip(parameters, torch.split(self._memory, sizes), strict=True):
+            _when_accumulated(parameter, partial(self._take, place.view_as(parameter)))
+
+    def _take(self, place: Tensor, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if parameter.grad is not place:
+            parameter.grad = place.copy_(parameter.grad)
+        self._missing -= 1
+        if self._missing:
+            return
+        self._missing = self._count
+        if self._sent_in is not self._memory.dtype:
+            self._on_their_way.send(cast_bucket(self._memory, self._sent_in))
 
 
 def _when_accumulated(parameter: Tensor, run: Callable[[Tensor], None]) -> None:
     parameter.register_post_accumulate_grad_hook(run)  # type: ignore[no-untyped-call]
-
-
-def _move_gradient(place: Tensor, parameter: Tensor) -> None:
-    assert parameter.grad is not None
-    if parameter.grad is not place:
-        parameter.grad = place.copy_(parameter.grad)
 
 
 @contextmanager

@@ -15,11 +15,13 @@ Unverified on GPUs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from typing import NamedTuple
 
+from trials.bf16_adamw import CHUNKS
 from trials.cluster.cluster import Cluster
-from trials.hardware import Precision
+from trials.job import TrainingConfig
 from trials.planner.collectives import Collectives, collectives
 from trials.planner.device_constants import (
     COLLECTIVE_SECONDS,
@@ -31,16 +33,18 @@ from trials.planner.device_constants import (
     OVERLAP_SLOWDOWN,
 )
 from trials.planner.estimates import StepTime
-from trials.planner.memory import unit
+from trials.planner.memory import Itemsizes, unit
 from trials.planner.placement import Placement
-from trials.planner.segments import ITEMSIZES, Segment
+from trials.planner.segments import Segment
 from trials.planner.strategies import RECOMPUTED, Strategy, shards
 from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
 
 MASTER_BYTES = 4
 """Of a weight as the optimizer holds it."""
-UPDATE_BYTES = 28
-"""AdamW's traffic a parameter, in fp32: reads weight, gradient and two moments, writes all but the gradient."""
+UPDATE_MASTERS, UPDATE_MOMENTS = 3, 4
+"""AdamW's traffic a parameter: reads weight, gradient and two moments, writes all but the gradient."""
+UPDATE_KERNELS = 8
+"""For each chunk of numbers whose moments are in bf16 (`trials.bf16_adamw`)."""
 BACKWARD_PASSES = 2
 """Forward passes that backward is worth."""
 
@@ -72,8 +76,8 @@ class Step(NamedTuple):
     """The same as all ranks gather them: `fully_shard` pads each parameter to equal shards."""
     padded_in_host: Parts
     """As the ranks of a host gather them (HSDP)."""
-    value_bytes: int
-    """Of a number in that precision."""
+    itemsizes: Itemsizes
+    """Of a number of the dense part."""
     bandwidth: float
     """Bytes/s of a rank's memory, as far as reachable."""
     everywhere: Collectives
@@ -108,7 +112,7 @@ def step_time(
     placement: Placement,
     *,
     examples_a_rank: int,
-    precision: Precision,
+    training: TrainingConfig,
 ) -> StepTime:
     """Seconds of one step of the whole batch on the slowest rank.
 
@@ -120,10 +124,10 @@ def step_time(
         cluster: its peaks, bandwidths and links.
         placement: of the embedding tables.
         examples_a_rank: of all micro-batches together.
-        precision: that the dense part computes, gathers and reduces in.
+        training: what the dense part computes, sends gradients and keeps AdamW's moments in, resolved.
     """
     examples = ceil(examples_a_rank / strategy.micro_batches)
-    return price(prepare(segments, cluster, placement, examples=examples, precision=precision), strategy)
+    return price(prepare(segments, cluster, placement, examples=examples, training=training), strategy)
 
 
 def prepare(
@@ -132,13 +136,13 @@ def prepare(
     placement: Placement,
     *,
     examples: int,
-    precision: Precision,
+    training: TrainingConfig,
 ) -> Step:
     """What all strategies share whose micro-batches have so many examples."""
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_a_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
-    peak = getattr(cluster.peak_flops, precision) / ranks * MATMUL_SHARE
+    peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
     forward = [
         max(segment.flops * examples / peak, segment.footprint.traffic / bandwidth)
         + KERNELS_A_SEGMENT * KERNEL_SECONDS
@@ -153,7 +157,7 @@ def prepare(
         parameters=_parts(segments, [segment.parameters for segment in segments]),
         padded=_parts(segments, [_padded(segment, cluster.ranks) for segment in segments]),
         padded_in_host=_parts(segments, [_padded(segment, cluster.gpus_a_host) for segment in segments]),
-        value_bytes=ITEMSIZES[precision],
+        itemsizes=Itemsizes.of(training),
         bandwidth=bandwidth,
         everywhere=everywhere,
         bucket_bytes=everywhere.bucket_bytes() if cluster.ranks > 1 else 0,
@@ -218,10 +222,22 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
     ended, spent = sum(backward), 0.0
     if step.cluster.ranks > 1:
         before, layers, after = step.parameters
-        sizes = [step.value_bytes * values for values in (after, *reversed(layers), before)]
-        ended, spent = reduced_in_buckets(backward, sizes, step.bucket_bytes, step.everywhere.all_reduce)
+        computed = step.itemsizes.computed
+        sizes = [computed * values for values in (after, *reversed(layers), before)]
+        ended, spent = reduced_in_buckets(backward, sizes, step.bucket_bytes, partial(_all_reduce, step))
     earlier = (strategy.micro_batches - 1) * (step.forward.total + sum(backward))
     return earlier + step.forward.total + ended, Communication(all_reduce=spent)
+
+
+def _all_reduce(step: Step, size: float) -> float:
+    """Of so many bytes of gradients, with the passes over memory that cast them to what is sent, and back.
+
+    What is smaller goes through a copy each way, to lie in the gradients' own place (`trials.gradient_precision`).
+    """
+    computed, reduced, _ = step.itemsizes
+    copies = 2 * (computed + reduced) + (4 * reduced if reduced < computed else 0)
+    casts = copies / computed * size / step.bandwidth if reduced != computed else 0.0
+    return casts + step.everywhere.all_reduce(size * reduced / computed)
 
 
 def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication]:
@@ -245,40 +261,43 @@ def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication
 
 def _unit(step: Step, strategy: Strategy, values: float) -> Unit:
     """What a unit of so many parameters costs, padding included."""
-    size = values * step.value_bytes
+    computed, reduced, _ = step.itemsizes
     group = step.in_host if strategy.dense == "hsdp" else step.everywhere
     parts = _state_shards(step, strategy)
     over_host_link = 0.0
     if strategy.offload:
         over_host_link = values * MASTER_BYTES / parts / step.cluster.host_link_bandwidth
-    copy = 2 * size / step.bandwidth  # read and written
     return Unit(
         fetch=over_host_link,
-        gather=group.all_gather(size),
-        copy_out=copy,
-        copy_in=copy,
-        scatter=group.reduce_scatter(size),
-        reduce=step.across.all_reduce(size / parts) if strategy.dense == "hsdp" else 0.0,
+        gather=group.all_gather(computed * values),
+        copy_out=2 * computed * values / step.bandwidth,  # read and written
+        copy_in=(computed + reduced) * values / step.bandwidth,
+        scatter=group.reduce_scatter(reduced * values),
+        reduce=step.across.all_reduce(reduced * values / parts) if strategy.dense == "hsdp" else 0.0,
         give_back=over_host_link,
     )
 
 
 def _update(step: Step, strategy: Strategy) -> float:
     """AdamW on what a rank holds of the state, on the device or, where offloaded, on the host's CPUs."""
-    cluster = step.cluster
-    held = UPDATE_BYTES * step.parameters.total / _state_shards(step, strategy)
+    cluster, moment = step.cluster, step.itemsizes.moment
+    values = step.parameters.total / _state_shards(step, strategy)
+    held = (UPDATE_MASTERS * MASTER_BYTES + UPDATE_MOMENTS * moment) * values
+    chunk = CHUNKS["cpu" if strategy.offload else cluster.device]
+    kernels = 0 if moment == MASTER_BYTES else UPDATE_KERNELS * ceil(values / chunk) * KERNEL_SECONDS
     if strategy.offload:
         host = cluster.memory_bandwidth if cluster.device == "cpu" else HOST_MEMORY_BANDWIDTH
-        return held * cluster.gpus_a_host / host
-    return (held + _flat_master_bytes(step, strategy)) / step.bandwidth
+        return kernels + held * cluster.gpus_a_host / host
+    return kernels + (held + _flat_master_bytes(step, strategy)) / step.bandwidth
 
 
 def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
     """What `MasterWeights` moves around dp's and zero1's update: gradients together, weights to their copy."""
     if strategy.fully_sharded:
         return 0.0
-    gather = step.value_bytes + MASTER_BYTES + (step.value_bytes if step.cluster.ranks > 1 else 0)
-    publish = MASTER_BYTES + step.value_bytes if step.value_bytes != MASTER_BYTES else 0
+    computed = step.itemsizes.computed
+    gather = computed + MASTER_BYTES + (computed if step.cluster.ranks > 1 else 0)
+    publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
     return (gather + publish) * step.parameters.total
 
 

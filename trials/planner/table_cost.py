@@ -16,8 +16,10 @@ from trials.cluster.cluster import Cluster
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import MEMORY_SHARE
 
-WEIGHT_BYTES = 4
-"""Tables are fp32, and so are their pooled embeddings on the way to other ranks."""
+NUMBER_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""Of a precision that tables are stored in, or embeddings sent in."""
+FP32_BYTES = NUMBER_BYTES["fp32"]
+"""Of a pooled embedding's number before it is sent and after, and of its gradient's."""
 ID_BYTES = 8
 """int64, as TorchRec sends ids and FBGEMM reads them."""
 ROW_STATE_BYTES = 4
@@ -39,6 +41,10 @@ class Workload(NamedTuple):
     """Examples of all ranks together."""
     row_state_bytes: int
     """Optimizer state for each row of each shard."""
+    weight_bytes: int = FP32_BYTES
+    """Of a weight, as tables are stored."""
+    sent_bytes: int = FP32_BYTES
+    """Of a pooled embedding's number, and its gradient's, on the way to another rank."""
 
 
 class Rates(NamedTuple):
@@ -71,7 +77,7 @@ class TableCost(NamedTuple):
     held_bytes: int
     """Weights and optimizer state."""
     lookup_bytes: float
-    """Memory traffic of lookup and update."""
+    """Memory traffic of lookup and update, and of what is rounded to be sent."""
     pooled_bytes: float
     """Pooled embeddings sent in forward (their gradients come back in backward), the rank's own part included."""
     id_bytes: float
@@ -81,8 +87,12 @@ class TableCost(NamedTuple):
 def sharded_cost(table: Table, columns: int, work: Workload, rates: Rates) -> TableCost:
     """So many columns of a table on one rank, for the ids of the whole batch."""
     examples = work.global_batch
-    lookup = _lookup_bytes(table, columns, examples)
-    pooled = float(examples * columns * WEIGHT_BYTES)
+    lookup = _lookup_bytes(table, columns, examples, work)
+    if (
+        work.sent_bytes < FP32_BYTES
+    ):  # rounded and back, forward and backward; a rank gets as many as it sends
+        lookup += 4 * examples * columns * (FP32_BYTES + work.sent_bytes)
+    pooled = float(examples * columns * work.sent_bytes)
     ids = examples * table.mean_ids * ID_BYTES
     seconds = lookup * rates.memory + (2 * pooled + ids) * rates.all_to_all
     return TableCost(seconds, held_bytes(table, columns, work), lookup, pooled, ids)
@@ -90,30 +100,33 @@ def sharded_cost(table: Table, columns: int, work: Workload, rates: Rates) -> Ta
 
 def replicated_cost(table: Table, work: Workload, rates: Rates) -> TableCost:
     """A whole table on every rank, each with its own examples; several ranks all-reduce a dense gradient."""
-    lookup = _lookup_bytes(table, work.dim, work.global_batch / rates.ranks)
-    if rates.ranks > 1:
-        lookup += 4 * gradient_bytes(
-            table, work
-        )  # cleared and added to; read, and weights written, by the update
+    lookup = _lookup_bytes(table, work.dim, work.global_batch / rates.ranks, work)
+    if rates.ranks > 1:  # the gradient is cleared, added to, and read by the update, which writes weights
+        lookup += 3 * gradient_bytes(table, work) + table.rows * work.dim * work.weight_bytes
     seconds = lookup * rates.memory + gradient_bytes(table, work) * rates.all_reduce
     return TableCost(seconds, held_bytes(table, work.dim, work), lookup, 0.0, 0.0)
 
 
 def gradient_bytes(table: Table, work: Workload) -> int:
     """Of the dense gradient of a replicated table."""
-    return table.rows * work.dim * WEIGHT_BYTES
+    return table.rows * work.dim * FP32_BYTES
 
 
 def held_bytes(table: Table, columns: int, work: Workload) -> int:
     """Weights and optimizer state of so many columns."""
-    return table.rows * (columns * WEIGHT_BYTES + work.row_state_bytes)
+    return table.rows * (columns * work.weight_bytes + work.row_state_bytes)
 
 
-def _lookup_bytes(table: Table, columns: int, examples: float) -> float:
+def _lookup_bytes(table: Table, columns: int, examples: float, work: Workload) -> float:
     """Memory traffic of lookup, pooling, backward and update for so many examples."""
     ids = examples * table.mean_ids
-    row = -(-columns * WEIGHT_BYTES // SECTOR_BYTES) * SECTOR_BYTES
-    forward = ids * (row + ID_BYTES) + examples * columns * WEIGHT_BYTES
+    row, gradient = _sectors(columns * work.weight_bytes), _sectors(columns * FP32_BYTES)
+    forward = ids * (row + ID_BYTES) + examples * columns * FP32_BYTES
     update = min(ids, table.rows) * 2 * (row + SECTOR_BYTES)  # weights and state, read and written
-    backward = ids * (row + ID_BYTES) + update
+    backward = ids * (gradient + ID_BYTES) + update
     return forward + backward
+
+
+def _sectors(row_bytes: int) -> int:
+    """What reading a row costs."""
+    return -(-row_bytes // SECTOR_BYTES) * SECTOR_BYTES

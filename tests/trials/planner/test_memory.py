@@ -12,9 +12,10 @@ from dhen.config import ModelConfig
 from dhen.schema import FeatureSchema, Table
 from spaces.load import load_space, random_point
 from trials.hardware import Precision
-from trials.planner.memory import Activations, Batch, DensePeak, dense_peak, recomputed, unit
+from trials.job import TrainingConfig
+from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed, unit
 from trials.planner.reference import trace
-from trials.planner.segments import ITEMSIZES, Segment, segments
+from trials.planner.segments import Segment, segments
 from trials.planner.strategies import Strategy, ladder
 
 SCHEMA = FeatureSchema(
@@ -32,7 +33,13 @@ def candidate(space: str, seed: int) -> ModelConfig:
 
 
 def peak(
-    model: ModelConfig, strategy: Strategy, hosts: int, gpus: int, examples: int, precision: Precision
+    model: ModelConfig,
+    strategy: Strategy,
+    hosts: int,
+    gpus: int,
+    examples: int,
+    precision: Precision,
+    training: TrainingConfig | None = None,
 ) -> DensePeak:
     """As the reference counts: the embeddings of a rank's batch lie there from the beginning."""
     micro = -(-examples // strategy.micro_batches)
@@ -45,34 +52,44 @@ def peak(
         activations,
         strategy,
         batch,
-        itemsize=ITEMSIZES[precision],
+        itemsizes=Itemsizes.of(training or TrainingConfig(precision=precision)),
         hosts=hosts,
         gpus_a_host=gpus,
     )
 
 
-def cases() -> list[tuple[str, int, Strategy, int, int, int, Precision]]:
+def cases() -> list[tuple[str, int, Strategy, int, int, int, TrainingConfig]]:
     """A sample over spaces, strategies, worlds, batches and precisions; benchmarks/planner.py has hundreds."""
     rng, found = random.Random(4), []
     for index in range(CASES):
         hosts, gpus = rng.choice([(1, 1), (1, 2), (1, 8), (2, 4), (16, 8)])
         strategy = rng.choice([each for each in ladder(hosts, gpus, 512) if each.micro_batches <= 4])
         space = rng.choice(["default", "tiny", "paper_table1", "paper_table3"])
-        found.append(
-            (space, index, strategy, hosts, gpus, rng.choice([256, 512]), rng.choice(["fp32", "bf16"]))
+        training = TrainingConfig(
+            precision=rng.choice(["fp32", "bf16"]),
+            optimizer_precision=rng.choice(["fp32", "bf16"]),
+            all_reduce_precision=rng.choice(["auto", "fp32", "bf16"]),
         )
+        found.append((space, index, strategy, hosts, gpus, rng.choice([256, 512]), training))
     return found
 
 
 @pytest.mark.parametrize(
-    ("space", "seed", "strategy", "hosts", "gpus", "examples", "precision"),
+    ("space", "seed", "strategy", "hosts", "gpus", "examples", "training"),
     cases(),
     ids=lambda v: getattr(v, "name", None),
 )
 def test_agrees_with_a_trace_of_the_wrapped_model(
-    space: str, seed: int, strategy: Strategy, hosts: int, gpus: int, examples: int, precision: Precision
+    space: str,
+    seed: int,
+    strategy: Strategy,
+    hosts: int,
+    gpus: int,
+    examples: int,
+    training: TrainingConfig,
 ) -> None:
     model = candidate(space, seed)
+    assert training.precision != "auto"
     real = trace(
         model,
         SCHEMA,
@@ -80,9 +97,9 @@ def test_agrees_with_a_trace_of_the_wrapped_model(
         hosts=hosts,
         gpus_a_host=gpus,
         examples_a_rank=examples,
-        precision=precision,
+        training=training,
     )
-    found = peak(model, strategy, hosts, gpus, examples, precision)
+    found = peak(model, strategy, hosts, gpus, examples, training.precision, training)
     assert abs(found.total - real.total) <= TOLERANCE * real.total + NEGLIGIBLE_BYTES, (
         found.total / real.total,
         found.moment.at,

@@ -20,8 +20,10 @@ from trials.planner.lpt import NARROWEST, narrowest_width
 from trials.planner.placement import Placement, PlacementError, place
 from trials.planner.table_cost import (
     ONE_PROCESS_ROW_STATE_BYTES,
+    ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
     Workload,
+    gradient_bytes,
     rates,
     replicated_cost,
     sharded_cost,
@@ -274,3 +276,28 @@ def test_sizes_below_one_are_refused(dim: int, batch: int, name: str) -> None:
 def test_placing_needs_no_torch() -> None:
     code = "import sys, trials.planner.placement; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_two_bytes_a_number_where_tables_are_stored_or_sent_so() -> None:
+    cluster, table = ZIONEX.with_ranks("2x8"), _table(0, 10**6)
+    plain, stored, sent = (
+        sharded_cost(table, 32, Workload(64, 1000, 4, *numbers), rates(cluster))
+        for numbers in ((4, 4), (2, 4), (4, 2))
+    )
+    assert plain.held_bytes == sent.held_bytes == 10**6 * (32 * 4 + 4)
+    assert stored.held_bytes == 10**6 * (32 * 2 + 4)
+    assert plain.lookup_bytes - stored.lookup_bytes == 1000 * 3 * 64, (
+        "read by the lookup, and read and written"
+    )
+    assert sent.lookup_bytes - plain.lookup_bytes == 4 * 1000 * 32 * 6, (
+        "rounded and back, forward and backward"
+    )
+    assert plain.pooled_bytes == stored.pooled_bytes == 2 * sent.pooled_bytes
+    assert stored.seconds < plain.seconds
+    tables = zipf_tables(30, 2)
+    both = [place(tables, 64, cluster, global_batch=4096, weight_bytes=size) for size in (4, 2)]
+    a_row = [64 * size + ROW_STATE_BYTES for size in (4, 2)]
+    assert both[1].heaviest_bytes / both[0].heaviest_bytes == pytest.approx(a_row[1] / a_row[0], rel=0.1)
+    copied = replicated_cost(table, Workload(64, 1000, 4, 2, 2), rates(cluster))
+    assert gradient_bytes(table, Workload(64, 1000, 4, 2, 2)) == 10**6 * 64 * 4, "gradients are fp32"
+    assert copied.held_bytes == 10**6 * (64 * 2 + 4)

@@ -16,7 +16,7 @@ from dhen.ensemble import ENSEMBLES
 from dhen.model import build_model, catalog, named_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.dense_batch import take_tables
-from trials.hardware import Precision
+from trials.job import TrainingConfig
 from trials.parallelize import device_mesh
 from trials.planner.reference import StepMemory, measure, trace
 from trials.planner.strategies import Dense, Strategy
@@ -31,20 +31,34 @@ SMALL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 2, "dropout": 0.1}
 RANKS, EXAMPLES = 2, 128
 CLOSE = 0.03
 """How far apart the trace and a real step may be, of the total."""
-MEASURED: tuple[tuple[Strategy, Precision], ...] = (
+SETTINGS = {
+    "fp32": TrainingConfig(precision="fp32"),
+    "bf16": TrainingConfig(precision="bf16"),
+    "bf16 moments, sent in bf16": TrainingConfig(
+        precision="fp32", optimizer_precision="bf16", all_reduce_precision="bf16"
+    ),
+    "bf16, sent in fp32": TrainingConfig(precision="bf16", all_reduce_precision="fp32"),
+}
+MEASURED: tuple[tuple[Strategy, str], ...] = (
     (Strategy(), "fp32"),
     (Strategy(), "bf16"),
+    (Strategy(), "bf16 moments, sent in bf16"),
+    (Strategy(), "bf16, sent in fp32"),
     (Strategy(micro_batches=3), "bf16"),
     (Strategy(dense="zero1"), "fp32"),
     (Strategy(dense="zero1"), "bf16"),
+    (Strategy(dense="zero1"), "bf16 moments, sent in bf16"),
     (Strategy(dense="zero2"), "fp32"),
     (Strategy(dense="fsdp"), "fp32"),
     (Strategy(dense="fsdp"), "bf16"),
+    (Strategy(dense="fsdp"), "bf16 moments, sent in bf16"),
+    (Strategy(dense="fsdp"), "bf16, sent in fp32"),
     (Strategy(dense="fsdp", checkpointing="full"), "fp32"),
     (Strategy(dense="fsdp", offload=True, micro_batches=2), "bf16"),
+    (Strategy(dense="fsdp", offload=True), "bf16 moments, sent in bf16"),
 )
 CASES = pytest.mark.parametrize(
-    ("strategy", "precision"), MEASURED, ids=lambda value: getattr(value, "name", value)
+    ("strategy", "setting"), MEASURED, ids=lambda value: getattr(value, "name", value)
 )
 
 
@@ -54,7 +68,7 @@ def traced(
     *,
     ranks: int = 8,
     examples: int = 256,
-    precision: Precision = "fp32",
+    setting: str = "fp32",
     model: ModelConfig = MODEL,
 ) -> StepMemory:
     hosts = 2 if strategy.dense == "hsdp" else 1
@@ -65,7 +79,7 @@ def traced(
         hosts=hosts,
         gpus_a_host=ranks // hosts,
         examples_a_rank=examples,
-        precision=precision,
+        training=SETTINGS[setting],
     )
 
 
@@ -109,7 +123,7 @@ def test_fully_shard_holds_shards(dense: Dense, shards: int) -> None:
 
 
 def test_zero2_keeps_gathered_parameters_and_fsdp_those_of_few_layers() -> None:
-    zero2, fsdp = (traced(Strategy(dense=dense), precision="bf16") for dense in ("zero2", "fsdp"))
+    zero2, fsdp = (traced(Strategy(dense=dense), setting="bf16") for dense in ("zero2", "fsdp"))
     gathered = shard_bytes(8) * 8 // 2
     assert zero2.peak_at == "forward of layer2"
     assert zero2.by_kind["unsharded_layer"] == gathered
@@ -161,7 +175,9 @@ def test_tables_do_not_matter() -> None:
         tables=tuple(table.model_copy(update={"rows": 10**10}) for table in SCHEMA.tables),
         numeric=SCHEMA.numeric,
     )
-    found = trace(MODEL, huge, Strategy(), hosts=1, gpus_a_host=8, examples_a_rank=256, precision="fp32")
+    found = trace(
+        MODEL, huge, Strategy(), hosts=1, gpus_a_host=8, examples_a_rank=256, training=SETTINGS["fp32"]
+    )
     assert found == traced(Strategy())
 
 
@@ -170,7 +186,7 @@ def test_every_block_can_be_traced(ensemble: str) -> None:
     layer = {"modules": list(BLOCKS), "ensemble": ensemble, "out_embeddings": 3, "raw_numeric": True}
     model = parse_model({"layers": [layer], "dropout": 0.1}, "test")
     for strategy in (Strategy(), Strategy(dense="fsdp", checkpointing="full")):
-        assert traced(strategy, model=model, precision="bf16").total > 0
+        assert traced(strategy, model=model, setting="bf16").total > 0
 
 
 @pytest.mark.parametrize("name", catalog())
@@ -188,16 +204,17 @@ def test_a_trace_leaves_the_process_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "precision"),
+    ("strategy", "setting"),
     [
         (Strategy(), "fp32"),
         (Strategy(), "bf16"),
+        (Strategy(), "bf16 moments, sent in bf16"),
         (Strategy(checkpointing="selective", micro_batches=2), "bf16"),
     ],
 )
-def test_one_process_holds_what_was_traced(strategy: Strategy, precision: Precision) -> None:
-    real = measure(SMALL, SCHEMA, strategy, None, EXAMPLES, precision)
-    fake = traced(strategy, ranks=1, examples=EXAMPLES, precision=precision, model=SMALL)
+def test_one_process_holds_what_was_traced(strategy: Strategy, setting: str) -> None:
+    real = measure(SMALL, SCHEMA, strategy, None, EXAMPLES, SETTINGS[setting])
+    fake = traced(strategy, ranks=1, examples=EXAMPLES, setting=setting, model=SMALL)
     assert fake == real
 
 
@@ -207,23 +224,35 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     return found
 
 
+@pytest.mark.parametrize("dense", ["dp", "zero1", "fsdp"])
+def test_bf16_moments_are_half_as_large(measured: dict[str, dict[str, Any]], dense: Dense) -> None:
+    """On real ranks, but for the count of steps that PyTorch's AdamW has as a tensor for each weight."""
+    kinds = ("optimizer_state", "parameters")
+    plain, small = (
+        [measured[f"{setting} {Strategy(dense=dense).name}"]["by_kind"][kind] for kind in kinds]
+        for setting in ("fp32", "bf16 moments, sent in bf16")
+    )
+    assert small[0] == pytest.approx(plain[0] / 2, abs=1000)
+    assert small[1] == plain[1]
+
+
 @CASES
 def test_real_ranks_hold_what_was_traced(
-    measured: dict[str, dict[str, Any]], strategy: Strategy, precision: Precision
+    measured: dict[str, dict[str, Any]], strategy: Strategy, setting: str
 ) -> None:
     """Through DistributedDataParallel, ZeroRedundancyOptimizer and `fully_shard` over gloo."""
-    real = StepMemory.model_validate(measured[f"{precision} {strategy.name}"])
-    fake = traced(strategy, ranks=RANKS, examples=EXAMPLES, precision=precision, model=SMALL)
+    real = StepMemory.model_validate(measured[f"{setting} {strategy.name}"])
+    fake = traced(strategy, ranks=RANKS, examples=EXAMPLES, setting=setting, model=SMALL)
     assert fake.total == pytest.approx(real.total, rel=CLOSE)
     assert fake.host == pytest.approx(real.host, rel=CLOSE)
 
 
 def on_a_rank() -> dict[str, dict[str, Any]]:
     found = {}
-    for strategy, precision in MEASURED:
+    for strategy, setting in MEASURED:
         mesh = device_mesh(strategy.dense, 1, RANKS, "cpu")
-        memory = measure(SMALL, SCHEMA, strategy, mesh, EXAMPLES, precision)
-        found[f"{precision} {strategy.name}"] = memory.to_dict()
+        memory = measure(SMALL, SCHEMA, strategy, mesh, EXAMPLES, SETTINGS[setting])
+        found[f"{setting} {strategy.name}"] = memory.to_dict()
     return found
 
 

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from dhen.replay import Footprint
 from dhen.values import parse
+from trials.bf16_adamw import CHUNKS
 from trials.cluster.cluster import Cluster
-from trials.planner.device_constants import OVERLAP_SLOWDOWN
+from trials.job import TrainingConfig
+from trials.planner.device_constants import KERNEL_SECONDS, OVERLAP_SLOWDOWN
 from trials.planner.estimates import StepTime
 from trials.planner.placement import Placement
 from trials.planner.segments import Segment
-from trials.planner.step_time import prepare, price, step_time
+from trials.planner.step_time import UPDATE_KERNELS, prepare, price, step_time
 from trials.planner.strategies import FULLY_SHARDED, Dense, Strategy, ladder
 from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
 
@@ -58,6 +60,9 @@ def cluster(**changes: Any) -> Cluster:
     return parse(Cluster, DATA | changes, "test")
 
 
+BF16, FP32 = TrainingConfig(precision="bf16"), TrainingConfig(precision="fp32")
+
+
 def segment(name: str, parameters: int, flops: float, traffic: int) -> Segment:
     return Segment(name, parameters, flops, Footprint(*[0] * 9, traffic=traffic))
 
@@ -77,7 +82,7 @@ def timed(strategy: Strategy, on: Cluster | None = None, tables: Placement = TAB
         on or cluster(),
         tables,
         examples_a_rank=256,
-        precision="bf16",
+        training=BF16,
     )
 
 
@@ -114,7 +119,7 @@ def test_a_better_cluster_is_never_slower(strategy: Strategy, factor: float) -> 
 def test_more_work_is_never_faster(strategy: Strategy, factor: int) -> None:
     def total(parameters: int, traffic: int) -> float:
         parts = model(parameters=parameters, traffic=traffic)
-        return step_time(parts, strategy, cluster(), TABLES, examples_a_rank=256, precision="bf16").total
+        return step_time(parts, strategy, cluster(), TABLES, examples_a_rank=256, training=BF16).total
 
     assert total(10**7, 10**8) <= total(factor * 10**7, 10**8) * NEARLY
     assert total(10**7, 10**8) <= total(10**7, factor * 10**8) * NEARLY
@@ -128,7 +133,7 @@ def test_one_rank_of_dp_is_compute_alone() -> None:
 
 @pytest.mark.parametrize("dense", DENSE)
 def test_checkpointing_adds_forward_of_the_layers_it_recomputes(dense: Dense) -> None:
-    step = prepare(model(5), cluster(), TABLES, examples=256, precision="bf16")
+    step = prepare(model(5), cluster(), TABLES, examples=256, training=BF16)
     kept, half, full = (
         price(step, Strategy(dense=dense, checkpointing=how)) for how in ("none", "selective", "full")
     )
@@ -144,8 +149,8 @@ def test_checkpointing_adds_forward_of_the_layers_it_recomputes(dense: Dense) ->
 def test_roofline_takes_the_longer_of_flops_and_traffic() -> None:
     def forward(flops: float, traffic: int) -> float:
         only = [segment("head", 1000, flops, traffic)]
-        step = prepare(only, cluster(), NO_TABLES, examples=100, precision="bf16")
-        idle = prepare([segment("head", 1000, 0.0, 0)], cluster(), NO_TABLES, examples=1, precision="bf16")
+        step = prepare(only, cluster(), NO_TABLES, examples=100, training=BF16)
+        idle = prepare([segment("head", 1000, 0.0, 0)], cluster(), NO_TABLES, examples=1, training=BF16)
         return step.forward.total - idle.forward.total
 
     assert forward(312e9, 1) == pytest.approx(0.1 / 0.75)
@@ -161,7 +166,7 @@ def test_ranks_of_a_cpu_share_it() -> None:
             cluster(**changes, gpus_a_host=ranks),
             NO_TABLES,
             examples=256,
-            precision="bf16",
+            training=BF16,
         )
         for ranks in (1, 4)
     )
@@ -189,7 +194,7 @@ def test_micro_batches_repeat_what_fully_shard_sends_and_not_what_ddp_does(dense
             cluster(),
             NO_TABLES,
             examples_a_rank=256,
-            precision="bf16",
+            training=BF16,
         )
 
     one, four = at(1), at(4)
@@ -211,7 +216,7 @@ def test_padding_of_shards_is_gathered_too() -> None:
     found = []
     for shapes in ((), ((10, 10**8),)):
         layer = segment("layer0", 10**9, 2e9, 10**7)._replace(shapes=shapes)
-        step = prepare([layer], cluster(), NO_TABLES, examples=256, precision="bf16")
+        step = prepare([layer], cluster(), NO_TABLES, examples=256, training=BF16)
         found.append(price(step, Strategy(dense="fsdp")).reduce_scatter)
     whole, padded = found
     assert padded == pytest.approx(3.2 * whole, rel=0.02)
@@ -225,7 +230,7 @@ def test_hsdp_moves_an_eighth_more_than_fsdp_in_the_papers_account() -> None:
     """
     free = {"bandwidth": "1B/s", "latency": 0}
     on = cluster(hosts=32, verified=True, nvlink=free, network=free, memory_bandwidth=1e30)
-    step = prepare([segment("layer0", 10**12, 1.0, 1)], on, NO_TABLES, examples=1, precision="bf16")
+    step = prepare([segment("layer0", 10**12, 1.0, 1)], on, NO_TABLES, examples=1, training=BF16)
     fsdp, hsdp = (price(step, Strategy(dense=dense)) for dense in ("fsdp", "hsdp"))
     # with one byte a second a ring's seconds are bytes, but for the part a rank has already; 8 cards carry FSDP's
     gathered = hsdp.all_gather / 2 / (7 / 8)
@@ -236,6 +241,28 @@ def test_hsdp_moves_an_eighth_more_than_fsdp_in_the_papers_account() -> None:
     assert (2 * gathered + scattered + reduced) / (of_fsdp * 3 / 2) == pytest.approx(3.25 / 3, rel=1e-6)
     assert price(step, Strategy()).optimizer == pytest.approx((28 + 14) * 10**12 / 1e30)
     assert hsdp.optimizer == pytest.approx(28 * 10**12 / 8 / 1e30)
+
+
+def test_what_numbers_are_sent_and_kept_in_is_paid_for() -> None:
+    """Half the bytes on links, at the cost of casts in memory; an update that moves 20 bytes in place of 28."""
+    free = {"bandwidth": "1B/s", "latency": 0}
+    on = cluster(verified=True, nvlink=free, network=free, memory_bandwidth=1e12)
+    layer, parameters = [segment("layer0", 10**12, 1.0, 1)], 10**12
+
+    def priced(dense: Dense, **changes: object) -> StepTime:
+        training = TrainingConfig.model_validate({"precision": "fp32"} | changes)
+        return price(prepare(layer, on, NO_TABLES, examples=1, training=training), Strategy(dense=dense))
+
+    for dense, item in (("dp", "all_reduce"), ("zero1", "all_reduce"), ("fsdp", "reduce_scatter")):
+        plain, sent = priced(dense), priced(dense, all_reduce_precision="bf16")
+        assert getattr(sent, item) == pytest.approx(getattr(plain, item) / 2, rel=1e-6)
+        assert sent.all_gather == plain.all_gather
+    assert priced("dp", precision="bf16", all_reduce_precision="fp32").all_reduce == pytest.approx(
+        2 * priced("dp", precision="bf16").all_reduce, rel=1e-6
+    )
+    difference = priced("dp").optimizer - priced("dp", optimizer_precision="bf16").optimizer
+    chunks = UPDATE_KERNELS * KERNEL_SECONDS * -(-parameters // CHUNKS[on.device])
+    assert difference == pytest.approx(8 * parameters / 1e12 - chunks, rel=1e-6)
 
 
 def test_buckets_hide_behind_backward_but_for_the_last() -> None:
@@ -296,7 +323,7 @@ def test_a_predicted_step_is_of_the_size_of_a_measured_one() -> None:
         segment(f"layer{index}", width * width, 2.0 * width**2, 4 * (width**2 + 2 * batch * width))
         for index in range(layers)
     ]
-    step = prepare(parts, this_machine(), NO_TABLES, examples=batch, precision="fp32")
+    step = prepare(parts, this_machine(), NO_TABLES, examples=batch, training=FP32)
     predicted = price(step, Strategy())
     measured = best_seconds(lambda: net(x).sum().backward(), x.device)
     assert 0.25 < (predicted.forward + predicted.backward) / measured < 4

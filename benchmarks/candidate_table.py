@@ -1,0 +1,91 @@
+"""A table of really trained candidates, from the ledgers of finished studies: what samplers are compared on.
+
+    dhen-search run --out runs/table sampler=random trials=800 demo.rows=40000
+    python benchmarks/candidate_table.py runs/table --out table.json
+
+Several run directories, of one space and log, make one table; a network that is in two counts once. Numbers alone
+are kept: the space, the log's schema, and of each candidate its point, cost, outcome, curve and seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from common import machine
+
+from dhen.schema import FeatureSchema
+from search.directory import read_record
+from search.export import study_log
+from spaces.load import load_space
+from spaces.space import Space, SpaceConfig
+from trials.record import Outcome, TrialRecord
+
+KEPT = (Outcome.COMPLETED, Outcome.DIVERGED, Outcome.STOPPED, Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
+
+
+def row(trial: TrialRecord) -> dict[str, Any]:
+    """One candidate; NE is None where there is none."""
+    ne = trial.validation.ne if trial.validation and not math.isnan(trial.validation.ne) else None
+    return {
+        "point": trial.point,
+        "outcome": trial.outcome.value,
+        "flops": trial.flops,
+        "parameters": trial.parameters,
+        "ne": ne,
+        "curve": [
+            [point.examples, round(point.seconds, 3), point.validation.ne]
+            for point in trial.curve
+            if not math.isnan(point.validation.ne)
+        ],
+        "seconds": trial.seconds,
+        "memory_excess": trial.memory_excess,
+    }
+
+
+def table(directories: list[Path]) -> dict[str, Any]:
+    """The studies' candidates together; those of another space or log are an error."""
+    found: dict[str, Any] = {}
+    candidates: dict[str, dict[str, Any]] = {}
+    for directory in directories:
+        record, log = read_record(directory), study_log(directory)
+        head = {
+            "space": load_space(record.space).config.to_dict(),
+            "features": log.features.to_dict(),
+            "log": record.log.model_dump(mode="json"),
+        }
+        if found and any(found[key] != head[key] for key in head):
+            raise SystemExit(f"{directory} searched another space or log than {directories[0]}")
+        found = head
+        for trial in record.candidates:
+            if trial.outcome in KEPT and not trial.shared:
+                candidates.setdefault(trial.fingerprint or json.dumps(trial.point), row(trial))
+    return {"machine": machine(), **found, "candidates": list(candidates.values())}
+
+
+def read_table(path: Path) -> tuple[Space, FeatureSchema, list[dict[str, Any]]]:
+    """A table's space, schema and candidates."""
+    data = json.loads(path.read_text())
+    space = Space(path.stem, SpaceConfig.model_validate(data["space"]))
+    return space, FeatureSchema.model_validate(data["features"]), data["candidates"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("studies", nargs="+", type=Path, metavar="DIR")
+    parser.add_argument("--out", required=True, type=Path)
+    options = parser.parse_args()
+    found = table(options.studies)
+    options.out.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+    outcomes = Counter(candidate["outcome"] for candidate in found["candidates"])
+    print(f"{options.out}: {dict(outcomes)}, {options.out.stat().st_size / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Winners against the baseline, retrained from several seeds: the table and the verdict in words."""
+
+from __future__ import annotations
+
+from dashboards.names import short_name
+from dashboards.units import MISSING, decimals, percent, si
+from trials.record import Better, Comparison, Outcome, Retraining, StudyRecord
+
+COLUMNS = (
+    "Trial",
+    "FLOPs",
+    "NE on test",
+    "Baseline",
+    "Difference",
+    "95 % interval",
+    "p, Holm",
+    "Detectable",
+    "Better",
+    "Model",
+)
+"""Of the table of comparisons, on the page and in the terminal."""
+LEFT = ("Better", "Model")
+"""Columns of words."""
+VERDICTS = {
+    Better.YES: "it is better than the baseline",
+    Better.NO: "it is worse than the baseline",
+    Better.CANNOT_TELL: "whether it is better than the baseline, this log cannot tell",
+}
+
+
+def rows(record: StudyRecord) -> list[tuple[str, ...]]:
+    """Of the table, by FLOPs."""
+    return [_cells(each, record) for each in record.comparisons]
+
+
+def explanation(record: StudyRecord) -> str | None:
+    """How the table came about; None where there is none."""
+    if not record.comparisons:
+        return None
+    first = record.comparisons[0]
+    fewest = min(len(each.seeds) for each in record.comparisons)
+    return (
+        f"Winners and baseline retrained from {fewest} seeds other than the study's, each pair in the same order "
+        f"of examples. Intervals are of NE on test relative to the baseline's, over seeds and {first.blocks} "
+        f"blocks of rows by {first.blocked_by}. p is two-sided, after Holm's correction over {first.winners}. "
+        f"Detectable: the difference that four of five such comparisons would have found."
+    )
+
+
+def verdict(comparison: Comparison) -> str:
+    """In a sentence."""
+    relative, seeds = percent(comparison.difference_percent), len(comparison.seeds)
+    return (
+        f"Retrained from {seeds} seeds, the best candidate's NE on the test split, which no choice has seen, is "
+        f"{decimals(comparison.ne, 5)} against the baseline's {decimals(comparison.baseline_ne, 5)} ({relative}, "
+        f"95 % interval {interval(comparison)}): {VERDICTS[comparison.better]}. "
+        f"The smallest difference that this comparison could be expected to show is "
+        f"{decimals(comparison.detectable_percent, 2)} %."
+    )
+
+
+def interval(comparison: Comparison) -> str:
+    """`-0.41 to -0.12 %`."""
+    return f"{percent(comparison.low_percent).removesuffix(' %')} to {percent(comparison.high_percent)}"
+
+
+def retrained_line(retraining: Retraining) -> str:
+    """`retrained trial 7 from seed 3: NE 0.78123 on test`, for logs."""
+    part = f" without {retraining.removed}" if retraining.removed else ""
+    about = f"retrained trial {retraining.of}{part} from seed {retraining.seed}"
+    if retraining.outcome is not Outcome.COMPLETED:
+        return f"{about}: {retraining.outcome}, {retraining.error}"
+    split, metrics = "test", retraining.test
+    if metrics is None:
+        split, metrics = "validation", retraining.validation
+    return f"{about}: NE {decimals(metrics.ne, 5) if metrics else MISSING} on {split}"
+
+
+def _cells(each: Comparison, record: StudyRecord) -> tuple[str, ...]:
+    trial = record.trial(each.trial)
+    return (
+        str(each.trial),
+        si(trial.flops),
+        decimals(each.ne, 5),
+        decimals(each.baseline_ne, 5),
+        percent(each.difference_percent),
+        interval(each),
+        _p(each.p_adjusted),
+        f"{decimals(each.detectable_percent, 2)} %",
+        each.better.value,
+        short_name(trial.model),
+    )
+
+
+def _p(value: float) -> str:
+    return "<0.0001" if value < 1e-4 else decimals(value, 4)

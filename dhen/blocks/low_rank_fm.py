@@ -1,0 +1,87 @@
+"""Wukong's factorization machine block (arXiv 2403.02545, section 3.4): u = W_m MLP(LN(flatten(X X^T Y))).
+
+X X^T has the dot products of all pairs of embeddings; Y in R^(m x k) mixes them down to k for each embedding,
+and X (X^T Y) costs m d k where X X^T costs m^2 d. Wukong's other half, the linear compression block W X, is
+`dhen/blocks/linear.py`: a Wukong layer is both of them under `concat`. Left out: Y from an MLP of X
+("attentive"); it is learned here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.cost import NORM_FLOPS, Costs, elementwise_cost, product_cost
+from dhen.norm import LayerNorm, norm_tape
+from dhen.parts import (
+    EmbeddingProjection,
+    VectorToEmbeddings,
+    Widths,
+    mlp,
+    mlp_cost,
+    mlp_tape,
+    projection_cost,
+    projection_tape,
+    vector_to_embeddings_cost,
+    vector_to_embeddings_tape,
+)
+from dhen.tape import Tape
+
+
+class LowRankFmConfig(BlockConfig):
+    """Dot products with k mixes of the embeddings, their norm, an MLP, and W_m."""
+
+    kind: Literal["low_rank_fm"] = "low_rank_fm"
+    rank: int = Field(default=8, gt=0, le=4096)
+    """k, learned mixes of the embeddings that each embedding is multiplied with."""
+    mlp: Widths = Field(default=(128, 64), min_length=1)
+    """Widths of the MLP; the last is v."""
+
+    def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
+        """x_BMD -> u_BLD."""
+        return nn.Sequential(
+            LowRankDots(shape.embeddings, self.rank),
+            mlp(shape.embeddings * self.rank, self.mlp, dropout=dropout),
+            VectorToEmbeddings(self.mlp[-1], shape.out, shape.dim),
+        )
+
+    def cost(self, shape: BlockShape) -> Costs:
+        """X^T Y, its product with X, the norm, the MLP, W_m."""
+        m, d = shape.embeddings, shape.dim
+        width = m * self.rank
+        return (
+            projection_cost("mix", m, self.rank, d),
+            product_cost("dots", m, d, self.rank),
+            elementwise_cost("norm", width, flops_each=NORM_FLOPS, parameters=2 * width),
+            *mlp_cost("mlp", width, self.mlp),
+            vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, d),
+        )
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """X^T Y, its product with X, the norm, the MLP, W_m."""
+        m, d = shape.embeddings, shape.dim
+        width = m * self.rank
+        mixes = projection_tape(tape, x, m, self.rank, d)
+        dots = tape.operation(width, [x, mixes], saves=[x, mixes])
+        tape.refer(mixes)
+        v = mlp_tape(tape, norm_tape(tape, dots, 1, width), width, self.mlp, dropout=dropout)
+        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, d)
+
+
+class LowRankDots(nn.Module):
+    """x_BMD -> (B, M k)."""
+
+    def __init__(self, embeddings: int, rank: int) -> None:
+        super().__init__()
+        self.mix = EmbeddingProjection(embeddings, rank)
+        self.norm = LayerNorm(embeddings * rank)
+
+    def forward(self, x_BMD: Tensor) -> Tensor:
+        """LN(flatten(X (X^T Y)))."""
+        mixes_BKD = self.mix(x_BMD)
+        dots: Tensor = self.norm(torch.bmm(x_BMD, mixes_BKD.mT).flatten(1))
+        return dots

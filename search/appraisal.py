@@ -1,0 +1,58 @@
+"""What is known of a point before it trains: the network it stands for, its cost, whether a plan makes it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dhen.cost import dense_parameters, headline_flops
+from dhen.errors import UserError
+from dhen.model import model_cost
+from dhen.schema import FeatureSchema
+from dhen.values import fingerprint
+from spaces.space import Candidate, Point, Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Appraisal:
+    """A candidate and its cost."""
+
+    candidate: Candidate
+    fingerprint: str
+    """Of the network and the training settings that the space decides: equal ones train alike."""
+    flops: float
+    """Forward, an example."""
+    parameters: int
+    """Of the dense part."""
+
+
+class Appraiser:
+    """Appraises points of one space on one log."""
+
+    def __init__(self, space: Space, features: FeatureSchema, fits: Callable[[Candidate], bool]) -> None:
+        """`fits`: whether some memory technique makes a candidate fit (the planner knows in milliseconds)."""
+        self.space, self.fits = space, fits
+        self._features = features
+        self._costs: dict[str, tuple[float, int]] = {}
+
+    def appraise(self, point: Point) -> Appraisal | None:
+        """None where the point gives no model."""
+        try:
+            candidate = self.space.decode(point)
+        except UserError:
+            return None
+        model = candidate.model.to_dict()
+        flops, parameters = self._cost(fingerprint(model), candidate)
+        return Appraisal(
+            candidate=candidate,
+            fingerprint=fingerprint([model, candidate.training]),
+            flops=flops,
+            parameters=parameters,
+        )
+
+    def _cost(self, key: str, candidate: Candidate) -> tuple[float, int]:
+        """Priced once a network: many points differ in training settings alone."""
+        if key not in self._costs:
+            rows = model_cost(candidate.model, self._features)
+            self._costs[key] = headline_flops(rows), dense_parameters(rows)
+        return self._costs[key]

@@ -1,0 +1,159 @@
+"""An ensemble of rankers: scores with a Gaussian process prior, learned from pairs of candidates.
+
+Each member gives a candidate a score s; that i ends below j has the probability sigmoid(s_i - s_j) (RankNet,
+Burges et al., ICML 2005, equation 3), and scores of like candidates are alike (preference learning with Gaussian
+processes, Chu and Ghahramani, ICML 2005). Members differ in how fast likeness fades, in which features count and
+in the candidates they learn from; those that rank the ones kept from them best are taken. Small networks in
+place of the kernel ranked worse and took longer (docs/log.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+TRIED, MEMBERS = 40, 8
+"""Rankers that are trained, and those that are kept."""
+KEPT, MOST = 0.85, 256
+"""Share of the candidates that a member learns from, at most so many; the others test it."""
+ITERATIONS = 10
+LENGTHS = (2.0, 20.0)
+"""Distance, in standardised features, over which likeness fades."""
+AMPLITUDES = (1.0, 5.0)
+"""Standard deviation of scores."""
+LINEAR = (0.001, 0.3)
+"""Of the amplitude, a standardised feature's part that is linear."""
+OBSERVATIONS = 25.0
+"""What a candidate's pairs with all others weigh together, twice: at a temperature of half the spread of NE, a
+training then counts as exact to a seventh of that spread."""
+NOISE = 2.0 / OBSERVATIONS
+"""Variance of what one training says of a score, the curvature of a pair being a quarter at most."""
+RELEVANCE = 0.5
+"""Spread of the logarithms of how much single features count, at most."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What is known of each pair of N candidates."""
+
+    logit_NN: np.ndarray
+    """Of the probability that the row's one ends below the column's."""
+    weight_NN: np.ndarray
+    """How much the pair says; 0 where nothing."""
+
+    def among(self, left: np.ndarray, right: np.ndarray) -> Pairs:
+        """Those of some candidates."""
+        some = np.ix_(left, right)
+        return Pairs(self.logit_NN[some], self.weight_NN[some])
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How alike two candidates are: a squared exponential and a linear part, of scaled features."""
+
+    scale_F: np.ndarray
+    amplitude: float
+    linear: float
+
+    @classmethod
+    def drawn(cls, features: int, rng: np.random.Generator) -> Kernel:
+        """One of many."""
+        relevance_F = np.exp(rng.normal(0.0, rng.uniform(0.0, RELEVANCE), features))
+        amplitude = _log_uniform(AMPLITUDES, rng)
+        linear = amplitude * _log_uniform(LINEAR, rng)
+        return cls(relevance_F / _log_uniform(LENGTHS, rng), amplitude, linear)
+
+    def prior_variance(self, x_NF: np.ndarray) -> np.ndarray:
+        """Of each candidate's score, before anything is known."""
+        found: np.ndarray = self.amplitude**2 + self.linear**2 * ((x_NF * self.scale_F) ** 2).sum(axis=1)
+        return found
+
+    def __call__(self, x_NF: np.ndarray, y_KF: np.ndarray) -> np.ndarray:
+        """k_NK."""
+        x_NF, y_KF = x_NF * self.scale_F, y_KF * self.scale_F
+        inner_NK = x_NF @ y_KF.T
+        squared_NK = (x_NF**2).sum(axis=1)[:, None] + (y_KF**2).sum(axis=1) - 2.0 * inner_NK
+        likeness_NK = np.exp(-0.5 * np.maximum(squared_NK, 0.0))
+        found: np.ndarray = self.amplitude**2 * likeness_NK + self.linear**2 * inner_NK
+        return found
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """One member."""
+
+    kernel: Kernel
+    x_KF: np.ndarray
+    """What it learned from."""
+    dual_K: np.ndarray
+    held_out: np.ndarray
+    """Rows of the candidates that were kept from it."""
+    loss: float
+    """Mean cross-entropy over the pairs of a kept one and a learned one."""
+
+    def scores(self, x_NF: np.ndarray) -> np.ndarray:
+        """s_N; the higher, the lower the NE."""
+        found: np.ndarray = self.kernel(x_NF, self.x_KF) @ self.dual_K
+        return found
+
+    def variances(self, x_NF: np.ndarray) -> np.ndarray:
+        """Of the scores, as of a Gaussian process that has seen scores with the noise that the pairs leave."""
+        k_KK = self.kernel(self.x_KF, self.x_KF)
+        k_NK = self.kernel(x_NF, self.x_KF)
+        known_KN = np.linalg.solve(k_KK + NOISE * np.eye(len(k_KK)), k_NK.T)
+        left_N = self.kernel.prior_variance(x_NF) - (k_NK * known_KN.T).sum(axis=1)
+        found: np.ndarray = np.maximum(left_N, 0.0)
+        return found
+
+
+def train(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> list[Ranker]:
+    """The members for these candidates, best first."""
+    tried = [_ranker(x_NF, pairs, rng) for _ in range(TRIED)]
+    return sorted(tried, key=lambda ranker: ranker.loss)[:MEMBERS]
+
+
+def _ranker(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> Ranker:
+    order = rng.permutation(len(x_NF))
+    learned = min(round(KEPT * len(x_NF)), MOST)
+    rows, held_out = np.sort(order[:learned]), np.sort(order[learned:])
+    kernel = Kernel.drawn(x_NF.shape[1], rng)
+    k_KK = kernel(x_NF[rows], x_NF[rows])
+    dual_K = _most_likely(k_KK, pairs.among(rows, rows))
+    found = Ranker(kernel, x_NF[rows], dual_K, held_out, loss=0.0)
+    ahead = found.scores(x_NF[held_out])[:, None] - k_KK @ dual_K
+    loss = _cross_entropy(ahead, pairs.among(held_out, rows))
+    return Ranker(kernel, x_NF[rows], dual_K, held_out, loss)
+
+
+def _most_likely(k_KK: np.ndarray, pairs: Pairs) -> np.ndarray:
+    """dual_K of the scores of highest posterior probability, s = k dual.
+
+    Newton's steps with the curvature's bound, a quarter for each pair (Boehning, 1992), in place of the
+    curvature: one factorisation serves all, and no step makes it worse. A candidate is in many pairs and was
+    trained once, so what a pair weighs falls with their number.
+    """
+    candidates = len(k_KK)
+    weight_KK = pairs.weight_NN * (2.0 * OBSERVATIONS / candidates)
+    bound_KK = np.diag(weight_KK.sum(axis=1) / 4.0) - weight_KK / 4.0
+    solve_KK = np.linalg.inv(np.eye(candidates) + bound_KK @ k_KK)
+    probability_KK = _sigmoid(pairs.logit_NN)
+    score_K, dual_K = np.zeros(candidates), np.zeros(candidates)
+    for _ in range(ITERATIONS):
+        error_KK = weight_KK * (_sigmoid(score_K[:, None] - score_K) - probability_KK)
+        dual_K = solve_KK @ (bound_KK @ score_K - error_KK.sum(axis=1))
+        score_K = k_KK @ dual_K
+    return dual_K
+
+
+def _cross_entropy(ahead: np.ndarray, pairs: Pairs) -> float:
+    losses = np.logaddexp(0.0, ahead) - _sigmoid(pairs.logit_NN) * ahead
+    return float((pairs.weight_NN * losses).sum() / max(pairs.weight_NN.sum(), 1e-12))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def _log_uniform(bounds: tuple[float, float], rng: np.random.Generator) -> float:
+    return float(np.exp(rng.uniform(*np.log(bounds))))

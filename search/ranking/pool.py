@@ -1,0 +1,74 @@
+"""Points that may be proposed: new ones, from the whole space and near good candidates."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from search.appraisal import Appraisal, Appraiser
+from spaces.axes import Axis, Range, Scalar, random_value
+from spaces.load import random_point
+from spaces.space import Point, Space
+
+TRIES = 50
+"""Points drawn in a row that are all known, after which there seems to be nothing new: a space may be small."""
+MOST_CHANGED = 4
+"""Axes that a point near another differs in, at most."""
+STEP = 0.15
+"""Standard deviation of a change of a number, over its range."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A point and what is known of it without training."""
+
+    point: Point
+    appraisal: Appraisal
+
+    @property
+    def log_flops(self) -> float:
+        """The front's first axis."""
+        return math.log10(max(self.appraisal.flops, 1.0))
+
+
+def evenly(appraiser: Appraiser, taken: set[str], rng: random.Random) -> Iterator[Drawn]:
+    """New points from the whole space; their fingerprints are taken as they come."""
+    return _new(appraiser, lambda: random_point(appraiser.space, rng), taken)
+
+
+def near(appraiser: Appraiser, good: Sequence[Point], taken: set[str], rng: random.Random) -> Iterator[Drawn]:
+    """New points that differ from a good one in a few axes."""
+    return _new(appraiser, lambda: neighbour(appraiser.space, rng.choice(good), rng), taken)
+
+
+def neighbour(space: Space, point: Point, rng: random.Random) -> Point:
+    """The point with some axes changed: choices drawn anew, numbers moved a little."""
+    count = rng.randint(1, min(MOST_CHANGED, len(space.axes)))
+    changed = rng.sample(space.axes, count)
+    return point | {axis.name: _moved(axis, point[axis.name], rng) for axis in changed}
+
+
+def _new(appraiser: Appraiser, draw: Callable[[], Point], taken: set[str]) -> Iterator[Drawn]:
+    fruitless = 0
+    while fruitless < TRIES:
+        point = draw()
+        appraisal = appraiser.appraise(point)
+        fruitless += 1
+        if appraisal is not None and appraisal.fingerprint not in taken:
+            taken.add(appraisal.fingerprint)
+            fruitless = 0
+            yield Drawn(point, appraisal)
+
+
+def _moved(axis: Axis, value: Scalar, rng: random.Random) -> Scalar:
+    if not isinstance(axis, Range) or axis.whole:
+        return random_value(axis, rng)
+    assert isinstance(value, (int, float))
+    if axis.log:
+        span = math.log(axis.high / axis.low)
+        moved = value * math.exp(rng.gauss(0.0, STEP * span))
+    else:
+        moved = value + rng.gauss(0.0, STEP * (axis.high - axis.low))
+    return min(max(moved, axis.low), axis.high)

@@ -1,0 +1,144 @@
+"""What `reproduce` may be told: the log, the seeds, and what all rows of a table have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from dhen.errors import unknown_name
+from dhen.parts import Widths
+from dhen.values import parse
+from search.config import LogConfig, set_override
+from trials.job import TrainingConfig
+
+CONFIDENCE = 0.95
+"""Of intervals, where nothing else is asked for."""
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, int) else value
+
+
+def _names(value: Any) -> Any:
+    return tuple(value.split("+")) if isinstance(value, str) else value
+
+
+Count = Annotated[int, Field(gt=0, le=1000)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_length=1)]
+"""Some numbers above 0; one alone may stand for itself."""
+Modules = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)]
+"""Kinds of interaction modules, e.g. `dlrm+linear` or a list."""
+
+
+class SinglePass(TrainingConfig):
+    """One pass over the log, as in the paper, and every row to its end: nothing stops early or drops its rate
+    at a plateau, so that NE is compared at the same examples and learning rates."""
+
+    epochs: int | None = Field(default=1, gt=0)
+    patience: int = Field(default=1_000_000, gt=0)
+    plateau_factor: float = Field(default=1.0, gt=0, le=1)
+
+
+class TableConfig(LogConfig):
+    """What the three tables share; all rows of one are trained alike."""
+
+    seeds: int = Field(default=3, gt=0, le=1000)
+    """Trainings of each row, with seeds `seed`, `seed + 1`, ...; one gives no intervals."""
+    seed: int = Field(default=0, ge=0)
+    """The first: of the initial weights and the order of examples, the same for every row."""
+    confidence: float | None = Field(default=None, gt=0, lt=1)
+    """Of the t-intervals over seeds; 0.95 where not given."""
+    milestones: int = Field(default=5, gt=0, le=1000)
+    """Evaluations on validation in a training, evenly spaced, the last at its end."""
+    embedding_dim: int = Field(default=16, gt=0)
+    """D, of every row."""
+    out_embeddings: int = Field(default=8, gt=0)
+    """l, embeddings that each interaction module puts out."""
+    ensemble: str = "sum"
+    """How a layer joins its modules."""
+    head: Widths = (64,)
+    """Hidden widths of the MLP from a DHEN's last layer to the logit."""
+    training: SinglePass = SinglePass()
+    """How every row is trained."""
+    parallel: int | None = Field(default=None, gt=0)
+    """Trainings side by side; where not given as `run` has it."""
+    threads: int | None = Field(default=None, gt=0)
+    """CPU threads a training; where not given as `run` has it."""
+
+    @model_validator(mode="after")
+    def _intervals_need_seeds(self) -> TableConfig:
+        if self.confidence is not None and self.seeds < 2:
+            raise ValueError(
+                f"an interval (confidence={self.confidence}) needs seeds=2 or more, received {self.seeds}. "
+                "Without confidence= one seed gives a table without intervals"
+            )
+        return self
+
+    @property
+    def level(self) -> float:
+        """Confidence of the intervals."""
+        return self.confidence or CONFIDENCE
+
+
+class Table1Config(TableConfig):
+    """Single modules and pairs of them."""
+
+    layers: Count = 5
+    """N, of every row."""
+
+
+class Table2Config(TableConfig):
+    """AdvancedDLRM against DHEN."""
+
+    layers: Counts = (2, 4, 8)
+    """N, of each DHEN."""
+    modules: Modules = ("dlrm", "linear")
+    """In each layer of a DHEN; the paper's are not known to us."""
+    mlp: Widths = Field(default=(256, 128), min_length=1)
+    """Of AdvancedDLRM, as a model and as an interaction module (`dlrm`)."""
+
+
+class Table3Config(Table2Config):
+    """AdvancedDLRM with a mixture of experts against DHEN at like FLOPs."""
+
+    layers: Counts = (2, 4, 6)
+    """N, of each DHEN."""
+    experts: Counts = (4, 8, 16)
+    """Of each mixture: the first is compared with the first DHEN, and so on."""
+
+    @model_validator(mode="after")
+    def _are_pairs(self) -> Table3Config:
+        if len(self.layers) != len(self.experts):
+            raise ValueError(
+                f"layers={list(self.layers)} and experts={list(self.experts)} are compared one with one, at "
+                "like FLOPs: give as many of the one as of the other"
+            )
+        if "dlrm" not in self.modules:
+            raise ValueError(
+                "FLOPs are made alike by the MLP of the module dlrm: it must be one of modules="
+                f"{'+'.join(self.modules)}"
+            )
+        return self
+
+
+CONFIGS: dict[str, type[TableConfig]] = {
+    "table1": Table1Config,
+    "table2": Table2Config,
+    "table3": Table3Config,
+}
+
+
+def read_table_config(table: str, overrides: Iterable[str], data: tuple[str, ...]) -> TableConfig:
+    """The table's settings from `key=value` words.
+
+    Raises:
+        UserError: for an unknown table or key (the nearest is named), and for wrong values.
+    """
+    if table not in CONFIGS:
+        raise unknown_name("table", table, CONFIGS)
+    given: dict[str, Any] = {"data": data}
+    for word in overrides:
+        set_override(given, word)
+    return parse(CONFIGS[table], given, table)

@@ -1,0 +1,50 @@
+"""Stops a candidate whose curve, extrapolated with its uncertainty, can no longer reach the NE-FLOPs front.
+
+FLOPs are known before training, so the front needs no guess in that direction: a candidate whose optimistic final
+NE (`forecast`) is no lower than that of a front member with no more FLOPs is dominated whatever it still does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from search.front import pareto_front
+from search.stopping.rule import FEWEST, Stop, like, went_on
+from trials.record import TrialKind, TrialRecord
+
+
+def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
+    """See `search.stopping.rule.Rule`."""
+    from search.stopping.forecast import CONFIDENCE, forecast
+
+    milestone = candidate.curve[-1]
+    finished = went_on(len(candidate.curve), like(candidate, trials))
+    member = _cheaper(candidate, trials)
+    if len(finished) < FEWEST or member is None:
+        return None
+    expected, member_ne = forecast(candidate, finished), _ne(member)
+    if not member_ne <= expected.low:
+        return None
+    return Stop(
+        f"stopped at {milestone.examples:,} examples with NE {milestone.validation.ne:.5f}: expected to end "
+        f"at {expected.ne:.5f}, not below {expected.low:.5f} ({100 * CONFIDENCE:.0f} %), and trial "
+        f"{member.number} has {member_ne:.5f} at {_share(member, candidate)} its FLOPs",
+        expected.ne,
+    )
+
+
+def _cheaper(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The front's best of no more FLOPs."""
+    assert candidate.flops is not None
+    front = pareto_front(trial for trial in trials if trial.kind is TrialKind.CANDIDATE)
+    no_dearer = [member for member in front if member.flops is not None and member.flops <= candidate.flops]
+    return no_dearer[-1] if no_dearer else None
+
+
+def _ne(member: TrialRecord) -> float:
+    assert member.validation is not None
+    return member.validation.ne
+
+
+def _share(member: TrialRecord, candidate: TrialRecord) -> str:
+    return f"{(member.flops or 0.0) / max(candidate.flops or 0.0, 1.0):.2g} times"

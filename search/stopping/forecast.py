@@ -1,0 +1,76 @@
+"""What a candidate will come to, from what others showed at the same milestone and came to.
+
+Learning rates that fall to zero make curves drop at the end, which a formula fitted to one curve (Domhan et
+al., IJCAI 2015) cannot know, and others' curves show. So what is left to gain is a linear regression, over those
+that went on from the milestone to their end, on the lowest NE so far and on the last evaluation's gain (of a
+curve that falls geometrically the rest is proportional to it). Neither may count against a candidate: a slow
+learner far from all others is then given more than they had, not less. The bound is that of a new observation
+under normal errors (Student's t with the regression's own leverage), and no tighter than the quantile of the
+errors of those left out one at a time, once there are enough of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.special import stdtrit
+
+from search.stopping.rule import best_ne
+from trials.record import TrialRecord
+
+CONFIDENCE = 0.95
+"""One-sided, of the bound: of twenty candidates one may come to a lower NE."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of the lowest NE at a candidate's end."""
+
+    ne: float
+    low: float
+    """The optimistic bound."""
+
+
+def forecast(candidate: TrialRecord, finished: Sequence[TrialRecord]) -> Forecast:
+    """From the candidate's curve; those that finished, `rule.FEWEST` at least, have more evaluations."""
+    milestone = len(candidate.curve)
+    x_NF = np.array([_features(trial, milestone) for trial in finished])
+    left_N = np.array([_left(trial, milestone) for trial in finished])
+    mean_F, mean = x_NF.mean(axis=0), left_N.mean()
+    counts_F = nnls(x_NF - mean_F, left_N - mean)[0] > 0
+    x_NF = (x_NF - mean_F)[:, counts_F]
+    x_F = (np.array(_features(candidate, milestone)) - mean_F)[counts_F]
+    inverse_FF = np.linalg.pinv(x_NF.T @ x_NF)
+    weight_F = inverse_FF @ x_NF.T @ left_N
+    error_N = left_N - mean - x_NF @ weight_F
+    free = len(left_N) - 1 - len(x_F)
+    deviation = np.sqrt((error_N**2).sum() / free * (1.0 + 1.0 / len(left_N) + x_F @ inverse_FF @ x_F))
+    leverage_N = 1.0 / len(left_N) + np.einsum("nf,fg,ng->n", x_NF, inverse_FF, x_NF)
+    more = max(stdtrit(free, CONFIDENCE) * deviation, _quantile(error_N / (1.0 - leverage_N).clip(0.01)))
+    expected, now = max(mean + x_F @ weight_F, 0.0), best_ne(candidate, milestone)
+    return Forecast(ne=float(now - expected), low=float(now - expected - more))
+
+
+def _features(trial: TrialRecord, milestone: int) -> tuple[float, ...]:
+    """The lowest NE so far, and by how much the last evaluation lowered it."""
+    now = best_ne(trial, milestone)
+    if milestone == 1:
+        return (now,)
+    before = best_ne(trial, milestone - 1)
+    return (now, before - now if math.isfinite(before) else 0.0)
+
+
+def _left(trial: TrialRecord, milestone: int) -> float:
+    """What one that finished gained after the milestone."""
+    assert trial.validation is not None
+    return best_ne(trial, milestone) - trial.validation.ne
+
+
+def _quantile(error_N: np.ndarray) -> float:
+    """What a new error stays below so often, with no law assumed (conformal); 0 where too few are known."""
+    rank = int(np.ceil(CONFIDENCE * (len(error_N) + 1)))
+    return float(np.sort(error_N)[rank - 1]) if rank <= len(error_N) else 0.0

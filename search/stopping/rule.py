@@ -1,0 +1,93 @@
+"""What a stopping rule sees of a study, and what it says.
+
+A rule judges a candidate at a milestone, its k-th evaluation on validation, by the candidates that have ended.
+It goes by their records alone, so a resumed study decides as it would have decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from search.front import eligible
+from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
+
+FEWEST = 8
+"""Candidates that went on from the milestone to their end, before which none is stopped there."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A candidate's training is to end here."""
+
+    reason: str
+    expected_ne: float
+    """Lowest NE that it would have come to."""
+
+
+Rule = Callable[[TrialRecord, Sequence[TrialRecord]], Stop | None]
+"""Of a candidate whose curve ends at the milestone and all trials of the study; None: it goes on."""
+
+
+def first_stop(
+    rule: Rule, record: TrialRecord, judged: int, trials: Sequence[TrialRecord]
+) -> TrialRecord | None:
+    """The record as it ends at the first evaluation after `judged` ones where the rule stops it, if there is one.
+
+    Evaluations are judged one by one, and what came after the one that decides is dropped: how many arrive
+    at once depends on the moment, and decisions must not.
+    """
+    for seen in range(judged + 1, len(record.curve) + 1):
+        so_far = record.model_copy(update={"curve": record.curve[:seen]})
+        stop = rule(so_far, trials) if _can_be_judged(so_far) else None
+        if stop is not None:
+            return so_far.model_copy(
+                update={
+                    "outcome": Outcome.STOPPED,
+                    "error": stop.reason,
+                    "expected_ne": stop.expected_ne,
+                    "validation": _best(so_far.curve).validation,
+                }
+            )
+    return None
+
+
+def like(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Other candidates that were trained and evaluated by the same schedule, each training once."""
+    return [
+        trial
+        for trial in trials
+        if trial.kind is TrialKind.CANDIDATE
+        and trial.number != candidate.number
+        and trial.reused_from is None
+        and _schedule(trial) == _schedule(candidate)
+    ]
+
+
+def went_on(milestone: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Those of them that have completed, with evaluations after this one."""
+    completed = eligible(trials)
+    return [t for t in completed if len(t.curve) > milestone and math.isfinite(best_ne(t, milestone))]
+
+
+def best_ne(trial: TrialRecord, milestone: int) -> float:
+    """Lowest NE of the first evaluations; infinite where there is none."""
+    found = (point.validation.ne for point in trial.curve[:milestone])
+    return min((ne for ne in found if not math.isnan(ne)), default=math.inf)
+
+
+def _best(curve: tuple[CurvePoint, ...]) -> CurvePoint:
+    return min(curve, key=lambda point: (math.isnan(point.validation.ne), point.validation.ne))
+
+
+def _can_be_judged(record: TrialRecord) -> bool:
+    """Where it has an NE, and patience does not end it at its last evaluation: then nothing is saved."""
+    stale = len(record.curve) - 1 - record.curve.index(_best(record.curve))
+    patience: float = record.training.get("patience", math.inf)
+    return stale < patience and math.isfinite(best_ne(record, len(record.curve)))
+
+
+def _schedule(trial: TrialRecord) -> tuple[object, ...]:
+    """Evaluations of equal number are comparable where these are equal."""
+    return tuple(trial.training.get(key) for key in ("epochs", "evaluate_every", "schedule"))

@@ -1,0 +1,60 @@
+"""`ablate`: what is each part of a winner worth?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from dashboards.names import short_name
+from dashboards.table import plain_table
+from dashboards.units import MISSING, decimals, percent, si
+from search.front import pick
+from search.terminal import print_table
+from search.winners.ablate import Ablation, ablate
+from search.winners.confirm import SEEDS, fresh_seeds
+from search.winners.session import finished_study
+
+COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its share of FLOPs")
+
+
+@click.command(epilog="Example: dhen-search ablate runs/demo --pick knee --seeds 3")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--pick", "how", default="best", show_default=True, help="best, knee, 'flops<=X', or a number.")
+@click.option(
+    "--seeds", default=SEEDS, show_default=True, help="Trainings of the whole and without each part."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON (search.winners.ablate.Ablation).")
+def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
+    """Remove each module and each layer of a winner in turn, train the rest again, and say what it was worth.
+
+    In NE on validation relative to the whole network, over seeds, and in FLOPs. What is trained is kept: the same
+    command goes on.
+    """
+    fresh_seeds(0, seeds)
+    console = Console(stderr=as_json)
+    with finished_study(directory, console) as study:
+        trial = pick([study.record.trial(number) for number in study.record.front], how)
+        found = ablate(study.record, trial, study.log, study.retrainings, seeds=seeds)
+    if as_json:
+        click.echo(found.model_dump_json(indent=1))
+        return
+    console.print(
+        f"trial {trial.number} ({short_name(trial.model)}), {si(found.flops)} FLOPs, {len(found.seeds)} seeds; "
+        "above 0 the part is worth that much NE on validation",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
+    print_table(plain_table(COLUMNS, _rows(found), COLUMNS[:1]))
+
+
+def _rows(found: Ablation) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for part in found.parts:
+        ne = part.ne_percent
+        between = f"{percent(ne.low).removesuffix(' %')} to {percent(ne.high)}" if ne else MISSING
+        mean = percent(ne.mean) if ne else MISSING
+        rows.append((part.removed, mean, between, si(part.flops), f"{decimals(part.flops_percent, 1)} %"))
+    return rows

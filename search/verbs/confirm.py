@@ -1,0 +1,59 @@
+"""`confirm`: are a study's winners better than the baseline?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from dashboards.table import winners_table
+from dashboards.winners import explanation, verdict
+from search.directory import read_record
+from search.publisher import REPORT
+from search.terminal import print_table
+from search.winners.confirm import SEEDS, confirm, fresh_seeds
+from search.winners.session import finished_study
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search confirm runs/demo
+  dhen-search confirm runs/demo --seeds 10 --block-by user_id --json
+"""
+)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--seeds", default=SEEDS, show_default=True, help="Trainings of each winner and of the baseline."
+)
+@click.option(
+    "--block-by", help="A categorical column whose rows are resampled together, such as a user's id."
+)
+@click.option("--json", "as_json", is_flag=True, help="The comparisons as JSON (trials.record.Comparison).")
+def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) -> None:
+    """Retrain the winners of the finished study in DIRECTORY and its baseline from several seeds; compare on test.
+
+    Says of each whether it is better than the baseline (yes, no, cannot tell), with a 95 % interval over seeds
+    and blocks of examples, and the smallest difference that could have been found. What is trained is kept: the
+    same command goes on, and more seeds add to those there are.
+    """
+    fresh_seeds(0, seeds)
+    console = Console(stderr=as_json)
+    with finished_study(directory, console) as study:
+        found, failed = confirm(
+            study.record, study.log, study.ledger, study.retrainings, seeds=seeds, block_by=block_by
+        )
+    if as_json:
+        click.echo(json.dumps([each.to_dict() for each in found], indent=1))
+        return
+    for line in failed:
+        console.print(line, style="yellow", soft_wrap=True, markup=False)
+    record = read_record(directory)
+    table, best = winners_table(record), record.comparison(record.best)
+    assert table is not None
+    print_table(table)
+    for sentence in (explanation(record), verdict(best) if best else None):
+        console.print(sentence or "", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"report: {directory / REPORT}", soft_wrap=True)

@@ -1,0 +1,65 @@
+"""`reproduce`: the DHEN paper's tables on a log of one's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from trials.launcher import Launcher
+
+INTERRUPTED = 130
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search reproduce table1 --data demo
+  dhen-search reproduce table2 --data log.csv --out runs/paper seeds=5
+  dhen-search reproduce table3 --data log.csv --json training.batch_size=4096 embedding_dim=32
+"""
+)
+@click.argument("table", metavar="table1|table2|table3")
+@click.argument("overrides", nargs=-1, metavar="[key=value ...]")
+@click.option(
+    "--data", multiple=True, required=True, help="The log: files, a folder, a prepared log, `demo`."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/reproduce-NAME).")
+@click.option("--json", "as_json", is_flag=True, help="The table as JSON (search.reproduce.result).")
+def command(
+    table: str, overrides: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_json: bool
+) -> None:
+    """Train the rows of a table of the DHEN paper on your log: relative NE at milestones, with intervals.
+
+    The same command goes on after Ctrl-C, and trains nothing twice; tables may share a folder.
+
+    Keys: seeds, seed, confidence, milestones, layers, embedding_dim, out_embeddings, ensemble, head,
+    parallel, threads, label, demo.rows, training.KEY; of table2 and table3 also modules and mlp, of table3
+    also experts.
+    """
+    launcher = Launcher()
+    launcher.warm_up()
+    from search.reproduce.config import read_table_config  # torch is imported here and there side by side
+    from search.reproduce.session import reproduce
+    from search.reproduce.show import findings, findings_heading, markdown, remarks, rich_table
+
+    config = read_table_config(table, overrides, data)
+    directory = out or Path("runs") / f"reproduce-{Path(data[0]).name.split('.')[0] or 'log'}"
+    console = Console(stderr=as_json)
+    try:
+        result = reproduce(table, config, directory, launcher, console)
+    except KeyboardInterrupt:
+        console.print(f"\ninterrupted; the same command goes on ({directory}).", soft_wrap=True)
+        sys.exit(INTERRUPTED)
+    if as_json:
+        click.echo(result.model_dump_json(indent=1))
+        return
+    if not console.is_terminal:  # as in the file: nothing is cut to a width
+        click.echo(markdown(result))
+        return
+    console.print(rich_table(result, console.width))
+    for line in (*remarks(result), findings_heading(result), *findings(result)):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"written: {directory / table}.md, .json, .html", soft_wrap=True)

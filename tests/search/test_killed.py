@@ -1,0 +1,66 @@
+"""What is killed from outside is tried again, once as it was; then as if memory had been short."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+import records
+
+from search.absorb import absorb, attempted
+from search.config import read_study_config
+from search.directory import read_record
+from search.export import trained_job
+from search.log import open_log
+from search.objective import Trainer
+from trials.events import Failed
+from trials.launcher import Launcher, Run
+from trials.record import Outcome, TrialKind, TrialRecord
+from trials.worker import Task
+
+KILLED = Failed(error="rank 1 was killed by signal 9 (SIGKILL)", killed=True)
+RUNNING = {"outcome": Outcome.RUNNING, "executed_technique": "dp", "attempts": ()}
+
+
+def after(record: TrialRecord, event: Failed) -> TrialRecord:
+    return attempted(absorb(record, event), event, 1.0, counted=False, planned_here=True)
+
+
+def test_the_second_time_memory_is_blamed() -> None:
+    record = records.trial(3, Random(0), kind=TrialKind.CANDIDATE).model_copy(update=RUNNING)
+    once = after(record, KILLED)
+    assert (once.outcome, once.error) == (Outcome.INTERRUPTED, KILLED.error)
+    twice = after(once, KILLED)
+    assert [attempt.outcome for attempt in twice.attempts] == [Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY]
+    assert after(record, Failed(error="full", out_of_memory=True)).outcome is Outcome.OUT_OF_MEMORY
+    assert after(record, Failed(error="wrong")).outcome is Outcome.FAILED
+
+
+class KillsTheFirst(Launcher):
+    """Its first process dies at once."""
+
+    killed = False
+
+    def start(self, task: Task, directory: Path) -> Run:
+        before = set(multiprocessing.active_children())
+        run = super().start(task, directory)
+        if not self.killed:
+            self.killed = True
+            for process in set(multiprocessing.active_children()) - before:
+                process.kill()
+        return run
+
+
+def test_a_killed_scoring_has_a_second_try(
+    study: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", environment["DHEN_SEARCH_CACHE"])  # the log is prepared there
+    record, log = read_record(study), open_log(read_study_config(study / "study.yaml", []))
+    baseline, launcher = record.trial(record.baseline or 0), KillsTheFirst()
+    shutil.copytree(study, tmp_path / "copy")
+    trainer = Trainer(launcher, log, tmp_path / "copy", threads=1)
+    assert trainer.score(baseline, trained_job(baseline, log, record.seed), "test") == baseline.test
+    assert launcher.killed

@@ -1,0 +1,230 @@
+"""Every sampler of the registry: valid points, no twins where it says so, and it learns; the ranker's parts."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import numpy as np
+import pytest
+
+from dhen.schema import FeatureSchema, Table
+from search.appraisal import Appraisal, Appraiser
+from search.proposals import Proposals
+from search.ranking.curves import compare
+from search.ranking.features import Encoder, describe
+from search.ranking.gain import expected_gain, hypervolume
+from search.samplers import SAMPLERS, check_sampler, make_sampler
+from search.samplers.gp import MOST_TRIALS
+from search.samplers.known import Known
+from spaces.load import load_space, random_point
+from spaces.space import Candidate, Point, Space, SpaceConfig
+from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
+
+FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))
+EFFORT = {"gp": (30, 1), "ranker": (30, 2)}
+"""Trials and searches that show it: those that ask for longer need fewer."""
+USUAL_EFFORT = (100, 6)
+LEARNED = sorted(set(SAMPLERS) - {"random"})
+
+
+def appraiser_of(space: Space) -> Appraiser:
+    return Appraiser(space, FEATURES, lambda _: True)
+
+
+def made_up_ne(appraisal: Appraisal) -> float:
+    """Best with cross and attention together, two layers, and a learning rate of 0.004."""
+    candidate = appraisal.candidate
+    kinds = {block.kind for block in candidate.model.layers[0].modules}
+    worth = 0.02 * len(kinds & {"cross", "attention"}) + 0.01 * (len(candidate.model.layers) - 1)
+    return 0.8 - worth + 0.01 * math.log(candidate.training["learning_rate"] / 0.004) ** 2
+
+
+def record_of(number: int, point: Point, ne: float, *, flops: float = 1e5, **more: object) -> TrialRecord:
+    given = {
+        "outcome": Outcome.COMPLETED,
+        "validation": Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
+    }
+    return TrialRecord(
+        number=number,
+        kind=TrialKind.CANDIDATE,
+        fingerprint="",
+        point=point,
+        model={},
+        training={},
+        flops=flops,
+        **(given | more),
+    )
+
+
+def found_by(sampler: str, trials: int, seed: int = 0) -> float:
+    """Hypervolume of the front."""
+    space = load_space("tiny")
+    proposals = Proposals(sampler=sampler, seed=seed, appraiser=appraiser_of(space))
+    found = []
+    for number in range(trials):
+        point, notes = proposals.ask(number, {})
+        appraisal = appraiser_of(space).appraise(point)
+        assert appraisal is not None
+        ne = made_up_ne(appraisal)
+        found.append((math.log10(appraisal.flops), ne))
+        proposals.tell(record_of(number, point, ne, flops=appraisal.flops, sampler_notes=notes))
+    return hypervolume(found, (5.0, 0.80))
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_every_point_is_of_the_space(sampler: str) -> None:
+    space = load_space("tiny")
+    proposals = Proposals(sampler=sampler, seed=1, appraiser=appraiser_of(space))
+    for number in range(15):
+        point, _ = proposals.ask(number, {})
+        assert {axis.name: axis.decode(point[axis.name]) for axis in space.axes}
+        assert len(point) == len(space.axes)
+        proposals.tell(record_of(number, point, 0.7 + 0.001 * number, flops=10.0 ** (4 + number % 3)))
+
+
+@pytest.mark.parametrize("sampler", LEARNED)
+def test_it_learns(sampler: str) -> None:
+    """Its front covers more than that of random search with as many candidates."""
+    trials, searches = EFFORT.get(sampler, USUAL_EFFORT)
+    by_chance, found = (
+        statistics.mean(found_by(name, trials, seed) for seed in range(searches))
+        for name in ("random", sampler)
+    )
+    assert found > 1.04 * by_chance
+
+
+def test_the_ranker_learns_from_few() -> None:
+    """Thirty of its candidates are ahead of a hundred random ones."""
+    assert found_by("ranker", 30) > found_by("random", 100)
+
+
+def few_networks() -> Space:
+    """Twelve networks."""
+    config = {"modules": {"cross": {}, "linear": {}, "conv": {}}, "slots": 1, "depth": [1, 2]}
+    fixed = {"out_embeddings": [2, 4], "raw_numeric": False, "ensemble": "sum", "model": {"embedding_dim": 4}}
+    return Space("few", SpaceConfig.model_validate(config | fixed))
+
+
+def test_the_ranker_proposes_no_network_twice_and_goes_on_when_there_is_none_left() -> None:
+    space = few_networks()
+    proposals = Proposals(sampler="ranker", seed=0, appraiser=appraiser_of(space))
+    networks = []
+    for number in range(16):
+        point, _ = proposals.ask(number, {})
+        appraisal = appraiser_of(space).appraise(point)
+        assert appraisal is not None
+        networks.append(appraisal.fingerprint)
+        if number % 2:  # the others still train
+            proposals.tell(record_of(number, point, 0.7 + 0.01 * len(appraisal.candidate.model.layers)))
+    assert len(set(networks[:12])) == 12
+    assert set(networks[12:]) < set(networks[:12])
+
+
+def test_the_ranker_proposes_what_fits() -> None:
+    space = load_space("tiny")
+
+    def fits(candidate: Candidate) -> bool:
+        return all(block.kind != "dlrm" for layer in candidate.model.layers for block in layer.modules)
+
+    proposals = Proposals(sampler="ranker", seed=0, appraiser=Appraiser(space, FEATURES, fits))
+    for number in range(20):
+        point, _ = proposals.ask(number, {})
+        assert fits(space.decode(point))
+        proposals.tell(record_of(number, point, 0.7 + 0.01 * (number % 3)))
+
+
+def test_gaussian_processes_hand_over_to_tpe() -> None:
+    known = Known(appraiser_of(load_space("tiny")))
+    names = []
+    for count in (0, MOST_TRIALS):
+        known.points = {number: {} for number in range(count)}
+        names.append(type(make_sampler("gp", 0, {}, known)).__name__)
+    assert names == ["GPSampler", "TPESampler"]
+
+
+def test_an_unknown_sampler_is_told_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"Did you mean 'ranker'\?.*auto, gp, nsga2, random, ranker, tpe"):
+        check_sampler("rankers")
+
+
+def test_points_of_the_same_network_have_the_same_features() -> None:
+    space, rng = load_space("default"), random.Random(0)
+    appraiser = appraiser_of(space)
+    point = random_point(space, rng) | {
+        "layer.block0": "dcn_v2",
+        "layer.block1": "linear",
+        "layer.block2": "none",
+    }
+    twin = point | {
+        "layer.block0": "linear",
+        "layer.block1": "none",
+        "layer.block2": "dcn_v2",
+        "layer.conv.channels": 6 - int(point["layer.conv.channels"] or 0),
+    }
+    first, second = appraiser.appraise(point), appraiser.appraise(twin)
+    assert first is not None
+    assert second is not None
+    assert describe(first) == describe(second)
+    others = (appraiser.appraise(random_point(space, rng)) for _ in range(20))
+    described = [describe(each) for each in (first, *(other for other in others if other))]
+    x_NF = Encoder(described).matrix(described)
+    assert np.isfinite(x_NF).all()
+    assert np.allclose(x_NF.mean(axis=0), 0.0, atol=0.5)
+
+
+def curve(*ne: float) -> tuple[CurvePoint, ...]:
+    return tuple(
+        CurvePoint(
+            examples=100 * index,
+            epoch=0.1 * index,
+            train_loss=0.1,
+            learning_rate=0.01,
+            seconds=1.0,
+            validation=Metrics(ne=each, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
+        )
+        for index, each in enumerate(ne, 1)
+    )
+
+
+def test_candidates_are_compared_at_the_latest_examples_that_both_have_seen() -> None:
+    finished = [record_of(n, {}, 0.70 + 0.01 * n, curve=curve(0.9, 0.80 + 0.01 * n)) for n in range(8)]
+    stopped = record_of(8, {}, 0.0, outcome=Outcome.STOPPED, validation=None, curve=curve(0.9, 0.835))
+    diverged = record_of(9, {}, 0.0, outcome=Outcome.DIVERGED, validation=None)
+    pairs = compare([*finished, stopped, diverged], temperature=0.01)
+    logit_NN = pairs.logit_NN
+    assert np.allclose(logit_NN, -logit_NN.T)
+    assert logit_NN[0, 1] == pytest.approx(1.0)
+    # at 200 examples it stood between the fourth and the fifth, who kept their distance to the end
+    assert logit_NN[8, 3] == pytest.approx(-0.5)
+    assert logit_NN[8, 4] == pytest.approx(0.5)
+    assert (logit_NN[9] <= 0).all()
+    assert (np.diag(pairs.weight_NN) == 0).all()
+
+
+def test_pairs_of_one_that_was_stopped_early_weigh_less() -> None:
+    rng = random.Random(0)
+    finished = [
+        record_of(n, {}, 0.70 + 0.01 * n, curve=curve(0.80 + 0.01 * n + rng.gauss(0, 0.02)))
+        for n in range(12)
+    ]
+    stopped = record_of(12, {}, 0.0, outcome=Outcome.STOPPED, validation=None, curve=curve(0.85))
+    weight_NN = compare([*finished, stopped], temperature=0.01).weight_NN
+    assert weight_NN[0, 1] == 1.0
+    assert 0.0 < weight_NN[0, 12] < 0.5
+
+
+def test_the_expected_gain_is_the_mean_over_draws() -> None:
+    front, reference = [(4.0, 0.78), (5.0, 0.75), (6.0, 0.74)], (7.0, 0.80)
+    flops_N, ne_N, error_N = (
+        np.array([4.5, 5.5, 3.0]),
+        np.array([0.76, 0.74, 0.85]),
+        np.array([0.01, 0.005, 0.02]),
+    )
+    draws = np.random.default_rng(0).normal(size=4000)
+    before = hypervolume(front, reference)
+    for index, gain in enumerate(expected_gain(flops_N, ne_N, error_N, front, reference)):
+        drawn = [(flops_N[index], ne_N[index] + error_N[index] * draw) for draw in draws]
+        mean = statistics.mean(hypervolume([*front, each], reference) - before for each in drawn)
+        assert gain == pytest.approx(mean, rel=0.1, abs=1e-5)

@@ -1,0 +1,310 @@
+"""Stopping: rules on curves whose end is known, and studies by the command line that stop candidates."""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Run
+
+from dhen.errors import UserError
+from dhen.schema import FeatureSchema
+from search.appraisal import Appraiser
+from search.directory import read_record
+from search.front import pareto_front
+from search.proposals import Proposals
+from search.stopping import RULES, stopping_rule
+from search.stopping.forecast import forecast
+from search.stopping.rule import FEWEST, Stop, first_stop
+from spaces.load import load_space
+from trials.record import CurvePoint, Metrics, Outcome, StudyRecord, TrialKind, TrialRecord
+
+EVALUATIONS = 9
+STOPPING = [rule for name, rule in RULES.items() if name != "none"]
+SPACE = """
+modules: {dcn_v2: {layers: 1}}
+slots: 1
+depth: 1
+out_embeddings: 2
+raw_numeric: false
+ensemble: [concat, sum, weighted_sum]
+training:
+  learning_rate: [1.0e-5, 2.0e-5, 3.0e-5, 5.0e-5, 7.0e-5, 1.0e-4, 1.5e-4, 2.0e-4, 3.0e-4, 4.0e-4, 5.0e-4, 7.0e-4, 0.001, 0.002, 0.003, 0.005]
+"""  # noqa: E501
+"""One network, which learns at some of these rates and hardly at others."""
+WORDS = (
+    "sampler=random",
+    "baseline_trials=1",
+    "training.epochs=3",
+    "training.evaluate_every=1000",
+    "threads=1",
+)
+
+
+def curve(*ne: float) -> tuple[CurvePoint, ...]:
+    return tuple(
+        CurvePoint(
+            examples=1000 * number,
+            epoch=0.1 * number,
+            train_loss=0.1,
+            learning_rate=0.01,
+            seconds=float(number),
+            validation=metrics(each),
+        )
+        for number, each in enumerate(ne, 1)
+    )
+
+
+def metrics(ne: float) -> Metrics:
+    return Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10)
+
+
+def finished(number: int, *ne: float, flops: float = 1e5, **more: Any) -> TrialRecord:
+    given = {"kind": TrialKind.CANDIDATE, "outcome": Outcome.COMPLETED, "training": {}, "reused_from": None}
+    return TrialRecord(
+        number=number,
+        fingerprint=str(number),
+        point={},
+        model={},
+        flops=flops,
+        curve=curve(*ne),
+        validation=metrics(min(ne)),
+        **(given | more),
+    )
+
+
+def running(trial: TrialRecord, evaluations: int = EVALUATIONS - 1) -> TrialRecord:
+    """As it was after so many evaluations."""
+    before = {"outcome": Outcome.RUNNING, "validation": None, "curve": trial.curve[:evaluations]}
+    return trial.model_copy(update=before)
+
+
+def made_up(number: int, rng: random.Random, noise: float) -> TrialRecord:
+    """Larger models end lower; each falls from its own height by its own rate, and drops at the end."""
+    flops = 10 ** rng.uniform(4.0, 7.0)
+    end = 0.80 - 0.01 * math.log10(flops) + abs(rng.gauss(0.0, 0.02))
+    height, rate = rng.uniform(0.02, 0.10), rng.uniform(0.5, 0.7)
+    ne = [end + height * rate**step + 0.01 + rng.gauss(0.0, noise) for step in range(EVALUATIONS - 1)]
+    return finished(number, *ne, end + rng.gauss(0.0, noise), flops=flops)
+
+
+def stopped_of(name: str, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The candidates as they end one after the other."""
+    ended: list[TrialRecord] = []
+    for trial in trials:
+        ended.append(first_stop(RULES[name], running(trial), 0, ended) or trial)
+    return ended
+
+
+def test_the_bound_holds_as_often_as_it_says() -> None:
+    rng = random.Random(0)
+    below = count = 0
+    for _ in range(60):
+        trials = [made_up(number, rng, noise=0.002) for number in range(40)]
+        for known in (8, 15, 39):
+            for seen in (1, 3, 8):
+                expected = forecast(running(trials[known], seen), trials[:known])
+                final = trials[known].validation
+                assert final is not None
+                below += final.ne < expected.low
+                count += 1
+    assert 0.02 <= below / count <= 0.08
+
+
+def test_curves_on_a_clean_set_stop_the_dominated_and_no_other() -> None:
+    rng = random.Random(1)
+    trials = [made_up(number, rng, noise=0.0) for number in range(60)]
+    ended = stopped_of("curve", trials)
+    stopped = [trial for trial in ended if trial.outcome is Outcome.STOPPED]
+    assert len(stopped) > 15
+    assert [trial.number for trial in pareto_front(ended)] == [trial.number for trial in pareto_front(trials)]
+    for trial in stopped:
+        assert trial.error is not None
+        assert f"stopped at {trial.curve[-1].examples:,} examples" in trial.error
+        assert trial.validation == trial.curve[-1].validation
+        assert trial.expected_ne is not None
+        whole = trials[trial.number].validation
+        assert whole is not None
+        assert trial.expected_ne == pytest.approx(whole.ne, abs=0.05)
+
+
+def test_curves_are_not_stopped_where_none_with_no_more_flops_is_better() -> None:
+    known = [finished(n, 0.90 + 0.01 * n, 0.80 + 0.01 * n, 0.70 + 0.01 * n) for n in range(10)]
+    hopeless = finished(10, 1.0, 0.9, 0.8)
+    stop = RULES["curve"](running(hopeless, 1), known)
+    assert stop is not None
+    assert stop.expected_ne == pytest.approx(0.8)
+    assert "trial 0 has 0.70000 at 1 times its FLOPs" in stop.reason
+    assert RULES["curve"](running(hopeless.model_copy(update={"flops": 9e4}), 1), known) is None
+
+
+def test_rungs_keep_the_best_third_of_like_flops() -> None:
+    known = [finished(n, *[0.80 + 0.01 * n] * 4) for n in range(11)]
+    far = [finished(20 + n, *[0.70] * 4, flops=1e9) for n in range(20)]
+    decided = {}
+    for place in range(12):
+        candidate = running(finished(50, *[0.795 + 0.01 * place] * 4), 3)
+        decided[place] = RULES["rungs"](candidate, known + far) is not None
+    assert decided == {place: place >= 4 for place in range(12)}
+    bad = finished(50, *[0.95] * 4)
+    assert RULES["rungs"](running(bad, 2), known) is None  # no rung
+    cheaper = bad.model_copy(update={"flops": 9e4})
+    assert RULES["rungs"](running(cheaper, 3), known) is None  # on the front so far
+
+
+@pytest.mark.parametrize("rule", STOPPING)
+def test_none_is_stopped_before_some_have_finished(rule: Any) -> None:
+    """The baseline's trials, twins, those trained by another schedule and those that ended there do not count."""
+    bad = running(finished(50, 0.99, 0.98, 0.97), 1)
+    few = [finished(n, 0.80 + 0.01 * n, 0.75 + 0.01 * n, 0.70 + 0.01 * n) for n in range(FEWEST - 1)]
+    others = [
+        finished(20, 0.8, 0.7, kind=TrialKind.BASELINE),
+        finished(21, 0.8, 0.7, reused_from=0),
+        finished(22, 0.8, 0.7, training={"epochs": 2}),
+        finished(23, 0.8),
+    ]
+    assert rule(bad, few + others) is None
+    assert isinstance(rule(bad, [*few, finished(24, 0.8, 0.7)]), Stop)
+
+
+@pytest.mark.parametrize("name", ["curve", "rungs"])
+def test_what_arrives_at_once_is_judged_like_what_arrives_alone(name: str) -> None:
+    rng = random.Random(2)
+    trials = [made_up(number, rng, noise=0.001) for number in range(40)]
+    for position in range(20, 40):
+        known, candidate = trials[:position], trials[position]
+        alone = None
+        for seen in range(1, EVALUATIONS):
+            alone = alone or first_stop(RULES[name], running(candidate, seen), seen - 1, known)
+        assert first_stop(RULES[name], running(candidate), 0, known) == alone
+
+
+def test_one_that_ends_by_itself_is_let_be() -> None:
+    known = [finished(n, *[0.70 + 0.01 * n] * 4) for n in range(10)]
+    patient, over = (
+        running(finished(10, 0.9, 0.91, 0.92, 0.93, training={"patience": each}), 3) for each in (3, 2)
+    )
+    assert first_stop(RULES["curve"], patient, 2, [k.model_copy(update={"training": {}}) for k in known])
+    assert first_stop(RULES["curve"], over, 2, known) is None
+
+
+def told(ways: str, records: Sequence[TrialRecord] = ()) -> Proposals:
+    """A sampler of a space after these candidates."""
+    appraiser = Appraiser(load_space("tiny"), FeatureSchema(numeric=("n0", "n1")), lambda _: True)
+    proposals = Proposals(sampler="tpe", seed=0, appraiser=appraiser, stopped_as=ways)  # type: ignore[arg-type]
+    proposals.remember(records)
+    return proposals
+
+
+def test_samplers_learn_of_stopped_ones_as_told() -> None:
+    """And a resumed study, which has the ledger alone, as the one before."""
+    asked = {}
+    for ways in ("pruned", "expected"):
+        live = told(ways)
+        records = []
+        for number in range(24):
+            point, notes = live.ask(number, {})
+            changes = {"point": point, "sampler_notes": notes, "flops": 1e5 + number}
+            record = finished(number, 0.9, 0.8 + 0.001 * (number % 5)).model_copy(update=changes)
+            if number % 3 == 0:
+                changes = {"outcome": Outcome.STOPPED, "expected_ne": 0.7 + 0.01 * number}
+                record = record.model_copy(update=changes)
+            live.tell(record)
+            records.append(TrialRecord.model_validate_json(record.model_dump_json()))
+        asked[ways] = live.ask(24, {})
+        assert told(ways, records).ask(24, {}) == asked[ways]
+    assert asked["pruned"] != asked["expected"]
+
+
+def test_an_unknown_rule_is_told_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"Did you mean 'rungs'\?.*auto, curve, none, rungs"):
+        stopping_rule("rung")
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("space") / "rates.yaml"
+    path.write_text(SPACE)
+    return path
+
+
+def stopping_study(dhen_search: Run, log: Path, out: Path, space: Path, *words: str) -> StudyRecord:
+    settings = (*WORDS, f"space={space}", "parallel=1", "stopping=curve")
+    dhen_search("run", "--data", log, "--out", out, *settings, *words)
+    return read_record(out)
+
+
+@pytest.fixture(scope="module")
+def stopped(dhen_search: Run, click_log: Path, space: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of 30 candidates that stops some."""
+    out = tmp_path_factory.mktemp("runs") / "stopped"
+    stopping_study(dhen_search, click_log, out, space, "trials=30")
+    return out
+
+
+def of_outcome(record: StudyRecord, outcome: Outcome) -> list[TrialRecord]:
+    return [trial for trial in record.trials if trial.outcome is outcome]
+
+
+def test_a_study_stops_what_cannot_reach_the_front(dhen_search: Run, stopped: Path) -> None:
+    record = read_record(stopped)
+    given_up = of_outcome(record, Outcome.STOPPED)
+    assert len(record.candidates) == 30
+    assert given_up
+    own = [trial for trial in given_up if trial.reused_from is None]
+    least = min(p.examples for t in of_outcome(record, Outcome.COMPLETED) for p in t.curve[-1:])
+    for trial in own:
+        assert trial.kind is TrialKind.CANDIDATE
+        assert trial.number not in record.front
+        assert [attempt.outcome for attempt in trial.attempts] == [Outcome.STOPPED]
+        assert 0 < trial.curve[-1].examples < least
+        assert not (stopped / "trials" / f"{trial.number:05d}" / "weights.safetensors").exists()
+    said = dhen_search("status", stopped).stdout
+    assert "stopped early" in said
+    assert f"{len(own)} {'candidate was' if len(own) == 1 else 'candidates were'} stopped early" in (
+        " ".join((stopped / "report.html").read_text().split())
+    )
+    with sqlite3.connect(stopped / "mlflow.db") as connection:
+        tags = connection.execute("select count(*) from tags where key = 'outcome' and value = 'stopped'")
+        assert tags.fetchone()[0] == len(given_up)
+    connection.close()
+
+
+def test_a_twin_of_a_stopped_one_is_stopped_too(stopped: Path) -> None:
+    record = read_record(stopped)
+    twins = [trial for trial in of_outcome(record, Outcome.STOPPED) if trial.reused_from is not None]
+    assert twins
+    for twin in twins:
+        first = record.trial(twin.owner)
+        assert first.outcome is Outcome.STOPPED
+        assert (twin.curve, twin.error, twin.expected_ne) == (first.curve, first.error, first.expected_ne)
+        assert twin.attempts == ()
+
+
+def test_a_resumed_study_decides_alike(
+    dhen_search: Run, click_log: Path, space: Path, stopped: Path, tmp_path: Path
+) -> None:
+    first = next(trial.number for trial in of_outcome(read_record(stopped), Outcome.STOPPED))
+    out = tmp_path / "stopped"
+    stopping_study(dhen_search, click_log, out, space, f"trials={first}")
+    assert of_outcome(read_record(out), Outcome.STOPPED)
+    resumed = stopping_study(dhen_search, click_log, out, space, "trials=30")
+    assert [decided(trial) for trial in resumed.trials] == [decided(t) for t in read_record(stopped).trials]
+
+
+def decided(trial: TrialRecord) -> tuple[object, ...]:
+    return trial.point, trial.outcome, trial.error, trial.expected_ne, trial.reused_from, len(trial.curve)
+
+
+def test_side_by_side(dhen_search: Run, click_log: Path, space: Path, tmp_path: Path) -> None:
+    words = ("trials=24", "parallel=2", "stopping=rungs", "training.epochs=2")
+    record = stopping_study(dhen_search, click_log, tmp_path / "study", space, *words)
+    assert len(record.candidates) == 24
+    assert {trial.outcome for trial in record.trials} == {Outcome.COMPLETED, Outcome.STOPPED}
+    trained = [trial.fingerprint for trial in record.candidates if not trial.shared]
+    assert len(trained) == len(set(trained))

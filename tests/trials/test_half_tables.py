@@ -1,0 +1,86 @@
+"""A model whose tables are in fp16 trains like one in fp32, and is saved as what it computes with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from dhen.model import build_model, parse_model
+from dhen.schema import FeatureSchema, Table
+from trials.data.loader import Batch
+from trials.half_tables import HalfTables
+from trials.job import TrainingConfig
+from trials.step import TrainStep
+
+ROWS = 32
+SCHEMA = FeatureSchema(
+    tables=(Table(name="a", rows=40), Table(name="m", rows=9, multi_hot=True, mean_ids=2.0)), numeric=("x",)
+)
+MODEL = parse_model({"embedding_dim": 6, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}]}, "test")
+
+
+def batch(number: int) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    ids_B1 = torch.randint(0, 40, (ROWS, 1), generator=generator)
+    bag = (torch.randint(0, 9, (2 * ROWS,), generator=generator), torch.arange(0, 2 * ROWS, 2))
+    features = FeatureBatch(ids_BT=ids_B1, bags=(bag,), numeric_BK=torch.randn(ROWS, 1, generator=generator))
+    return Batch(features=features, label_B=ids_B1[:, 0].remainder(2).float(), weight_B=None)
+
+
+def step(table_precision: Literal["fp32", "fp16"], table_decay: float = 0.0) -> TrainStep:
+    torch.manual_seed(0)
+    config = TrainingConfig(table_precision=table_precision, table_decay=table_decay, precision="fp32")
+    return TrainStep(build_model(MODEL, SCHEMA).train(), config.resolved(1000, "fp32"), SCHEMA)
+
+
+def losses(step: TrainStep, numbers: range) -> Tensor:
+    return torch.stack([step(batch(number)) for number in numbers])
+
+
+@pytest.mark.parametrize("table_decay", [0.0, 0.1])
+def test_losses_follow_those_of_fp32_tables(table_decay: float) -> None:
+    exact = losses(step("fp32", table_decay), range(60))
+    half = losses(step("fp16", table_decay), range(60))
+    assert exact[-10:].mean() < 0.8 * exact[:10].mean(), "it learns"
+    torch.testing.assert_close(half, exact, rtol=0, atol=3e-3)
+    assert not torch.equal(half, exact)
+
+
+def test_saved_weights_are_fp32_and_score_as_the_model_that_trained() -> None:
+    trained = step("fp16")
+    losses(trained, range(5))
+    weights = trained.weights()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    served = build_model(MODEL, SCHEMA).eval()
+    served.load_state_dict(weights)
+    features = batch(7).features
+    with torch.no_grad():
+        assert torch.equal(served(features), trained.model.eval()(features))
+
+
+@pytest.mark.parametrize("table_decay", [0.0, 0.1])
+def test_a_checkpoint_goes_on_to_the_bit(table_decay: float) -> None:
+    undisturbed, resumed = step("fp16", table_decay), step("fp16", table_decay)
+    losses(undisturbed, range(5))
+    tables = {name: tensor.clone() for name, tensor in undisturbed.table_state().items()}
+    state = resumed.table_state(tables.keys())
+    for name, tensor in state.items():
+        tensor.copy_(tables[name])
+    for name, pieces in resumed.dense_state().items():
+        for mine, theirs in zip(pieces.pieces, undisturbed.dense_state()[name].pieces, strict=True):
+            mine.values.copy_(theirs.values)
+    resumed.restored(state, 5)
+    assert torch.equal(losses(undisturbed, range(5, 10)), losses(resumed, range(5, 10)))
+
+
+def test_gradients_are_fp32_where_fp16_has_none_so_small() -> None:
+    trained = step("fp16")
+    (tables,) = (module for module in trained.model.modules() if isinstance(module, HalfTables))
+    (1e-9 * sum(e.sum() for e in tables(batch(0).features))).backward()
+    assert tables.weight.grad is not None
+    assert tables.weight.grad.dtype == torch.float32
+    assert tables.weight.grad.to_dense().max() > 0

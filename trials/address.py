@@ -1,0 +1,41 @@
+"""`host:port` as people write it: where the hosts of a study meet, and where the ranks of a candidate do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+PORTS = range(1, 2**16)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts; an IPv6 address without its brackets.
+
+    Raises:
+        ValueError: where it is not host:port.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) not in PORTS:
+        raise ValueError("expected host:port of the first host, such as 10.0.0.1:29500")
+    return host.strip("[]"), int(port)
+
+
+def _checked(address: str) -> str:
+    host_and_port(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked)]
+"""`host:port` of the first host."""
+
+
+def with_port(address: str, port: int) -> str:
+    """Another port of the same host."""
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach it."""
+    host, _ = host_and_port(address)
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,165 @@
+"""A database that several drivers write to: its engine, its tables made once, its troubles in words.
+
+SQLite waits for a lock for a minute; PostgreSQL is for drivers on several machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAlchemyError
+
+from dhen.errors import UserError
+
+SQLITE_TIMEOUT_SECONDS = 60
+SCHEMA_LOCK = 0x6468656E
+"""Of PostgreSQL's advisory locks the one that is held while tables are made ("dhen")."""
+FOREIGN = ("no such table", "no such column", "has no column", "does not exist", "already exists")
+"""What databases say of tables that are not the ones expected."""
+INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+"""What inserts a row or leaves or changes the one there, by dialect."""
+
+
+class Database:
+    """Transactions on tables, by URL."""
+
+    def __init__(self, url: str, tables: sa.MetaData, *, create: bool) -> None:
+        """Makes the tables where they are missing, unless told not to.
+
+        Raises:
+            UserError: when the database is of another kind, locked, damaged, full or out of reach.
+        """
+        self.url = url
+        self._statements: dict[tuple[str, tuple[str, ...]], Any] = {}
+        with self._errors_in_words():
+            self._engine = sa.create_engine(url, **_options(url))
+            if self._engine.dialect.name not in INSERTS:
+                raise UserError(
+                    f"{without_password(url)}: a database of the kind {self._engine.dialect.name!r}; "
+                    f"use SQLite (sqlite:////path/study.db) or PostgreSQL (postgresql://user@host/studies)."
+                )
+            if self._engine.dialect.name == "sqlite":
+                sa.event.listen(self._engine, "connect", _with_foreign_keys)
+            if create:
+                with self._engine.begin() as connection:
+                    _one_at_a_time(connection)
+                    tables.create_all(connection)
+
+    def close(self) -> None:
+        """Releases the database."""
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """Committed at the end, undone by an error.
+
+        Raises:
+            UserError: when the database fails, in words.
+        """
+        with self._errors_in_words(), self._engine.begin() as connection:
+            yield connection
+
+    def insert_new(self, connection: sa.Connection, table: sa.Table, **values: Any) -> None:
+        """A row, unless there is one with its key, whoever has written it."""
+        connection.execute(self._insert(table, ()), values)
+
+    def upsert(self, connection: sa.Connection, table: sa.Table, **values: Any) -> None:
+        """A row; one with its key takes these values."""
+        key = table.primary_key.columns
+        connection.execute(self._insert(table, tuple(name for name in values if name not in key)), values)
+
+    def _insert(self, table: sa.Table, changed: tuple[str, ...]) -> Any:
+        """The statement, made once: for each row anew it takes longer than the row's writing."""
+        known = table.name, changed
+        if known not in self._statements:
+            insert = INSERTS[self._engine.dialect.name](table)
+            new = {name: insert.excluded[name] for name in changed}
+            key = table.primary_key.columns.keys()
+            self._statements[known] = (
+                insert.on_conflict_do_update(index_elements=key, set_=new)
+                if changed
+                else insert.on_conflict_do_nothing()
+            )
+        return self._statements[known]
+
+    @contextlib.contextmanager
+    def _errors_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (SQLAlchemyError, ModuleNotFoundError) as error:
+            raise UserError(trouble(self.url, error)) from None
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file."""
+    return f"sqlite:///{path.resolve()}"
+
+
+def same_database(url: str, other: str) -> bool:
+    """Whether two URLs are of one database."""
+    return url == other or _normal(url) == _normal(other)
+
+
+def trouble(url: str, error: Exception) -> str:
+    """What is wrong with a database, and what would work."""
+    reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+    if "locked" in reason:
+        remedy = "another process holds it: wait for that to end, or stop it"
+    elif "full" in reason:
+        remedy = "free some disk space and run the same command again: finished trials are safe"
+    elif any(words in reason for words in FOREIGN):
+        remedy = "its tables are those of another version or another program: name another database"
+    elif "readonly" in reason:
+        remedy = "it cannot be written: check the permissions of the file and its folder"
+    elif isinstance(error, DatabaseError) and not isinstance(error, OperationalError):
+        remedy = "the file is damaged: restore it from a copy, or name another one"
+    elif isinstance(error, ModuleNotFoundError):
+        remedy = "install the driver it names, e.g. `pip install psycopg2-binary` for PostgreSQL"
+    elif isinstance(error, ArgumentError):
+        remedy = "give a SQLAlchemy URL, e.g. sqlite:////path/study.db or postgresql://user@host/studies"
+    else:
+        remedy = "check the address, the permissions of the file and its folder, and that the server runs"
+    return f"the database {without_password(url)} cannot be used ({reason}); {remedy}."
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    try:
+        return sa.engine.make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return repr(url)
+
+
+def _options(url: str) -> dict[str, Any]:
+    """What SQLAlchemy needs to know: SQLite waits for a lock, others check their connections."""
+    if url.startswith("sqlite"):
+        return {"connect_args": {"timeout": SQLITE_TIMEOUT_SECONDS}}
+    return {"pool_pre_ping": True}
+
+
+def _with_foreign_keys(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _one_at_a_time(connection: sa.Connection) -> None:
+    """Until the transaction ends, another process that would make tables waits."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_LOCK)))
+
+
+def _normal(url: str) -> str:
+    """With a SQLite file by its real path."""
+    try:
+        parsed = sa.engine.make_url(url)
+    except ArgumentError:
+        return url
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        return sqlite_url(Path(parsed.database))
+    return parsed.render_as_string(hide_password=False)

@@ -1,0 +1,76 @@
+"""A rank's process as those see it who watch it: whether it lives, how it ended, and how to end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.process import BaseProcess
+from typing import Protocol
+
+from trials.post_mortem import state_of
+
+
+class RankProcess(Protocol):
+    """On this machine or on another."""
+
+    killed: str | None
+    """It was ended by `kill`: the state it was in."""
+
+    @property
+    def sentinel(self) -> int:
+        """What `multiprocessing.connection.wait` takes: ready once the process may have ended."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives; below 0 the signal that ended it."""
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+
+    def show_stack(self) -> None:
+        """Asks it to write the stacks of its threads into its log."""
+
+    def kill(self) -> None:
+        """Ends it; `join` waits for that."""
+
+    def join(self) -> None:
+        """Waits for its end."""
+
+
+class LocalRank:
+    """On this machine."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        """A process that was started."""
+        self._process = process
+        self.killed: str | None = None
+
+    @property
+    def sentinel(self) -> int:
+        """See `RankProcess`."""
+        return self._process.sentinel
+
+    @property
+    def exitcode(self) -> int | None:
+        """See `RankProcess`."""
+        return self._process.exitcode
+
+    def is_alive(self) -> bool:
+        """See `RankProcess`."""
+        return self._process.is_alive()
+
+    def show_stack(self) -> None:
+        """See `RankProcess`."""
+        pid = self._process.pid
+        if pid is not None and self.is_alive():
+            os.kill(pid, signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """See `RankProcess`."""
+        if self.is_alive():
+            self.killed = state_of(self._process.pid)
+            self._process.kill()
+
+    def join(self) -> None:
+        """See `RankProcess`."""
+        self._process.join()

@@ -1,0 +1,77 @@
+"""Scores trained weights on a split: as the model was trained, so that what fitted then fits now."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+
+from dhen.model import build_model
+from trials.checkpoint import load_weights
+from trials.cluster.cluster import Cluster
+from trials.data.cache import PreparedLog
+from trials.distributed_step import DistributedStep
+from trials.evaluation import Keep, evaluate
+from trials.hardware import device
+from trials.job import Job
+from trials.master_weights import compute_in
+from trials.planner.strategies import Strategy
+from trials.ranks import Ranks
+from trials.record import Metrics
+
+
+def score(
+    job: Job,
+    weights: Path,
+    log: PreparedLog,
+    split: str,
+    *,
+    ranks: Ranks,
+    strategy: Strategy,
+    cluster: Cluster | None,
+    keep: Keep | None = None,
+) -> Metrics:
+    """Metrics on a split of the log, the same on all ranks; a collective where there are several.
+
+    Args:
+        job: resolved.
+        weights: read by the first rank alone, as hosts need not share a disk.
+        log: the job's.
+        split: train, validation or test.
+        ranks: that score it together.
+        strategy: how the model is held.
+        cluster: for which tables are placed.
+        keep: is given the logits of all rows, on the first rank.
+
+    Raises:
+        UserError: for weights that are missing, damaged, or of another model.
+    """
+    assert job.training.precision != "auto"
+    model = build_model(job.model, job.features)
+    if ranks.first:
+        load_weights(model, weights)
+    if ranks.world == 1:
+        return evaluate(compute_in(model.to(device()), job.training.precision), log, split, keep=keep)
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, 0)
+    return DistributedStep(model, job, strategy, ranks, cluster, where=device()).evaluate(log, split, keep)
+
+
+def logits_file(folder: Path, split: str) -> Path:
+    """Where a trial's folder keeps its logits (N, fp32, not corrected) of a split, in the order of the log."""
+    return folder / f"logits.{split}.npy"
+
+
+def keep_logits(path: Path) -> Keep:
+    """Writes them there, whole or not at all."""
+
+    def keep(logit_N: Tensor) -> None:
+        temporary = path.with_name(f"{path.name}.tmp")
+        with temporary.open("wb") as file:
+            np.save(file, logit_N.cpu().numpy())
+        os.replace(temporary, path)
+
+    return keep

@@ -1,0 +1,91 @@
+"""A ledger that several studies share: what one has trained, the others find there by the job's fingerprint.
+
+It has the tables of a study's own (`trials.tables`), filled from it: each trial that was trained, once it has
+ended and the study's own ledger has it. A study that uses its own database as the shared one has it there anyway.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from trials.database import same_database
+from trials.ledger import Ledger, Setting, read_trials
+from trials.record import Origin, Outcome, TrialRecord
+from trials.tables import ATTEMPTS, STUDIES, TRIALS, WEIGHTS
+
+
+class Stamp(NamedTuple):
+    """By what a file is known again: another training in the same place has another."""
+
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, state: os.stat_result) -> Stamp:
+        """Of a file."""
+        return cls(state.st_size, state.st_mtime_ns)
+
+
+class SharedLedger:
+    """What one study tells others, and asks of them."""
+
+    def __init__(self, url: str, own: Ledger, key: str, setting: Setting) -> None:
+        """`own` is the study's own ledger, `key` its name in the shared one.
+
+        Raises:
+            UserError: when the database cannot be used.
+        """
+        self._same = same_database(url, own.url)
+        self._ledger = own if self._same else Ledger(url, key)
+        if not self._same:
+            self._ledger.settle(setting)
+
+    def close(self) -> None:
+        """Releases the database."""
+        if not self._same:
+            self._ledger.close()
+
+    def published(self) -> set[int]:
+        """Numbers of this study's trials that others can find."""
+        return self._ledger.numbers()
+
+    def publish(self, record: TrialRecord, weights: Path) -> None:
+        """Lets others find a trial that was trained and has ended; `weights` if it left some."""
+        database = self._ledger.database
+        with database.transaction() as connection:
+            if not self._same:
+                self._ledger.write(connection, record)
+            if weights.exists():
+                stamp = Stamp.of(weights.stat())._asdict()
+                key = {"study": self._ledger.study, "trial": record.number}
+                database.upsert(connection, WEIGHTS, **key, **stamp)
+
+    def finished(self, fingerprint: str) -> list[tuple[TrialRecord, Origin]]:
+        """Trials of other studies that have completed this job, and where each was trained."""
+        tried = ATTEMPTS.alias()
+        its = (tried.c.study == TRIALS.c.study) & (tried.c.trial == TRIALS.c.number)
+        trained = sa.exists().where(its, tried.c.outcome == Outcome.COMPLETED.value).correlate(TRIALS)
+        completed = TRIALS.c.outcome == Outcome.COMPLETED.value
+        which = (TRIALS.c.job == fingerprint) & (TRIALS.c.study != self._ledger.study) & completed & trained
+        with self._ledger.database.transaction() as connection:
+            found = read_trials(connection, which)
+            names = {study for study, _ in found}
+            studies = sa.select(STUDIES.c.name, STUDIES.c.directory).where(STUDIES.c.name.in_(names))
+            directories = {row.name: row.directory for row in connection.execute(studies)}
+        return [
+            (record, Origin(study=study, directory=directories[study], trial=number))
+            for (study, number), record in found.items()
+        ]
+
+    def weights_stamp(self, origin: Origin) -> Stamp | None:
+        """Of the weights that a training left."""
+        its = (WEIGHTS.c.study == origin.study) & (WEIGHTS.c.trial == origin.trial)
+        with self._ledger.database.transaction() as connection:
+            row = connection.execute(
+                sa.select(WEIGHTS.c.size_bytes, WEIGHTS.c.modified_ns).where(its)
+            ).first()
+        return Stamp(*row) if row else None

@@ -1,0 +1,154 @@
+"""The ledger's SQLAlchemy tables: what was trained, for which cluster, how it was planned and how it went.
+
+Normalised, to be queried with SQL; nothing stands in two places. A trial's `record` is the rest of its
+`TrialRecord` as JSON: model and training stand in its job's row, its plan in the plan's, its attempts in rows
+of their own.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+METADATA = sa.MetaData()
+_STUDY = sa.String(255)
+_FINGERPRINT = sa.String(64)
+
+LOGS = sa.Table(
+    "dhen_log",
+    METADATA,
+    sa.Column("fingerprint", _FINGERPRINT, primary_key=True),
+    sa.Column("features", sa.Text, nullable=False),
+)
+"""A prepared log and the features that models see of it (JSON)."""
+
+CLUSTERS = sa.Table(
+    "dhen_cluster",
+    METADATA,
+    sa.Column("id", _FINGERPRINT, primary_key=True),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("hosts", sa.Integer, nullable=False),
+    sa.Column("ranks", sa.Integer, nullable=False),
+    sa.Column("rank_memory_bytes", sa.BigInteger, nullable=False),
+    sa.Column("cluster", sa.Text, nullable=False),
+)
+"""What candidates are planned for; `ranks` are those of all hosts; `cluster` is the whole of it (JSON)."""
+
+STUDIES = sa.Table(
+    "dhen_study",
+    METADATA,
+    sa.Column("name", _STUDY, primary_key=True),
+    sa.Column("directory", sa.Text),
+    sa.Column("log", sa.ForeignKey("dhen_log.fingerprint")),
+    sa.Column("cluster", sa.ForeignKey("dhen_cluster.id")),
+    sa.Column("seed", sa.BigInteger),
+    sa.Column("facts", sa.JSON, nullable=False),
+)
+"""`facts` is what the study noted of itself (JSON)."""
+
+JOBS = sa.Table(
+    "dhen_job",
+    METADATA,
+    sa.Column("fingerprint", _FINGERPRINT, primary_key=True),
+    sa.Column("log", sa.ForeignKey("dhen_log.fingerprint"), nullable=False),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("training", sa.Text, nullable=False),
+)
+"""What is trained (JSON: model, training); with its log's features it is the whole `Job`."""
+
+PLANS = sa.Table(
+    "dhen_plan",
+    METADATA,
+    sa.Column("id", _FINGERPRINT, primary_key=True),
+    sa.Column("job", sa.ForeignKey("dhen_job.fingerprint"), nullable=False, index=True),
+    sa.Column("cluster", sa.ForeignKey("dhen_cluster.id"), nullable=False),
+    sa.Column("strategy", sa.String(128)),
+    sa.Column("fits", sa.Boolean, nullable=False),
+    sa.Column("predicted_peak_bytes", sa.BigInteger),
+    sa.Column("predicted_step_seconds", sa.Float),
+    sa.Column("plan", sa.Text, nullable=False),
+)
+"""A job on a cluster: the strategy chosen and what it is to take; `plan` is itemised (JSON).
+
+There may be several: what ran out of memory makes later plans leave more room."""
+
+TRIALS = sa.Table(
+    "dhen_trial",
+    METADATA,
+    sa.Column("study", sa.ForeignKey("dhen_study.name"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("job", sa.ForeignKey("dhen_job.fingerprint"), index=True),
+    sa.Column("plan", sa.ForeignKey("dhen_plan.id")),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("outcome", sa.String(32), nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+)
+"""No job where the point gives no model."""
+
+ATTEMPTS = sa.Table(
+    "dhen_attempt",
+    METADATA,
+    sa.Column("study", _STUDY, primary_key=True),
+    sa.Column("trial", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("strategy", sa.String(128), nullable=False),
+    sa.Column("outcome", sa.String(32), nullable=False),
+    sa.Column("predicted_bytes", sa.BigInteger),
+    sa.Column("measured_bytes", sa.BigInteger),
+    sa.Column("predicted_step_seconds", sa.Float),
+    sa.Column("measured_step_seconds", sa.Float),
+    sa.Column("needed_bytes", sa.BigInteger),
+    sa.Column("limit_bytes", sa.BigInteger),
+    sa.Column("seconds", sa.Float),
+    sa.Column("error", sa.Text),
+    sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
+)
+"""The trainings of a trial, `position` 0, 1, 2 ...; columns from `strategy` on are those of `Attempt`."""
+
+RETRAININGS = sa.Table(
+    "dhen_retraining",
+    METADATA,
+    sa.Column("study", sa.ForeignKey("dhen_study.name"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("of", sa.Integer, nullable=False),
+    sa.Column("removed", sa.String(255)),
+    sa.Column("job", sa.ForeignKey("dhen_job.fingerprint"), nullable=False, index=True),
+    sa.Column("outcome", sa.String(32), nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.ForeignKeyConstraint(["study", "of"], ["dhen_trial.study", "dhen_trial.number"]),
+)
+"""Networks of trials trained again after selection, whole or with something `removed`; seeds are the jobs'."""
+
+COMPARISONS = sa.Table(
+    "dhen_comparison",
+    METADATA,
+    sa.Column("study", _STUDY, primary_key=True),
+    sa.Column("trial", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("position", sa.Integer, nullable=False),
+    sa.Column("difference_percent", sa.Float, nullable=False),
+    sa.Column("better", sa.String(32), nullable=False),
+    sa.Column("comparison", sa.Text, nullable=False),
+    sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
+)
+"""Winners against the baseline, in order; `comparison` is the whole of it (JSON)."""
+
+WEIGHTS = sa.Table(
+    "dhen_weights",
+    METADATA,
+    sa.Column("study", _STUDY, primary_key=True),
+    sa.Column("trial", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("modified_ns", sa.BigInteger, nullable=False),
+    sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
+)
+"""By what a trained trial's file of weights is known again, should it still lie in the study's directory."""
+
+TEST_LOOKS = sa.Table(
+    "dhen_test_look",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("study", _STUDY, index=True, nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("at", sa.String(32), nullable=False),
+)
