@@ -131,6 +131,7 @@ class Tracker:
         check_store(directory)
         with _remedy(directory):
             directory.mkdir(parents=True, exist_ok=True)
+            _make_store(database(directory))
             return cls(_client(store_uri(directory)), directory, name_model)
 
     def sync(self, record: StudyRecord, *, report: Path | None = None) -> None:
@@ -284,6 +285,20 @@ def _count(run: _Run, key: str) -> int:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _make_store(path: Path) -> None:
+    """A store that is whole or not there: MLflow could not go on with one whose making was cut short."""
+    if path.exists():
+        return
+    making, whole = (path.with_name(f".{path.name}.{name}") for name in ("making", "whole"))
+    for left in path.parent.glob(f".{path.name}.*"):  # journals, too
+        left.unlink()
+    _client(f"sqlite:///{making.absolute()}")
+    with closing(sqlite3.connect(making)) as source, closing(sqlite3.connect(whole)) as target:
+        source.backup(target)  # MLflow holds on to what it has made
+    os.replace(whole, path)
+    making.unlink()
 
 
 def _client(uri: str) -> MlflowClient:

@@ -18,5 +18,5 @@ def stopping_rule(name: str) -> Rule:
         UserError: for an unknown one, listing those there are.
     """
     if name not in RULES and name != "auto":
-        raise unknown_name("stopping", name, [*RULES, "auto"])
+        raise unknown_name("stopping rule", name, [*RULES, "auto"])
     return RULES[AUTO if name == "auto" else name]

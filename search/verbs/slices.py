@@ -8,11 +8,14 @@ import click
 
 from dashboards.table import plain_table
 from dashboards.units import MISSING, decimals, percent
+from dhen.errors import UserError
+from search.bundle import is_bundle, read_bundle
 from search.directory import read_record
 from search.export import study_log
 from search.front import pick
 from search.terminal import print_table
-from search.winners.slices import MOST, Slice, slices
+from search.verbs.verify import log_of
+from search.winners.slices import MOST, Slice, bundle_slices, slices
 from trials.record import Better
 
 COLUMNS = (
@@ -35,9 +38,11 @@ WORDS = {Better.YES: "better", Better.NO: "WORSE", Better.CANNOT_TELL: ""}
 Examples:
   dhen-search slices runs/demo --column site
   dhen-search slices runs/demo --column price --pick knee --json
+  dhen-search slices runs/demo/best --data log.csv --column site
 """
 )
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("what", metavar="DIR|BUNDLE", type=click.Path(path_type=Path))
+@click.option("--data", multiple=True, help="Of a bundle: the log on whose test split it is scored.")
 @click.option("--column", required=True, help="Categorical: its values; numeric: ten slices of equal size.")
 @click.option("--pick", "how", default="best", show_default=True, help="best, knee, 'flops<=X', or a number.")
 @click.option(
@@ -45,27 +50,42 @@ Examples:
 )
 @click.option("--block-by", help="As in `dhen-search confirm`.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON (search.winners.slices.Slices).")
-def command(directory: Path, column: str, how: str, top: int, block_by: str | None, as_json: bool) -> None:
+def command(
+    what: Path,
+    data: tuple[str, ...],
+    column: str,
+    how: str,
+    top: int,
+    block_by: str | None,
+    as_json: bool,
+) -> None:
     """NE and calibration of a winner and of the baseline for each value of a column, on the test split.
 
-    Of what `dhen-search confirm` has scored there, so that no slice is quietly lost: with intervals over seeds and
-    blocks of rows, and Holm's correction over slices.
+    Of a study what `dhen-search confirm` has scored there, so that no slice is quietly lost: with intervals over
+    seeds and blocks of rows, and Holm's correction over slices. Of a bundle its NE and calibration alone.
     """
-    record = read_record(directory)
-    trial = pick([record.trial(number) for number in record.front], how)
-    found = slices(record, trial.number, study_log(directory), column, most=top, block_by=block_by)
+    if is_bundle(what):
+        if not data:
+            raise UserError(f"{what} is a bundle: --data names the log on whose test split it is scored.")
+        bundle = read_bundle(what)
+        found = bundle_slices(bundle, log_of(bundle, data), column, most=top)
+    elif data:
+        raise UserError("--data goes with a bundle; of a study its own log's test split is what was scored.")
+    else:
+        record = read_record(what)
+        trial = pick([record.trial(number) for number in record.front], how)
+        found = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
     if as_json:
         click.echo(found.model_dump_json(indent=1))
         return
-    click.echo(
-        f"trial {found.trial} against the baseline, trial {found.baseline}, on test by {column}; "
-        f"{len(found.seeds)} seeds"
-    )
+    against = "" if found.baseline is None else f" against the baseline, trial {found.baseline},"
+    click.echo(f"trial {found.trial}{against} on test by {column}; seeds: {len(found.seeds)}")
     print_table(plain_table(COLUMNS, map(_row, found.slices), LEFT))
     worse = [each.value for each in found.slices if each.better is Better.NO]
-    click.echo(
-        f"worse than the baseline on: {', '.join(worse)}" if worse else "on no slice is it surely worse"
-    )
+    if found.baseline is not None:
+        click.echo(
+            f"worse than the baseline on: {', '.join(worse)}" if worse else "worse on no slice for sure"
+        )
 
 
 def _row(each: Slice) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_ba
     click.echo(f"cost: {flops:,.0f} FLOPs an example, as at export")
     click.echo(f"stored examples: scores within {found.check():.1e} of those at export")
     if data:
-        _evaluate(found, _log(found, data, format=log_format, skip_bad_rows=skip_bad_rows))
+        _evaluate(found, log_of(found, data, format=log_format, skip_bad_rows=skip_bad_rows))
 
 
 def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
@@ -60,8 +60,12 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
         sys.exit(1)
 
 
-def _log(bundle: Bundle, data: tuple[str, ...], **reading: Any) -> PreparedLog:
-    """The log prepared as at training where it is the bundle's, else in the bundle's encoding."""
+def log_of(bundle: Bundle, data: tuple[str, ...], **reading: Any) -> PreparedLog:
+    """The log that `--data` names, prepared as at training where it is the bundle's, else in its encoding.
+
+    Raises:
+        UserError: for anything wrong with the files.
+    """
     files = log_files(data)
     if len(files) == 1 and PreparedLog.is_prepared(files[0]):
         return PreparedLog.open(files[0])

@@ -77,12 +77,12 @@ class Retrainings:
                     if activity.run.ended:
                         self._going.remove(activity)
                         self._end(activity, unique[activity.job.fingerprint], score)
-        return {name: self._known[name] for name in unique if self._is_done(unique[name].job, score)}
+        ended = {name: self._known[name] for name in unique}
+        return {name: each for name, each in ended.items() if each.outcome is Outcome.COMPLETED}
 
     def failures(self, wanted: Iterable[Wanted]) -> list[str]:
-        """What became of those that did not complete, in words."""
-        names = {each.job.fingerprint: each for each in wanted}
-        ended = [self._known[name] for name in names if name in self._known]
+        """What became of those that ran and did not complete, in words."""
+        ended = [self._known[name] for name in {each.job.fingerprint: None for each in wanted}]
         bad = [each for each in ended if each.outcome is not Outcome.COMPLETED]
         return [f"trial {each.of} with seed {each.seed}: {each.outcome}, {each.error}" for each in bad]
 

@@ -67,7 +67,8 @@ def finished_study(directory: Path, console: Console) -> Iterator[Finished]:
     Raises:
         UserError: where it is not finished, another process drives it, or it does not fit its settings.
     """
-    finished_record(directory)  # before anything is locked or opened
+    if finished_record(directory).running:  # before anything is locked, opened or written
+        raise UserError(f"{directory}: another process is running this study; wait for it to end.")
     config = parse(StudyConfig, load_yaml(directory / STUDY_FILE), STUDY_FILE)
     launcher = Launcher(several_ranks=config.ranks is not None)
     launcher.warm_up()

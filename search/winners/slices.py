@@ -6,24 +6,31 @@ are over seeds and blocks of a slice's rows (`search.winners.bootstrap`), p afte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from dhen.errors import UserError
 from dhen.values import Value
+from search.bundle import Bundle
 from search.directory import trial_folder
+from search.export import trained_job
 from search.winners.bootstrap import Estimate, Floats, holm, paired_bootstrap
 from search.winners.confirm import better
-from search.winners.groups import Groups, groups_of
-from search.winners.losses import Blocks, blocks_of, losses
+from search.winners.groups import groups_of
+from search.winners.losses import blocks_of, losses
 from search.winners.retraining import FOLDER, SPLIT
 from trials.data.cache import PreparedLog
 from trials.data.weights import example_weights
+from trials.evaluation import evaluate
+from trials.hardware import device
+from trials.master_weights import compute_in
 from trials.metrics import entropy
-from trials.record import Better, Comparison, StudyRecord
+from trials.record import Better, StudyRecord
 from trials.scoring import logits_file
 
 MOST = 20
@@ -42,31 +49,42 @@ class Slice(Value):
     calibration: float | None
     """Of the winner: predictions over labels; None without positives."""
     baseline_calibration: float | None
-    difference_percent: float
-    """NE relative to the baseline's; negative is better."""
-    low_percent: float | None
-    """Of the 95 % interval; None where all rows lie in one block."""
-    high_percent: float | None
-    p_adjusted: float | None
+    difference_percent: float | None = None
+    """NE relative to the baseline's; negative is better. None without one, or where all rows lie in one block."""
+    low_percent: float | None = None
+    """Of the 95 % interval."""
+    high_percent: float | None = None
+    p_adjusted: float | None = None
     better: Better
     """Than the baseline, on this slice."""
 
 
 class Slices(Value):
-    """A winner and the baseline on the slices of a column."""
+    """A winner and the baseline, or a bundle alone, on the slices of a column."""
 
     trial: int
-    baseline: int
+    baseline: int | None = None
     column: str
     seeds: tuple[int, ...]
     slices: tuple[Slice, ...]
 
 
-class _Sums:
-    """Sums over the rows of each group: S seeds, G groups, K blocks."""
+class _Model(NamedTuple):
+    """What a model's logits add up to, by seed (S), group of rows (G) and block (K)."""
 
-    def __init__(self, log: PreparedLog, groups: Groups, blocks: Blocks) -> None:
-        split, self._rate = log.split(SPLIT), log.schema.negative_sampling_rate
+    loss_SGK: Floats
+    clicks_G: Floats
+    """Predicted, mean over seeds."""
+
+
+class _Sums:
+    """Sums over the rows of each group and block of the test split."""
+
+    def __init__(self, log: PreparedLog, column: str, most: int, block_by: str | None) -> None:
+        split = log.split(SPLIT)
+        groups, blocks = groups_of(log, split, column, most), blocks_of(log, split, block_by)
+        self.names = groups.names
+        self._rate = log.schema.negative_sampling_rate
         self._label_N = np.asarray(split.labels)
         weights = example_weights(split, self._rate)
         self._weight_N = np.ones(split.rows) if weights is None else weights
@@ -76,20 +94,24 @@ class _Sums:
         self.positive_G = self._by_cell(self._weight_N * self._label_N).sum(axis=1)
         self.rows_G = np.bincount(groups.group_N, minlength=self._shape[0])
 
-    def of(self, files: Sequence[Path]) -> tuple[Floats, Floats]:
-        """Losses (S x G x K) and predicted clicks (mean over seeds, G) of the logits in these files."""
+    def of(self, logits: Iterable[NDArray[np.float32]]) -> _Model:
+        """Of a model, from its logits (N), by seed."""
         loss, clicks = [], []
-        for file in files:
-            logit_N = np.load(file, mmap_mode="r", allow_pickle=False)
+        for logit_N in logits:
             loss.append(self._by_cell(self._weight_N * losses(logit_N, self._label_N, self._rate)))
             p_N = expit(logit_N.astype(np.float64) + np.log(self._rate))
             clicks.append(self._by_cell(self._weight_N * p_N).sum(axis=1))
-        return np.stack(loss), np.mean(clicks, axis=0)
+        return _Model(np.stack(loss), np.mean(clicks, axis=0))
+
+    def base_rate(self, group: int) -> float:
+        """Weighted fraction of positives; 0 where no row counts."""
+        weight = float(self.weight_G[group])
+        return float(self.positive_G[group]) / weight if weight else 0.0
 
     def _by_cell(self, value_N: Floats) -> Floats:
         groups, blocks = self._shape
-        sums: Floats = np.bincount(self._cell_N, value_N, groups * blocks)
-        return sums.reshape(groups, blocks)
+        sums_C = np.bincount(self._cell_N, value_N, groups * blocks).astype(np.float64)
+        return sums_C.reshape(groups, blocks)
 
 
 def slices(
@@ -112,67 +134,89 @@ def slices(
             f"trial {trial} was not compared with the baseline yet; "
             f"`dhen-search confirm {study.directory}` does that."
         )
-    split = log.split(SPLIT)
-    groups, blocks = groups_of(log, split, column, most), blocks_of(log, split, block_by)
-    sums = _Sums(log, groups, blocks)
-    own = sums.of(_logits(study, trial, comparison))
-    reference = sums.of(_logits(study, study.baseline, comparison))
-    estimates = [_estimate(own[0][:, g], reference[0][:, g]) for g in range(len(groups.names))]
-    known = [each.p for each in estimates if each is not None]
-    adjusted = iter(holm(known))
-    found = [
-        _slice(name, g, sums, own, reference, estimates[g], next(adjusted) if estimates[g] else None)
-        for g, name in enumerate(groups.names)
-    ]
-    return Slices(
-        trial=trial, baseline=study.baseline, column=column, seeds=comparison.seeds, slices=tuple(found)
+    sums = _Sums(log, column, most, block_by)
+    own, reference = (
+        sums.of(_kept_logits(study, number, log, comparison.seeds)) for number in (trial, study.baseline)
     )
+    found = _slices(sums, own, reference)
+    return Slices(trial=trial, baseline=study.baseline, column=column, seeds=comparison.seeds, slices=found)
 
 
-def _logits(study: StudyRecord, trial: int, comparison: Comparison) -> list[Path]:
-    """Of its retrainings, by seed."""
-    numbers = {each.seed: each.number for each in study.retrainings if each.of == trial and not each.removed}
-    folder = Path(study.directory) / FOLDER
-    files = [logits_file(trial_folder(folder, numbers[seed]), SPLIT) for seed in comparison.seeds]
-    missing = next((file for file in files if not file.exists()), None)
-    if missing is not None:
-        raise UserError(f"{missing} is missing; `dhen-search confirm {study.directory}` makes it again.")
-    return files
+def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = MOST) -> Slices:
+    """Of a bundle on the test split of a log in its encoding; there is no baseline to compare it with.
+
+    Raises:
+        UserError: where the column is not one of the log's.
+    """
+    job, logits = bundle.info.job, list[NDArray[np.float32]]()
+    sums = _Sums(log, column, most, None)
+    assert job.training.precision != "auto"
+    model = compute_in(bundle.model().to(device()), job.training.precision)
+    evaluate(model, log, SPLIT, keep=lambda logit_N: logits.append(logit_N.cpu().numpy()))
+    found = _slices(sums, sums.of(logits), None)
+    return Slices(trial=bundle.info.trial, column=column, seeds=(job.seed,), slices=found)
 
 
-def _estimate(own_SK: Floats, reference_SK: Floats) -> Estimate | None:
-    """Over the blocks in which the slice has rows; None where that is one."""
-    there = reference_SK.sum(axis=0) > 0.0
-    return paired_bootstrap(own_SK[:, there], reference_SK[:, there]) if there.sum() > 1 else None
+def _kept_logits(
+    study: StudyRecord, trial: int, log: PreparedLog, seeds: Iterable[int]
+) -> Iterator[NDArray[np.float32]]:
+    """Of a trial's retrainings, by seed."""
+    numbers = {each.fingerprint: each.number for each in study.retrainings}
+    for seed in seeds:
+        number = numbers[trained_job(study.trial(trial), log, seed).fingerprint]
+        file = logits_file(trial_folder(Path(study.directory) / FOLDER, number), SPLIT)
+        if not file.exists():
+            raise UserError(f"{file} is missing; `dhen-search confirm {study.directory}` makes it again.")
+        yield np.load(file, mmap_mode="r", allow_pickle=False)
 
 
-def _slice(
-    name: str,
-    group: int,
-    sums: _Sums,
-    own: tuple[Floats, Floats],
-    reference: tuple[Floats, Floats],
-    estimate: Estimate | None,
-    p_adjusted: float | None,
-) -> Slice:
-    positive = float(sums.positive_G[group])
-    base_rate = positive / float(sums.weight_G[group])
-    bits = entropy(base_rate) * float(sums.weight_G[group]) if 0.0 < base_rate < 1.0 else None
-    loss, baseline_loss = (float(each[0][:, group].sum(axis=1).mean()) for each in (own, reference))
-    clicks, baseline_clicks = (float(each[1][group]) for each in (own, reference))
-    low, high = estimate.interval() if estimate is not None else (None, None)
-    percent = estimate.percent if estimate is not None else 100.0 * (loss / baseline_loss - 1.0)
-    return Slice(
-        value=name,
-        rows=int(sums.rows_G[group]),
-        base_rate=base_rate,
-        ne=loss / bits if bits else None,
-        baseline_ne=baseline_loss / bits if bits else None,
-        calibration=clicks / positive if positive else None,
-        baseline_calibration=baseline_clicks / positive if positive else None,
-        difference_percent=percent,
-        low_percent=low,
-        high_percent=high,
-        p_adjusted=p_adjusted,
-        better=better(percent, p_adjusted) if p_adjusted is not None else Better.CANNOT_TELL,
-    )
+def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, ...]:
+    groups = range(len(sums.names))
+    estimates = [_estimate(own, reference, group) if reference else None for group in groups]
+    adjusted = iter(holm([each.p for each in estimates if each is not None]))
+    found = []
+    for group, estimate in zip(groups, estimates, strict=True):
+        quality = _quality(sums, own, group)
+        base = _quality(sums, reference, group) if reference else (None, None)
+        told = {
+            "value": sums.names[group],
+            "rows": int(sums.rows_G[group]),
+            "base_rate": sums.base_rate(group),
+            "ne": quality[0],
+            "calibration": quality[1],
+            "baseline_ne": base[0],
+            "baseline_calibration": base[1],
+        }
+        found.append(Slice(**told, **_difference(estimate, next(adjusted) if estimate else 1.0)))
+    return tuple(found)
+
+
+def _estimate(own: _Model, reference: _Model, group: int) -> Estimate | None:
+    """Over the blocks in which the slice has rows; None where that is one at most."""
+    there = reference.loss_SGK[:, group].sum(axis=0) > 0.0
+    if there.sum() < 2:
+        return None
+    return paired_bootstrap(own.loss_SGK[:, group, there], reference.loss_SGK[:, group, there])
+
+
+def _difference(estimate: Estimate | None, p_adjusted: float) -> dict[str, Any]:
+    if estimate is None:
+        return {"better": Better.CANNOT_TELL}
+    low, high = estimate.interval()
+    return {
+        "difference_percent": estimate.percent,
+        "low_percent": low,
+        "high_percent": high,
+        "p_adjusted": p_adjusted,
+        "better": better(estimate.percent, p_adjusted),
+    }
+
+
+def _quality(sums: _Sums, model: _Model, group: int) -> tuple[float | None, float | None]:
+    """NE and calibration, where they are defined."""
+    base_rate, positive = sums.base_rate(group), float(sums.positive_G[group])
+    ne = None
+    if 0.0 < base_rate < 1.0:
+        loss = float(model.loss_SGK[:, group].sum(axis=1).mean())
+        ne = loss / float(sums.weight_G[group]) / entropy(base_rate)
+    return ne, float(model.clicks_G[group]) / positive if positive else None

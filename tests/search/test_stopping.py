@@ -302,9 +302,9 @@ def decided(trial: TrialRecord) -> tuple[object, ...]:
 
 
 def test_side_by_side(dhen_search: Run, click_log: Path, space: Path, tmp_path: Path) -> None:
-    words = ("trials=24", "parallel=2", "stopping=rungs", "training.epochs=2")
+    words = ("trials=20", "parallel=2", "stopping=rungs")
     record = stopping_study(dhen_search, click_log, tmp_path / "study", space, *words)
-    assert len(record.candidates) == 24
+    assert len(record.candidates) == 20
     assert {trial.outcome for trial in record.trials} == {Outcome.COMPLETED, Outcome.STOPPED}
     trained = [trial.fingerprint for trial in record.candidates if not trial.shared]
     assert len(trained) == len(set(trained))

@@ -12,13 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
 
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.bundle import read_bundle
+from search.config import read_study_config
 from search.directory import read_record
+from search.export import study_log
+from search.verbs.confirm import command as show_winners
+from search.verbs.slices import command as show_slices
 from search.winners.ablate import without_parts
+from search.winners.slices import slices
+from trials.metrics import entropy
 from trials.record import Better, Comparison, Outcome
 
 BOTH = 2
@@ -81,45 +88,40 @@ def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) ->
     now = {each.number: each.started_at for each in record.retrainings}
     assert len(now) == len(before) + 1 + len(record.front)
     assert before.items() <= now.items()
-    again = dhen_search("confirm", confirmed, "--seeds", 3)
-    assert "retrained trial" not in again.stdout
-    assert any(f" {better.value} " in again.stdout for better in Better)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
-def test_goes_on_from_where_it_was(
-    dhen_search: Run, study: Path, environment: dict[str, str], how: signal.Signals
-) -> None:
-    seeds = "2" if how is signal.SIGINT else "3"
-    known = len(read_record(study).retrainings)
-    process = subprocess.Popen(
-        [str(COMMAND), "confirm", str(study), "--seeds", seeds],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    begun = study / "retrained" / "trials" / f"{known + 1:05d}" / "events.jsonl"
+def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environment: dict[str, str]) -> None:
+    """Ctrl-C in one training, a kill in the next, then to the end."""
+    words = [str(COMMAND), "confirm", str(confirmed), "--seeds", "5"]
+    kept: dict[int, str | None] = {}
+    for how in (signal.SIGINT, signal.SIGKILL):
+        known = len(read_record(confirmed).retrainings)
+        process = subprocess.Popen(
+            words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        wait_for(confirmed / "retrained" / "trials" / f"{known:05d}" / "events.jsonl", process)
+        os.killpg(process.pid, how)
+        _, errors = process.communicate(timeout=60)
+        assert "Traceback" not in errors
+        assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+        now = {e.number: e.started_at for e in read_record(confirmed).retrainings if e.test is not None}
+        assert kept.items() <= now.items()
+        kept = now
+    said = dhen_search("confirm", confirmed, "--seeds", 5).stdout
+    record = read_record(confirmed)
+    assert all(each.outcome is Outcome.COMPLETED for each in record.retrainings)
+    assert len(record.retrainings) == 5 * (1 + len(record.front))
+    assert kept.items() <= {each.number: each.started_at for each in record.retrainings}.items()
+    assert said.count("retrained trial") == len(record.retrainings) - len(kept)
+    assert any(f" {better.value} " in said for better in Better)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not begun.exists():
+    while not path.exists():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    if how is signal.SIGINT:
-        os.killpg(process.pid, how)
-    else:
-        process.kill()
-    _, errors = process.communicate(timeout=60)
-    assert "Traceback" not in errors
-    kept = [each for each in read_record(study).retrainings if each.test is not None]
-    assert len(kept) >= known + 1
-    dhen_search("confirm", study, "--seeds", seeds)
-    record = read_record(study)
-    assert all(each.outcome is Outcome.COMPLETED for each in record.retrainings)
-    assert len(record.retrainings) == int(seeds) * (1 + len(record.front))
-    now = {each.number: each.started_at for each in record.retrainings}
-    assert {each.number: each.started_at for each in kept}.items() <= now.items()
 
 
 def test_ablation(dhen_search: Run, confirmed: Path) -> None:
@@ -133,9 +135,6 @@ def test_ablation(dhen_search: Run, confirmed: Path) -> None:
         assert part["ne_percent"]["low"] <= part["ne_percent"]["mean"] <= part["ne_percent"]["high"]
         assert part["flops_percent"] == pytest.approx(100 * (1 - part["flops"] / said["flops"]))
     assert looks(confirmed) == looked
-    table = dhen_search("ablate", confirmed, "--seeds", BOTH).stdout
-    assert "retrained trial" not in table
-    assert all(part["removed"] in table for part in said["parts"])
 
 
 def test_without_parts() -> None:
@@ -148,31 +147,53 @@ def test_without_parts() -> None:
         without_parts(DhenConfig.model_validate({"layers": [{"modules": ["cross"]}]}))
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--seeds", "1"), "two seeds at least"),
-        (("--block-by", "nothing"), "expected a categorical column of the log: C1"),
-    ],
-)
-def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, words: tuple[str, ...], said: str) -> None:
-    error = dhen_search("confirm", confirmed, *words, code=2).stderr.replace("2 seeds", "two seeds")
-    assert said in error
+def test_slices(confirmed: Path) -> None:
+    """Slices of a column are all rows, each once; their losses are those of the whole."""
+    record, log = read_record(confirmed), study_log(confirmed)
+    assert record.best is not None
+    whole = record.comparison(record.best)
+    assert whole is not None
+    for column in ("C3", "hour_of_day", "I2"):
+        found = slices(record, record.best, log, column, most=4).slices
+        assert sum(each.rows for each in found) == log.manifest.rows["test"]
+        assert sum(each.base_rate * each.rows for each in found) == pytest.approx(
+            log.split("test").base_rate * log.manifest.rows["test"]
+        )
+        bits = [each.rows * entropy(each.base_rate) if 0 < each.base_rate < 1 else 0.0 for each in found]
+        loss = sum((each.ne or 0.0) * n for each, n in zip(found, bits, strict=True))
+        if all(bits):
+            rows = log.manifest.rows["test"]
+            assert loss / rows / entropy(log.split("test").base_rate) == pytest.approx(whole.ne, rel=1e-6)
+    assert found[-1].value != "(missing)" or found[-1].rows > 0
+    assert len(slices(record, record.best, log, "C3", most=4).slices) == 5
 
 
-def test_a_study_that_is_not_finished_is_not_compared(
-    dhen_search: Run, confirmed: Path, tmp_path: Path
-) -> None:
-    assert "no study here" in dhen_search("confirm", tmp_path, code=2).stderr
-    error = dhen_search("run", "--out", tmp_path / "one", "confirm=1", *SMALL, code=2).stderr
-    assert "an interval needs two seeds" in error
+def test_slices_by_the_command_line(confirmed: Path) -> None:
+    shown = CliRunner().invoke(show_slices, [str(confirmed), "--column", "C3", "--top", "3"])
+    assert shown.exit_code == 0, shown.output
+    assert "others)" in shown.output
+    with pytest.raises(UserError, match="expected a categorical or numeric column of the log: C1"):
+        CliRunner().invoke(show_slices, [str(confirmed), "--column", "C"], catch_exceptions=False)
+
+
+def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:
+    def refused(*words: object) -> str:
+        with pytest.raises(UserError) as error:
+            CliRunner().invoke(show_winners, [*map(str, words)], catch_exceptions=False)
+        return str(error.value)
+
+    assert "2 seeds at least" in dhen_search("confirm", confirmed, "--seeds", 1, code=2).stderr
+    assert "expected a categorical column of the log: C1" in refused(confirmed, "--block-by", "nothing")
+    assert "no study here" in refused(tmp_path)
+    with pytest.raises(UserError, match="an interval needs two seeds"):
+        read_study_config(None, ["confirm=1"])
     with sqlite3.connect(confirmed / "study.db") as connection:
         (facts,) = connection.execute("select facts from dhen_study").fetchone()
         undone = json.loads(facts)
         undone["record"]["finished"] = False
         connection.execute("update dhen_study set facts = ?", (json.dumps(undone),))
     try:
-        assert "the study is not finished" in dhen_search("confirm", confirmed, code=2).stderr
+        assert "the study is not finished" in refused(confirmed)
     finally:
         with sqlite3.connect(confirmed / "study.db") as connection:
             connection.execute("update dhen_study set facts = ?", (facts,))

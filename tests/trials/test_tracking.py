@@ -250,6 +250,19 @@ Tracker.open(Path()).sync(record)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts", "mlflow.db", "record.json"]
 
 
+def test_a_driver_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) -> None:
+    code = f"from pathlib import Path; from trials.tracking import Tracker; Tracker.open(Path({str(tmp_path)!r}))"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        while not (tmp_path / ".mlflow.db.making").exists():
+            assert process.poll() is None
+        process.kill()
+    assert not database(tmp_path).exists()
+    record = study(3)
+    Tracker.open(tmp_path).sync(record)
+    assert len(by_number(tmp_path)) == len(record.trials)
+    assert not list(tmp_path.glob(".mlflow*"))
+
+
 def test_a_damaged_store_is_told_with_the_remedy_and_left_alone(tmp_path: Path) -> None:
     database(tmp_path).write_bytes(b"no database at all" * 100)
     with pytest.raises(UserError, match=r"mlflow\.db.*[Dd]elete it.*No trial is lost"):

@@ -382,7 +382,9 @@ def _fully_sharded(
         )
         if not several:
             done += on_device * shards[index]
-        if strategy.dense == "hsdp":  # in fp32 it is the gradient itself, unless it is added to an earlier one
+        if (
+            strategy.dense == "hsdp"
+        ):  # in fp32 it is the gradient itself, unless it is added to an earlier one
             held += reduced_low[index] or (shards[index] if several else 0)
     embeddings = batch.embeddings if several else batch.micro_embeddings
     sent = reduced[0] + reduced[last]
