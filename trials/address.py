@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -28,6 +29,11 @@ def _checked(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_checked)]
 """`host:port` of the first host."""
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """IPv6 for such an address, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def with_port(address: str, port: int) -> str:

@@ -30,16 +30,6 @@ Keep = Callable[[Tensor], None]
 """Is given the logits (N) of all rows in order, fp32 and not corrected, before metrics are made of them."""
 
 
-@torch.no_grad()
-def predict_split(model: nn.Module, split: Split, batch_size: int = EVAL_BATCH) -> NDArray[np.float64]:
-    """Click probabilities (N) of all rows in order, as the training log has them (not corrected).
-
-    `batch_size` rows go forward at a time. The model computes in the precision that its dense part has
-    (`trials.master_weights.compute_in`).
-    """
-    return _probabilities(_split_logits(model, split, batch_size))
-
-
 def evaluate(
     model: nn.Module,
     log: PreparedLog,
@@ -47,7 +37,11 @@ def evaluate(
     batch_size: int = EVAL_BATCH,
     keep: Keep | None = None,
 ) -> Metrics:
-    """Metrics on a split of the log, corrected for negative sampling where its schema states a rate."""
+    """Metrics on a split of the log, corrected for negative sampling where its schema states a rate.
+
+    `batch_size` rows go forward at a time. The model computes in the precision that its dense part has
+    (`trials.master_weights.compute_in`).
+    """
     split = log.split(split_name)
     with torch.no_grad():
         logit_N = _split_logits(model, split, batch_size)

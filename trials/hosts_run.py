@@ -10,7 +10,7 @@ import time
 from multiprocessing import connection
 from pathlib import Path
 
-from trials.address import host_and_port, with_port
+from trials.address import family_of, host_and_port, with_port
 from trials.events import START_MARK, Event, Failed, LastWords, last_words, rank_log
 from trials.hosts import Hosts, Member
 from trials.hosts_wire import Kill, RankEnded, ShowStacks, Start
@@ -178,6 +178,6 @@ class HostsRun:
 def _free_port(address: str) -> int:
     """Of this host: each candidate has its own, as the last one's may be closing still."""
     host, _ = host_and_port(address)
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+    with socket.socket(family_of(host)) as free:
         free.bind((host, 0))
         return int(free.getsockname()[1])

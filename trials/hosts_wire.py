@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from dhen.errors import UserError
 from dhen.values import Value
-from trials.address import host_and_port
+from trials.address import family_of, host_and_port
 from trials.events import LastWords
 
 SECRET = "DHEN_SEARCH_SECRET"
@@ -216,8 +216,7 @@ def listen(address: str) -> socket.socket:
     if host in ("0.0.0.0", "::", "*"):
         raise UserError(f"address={address}: give the address at which the other hosts reach this machine.")
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family_of(host), backlog=128)
     except OSError as error:
         raise UserError(
             f"address={address}: cannot wait for other hosts there ({error.strerror or error}). Give host:port "

@@ -6,10 +6,9 @@ A trial is written in one transaction: its job, its plan, its attempts, and what
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -79,7 +78,7 @@ class Ledger:
         """Notes what trials have in common; to be told before one is saved."""
         cluster, self._cluster = setting.cluster, fingerprint(setting.cluster)
         values = {"directory": setting.directory, "log": setting.log, "seed": setting.seed}
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             new = self.database.insert_new
             new(connection, LOGS, fingerprint=setting.log, features=json.dumps(setting.features))
             new(
@@ -99,28 +98,28 @@ class Ledger:
 
     def facts(self) -> dict[str, Any] | None:
         """What the study noted of itself (`note_facts`); None for a new study."""
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             row = connection.execute(sa.select(STUDIES.c.facts).where(STUDIES.c.name == self.study)).first()
         return dict(row.facts) if row and row.facts else None
 
     def note_facts(self, facts: dict[str, Any]) -> None:
         """Replaces the study's facts."""
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             self.database.upsert(connection, STUDIES, name=self.study, facts=facts)
 
     def trials(self) -> list[TrialRecord]:
         """All trials in the order of their numbers."""
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             return list(read_trials(connection, TRIALS.c.study == self.study).values())
 
     def numbers(self) -> set[int]:
         """Of all trials."""
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             return set(connection.scalars(sa.select(TRIALS.c.number).where(TRIALS.c.study == self.study)))
 
     def save(self, record: TrialRecord) -> None:
         """Writes a trial, new or changed."""
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             there = self.write(connection, record)
         self._written |= there
 
@@ -150,7 +149,7 @@ class Ledger:
 
     def save_retraining(self, record: Retraining) -> None:
         """Writes a retraining, new or changed."""
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             self._write_job(connection, record, seed=record.seed)
             self.database.upsert(
                 connection,
@@ -169,12 +168,12 @@ class Ledger:
         query = sa.select(RETRAININGS, JOBS.c.model, JOBS.c.training, JOBS.c.seed)
         query = query.join(JOBS, RETRAININGS.c.job == JOBS.c.fingerprint)
         query = query.where(RETRAININGS.c.study == self.study).order_by(RETRAININGS.c.number)
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             return [_retraining(row) for row in connection.execute(query)]
 
     def replace_comparisons(self, comparisons: Iterable[Comparison]) -> None:
         """Of winners with the baseline, in place of earlier ones."""
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             connection.execute(sa.delete(COMPARISONS).where(COMPARISONS.c.study == self.study))
             rows = [
                 {
@@ -193,26 +192,21 @@ class Ledger:
     def comparisons(self) -> tuple[Comparison, ...]:
         """Of winners with the baseline, by FLOPs."""
         query = sa.select(COMPARISONS.c.comparison).where(COMPARISONS.c.study == self.study)
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             texts = connection.scalars(query.order_by(COMPARISONS.c.position))
             return tuple(Comparison.model_validate_json(text) for text in texts)
 
     def count_test_look(self, number: int) -> None:
         """Notes that a trial is about to be scored on the test split."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        with self._connection() as connection:
+        with self.database.transaction() as connection:
             connection.execute(sa.insert(TEST_LOOKS).values(study=self.study, number=number, at=now))
 
     def test_looks(self) -> int:
         """How often the test split was looked at."""
         query = sa.select(sa.func.count()).select_from(TEST_LOOKS).where(TEST_LOOKS.c.study == self.study)
-        with self._connection() as connection:
-            return int(connection.execute(query).scalar_one())
-
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[sa.Connection]:
         with self.database.transaction() as connection:
-            yield connection
+            return int(connection.execute(query).scalar_one())
 
     def _write_job(self, connection: sa.Connection, record: TrialRecord, *, seed: int | None = None) -> None:
         """The study's seed where no other is given."""

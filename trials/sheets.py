@@ -144,12 +144,13 @@ def _run_name(trial: TrialRecord) -> str:
 
 def marks(trial: TrialRecord, record: StudyRecord) -> dict[str, bool]:
     """What the study says of a trial."""
-    number = None if isinstance(trial, Retraining) else trial.number
+    if isinstance(trial, Retraining):  # has a number of its own kind
+        return dict.fromkeys(("front", "best", "knee", "baseline"), False)
     return {
-        "front": number in record.front,
-        "best": number is not None and number == record.best,
-        "knee": number is not None and number == record.knee,
-        "baseline": number is not None and number == record.baseline,
+        "front": trial.number in record.front,
+        "best": trial.number == record.best,
+        "knee": trial.number == record.knee,
+        "baseline": trial.number == record.baseline,
     }
 
 

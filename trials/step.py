@@ -68,9 +68,8 @@ class TrainStep:
 
     def scale_learning_rates(self, dense: float, tables: float) -> float:
         """Sets learning rates to multiples of the configured ones; the dense part's, for the record."""
-        for optimizer, rate, factor in zip(
-            self._optimizers, self._initial_rates, (dense, tables), strict=False
-        ):
+        rates = zip(self._optimizers, self._initial_rates, strict=True)
+        for (optimizer, rate), factor in zip(rates, (dense, tables), strict=False):
             optimizer.param_groups[0]["lr"] = rate * factor
         return self._initial_rates[0] * dense
 

@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
-from dhen.cost import NORM_FLOPS, Costs, elementwise_cost, product_cost
-from dhen.norm import LayerNorm, norm_tape
+from dhen.cost import Costs, product_cost
+from dhen.norm import LayerNorm, norm_cost, norm_tape
 from dhen.parts import (
     EmbeddingProjection,
     VectorToEmbeddings,
@@ -56,7 +56,7 @@ class LowRankFmConfig(BlockConfig):
         return (
             projection_cost("mix", m, self.rank, d),
             product_cost("dots", m, d, self.rank),
-            elementwise_cost("norm", width, flops_each=NORM_FLOPS, parameters=2 * width),
+            *norm_cost("layer", 1, width),
             *mlp_cost("mlp", width, self.mlp),
             vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, d),
         )

@@ -13,9 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
-from dhen.cost import NORM_FLOPS, Costs, elementwise_cost, linear_cost
+from dhen.cost import Costs, elementwise_cost, linear_cost, within
 from dhen.linear import Linear, linear_tape
-from dhen.norm import LayerNorm, norm_tape
+from dhen.norm import LayerNorm, norm_cost, norm_tape
 from dhen.parts import VectorToEmbeddings, vector_to_embeddings_cost, vector_to_embeddings_tape
 from dhen.tape import Tape
 
@@ -42,10 +42,10 @@ class MaskBlockConfig(BlockConfig):
             linear_cost("mask0", width, self.aggregation),
             elementwise_cost("mask0.relu", self.aggregation),
             linear_cost("mask1", self.aggregation, width),
-            elementwise_cost("norm", width, flops_each=NORM_FLOPS, parameters=2 * d),
+            *norm_cost("layer", shape.embeddings, d),
             elementwise_cost("product", width),
             linear_cost("hidden", width, self.hidden),
-            elementwise_cost("hidden.norm", self.hidden, flops_each=NORM_FLOPS, parameters=2 * self.hidden),
+            *within("hidden", norm_cost("layer", 1, self.hidden)),
             elementwise_cost("hidden.relu", self.hidden),
             vector_to_embeddings_cost("w_m", self.hidden, shape.out, d),
         )

@@ -154,15 +154,11 @@ class Pricing:
             self._activations_of(micro, strategy),
             strategy,
             self._batch(strategy, micro),
-            itemsizes=Itemsizes.of(self.training),
+            itemsizes=self._itemsizes,
             hosts=self.cluster.hosts,
             gpus_a_host=self.cluster.gpus_a_host,
             device=self.cluster.device,
-            bucket_bytes=collectives(
-                self.cluster, self.cluster.hosts, self.cluster.gpus_a_host
-            ).bucket_bytes()
-            if self.cluster.ranks > 1
-            else 0,
+            bucket_bytes=self._bucket_bytes,
         )
         moment = dense.moment
         beside = self._tables_workspace
@@ -217,6 +213,17 @@ class Pricing:
             micro_embeddings=width * micro,
             other=other,
         )
+
+    @cached_property
+    def _itemsizes(self) -> Itemsizes:
+        return Itemsizes.of(self.training)
+
+    @cached_property
+    def _bucket_bytes(self) -> int:
+        """Gradients that DDP reduces at a time; one rank has no buckets."""
+        if self.cluster.ranks == 1:
+            return 0
+        return collectives(self.cluster, self.cluster.hosts, self.cluster.gpus_a_host).bucket_bytes()
 
     @cached_property
     def _tables_workspace(self) -> int:
