@@ -30,6 +30,11 @@ def percent(value: float | None) -> str:
     return f"{value:+.2f} %" if abs(value) >= 0.005 else "0.00 %"
 
 
+def percent_range(low: float | None, high: float | None) -> str:
+    """`-0.41 to -0.12 %`."""
+    return f"{percent(low).removesuffix(' %')} to {percent(high)}"
+
+
 def ratio(value: float | None) -> str:
     """`0.42x`, `13x`."""
     return f"{value:.3g}x" if value is not None and math.isfinite(value) else MISSING

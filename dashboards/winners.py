@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.names import short_name
-from dashboards.units import MISSING, decimals, percent, si
+from dashboards.units import MISSING, decimals, percent, percent_range, si
 from trials.record import Better, Comparison, Outcome, Retraining, StudyRecord
 
 COLUMNS = (
@@ -61,7 +61,7 @@ def verdict(comparison: Comparison) -> str:
 
 def interval(comparison: Comparison) -> str:
     """`-0.41 to -0.12 %`."""
-    return f"{percent(comparison.low_percent).removesuffix(' %')} to {percent(comparison.high_percent)}"
+    return percent_range(comparison.low_percent, comparison.high_percent)
 
 
 def retrained_line(retraining: Retraining) -> str:

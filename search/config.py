@@ -93,6 +93,12 @@ class StudyConfig(LogConfig):
     name: str | None = None
     """Of the study, in the database and in MLflow; the run directory's name where not given."""
 
+    @property
+    def declared_ranks(self) -> tuple[int, int] | None:
+        """Hosts, and ranks a host."""
+        found = RANKS.fullmatch((self.ranks or "").strip())
+        return (int(found[1]), int(found[2])) if found else None
+
     @field_validator("ranks", mode="before")
     @classmethod
     def _hosts_by_ranks(cls, value: Any) -> Any:
@@ -102,7 +108,7 @@ class StudyConfig(LogConfig):
 
     @model_validator(mode="after")
     def _has_hosts_to_join(self) -> StudyConfig:
-        if self.address is not None and (self.ranks is None or self.ranks.strip().startswith("1x")):
+        if self.address is not None and (self.declared_ranks or (1, 1))[0] == 1:
             raise ValueError(
                 f"address={self.address} is where other hosts join: say with ranks= how many hosts and ranks a "
                 "host there are, such as ranks=2x4"

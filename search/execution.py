@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from search.config import StudyConfig
 from search.planning import LOCAL, plan_of
-from trials.cluster.cluster import RANKS, Cluster
+from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.hardware import device
 from trials.job import Job
@@ -105,10 +105,10 @@ def execution(config: StudyConfig, cluster: Cluster) -> Execution:
 
 def ranks_here(config: StudyConfig) -> int:
     """Processes that a trial takes on this machine; 1 where nothing valid is declared."""
-    declared = RANKS.fullmatch((config.ranks or "").strip())
-    if not _is_executed(config) or declared is None:
+    if not _is_executed(config) or config.declared_ranks is None:
         return 1
-    return int(declared[2]) * (int(declared[1]) if config.address is None else 1)
+    hosts, ranks_a_host = config.declared_ranks
+    return ranks_a_host * (hosts if config.address is None else 1)
 
 
 def _is_executed(config: StudyConfig) -> bool:

@@ -16,6 +16,11 @@ def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     return [t for t in done if t.validation and not math.isnan(t.validation.ne)]
 
 
+def log_flops(flops: float | None) -> float:
+    """To base 10: candidates differ by orders of magnitude; as much is gained from 10 to 5 as from 2 to 1."""
+    return math.log10(max(flops or 0.0, 1.0))
+
+
 def pareto_front(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Trials that no other beats in both NE and FLOPs, by FLOPs; of equals the first stands."""
     front: list[TrialRecord] = []

@@ -42,6 +42,8 @@ def log_files(
     Raises:
         UserError: naming the first that is missing.
     """
+    if "" in names:  # an unset variable of a shell; as a path it would be the current folder
+        raise UserError(f"--data is empty; name a log, a prepared log, or `{DEMO}`.")
     paths = [Path(name) for name in names]
     if list(names) == [DEMO] and not paths[0].exists():
         return [_demo_file(demo or DemoConfig(), progress)]

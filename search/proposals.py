@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dhen.values import fingerprint
 from search.appraisal import Appraiser
+from search.front import log_flops
 from search.samplers import check_sampler, make_sampler
 from search.samplers.known import UNFINISHED, Known
 from spaces.load import random_point
@@ -68,7 +69,7 @@ class Proposals:
             self._optuna_numbers[record.number] = len(self._optuna_numbers)
             self._study.add_trial(self._remembered(record))
             self._known.points[record.number] = record.point
-            self._known.records[record.number] = record
+            self.note(record)
 
     def ask(self, number: int, start: Point) -> tuple[Point, dict[str, int]]:
         """The point of the trial with this number, which has the values of `start`, and the sampler's notes."""
@@ -128,17 +129,12 @@ class Proposals:
         if record.outcome is Outcome.COMPLETED:
             assert record.validation is not None
             if not math.isnan(record.validation.ne):
-                return state.COMPLETE, [record.validation.ne, _log_flops(record)]
+                return state.COMPLETE, [record.validation.ne, log_flops(record.flops)]
             return state.FAIL, None
         if record.outcome is Outcome.STOPPED and self._stopped_as == "expected":
             assert record.expected_ne is not None
-            return state.COMPLETE, [record.expected_ne, _log_flops(record)]
+            return state.COMPLETE, [record.expected_ne, log_flops(record.flops)]
         beyond = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
         if record.outcome in beyond and (record.memory_excess or 0.0) > 0:
-            return state.COMPLETE, [NE_OF_INFEASIBLE, _log_flops(record)]
+            return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.flops)]
         return (state.FAIL if record.outcome is Outcome.FAILED else state.PRUNED), None
-
-
-def _log_flops(record: TrialRecord) -> float:
-    """Candidates differ in FLOPs by orders of magnitude; as much is gained from 10 to 5 as from 2 to 1."""
-    return math.log10(max(record.flops or 0.0, 1.0))

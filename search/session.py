@@ -96,7 +96,8 @@ def other_hosts(config: StudyConfig, console: Console) -> Iterator[Hosts | None]
     def say(sentence: str) -> None:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
-    count, ranks_a_host = (int(part) for part in str(config.ranks).strip().split("x"))
+    assert config.declared_ranks is not None
+    count, ranks_a_host = config.declared_ranks
     check_devices(ranks_a_host)
     hosts = Hosts(config.address, count, ranks_a_host, say)
     reason = "it was broken off on its first host"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from search.appraisal import Appraisal, Appraiser
+from search.front import log_flops
 from spaces.axes import Axis, Range, Scalar, random_value
 from spaces.load import random_point
 from spaces.space import Point, Space
@@ -30,7 +31,7 @@ class Drawn:
     @property
     def log_flops(self) -> float:
         """The front's first axis."""
-        return math.log10(max(self.appraisal.flops, 1.0))
+        return log_flops(self.appraisal.flops)
 
 
 def evenly(appraiser: Appraiser, taken: set[str], rng: random.Random) -> Iterator[Drawn]:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dashboards.names import short_name
 from dashboards.table import plain_table
-from dashboards.units import MISSING, decimals, percent, si
+from dashboards.units import MISSING, decimals, percent, percent_range, si
 from search.front import pick
 from search.terminal import print_table
 from search.winners.ablate import Ablation, ablate
@@ -54,7 +54,7 @@ def _rows(found: Ablation) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for part in found.parts:
         ne = part.ne_percent
-        between = f"{percent(ne.low).removesuffix(' %')} to {percent(ne.high)}" if ne else MISSING
+        between = percent_range(ne.low, ne.high) if ne else MISSING
         mean = percent(ne.mean) if ne else MISSING
         rows.append((part.removed, mean, between, si(part.flops), f"{decimals(part.flops_percent, 1)} %"))
     return rows

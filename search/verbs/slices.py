@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dashboards.table import plain_table
-from dashboards.units import MISSING, decimals, percent
+from dashboards.units import MISSING, decimals, percent, percent_range
 from dhen.errors import UserError
 from search.bundle import is_bundle, read_bundle
 from search.directory import read_record
@@ -89,7 +89,7 @@ def command(
 
 
 def _row(each: Slice) -> tuple[str, ...]:
-    between = f"{percent(each.low_percent).removesuffix(' %')} to {percent(each.high_percent)}"
+    between = percent_range(each.low_percent, each.high_percent)
     return (
         each.value,
         f"{each.rows:,}",
