@@ -109,6 +109,28 @@ class DhenConfig(ModelConfig):
     """First to last, each on the output of the one before."""
     head: Widths = (64,)
     """Hidden widths of the MLP from the flattened last layer to the logit."""
+    members: int = Field(default=1, gt=0, le=256, exclude_if=lambda members: members == 1)
+    """K networks trained at once that share tables, features and the layers' weights (`dhen.members`). Left out of
+    plain data where it is one, as before there were several."""
+    members_from: int = Field(default=0, ge=0, exclude_if=lambda layer: layer == 0)
+    """The layer at which members part; those before it are computed once for all. The number of layers: only their
+    heads differ."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_member_parts_nowhere(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("members", 1) == 1 and data.get("members_from"):
+            return {**data, "members_from": 0}
+        return data
+
+    @model_validator(mode="after")
+    def _members_part_somewhere(self) -> Self:
+        if self.members_from > len(self.layers):
+            raise ValueError(
+                f"members_from={self.members_from} of {len(self.layers)} layers; "
+                f"0 (before the first) to {len(self.layers)} (only heads differ) would work"
+            )
+        return self
 
     @model_validator(mode="after")
     def _modules_stand_at_this_dimension(self) -> Self:

@@ -12,6 +12,7 @@ from dhen.cost import Costs, headline_flops, within
 from dhen.features import FeatureProcessing, feature_cost, taped_features
 from dhen.layer import DhenLayer, LayerShape, layer_cost, taped_layer
 from dhen.linear import Linear, linear_tape
+from dhen.members import MemberLinear, by_member, heads_cost, heads_tape, mean_logit, member_mlp
 from dhen.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema
 from dhen.segment import Setting, Taped
@@ -19,7 +20,7 @@ from dhen.tape import Tape
 
 
 class DhenModel(nn.Module):
-    """FeatureBatch -> logit_B."""
+    """FeatureBatch -> logit_B; with K members, in training, logit_BK."""
 
     def __init__(self, config: DhenConfig, schema: FeatureSchema) -> None:
         super().__init__()
@@ -28,17 +29,28 @@ class DhenModel(nn.Module):
             DhenLayer(layer, shape, dropout=config.dropout)
             for layer, shape in zip(config.layers, _shapes(config, schema), strict=True)
         )
-        width = _head_width(config)
-        self.head = mlp(width, config.head, dropout=config.dropout)
-        self.logit = Linear((width, *config.head)[-1], 1)
+        width, self.members, self.parted = _head_width(config), config.members, _part(config)
+        self.head, self.logit = _heads(config, width, (width, *config.head)[-1])
 
     def forward(self, batch: FeatureBatch) -> Tensor:
-        """The log odds of a click, one an example."""
+        """The log odds of a click, one an example; of each member in training, as each has a loss of its own."""
         dtype = self.logit.weight.dtype
         x_BMD, raw_BK = self.features(batch, dtype), batch.numeric_BK.to(dtype)
         for layer in self.layers:
             x_BMD = layer(x_BMD, raw_BK)
-        return self.logit(self.head(x_BMD.flatten(1))).squeeze(1)  # type: ignore[no-any-return]
+        if self.members == 1:
+            return self.logit(self.head(x_BMD.flatten(1))).squeeze(1)  # type: ignore[no-any-return]
+        x_KBV = by_member(x_BMD.flatten(1), self.members, parted=self.parted)
+        logit_BK = self.logit(self.head(x_KBV)).squeeze(2).T
+        return logit_BK if self.training else mean_logit(logit_BK)
+
+
+def _heads(config: DhenConfig, n_in: int, n_out: int) -> tuple[nn.Module, nn.Module]:
+    """The MLP above the last layer and its map to the logit, one of both for each member."""
+    if config.members == 1:
+        return mlp(n_in, config.head, dropout=config.dropout), Linear(n_out, 1)
+    heads = member_mlp(config.members, n_in, config.head, dropout=config.dropout)
+    return heads, MemberLinear(config.members, n_out, 1)
 
 
 def dhen_cost(config: DhenConfig, schema: FeatureSchema) -> Costs:
@@ -63,14 +75,19 @@ def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> l
 
 
 def _taped_head(config: DhenConfig, setting: Setting) -> Taped:
-    width = _head_width(config)
+    width, members, p = _head_width(config), config.members, config.dropout
     tape = Tape(*setting)
-    hidden = mlp_tape(tape, tape.input(width), width, config.head, dropout=config.dropout)
-    logit = linear_tape(tape, hidden, (width, *config.head)[-1], 1)
+    if members > 1:
+        logit = heads_tape(tape, members, width, config.head, p=p, parted=_part(config))
+    else:
+        hidden = mlp_tape(tape, tape.input(width), width, config.head, dropout=p)
+        logit = linear_tape(tape, hidden, (width, *config.head)[-1], 1)
     return Taped("head", headline_flops(_head_cost(config)), tape, logit)
 
 
 def _head_cost(config: DhenConfig) -> Costs:
+    if config.members > 1:
+        return heads_cost(config.members, _head_width(config), config.head)
     return mlp_cost("head", _head_width(config), (*config.head, 1))[:-1]
 
 
@@ -78,9 +95,20 @@ def _shapes(config: DhenConfig, schema: FeatureSchema) -> list[LayerShape]:
     """What reaches each layer."""
     inputs = [schema.num_embeddings, *(layer.embeddings for layer in config.layers)]
     return [
-        LayerShape(embeddings=m, dim=config.embedding_dim, numeric=len(schema.numeric))
-        for m, _ in pairwise(inputs)
+        LayerShape(
+            embeddings=m,
+            dim=config.embedding_dim,
+            numeric=len(schema.numeric),
+            members=config.members if index >= config.members_from else 1,
+            parting=config.members > 1 and index == config.members_from,
+        )
+        for index, (m, _) in enumerate(pairwise(inputs))
     ]
+
+
+def _part(config: DhenConfig) -> bool:
+    """Whether members part in the layers, not in their heads alone."""
+    return config.members_from < len(config.layers)
 
 
 def _head_width(config: DhenConfig) -> int:

@@ -16,6 +16,7 @@ from dhen.config import LayerConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
 from dhen.ensemble_base import EnsembleShape
 from dhen.linear import Linear, linear_tape
+from dhen.members import MemberAdapter, adapter_cost, adapter_tape, of_members
 from dhen.norm import any_norm_tape, build_norm, norm_cost
 from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
 from dhen.segment import Setting, Taped, Undeclared
@@ -32,6 +33,15 @@ class LayerShape:
     """D, length of each."""
     numeric: int
     """K, raw numeric inputs of the log."""
+    members: int = 1
+    """That share the layer (`dhen.members`)."""
+    parting: bool = False
+    """Whether what reaches it is still shared by all members."""
+
+    @property
+    def rows(self) -> int:
+        """Of the batch dimension, an example, of what reaches it."""
+        return 1 if self.parting else self.members
 
     def takes_raw(self, config: LayerConfig) -> bool:
         """Whether the modules see the raw numeric inputs (there must be some)."""
@@ -51,11 +61,12 @@ class LayerShape:
 
 
 class DhenLayer(nn.Module):
-    """x_BMD -> y_BM'D, M' = `config.embeddings`."""
+    """x_BMD -> y_BM'D, M' = `config.embeddings`; with members y has a row for each member of an example."""
 
     def __init__(self, config: LayerConfig, shape: LayerShape, *, dropout: float) -> None:
         super().__init__()
         block_shape = shape.block(config)
+        self.adapter = _adapter(shape)
         self.raw_numeric = Linear(shape.numeric, shape.dim) if shape.takes_raw(config) else None
         self.blocks = nn.ModuleList(block.build(block_shape, dropout=dropout) for block in config.modules)
         self.ensemble = config.ensemble.build(shape.ensemble(config))
@@ -69,15 +80,28 @@ class DhenLayer(nn.Module):
 
     def forward(self, x_BMD: Tensor, raw_BK: Tensor) -> Tensor:
         """The shortcut sees X alone; the modules see X, with the raw numeric inputs where asked for."""
+        if self.adapter is not None:
+            x_BMD = self.adapter(x_BMD)
         inputs = x_BMD
         if self.raw_numeric is not None:
-            inputs = torch.cat((x_BMD, self.raw_numeric(raw_BK).unsqueeze(1)), dim=1)
+            raw = self._repeated(raw_BK)
+            inputs = torch.cat((x_BMD, self.raw_numeric(raw).unsqueeze(1)), dim=1)
         if self.norm_first:
             inputs = self.norm(inputs)
         y = self.ensemble([block(inputs) for block in self.blocks], inputs)
         if self.shortcut is not None:
             y = y + self.shortcut(x_BMD)
         return y if self.norm_first else self.norm(y)  # type: ignore[no-any-return]
+
+    def _repeated(self, raw_BK: Tensor) -> Tensor:
+        """For each member."""
+        return raw_BK if self.adapter is None else raw_BK.repeat_interleave(len(self.adapter.scale), dim=0)
+
+
+def _adapter(shape: LayerShape) -> MemberAdapter | None:
+    if shape.members == 1:
+        return None
+    return MemberAdapter(shape.members, shape.embeddings, shape.dim, parting=shape.parting)
 
 
 def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
@@ -95,7 +119,11 @@ def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
             rows.append(projection_cost("shortcut", shape.embeddings, config.embeddings, shape.dim))
         rows.append(elementwise_cost("shortcut.sum", values))
     normed = block_shape.embeddings if config.norm_placement == "pre" else config.embeddings
-    return (*rows, *norm_cost(config.norm, normed, shape.dim))
+    rows += norm_cost(config.norm, normed, shape.dim)
+    if shape.members == 1:
+        return tuple(rows)
+    adapter = adapter_cost(shape.members, shape.embeddings, shape.dim)
+    return (adapter, *of_members(shape.members, tuple(rows), shared=True))
 
 
 @lru_cache(maxsize=4096)
@@ -110,14 +138,18 @@ def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting:
             build=partial(DhenLayer, config, shape, dropout=dropout),
             inputs=((shape.embeddings, shape.dim), (shape.numeric,)),
             kinds=tuple(sorted(kinds)),
+            rows=shape.rows,
         )
         return Taped("layer", flops, None, 0, undeclared)
 
 
 def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: float) -> int:
+    tape.rows = shape.rows
     x = inputs = tape.input(shape.embeddings * shape.dim)
+    if shape.members > 1:
+        x = inputs = adapter_tape(tape, x, shape.members, shape.embeddings, shape.dim)
     if shape.takes_raw(config):
-        raw = tape.beside(shape.numeric)
+        raw = tape.scratch(shape.numeric) if shape.members > 1 else tape.beside(shape.numeric)
         embedded = linear_tape(tape, raw, shape.numeric, shape.dim, x_needs_gradient=False)
         inputs = tape.concat([x, embedded])
     block_shape, norm_first = shape.block(config), config.norm_placement == "pre"
@@ -132,5 +164,5 @@ def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: fl
         )
     if not norm_first:
         y = any_norm_tape(tape, y, config.norm, config.embeddings, shape.dim)
-    tape.refer(inputs)
+    tape.refer(x, inputs)
     return y

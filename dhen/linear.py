@@ -41,17 +41,21 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False, p: float = 0.0) -> Tensor:
     """dropout(act(W x + b)) with dropout probability p: (..., n_in) -> (..., n_out).
 
+    Or K maps in one batched product, weight of (K, n_out, n_in): (K, N, n_in) -> (K, N, n_out).
+
     On the CPU dropout's scale is applied to weight and bias, which are fewer than the outputs; ReLU lets it
     through.
     """
     if p and x.device.type == "cpu":
         weight, bias = weight * dropout_scale(p), bias if bias is None else bias * dropout_scale(p)
+    if weight.dim() == 3:
+        return _Linear.apply(x, weight, bias, relu, p)  # type: ignore[no-untyped-call, no-any-return]
     y_NV: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias, relu, p)  # type: ignore[no-untyped-call]
     return y_NV.view(*x.shape[:-1], len(weight))
 
 
 class _Linear(torch.autograd.Function):
-    """x of (N, n_in), weight of (n_out, n_in)."""
+    """x of (N, n_in), weight of (n_out, n_in); or K of both."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, p: float) -> Tensor:
@@ -69,15 +73,19 @@ class _Linear(torch.autograd.Function):
         return (
             gradient @ weight if by_x else None,
             gradient.mT @ x if by_weight else None,
-            gradient.sum(0) if by_bias else None,
+            gradient.sum(-2) if by_bias else None,
             None,
             None,
         )
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    if weight.dim() == 3:
+        assert bias is not None
+        y = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+        return y.relu_() if relu else y
     if FUSED_ON_CPU and x.device.type == "cpu" and x.dtype is torch.bfloat16:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
+        y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
         return y
     y = F.linear(x, weight, bias)
     return y.relu_() if relu else y
@@ -112,9 +120,15 @@ def linear_tape(
     p: float = 0.0,
     x_needs_gradient: bool = True,
     saved: int | None = None,
+    maps: int = 1,
 ) -> int:
-    """The memory of `linear`, applied at `positions` places; `saved` is what x is a view of, if it is one."""
+    """The memory of `linear`, applied at `positions` places; `saved` is what x is a view of, if it is one.
+
+    Of `maps` in one batched product each has rows of its own among the tape's.
+    """
     values, weights = n_out * positions, linear_shapes(n_in, n_out, bias=bias)
+    if maps > 1:
+        weights = [(maps, rows * width) for rows, width in weights]
     scaled = [tape.scaled(weights)] if p and tape.device == "cpu" else []
     mask = [] if relu or not p else [tape.scratch(values, itemsize=MASK_BYTES)]
     return tape.operation(

@@ -21,7 +21,7 @@ FAMILIES: dict[str, type[ModelConfig]] = {"dhen": DhenConfig, "advanced_dlrm": A
 
 
 def build_model(config: ModelConfig, schema: FeatureSchema) -> nn.Module:
-    """The torch module: forward maps a `FeatureBatch` to logit_B."""
+    """The torch module: forward maps a `FeatureBatch` to logit_B (of K members in training to logit_BK)."""
     if isinstance(config, DhenConfig):
         return DhenModel(config, schema)
     assert isinstance(config, AdvancedDlrmConfig), config

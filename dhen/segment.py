@@ -31,6 +31,8 @@ class Undeclared(NamedTuple):
     """Shapes of its inputs without the batch; the first needs a gradient."""
     kinds: tuple[str, ...]
     """Of the modules that declare no memory."""
+    rows: int = 1
+    """Of the first input, an example."""
 
 
 class Taped(NamedTuple):

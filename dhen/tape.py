@@ -1,7 +1,8 @@
 """A tape of operations: what a module's forward makes, saves for backward, and needs only while it runs.
 
 A module's declaration beside its FLOPs: it writes its operations on a `Tape` in the order in which forward
-runs them, in numbers an example; `dhen.replay` plays a tape back for a batch and tells the memory.
+runs them, in numbers an example (a row of the batch dimension, of which members of one network have several
+an example: `Tape.rows`); `dhen.replay` plays a tape back for a batch and tells the memory.
 `tests/contracts` holds every declaration to what PyTorch really allocates. The loss and statistics of a few
 bytes an example may be left out.
 """
@@ -58,6 +59,8 @@ class Tape:
     def __init__(self, itemsize: int, device: Device = "cpu") -> None:
         """`itemsize`: bytes of a number in the precision that the dense part computes in."""
         self.itemsize, self.device = itemsize, device
+        self.rows = 1
+        """Of the batch dimension, an example, from here on: members' (`dhen.members`)."""
         self.operations: list[Operation] = []
         self.sizes: list[Held] = []
         """Of all tensors."""
@@ -92,13 +95,13 @@ class Tape:
         return len(self.sizes) - 1
 
     def held(self, values: int = 0, *, fixed: int = 0, itemsize: int | None = None) -> Held:
-        """Memory of so many numbers an example, and so many at any batch."""
+        """Memory of so many numbers a row, and so many at any batch."""
         size = itemsize or self.itemsize
-        return Held(values * size, fixed * size)
+        return Held(values * size * self.rows, fixed * size)
 
     def values(self, tensor: int) -> int:
-        """Numbers an example of a tensor."""
-        return self.sizes[tensor].each // self._itemsizes[tensor]
+        """Numbers a row of a tensor."""
+        return self.sizes[tensor].each // (self._itemsizes[tensor] * self.rows)
 
     def operation(
         self,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Point = dict[str, Scalar]
 NONE = "none"
 LAYER_FIELDS = ("ensemble", "out_embeddings", "raw_numeric", "norm", "norm_placement", "shortcut")
-MODEL_FIELDS = ("embedding_dim", "numeric_mlp", "head", "dropout")
+MODEL_FIELDS = ("embedding_dim", "numeric_mlp", "head", "dropout", "members", "members_from")
 
 
 class SpaceConfig(Value):
@@ -51,7 +51,7 @@ class SpaceConfig(Value):
     norm_placement: Any = Field(default="post", exclude_if=lambda leaf: leaf == "post")
     shortcut: Any = Field(default=True, exclude_if=lambda leaf: leaf is True)
     model: dict[str, Any] = Field(default_factory=dict)
-    """embedding_dim, numeric_mlp, head, dropout."""
+    """embedding_dim, numeric_mlp, head, dropout, members, members_from."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Any key of a training configuration."""
     start: tuple[dict[str, Any], ...] = ()
@@ -144,7 +144,8 @@ class Space:
         for prefix, layer in zip(self._prefixes(), layers, strict=False):
             point |= self._encode_layer(prefix, layer)
         for key, axis in self.model_axes.items():
-            point |= _encoded(axis, getattr(candidate.model, key))
+            if key != "members_from" or candidate.model.members > 1:  # one member parts nowhere
+                point |= _encoded(axis, getattr(candidate.model, key))
         for key, axis in self.training_axes.items():
             point |= _encoded(axis, candidate.training[key])
         if self.decode(point) != candidate:

@@ -27,7 +27,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -37,6 +36,7 @@ from trials.dense_batch import DenseBatch, DenseInputs, part_of, pass_on_gradien
 from trials.flat_pieces import FlatPieces, Piece
 from trials.gradient_precision import averaged_in
 from trials.job import TrainingConfig
+from trials.loss import cross_entropy
 from trials.master_weights import DTYPES, MasterWeights
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.strategies import RECOMPUTED, Checkpointing, Dense, Strategy
@@ -48,7 +48,7 @@ class Engine(Protocol):
     """One way to hold the dense state."""
 
     module: nn.Module
-    """The wrapped model: `DenseInputs` -> logit_B."""
+    """The wrapped model: `DenseInputs` -> logit_B, or logit_BK of members in training."""
     optimizer: Optimizer
     """Of this rank's part, or of what it has a part in; its first group's learning rate counts."""
 
@@ -104,8 +104,7 @@ class ParallelStep:
         self.engine.update()
 
     def _micro_batch(self, part: DenseBatch, share: float) -> Tensor:
-        logit_B = self.engine.module(part.inputs).float()
-        loss = share * F.binary_cross_entropy_with_logits(logit_B, part.label_B, weight=part.weight_B)
+        loss = share * cross_entropy(self.engine.module(part.inputs), part.label_B, part.weight_B)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from dhen.schema import FeatureSchema
@@ -18,6 +17,7 @@ from trials.evaluation import EVAL_BATCH, evaluate
 from trials.flat_pieces import FlatPieces, Piece
 from trials.half_tables import store_tables_in_half
 from trials.job import TrainingConfig
+from trials.loss import cross_entropy
 from trials.master_weights import MasterWeights, embedding_tables
 from trials.memory_limit import is_counted
 from trials.record import Metrics
@@ -55,8 +55,7 @@ class TrainStep:
         """One update; returns the batch's loss, detached."""
         if self._lazy:
             self._catch_up(batch)
-        logit_B = self.model(batch.features).float()
-        loss = F.binary_cross_entropy_with_logits(logit_B, batch.label_B, weight=batch.weight_B)
+        loss = cross_entropy(self.model(batch.features), batch.label_B, batch.weight_B)
         loss.backward()  # type: ignore[no-untyped-call]
         self._master.gather_gradients()
         for optimizer in self._optimizers:

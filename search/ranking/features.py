@@ -37,8 +37,8 @@ def describe(appraisal: Appraisal) -> Description:
     found = Description(
         sizes={"flops": max(appraisal.flops, 1.0), "parameters": max(appraisal.parameters, 1)}
     )
-    found.sizes["depth"] = len(model.layers)
-    _take("model", model.model_dump(exclude={"layers"}), found)
+    found.sizes |= {"depth": len(model.layers), "members": model.members, "members_from": model.members_from}
+    _take("model", model.model_dump(exclude={"layers", "members", "members_from"}), found)
     _take("training", appraisal.candidate.training, found)
     layers = _layers(model)
     for name, chosen in (("layers", layers), ("first", layers[:1]), ("last", layers[-1:])):

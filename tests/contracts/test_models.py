@@ -24,7 +24,16 @@ ONLY_NUMERIC = FeatureSchema(numeric=("x", "y"))
 ONLY_TABLES = FeatureSchema(tables=(Table(name="a", rows=10), Table(name="b", rows=7)))
 SCHEMAS = {"full": FULL, "only numeric": ONLY_NUMERIC, "only tables": ONLY_TABLES}
 
-every_model = pytest.mark.parametrize("name", sorted(catalog()))
+SHARED = {
+    "members": {"layers": [{"modules": ["linear"], "raw_numeric": True}, {"modules": ["mlp"]}], "members": 3},
+    "members from the second layer": {"layers": [{"modules": ["dlrm", "fm"]}] * 2, "members": 2, "members_from": 1},
+    "several heads": {"layers": [{"modules": ["linear"]}], "members": 4, "members_from": 1, "head": [8, 4]},
+}
+EVERY = {name: named_model(name) for name in catalog()} | {
+    name: parse_model(data, name) for name, data in SHARED.items()
+}
+
+every_model = pytest.mark.parametrize("name", sorted(EVERY))
 every_schema = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
 
 
@@ -41,12 +50,14 @@ def batch_for(schema: FeatureSchema) -> FeatureBatch:
 @every_model
 @every_schema
 def test_logits_and_costs(name: str, schema: FeatureSchema) -> None:
-    config = named_model(name)
+    config = EVERY[name]
     model = build_model(config, schema).train()
     with FlopCounterMode(display=False) as counter:
-        logit_B = model(batch_for(schema))
+        logit = model(batch_for(schema))
     rows = model_cost(config, schema)
-    assert logit_B.shape == (BATCH,)
+    members = getattr(config, "members", 1)
+    assert logit.shape == ((BATCH, members) if members > 1 else (BATCH,))
+    assert model.eval()(batch_for(schema)).shape == (BATCH,)
     assert headline_flops(rows) * BATCH == counter.get_total_flops()
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert dense_parameters(rows) + embedding_parameters(rows) == counted
@@ -54,7 +65,7 @@ def test_logits_and_costs(name: str, schema: FeatureSchema) -> None:
 
 @every_model
 def test_configs_round_trip(name: str) -> None:
-    config = named_model(name)
+    config = EVERY[name]
     assert parse_model(config.to_dict(), name) == config
 
 

@@ -58,6 +58,12 @@ LAYERS = [
     LayerConfig(modules=("linear",), norm="rms", norm_placement="pre"),  # type: ignore[arg-type]
     LayerConfig(modules=("dlrm", "linear"), norm_placement="pre", raw_numeric=True),  # type: ignore[arg-type]
 ]
+SHARED = [
+    LayerConfig(modules=("linear", "mlp"), raw_numeric=True, norm="rms"),  # type: ignore[arg-type]
+    LayerConfig(modules=("attention",), out_embeddings=12),  # type: ignore[arg-type]
+    LayerConfig(modules=("dlrm", "conv"), norm_placement="pre", shortcut=False),  # type: ignore[arg-type]
+]
+"""Also at several members."""
 PRECISIONS = (torch.float32, torch.bfloat16)
 
 
@@ -145,13 +151,23 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("layer", "embeddings", "dim"), list(cases()))
 def test_a_layer_allocates_what_its_tape_says(layer: LayerConfig, embeddings: int, dim: int) -> None:
-    shape = LayerShape(embeddings=embeddings, dim=dim, numeric=5)
+    assert_declared(layer, LayerShape(embeddings=embeddings, dim=dim, numeric=5))
+
+
+@pytest.mark.parametrize("parting", [True, False])
+@pytest.mark.parametrize("layer", SHARED, ids=lambda layer: "-".join(m.kind for m in layer.modules))
+def test_a_layer_that_members_share_does_so_too(layer: LayerConfig, parting: bool) -> None:
+    assert_declared(layer, LayerShape(embeddings=12, dim=8, numeric=5, members=3, parting=parting))
+
+
+def assert_declared(layer: LayerConfig, shape: LayerShape) -> None:
+    size = (BATCH * shape.rows, shape.embeddings, shape.dim)
     for dtype, dropout in product(PRECISIONS, (0.0, 0.1)):
         module = DhenLayer(layer, shape, dropout=dropout).to(dtype).train()
         raw_BK = torch.ones(BATCH, 5, dtype=dtype)
 
         def run(seed: Tensor, module: nn.Module = module, raw_BK: Tensor = raw_BK) -> Tensor:
-            x_BMD = _Made.apply(seed, (BATCH, embeddings, dim), raw_BK.dtype)  # type: ignore[no-untyped-call]
+            x_BMD = _Made.apply(seed, size, raw_BK.dtype)  # type: ignore[no-untyped-call]
             return module(x_BMD, raw_BK)  # type: ignore[no-any-return]
 
         taped = taped_layer(layer, shape, dropout, Setting(dtype.itemsize, "cpu"))
@@ -172,6 +188,16 @@ SCHEMA = FeatureSchema(
 )
 MODELS: list[ModelConfig] = [
     DhenConfig(layers=(LayerConfig(modules=("linear",)),), dropout=0.1),  # type: ignore[arg-type]
+    *(
+        DhenConfig(
+            layers=(LayerConfig(modules=("linear",)),),  # type: ignore[arg-type]
+            head=(64, 32),
+            dropout=dropout,
+            members=3,
+            members_from=members_from,
+        )
+        for members_from, dropout in [(0, 0.1), (1, 0.0)]
+    ),
     AdvancedDlrmConfig(),
     AdvancedDlrmConfig(experts=3, rank=4, dropout=0.1),
     AdvancedDlrmConfig(experts=2, mlp=(64,)),

@@ -349,7 +349,11 @@ def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> Tr
         dtype, module = DTYPES[precision], undeclared.build().train()
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)  # `Module.to` fails under fake tensors
-        x, *others = (torch.zeros(batch, *shape, dtype=dtype) for shape in undeclared.inputs)
+        sizes = (batch * undeclared.rows, *[batch] * (len(undeclared.inputs) - 1))
+        x, *others = (
+            torch.zeros(size, *shape, dtype=dtype)
+            for size, shape in zip(sizes, undeclared.inputs, strict=True)
+        )
         x.requires_grad_()
         parameters = list(module.parameters())
         with MemoryCounter() as counter:

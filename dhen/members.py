@@ -1,0 +1,125 @@
+"""Several members in one network: shared weights, an adapter of its own for each member, a head of its own.
+
+BatchEnsemble (arXiv 2002.06715, equation 1) in TabM's form (arXiv 2410.24210, sections 3.2 and 3.3): member k
+multiplies what reaches a layer by its own r_k, all else in the layer is shared; the first r has random signs,
+one an embedding, later ones begin at one. In training every member has a loss of its own, in evaluation their
+probabilities are averaged. Left out: BatchEnsemble's factors on outputs.
+
+Members ride in the batch dimension: after the first adapter there are B*K rows, those of one example together,
+so every interaction module works as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dhen.cost import CostRow, Costs, elementwise_cost
+from dhen.linear import linear, linear_tape
+from dhen.parts import mlp_cost
+from dhen.tape import Held, Tape
+
+MEAN_FLOPS = 10
+"""Elementwise operations a member for the mean of probabilities, about."""
+
+
+class MemberAdapter(nn.Module):
+    """x_NMD -> x_NMD, N = B*K rows; where members part, of B rows that they still share."""
+
+    def __init__(self, members: int, embeddings: int, dim: int, *, parting: bool) -> None:
+        super().__init__()
+        self.parting = parting
+        scale_KMD = torch.ones(members, embeddings, dim)
+        if parting:
+            scale_KMD *= 2.0 * torch.randint(0, 2, (members, embeddings, 1)) - 1.0
+        self.scale = nn.Parameter(scale_KMD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Member k's rows times r_k."""
+        x_BKMD = x.unsqueeze(1) if self.parting else x.unflatten(0, (-1, len(self.scale)))
+        return (x_BKMD * self.scale).flatten(0, 1)
+
+
+def adapter_cost(members: int, embeddings: int, dim: int) -> CostRow:
+    """The cost of `MemberAdapter`."""
+    values = members * embeddings * dim
+    return elementwise_cost("adapter", values, parameters=values)
+
+
+def adapter_tape(tape: Tape, x: int, members: int, embeddings: int, dim: int) -> int:
+    """The memory of `MemberAdapter`; from here on an example has `members` rows.
+
+    Backward has a product for x and one for r in all rows before either is summed up.
+    """
+    given, tape.rows = tape.sizes[x].each, members
+    values = embeddings * dim
+    both = Held(2 * tape.held(values).each - given)
+    return tape.operation(values, [x], saves=[x], parameters=[(members, values)], backward_running=both)
+
+
+def of_members(members: int, rows: Costs, *, shared: bool) -> Costs:
+    """The rows of one member's part for all: FLOPs of each, parameters once where they are shared."""
+    each = 1 if shared else members
+    return tuple(
+        row.model_copy(update={"flops": members * row.flops, "parameters": each * row.parameters})
+        for row in rows
+    )
+
+
+class MemberLinear(nn.Module):
+    """A linear map for each member: (K, B, n_in) -> (K, B, n_out)."""
+
+    def __init__(
+        self, members: int, n_in: int, n_out: int, *, relu: bool = False, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        bound = n_in**-0.5  # as torch's linear maps begin
+        self.relu, self.p = relu, dropout
+        self.weight = nn.Parameter(torch.empty(members, n_out, n_in).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, n_out).uniform_(-bound, bound))
+
+    def forward(self, x_KBI: Tensor) -> Tensor:
+        """One batched product; without dropout in evaluation."""
+        return linear(x_KBI, self.weight, self.bias, relu=self.relu, p=self.p if self.training else 0.0)
+
+
+def member_mlp(members: int, n_in: int, widths: Sequence[int], *, dropout: float) -> nn.Sequential:
+    """As `dhen.parts.mlp`, one for each member: (K, B, n_in) -> (K, B, widths[-1])."""
+    return nn.Sequential(
+        *(MemberLinear(members, a, b, relu=True, dropout=dropout) for a, b in pairwise((n_in, *widths)))
+    )
+
+
+def by_member(x_NV: Tensor, members: int, *, parted: bool) -> Tensor:
+    """x_KBV of what reaches the heads: B*K rows where members have parted, B that they share where not."""
+    if parted:
+        return x_NV.unflatten(0, (-1, members)).transpose(0, 1)
+    return x_NV.expand(members, *x_NV.shape)
+
+
+def heads_cost(members: int, width: int, widths: Sequence[int]) -> Costs:
+    """The cost of the heads, of which the last layer puts out the logit, and of their mean."""
+    rows = mlp_cost("head", width, (*widths, 1))[:-1]
+    mean = elementwise_cost("head.mean", members, flops_each=MEAN_FLOPS)
+    return (*of_members(members, rows, shared=False), mean)
+
+
+def heads_tape(tape: Tape, members: int, width: int, widths: Sequence[int], *, p: float, parted: bool) -> int:
+    """The memory of the heads from x_NV; the first one's gradient is made in another order."""
+    tape.rows = members if parted else 1
+    given: int | None = tape.input(width)
+    tape.rows = members
+    x = tape.operation(width, [given], view=True)
+    for a, b in pairwise((width, *widths)):
+        x, given = linear_tape(tape, x, a, b, relu=True, p=p, maps=members, saved=given), None
+    return linear_tape(tape, x, (width, *widths)[-1], 1, maps=members, saved=given)
+
+
+def mean_logit(logit_BK: Tensor) -> Tensor:
+    """logit_B, in fp32, of the mean of members' probabilities: log(mean p) - log(mean (1 - p))."""
+    logit_BK = logit_BK.float()
+    return F.logsigmoid(logit_BK).logsumexp(dim=1) - F.logsigmoid(-logit_BK).logsumexp(dim=1)
