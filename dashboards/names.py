@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from trials.record import TrialRecord
+
 UNNAMED = "model"
+
+
+def trial_name(trial: TrialRecord) -> str:
+    """A trial's model in short; of an average, what it is the mean of: `average of trials 3, 5 and 7`."""
+    if trial.members:
+        *others, last = map(str, trial.members)
+        return f"average of trials {', '.join(others)} and {last}"
+    return short_name(trial.model) + (", another seed" if trial.seed_offset else "")
 
 
 def short_name(model: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from dashboards import accuracy, winners
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
-from dashboards.names import short_name
+from dashboards.names import trial_name
 from dashboards.rows import find, trial_rows
 from dashboards.summary import IN_WORDS, progress, sentences
 from dashboards.units import byte_size, decimals, duration, percent, si, word
@@ -137,7 +137,7 @@ def render(record: StudyRecord) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.globals |= {"si": si, "decimals": decimals, "byte_size": byte_size, "short_name": short_name}
+    environment.globals |= {"si": si, "decimals": decimals, "byte_size": byte_size, "trial_name": trial_name}
     best = find(record, record.best)
     return environment.get_template("report.html").render(
         record=record,

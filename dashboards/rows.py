@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dashboards.names import short_name
+from dashboards.names import trial_name
 from dashboards.units import known
 from trials.record import (
     Outcome,
@@ -91,7 +91,7 @@ def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> Tri
         kind=trial.kind,
         outcome=trial.outcome,
         marks=marks(trial, record),
-        name=short_name(trial.model),
+        name=trial_name(trial),
         ne=ne,
         relative_percent=_relative_so_far(trial, record) if live else relative_percent(ne, baseline),
         auc=quality.auc if quality else None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from statistics import mean
 
 from dashboards.accuracy import ALL, accuracy, share, signed
-from dashboards.names import short_name
+from dashboards.names import trial_name
 from dashboards.rows import does_not_fit, find
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from dashboards.winners import verdict
@@ -31,6 +31,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     said = (
         _best(best, baseline, record),
         _knee(record, baseline),
+        _averages(record, best),
         _floor(record, best, baseline, "validation"),
         _test(best, baseline, record.comparison(record.best)),
         _floor(record, best, baseline, "test"),
@@ -59,12 +60,12 @@ def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
     if best is None or best.validation is None:
         return "No candidate has a result." if ended(record.candidates) else "No candidate has ended yet."
-    name = f"trial {best.number} ({short_name(best.model)})"
+    name = f"trial {best.number} ({trial_name(best)})"
     about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
     if baseline is None or baseline.validation is None:
         return f"{about}; there is no baseline yet to compare it with."
     relative = relative_ne_percent(best.validation.ne, baseline.validation.ne)
-    against = f"trial {baseline.number} ({short_name(baseline.model)}, NE {_ne(baseline)})"
+    against = f"trial {baseline.number} ({trial_name(baseline)}, NE {_ne(baseline)})"
     return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
 
 
@@ -91,8 +92,26 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
     if baseline is not None and baseline.validation is not None:
         relative = f", {_side(relative_ne_percent(knee.validation.ne, baseline.validation.ne))} the baseline"
         relative += _flops(knee, baseline)
-    about = f"trial {knee.number} ({short_name(knee.model)}), has NE {_ne(knee)}"
+    about = f"trial {knee.number} ({trial_name(knee)}), has NE {_ne(knee)}"
     return f"The knee of the front, where more FLOPs stop paying, {about}{relative}."
+
+
+def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
+    """What averages are worth, where there are any on the front."""
+    averages = [trial for trial in record.trials if trial.members and trial.number in record.front]
+    networks = [
+        trial for trial in record.candidates if trial.outcome is Outcome.COMPLETED and trial.validation
+    ]
+    if not averages or best is None:
+        return None
+    alone = min(networks, key=lambda trial: trial.validation.ne if trial.validation else 0.0)
+    at = f", at {ratio(alone.flops / best.flops)} the FLOPs of the best" if alone.flops and best.flops else ""
+    are = "1 is an average" if len(averages) == 1 else f"{len(averages)} are averages"
+    return (
+        f"Of the {len(record.front)} on the front {are}: the mean of what several networks predict, at the FLOPs "
+        f"of all of them. The lowest NE of one network is {_ne(alone)} (trial {alone.number}{at}). Averages are "
+        f"chosen among many on validation, where they look a little better than they are."
+    )
 
 
 def _floor(
@@ -135,16 +154,15 @@ def _test(
 
 
 def _outcomes(record: StudyRecord) -> str | None:
-    counts = Counter(trial.outcome for trial in record.trials)
+    trials = [trial for trial in record.trials if not trial.members]
+    counts = Counter(trial.outcome for trial in trials)
     listed = ", ".join(f"{counts[outcome]} {IN_WORDS[outcome]}" for outcome in Outcome if counts[outcome])
     shared = sum(trial.reused_from is not None for trial in record.trials)
     reuse = f" {shared} shared the result of an equal network." if shared else ""
     elsewhere = sum(trial.reused_from_study is not None for trial in record.trials)
     reuse += f" {elsewhere} had been trained by other studies of the same ledger." if elsewhere else ""
-    plural = "trial" if len(record.trials) == 1 else "trials"
-    return (
-        f"{len(record.trials)} {plural}, the baseline's included: {listed}.{reuse}" if record.trials else None
-    )
+    plural = "trial" if len(trials) == 1 else "trials"
+    return f"{len(trials)} {plural}, the baseline's included: {listed}.{reuse}" if trials else None
 
 
 def _stopped(record: StudyRecord) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.names import short_name
+from dashboards.names import trial_name
 from dashboards.units import MISSING, decimals, percent, percent_range, si
 from trials.record import Better, Comparison, Outcome, Retraining, StudyRecord
 
@@ -88,7 +88,7 @@ def _cells(each: Comparison, record: StudyRecord) -> tuple[str, ...]:
         _p(each.p_adjusted),
         f"{decimals(each.detectable_percent, 2)} %",
         each.better.value,
-        short_name(trial.model),
+        trial_name(trial),
     )
 
 

@@ -1,5 +1,7 @@
 """A bundle: one configuration taken away whole, as a folder that trains, verifies and scores elsewhere.
 
+An average has the weights of all its members, `weights.member0.safetensors` ..., and the rest once.
+
 `bundle.json` (model, training, seed, inputs, metrics beside the baseline's, cost, log, versions),
 `encoding/` (schema, vocabularies and numeric statistics fitted on training rows), `weights.safetensors`,
 `check.safetensors` (a few encoded examples and their scores), `manifest.json` (SHA-256 of every file).
@@ -12,11 +14,13 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import torch
+from pydantic import model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -31,6 +35,8 @@ from trials.data.encoding import Encoding
 from trials.data.loader import eval_batches
 from trials.events import WEIGHTS
 from trials.job import Job
+from trials.master_weights import compute_in
+from trials.mean import MeanOfNetworks
 from trials.record import Comparison, LogSummary, Metrics
 
 INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"
@@ -40,13 +46,23 @@ CHECK_TOLERANCE = 1e-4
 LIBRARIES = ("dhen-search", "torch", "numpy", "pyarrow", "safetensors", "optuna", "mlflow")
 
 
+class Member(Value):
+    """A network of an average."""
+
+    trial: int
+    job: Job
+
+
 class BundleInfo(Value):
     """What `bundle.json` holds."""
 
     bundle_version: int = 1
     study: str
     trial: int
-    job: Job
+    job: Job | None = None
+    """Of a network; None for an average."""
+    members: tuple[Member, ...] = ()
+    """Of an average, in the order of their weights' files."""
     log: LogSummary
     flops: float
     """Forward FLOPs an example."""
@@ -65,6 +81,17 @@ class BundleInfo(Value):
     executed_technique: str | None = None
     versions: dict[str, str]
 
+    @model_validator(mode="after")
+    def _has_networks(self) -> BundleInfo:
+        if (self.job is None) != bool(self.members):
+            raise ValueError("expected either a job, or members")
+        return self
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Of all its networks."""
+        return (self.job,) if self.job else tuple(each.job for each in self.members)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
@@ -74,16 +101,33 @@ class Bundle:
     info: BundleInfo
     encoding: Encoding
 
-    @property
-    def weights(self) -> Path:
-        """Its weights file."""
-        return self.directory / WEIGHTS
+    def weights(self, member: int | None = None) -> Path:
+        """The weights file of its network, or of this member of an average."""
+        return self.directory / weights_names(self.info)[member or 0]
 
-    def model(self) -> nn.Module:
-        """The trained model, in evaluation mode."""
-        model = build_model(self.info.job.model, self.info.job.features)
-        load_weights(model, self.weights)
-        return model.eval()
+    def job(self, member: int | None = None) -> Job:
+        """Of its network, or of this member of an average.
+
+        Raises:
+            UserError: for an average where no member is named, or one that there is not.
+        """
+        members = range(len(self.info.members))
+        if self.info.job is not None and member is None:
+            return self.info.job
+        if member is not None and member in members:
+            return self.info.members[member].job
+        if not members:
+            raise UserError(f"{self.directory} is a bundle of one network; leave --member {member} out.")
+        trials = ", ".join(str(each.trial) for each in self.info.members)
+        named = "" if member is None else f", and has no member {member}"
+        raise UserError(
+            f"{self.directory} is an average of {len(members)} networks (trials {trials}){named}: name one of "
+            f"them, --member 0 to --member {members[-1]}."
+        )
+
+    def model(self, *, as_trained: bool = False) -> nn.Module:
+        """The trained model, in evaluation mode; in fp32, or in the precision that it was trained in."""
+        return _model(self.directory, self.info, as_trained=as_trained)
 
     def check(self) -> float:
         """The largest difference between the scores of the stored examples now and when exported.
@@ -117,8 +161,18 @@ def check_place(directory: Path) -> None:
         raise UserError(f"{directory} exists and is not a bundle; choose another --out.")
 
 
-def write_bundle(directory: Path, info: BundleInfo, weights: Path, log: PreparedLog) -> Path:
+def weights_names(info: BundleInfo) -> list[str]:
+    """The files of weights, by network."""
+    if not info.members:
+        return [WEIGHTS]
+    stem, _, suffix = WEIGHTS.partition(".")
+    return [f"{stem}.member{place}.{suffix}" for place in range(len(info.members))]
+
+
+def write_bundle(directory: Path, info: BundleInfo, weights: Sequence[Path], log: PreparedLog) -> Path:
     """Writes a bundle that is whole or not there; an earlier bundle in its place is replaced.
+
+    `weights`: a file for each network.
 
     Raises:
         UserError: as `check_place`.
@@ -128,7 +182,8 @@ def write_bundle(directory: Path, info: BundleInfo, weights: Path, log: Prepared
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
-    shutil.copyfile(weights, building / WEIGHTS)
+    for file, name in zip(weights, weights_names(info), strict=True):
+        shutil.copyfile(file, building / name)
     log.encoding.save(building / ENCODING)
     _write_check(building, info, log)
     files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
@@ -172,12 +227,23 @@ def is_bundle(path: Path) -> bool:
 def _write_check(building: Path, info: BundleInfo, log: PreparedLog) -> None:
     """A few validation examples, encoded, with the scores the weights give them in fp32."""
     batch = next(iter(eval_batches(log.split("validation"), batch_size=CHECK_EXAMPLES))).features
-    model = build_model(info.job.model, info.job.features)
-    load_weights(model, building / WEIGHTS)
-    tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": _scores(model.eval(), batch)}
+    score_B = _scores(_model(building, info), batch)
+    tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": score_B}
     for index, (ids, offsets) in enumerate(batch.bags):
         tensors |= {f"bag{index}.ids": ids, f"bag{index}.offsets": offsets}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, building / CHECK)
+
+
+def _model(directory: Path, info: BundleInfo, *, as_trained: bool = False) -> nn.Module:
+    """From the files of weights in a folder."""
+    networks = []
+    for job, name in zip(info.jobs, weights_names(info), strict=True):
+        network = build_model(job.model, job.features)
+        load_weights(network, directory / name)
+        assert job.training.precision != "auto"
+        networks.append(compute_in(network, job.training.precision) if as_trained else network)
+    model = networks[0] if info.job else MeanOfNetworks(networks, info.negative_sampling_rate)
+    return model.eval()
 
 
 def _batch_of(stored: dict[str, Tensor]) -> FeatureBatch:

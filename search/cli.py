@@ -19,6 +19,7 @@ VERBS = {
     "status": "what a study has found so far",
     "report": "write a study's report.html anew",
     "ui": "browse a study in MLflow",
+    "average": "means of the front's networks, chosen on validation, on the same front",
     "confirm": "are the winners better than the baseline? retrained from several seeds, with intervals",
     "ablate": "what each module and layer of a winner is worth, in NE and in FLOPs",
     "slices": "NE for each value of a column, of a winner and the baseline",

@@ -90,6 +90,11 @@ class StudyConfig(LogConfig):
     weights where they are needed and still there."""
     confirm: int = Field(default=0, ge=0)
     """Seeds from which the front and the baseline are trained again at the end, for intervals; 0 for not then."""
+    averages: int = Field(default=0, ge=0)
+    """Networks in an average at most: means of what the best networks predict, chosen on validation at the end,
+    stand on the front beside them; 0 for none."""
+    average_seeds: int = Field(default=1, gt=0)
+    """Trainings of the best network that averages may take in, each from its own seed; 1 for the one there is."""
     name: str | None = None
     """Of the study, in the database and in MLflow; the run directory's name where not given."""
 
@@ -122,13 +127,41 @@ class StudyConfig(LogConfig):
             raise ValueError("an interval needs two seeds at least, five for a narrow one; 0 leaves it out")
         return value
 
+    @field_validator("averages")
+    @classmethod
+    def _several_networks(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("an average is of two networks at least; 0 leaves averages out")
+        return value
+
+    @model_validator(mode="after")
+    def _averages_for_seeds(self) -> StudyConfig:
+        if self.average_seeds > 1 and not self.averages:
+            raise ValueError(
+                f"average_seeds={self.average_seeds} are members for averages: say with averages= how many "
+                "networks one may have, such as averages=3"
+            )
+        return self
+
     @field_validator("hbm", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         return value if value is None else parse_bytes(value)
 
 
-BUDGET_KEYS = frozenset({"trials", "minutes", "parallel", "threads", "ledger", "address", "confirm"})
+BUDGET_KEYS = frozenset(
+    {
+        "trials",
+        "minutes",
+        "parallel",
+        "threads",
+        "ledger",
+        "address",
+        "confirm",
+        "averages",
+        "average_seeds",
+    }
+)
 """What may differ when a study is resumed."""
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.values import load_yaml, parse
-from search.bundle import BundleInfo, library_versions, write_bundle
+from search.bundle import BundleInfo, Member, library_versions, write_bundle
 from search.config import StudyConfig
 from search.directory import trial_folder
-from search.front import pick
+from search.front import picked
 from search.log import open_log
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
@@ -19,31 +20,35 @@ from trials.record import StudyRecord, TrialRecord
 
 
 def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialRecord:
-    """Writes the bundle of the trial that `how` picks (see `search.front.pick`); returns the trial.
+    """Writes the bundle of the trial that `how` picks (see `search.front.picked`); returns the trial.
+
+    A bundle of an average holds all its members.
 
     Raises:
         UserError: where nothing fits, or its weights are no longer there.
     """
-    trial = pick([record.trial(number) for number in record.front], how)
-    weights = trial_folder(Path(record.directory), trial.owner) / WEIGHTS
-    if not weights.exists():
-        raise UserError(f"{weights} is missing; run the study's command again to train trial {trial.owner}.")
+    trial = picked(record, how)
+    networks = record.networks(trial)
+    weights = [trial_folder(Path(record.directory), each.owner) / WEIGHTS for each in networks]
+    for each, file in zip(networks, weights, strict=True):
+        if not file.exists():
+            raise UserError(f"{file} is missing; run the study's command again to train trial {each.owner}.")
     baseline = record.trial(record.baseline) if record.baseline is not None else None
-    job = trained_job(trial, log, record.seed)
-    info = bundle_info(trial, job, log, study=record.name, baseline=baseline)
+    members = [Member(trial=each.number, job=trained_job(each, log, record.seed)) for each in networks]
+    info = bundle_info(trial, members, log, study=record.name, baseline=baseline)
     info = info.model_copy(update={"comparison": record.comparison(trial.number)})
     write_bundle(out, info, weights, log)
     return trial
 
 
 def trained_job(trial: TrialRecord, log: PreparedLog, seed: int) -> Job:
-    """The job that a finished trial has done."""
+    """The job that a finished trial has done, in a study of this seed; of an average ask for its members'."""
     return Job(
         model=parse_model(trial.model, "ledger"),
         features=log.features,
         log=log.fingerprint,
         training=parse(TrainingConfig, trial.training, "ledger"),
-        seed=seed,
+        seed=seed + trial.seed_offset,
     )
 
 
@@ -53,14 +58,20 @@ def study_log(directory: Path) -> PreparedLog:
 
 
 def bundle_info(
-    trial: TrialRecord, job: Job, log: PreparedLog, *, study: str, baseline: TrialRecord | None = None
+    trial: TrialRecord,
+    networks: Sequence[Member],
+    log: PreparedLog,
+    *,
+    study: str,
+    baseline: TrialRecord | None = None,
 ) -> BundleInfo:
-    """What a bundle says of a completed trial."""
+    """What a bundle says of a completed trial, which is of one network or an average of several."""
     assert trial.validation is not None
     return BundleInfo(
         study=study,
         trial=trial.number,
-        job=job,
+        job=networks[0].job if len(networks) == 1 else None,
+        members=tuple(networks) if len(networks) > 1 else (),
         log=log.summary(),
         flops=trial.flops or 0.0,
         parameters=trial.parameters or 0,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from dhen.errors import UserError
-from trials.record import Outcome, TrialRecord
+from trials.record import Outcome, StudyRecord, TrialRecord
 
 
 def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -43,6 +43,19 @@ def knee(front: list[TrialRecord]) -> TrialRecord | None:
         return (_ne(first) - _ne(trial)) / y_span - x
 
     return max(front, key=below)
+
+
+def picked(record: StudyRecord, how: str) -> TrialRecord:
+    """As `pick` does, from a study's front; the members of an average on the front can be named by number too.
+
+    Raises:
+        UserError: where nothing fits, saying what is there.
+    """
+    front = [record.trial(number) for number in record.front]
+    members = {member.number: member for trial in front for member in record.networks(trial)}
+    if how.isdigit() and int(how) in members:
+        return members[int(how)]
+    return pick(front, how)
 
 
 def pick(front: list[TrialRecord], how: str) -> TrialRecord:

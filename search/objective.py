@@ -146,9 +146,16 @@ class Trainer:
         return training.record
 
     def scores(
-        self, trained: Iterator[tuple[TrialRecord, Job]], split: str, *, side_by_side: int = 1
+        self,
+        trained: Iterator[tuple[TrialRecord, Job]],
+        split: str,
+        *,
+        side_by_side: int = 1,
+        keep_logits: bool = False,
     ) -> Iterator[tuple[TrialRecord, Metrics]]:
         """Metrics of trials' kept weights on a split, as they come; one is taken up when there is room for it.
+
+        Their logits stay in the trials' folders if wanted.
 
         Raises:
             UserError: where a process ends without a result; one that was killed from outside has a second try.
@@ -159,7 +166,7 @@ class Trainer:
             while True:
                 new = next(trained, None) if len(going) < side_by_side else None
                 if new is not None:
-                    going.append(self.start_scoring(*new, split))
+                    going.append(self.start_scoring(*new, split, keep_logits=keep_logits))
                 elif not going:
                     return
                 for scoring in look(list(going), 0.0 if new else POLL_SECONDS):
@@ -168,7 +175,8 @@ class Trainer:
                     going.remove(scoring)
                     if scoring.killed and scoring.record.number not in again:
                         again.add(scoring.record.number)
-                        going.append(self.start_scoring(scoring.record, scoring.job, split))
+                        record, job = scoring.record, scoring.job
+                        going.append(self.start_scoring(record, job, split, keep_logits=keep_logits))
                     else:
                         yield scoring.record, scoring.metrics
 

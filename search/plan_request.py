@@ -35,13 +35,17 @@ class PlanRequest(NamedTuple):
     """With its batch size, over all ranks; the precision may be `auto`."""
 
 
-def read_request(what: str, data: tuple[str, ...], overrides: tuple[str, ...]) -> PlanRequest:
+def read_request(
+    what: str, data: tuple[str, ...], overrides: tuple[str, ...], member: int | None = None
+) -> PlanRequest:
     """From a bundle, a YAML file or a shipped model's name; the log in `data` gives the inputs in their place.
+
+    `member`: which network of a bundle that is an average.
 
     Raises:
         UserError: naming the key, what was received and what would work.
     """
-    raw = _plain(what)
+    raw = _plain(what, member)
     for word in overrides:
         set_override(raw, word)
     unknown = sorted(set(raw) - set(KEYS))
@@ -72,16 +76,20 @@ def for_cluster(training: TrainingConfig, cluster: Cluster) -> TrainingConfig:
     return training.model_copy(update={"precision": precision})
 
 
-def _plain(what: str) -> dict[str, Any]:
+def _plain(what: str, member: int | None) -> dict[str, Any]:
     """Plain data with some of `KEYS`."""
     path = Path(what)
     if is_bundle(path) or path.is_dir():
-        job = read_bundle(path).info.job
+        job = read_bundle(path).job(member)
         return {
             "model": job.model.to_dict(),
             "schema": job.features.to_dict(),
             "training": job.training.to_dict(),
         }
+    if member is not None:
+        raise UserError(
+            f"--member {member} names a network of a bundle that is an average; {what} is no bundle."
+        )
     if path.exists():
         data = load_yaml(path)
         if not isinstance(data, dict):

@@ -17,20 +17,41 @@ class Verdict:
     baseline: TrialRecord | None
     """The best of the baseline's own trials."""
     front: tuple[TrialRecord, ...]
-    """Candidates that no other beats in both NE and FLOPs, by FLOPs."""
+    """Candidates and averages that no other beats in both NE and FLOPs, by FLOPs."""
     knee: TrialRecord | None
+    networks: tuple[TrialRecord, ...]
+    """The same of candidates alone, by FLOPs: what averages are made of."""
+    runners_up: tuple[TrialRecord, ...]
+    """What would be so without them, where averages are to be made: members of averages too, if weights are there."""
+    seeds: tuple[TrialRecord, ...]
+    """Trained again to be members of averages."""
+    members: tuple[TrialRecord, ...]
+    """Of averages on the front."""
 
     @property
     def winners(self) -> tuple[TrialRecord, ...]:
-        """The baseline and the front: whose weights are kept, and who is scored on test in the end."""
+        """The baseline and the front: who is scored on test in the end."""
         return (*([self.baseline] if self.baseline else []), *self.front)
+
+    @property
+    def trained(self) -> tuple[TrialRecord, ...]:
+        """Who must have weights: the baseline, and networks on the front, of themselves or in an average."""
+        baseline = [self.baseline] if self.baseline else []
+        together = (*baseline, *self.networks, *self.seeds, *self.members)
+        return tuple({trial.number: trial for trial in together}.values())
+
+    @property
+    def kept(self) -> tuple[TrialRecord, ...]:
+        """Whose weights are not dropped: theirs, and those that averages may have besides."""
+        return (*self.trained, *self.runners_up)
 
 
 class Standing:
     """The trials of a study by number; `head` is its record without them."""
 
-    def __init__(self, head: StudyRecord, trials: Iterable[TrialRecord]) -> None:
-        self.head = head
+    def __init__(self, head: StudyRecord, trials: Iterable[TrialRecord], *, averages: bool = False) -> None:
+        """`averages`: whether there are to be some, so that runners-up count."""
+        self.head, self._averages = head, averages
         self.trials: dict[int, TrialRecord] = {}
         self._verdict: Verdict | None = None
         for trial in trials:
@@ -44,7 +65,7 @@ class Standing:
 
     @property
     def candidates(self) -> list[TrialRecord]:
-        """All trials but the baseline's own, in order."""
+        """What the sampler has proposed, in order."""
         return [t for _, t in sorted(self.trials.items()) if t.kind is TrialKind.CANDIDATE]
 
     @property
@@ -58,11 +79,19 @@ class Standing:
         if self._verdict is None:
             done = self.completed
             tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
-            front = pareto_front(trial for trial in done if trial.kind is TrialKind.CANDIDATE)
+            networks = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
+            averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE]
+            front, ahead = pareto_front(networks + averages), pareto_front(networks)
+            known = {trial.fingerprint for trial in ahead}
+            behind = [trial for trial in networks if self._averages and trial.fingerprint not in known]
             self._verdict = Verdict(
                 baseline=min(tuned, key=lambda t: t.validation.ne if t.validation else 0.0, default=None),
                 front=tuple(front),
                 knee=knee(front),
+                networks=tuple(ahead),
+                runners_up=tuple(pareto_front(behind)),
+                seeds=tuple(trial for trial in done if trial.kind is TrialKind.SEED),
+                members=tuple(self.trials[number] for trial in front for number in trial.members),
             )
         return self._verdict
 

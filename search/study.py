@@ -6,12 +6,10 @@ sampler is told; whatever moment the driver ends at, the same command goes on fr
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dashboards.winners import retrained_line
 from dhen.errors import UserError
 from dhen.values import parse
 from search.absorb import cut_short
@@ -21,9 +19,9 @@ from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
 from search.directory import database_url, study_name
 from search.execution import execution, margin_bytes, ranks_here
-from search.export import trained_job
 from search.facts import Facts, check_training_axes
-from search.objective import CHECKPOINTS, Trainer, new_record
+from search.finals import Driver, Finals
+from search.objective import Trainer, new_record
 from search.planning import plan_of, planned
 from search.proposals import Proposals
 from search.reuse import Reuse
@@ -32,16 +30,15 @@ from search.slots import slots
 from search.standing import Standing
 from search.stopping import stopping_rule
 from search.stopping.rule import Rule, first_stop
-from search.winners.confirm import confirm
-from search.winners.retraining import Retrainings
+from search.weights import KeptWeights
 from spaces.load import load_space
 from spaces.space import Candidate, Point, Space
 from trials.data.cache import PreparedLog
-from trials.events import WEIGHTS, Progress
+from trials.events import Progress
 from trials.job import Job, TrainingConfig
 from trials.launcher import POLL_SECONDS, AnyLauncher
 from trials.ledger import Ledger
-from trials.record import Outcome, Retraining, StudyRecord, TrialKind, TrialRecord
+from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
 
 NOTHING_NEW = 100
 """Proposals in a row that needed no training, after which a study without a number of trials ends."""
@@ -90,7 +87,9 @@ class Study:
         self._ledger = Ledger(database_url(directory, config.storage), name)
         self._parallel, threads = slots(config.parallel, config.threads, ranks_here(config))
         self._facts = Facts(self._ledger, config, directory, log, self._space, side_by_side=self._parallel)
-        self._standing = Standing(self._facts.head, map(cut_short, self._ledger.trials()))
+        self._standing = Standing(
+            self._facts.head, map(cut_short, self._ledger.trials()), averages=config.averages > 0
+        )
         self._proposals.remember(self._standing.candidates)
         self._trainer = Trainer(
             launcher,
@@ -110,10 +109,10 @@ class Study:
         self._known = {trial.fingerprint: trial for _, trial in latest_first if trial.outcome in SHARED}
         self._running: dict[int, Training] = {}
         self._waiting: list[tuple[TrialRecord, Job]] = []
-        self._with_weights = set(self._standing.trials)
         self._fruitless = 0
         self._deciding = True
         self._reuse = self._shared_ledger() if config.ledger else None
+        self._weights = KeptWeights(self._trainer, self._standing, self._reuse)
         self._confirmed: dict[str, Any] = {
             "retrainings": tuple(self._ledger.retrainings()),
             "comparisons": self._ledger.comparisons(),
@@ -132,9 +131,12 @@ class Study:
             self._train(self._baseline_trials())
             self._require_baseline()
             self._train(self._candidate_trials())
-            self._recover_weights()
-            self._score_winners()
-            self._confirm_winners()
+            self._deciding = False
+            finals = self._finals()
+            finals.recover_weights()
+            finals.make_averages()
+            finals.score_winners()
+            finals.confirm_winners(self._confirmed)
             self._facts.note(finished=True)
         except BaseException as error:
             self._break_off(resumable=isinstance(error, KeyboardInterrupt))
@@ -304,7 +306,9 @@ class Study:
         for twin in [] if self._deciding else list(self._standing.trials.values()):
             if twin.reused_from == record.number:
                 self._note(_reused(twin, record).model_copy(update={"test": None}))
-        self._keep_weights(record)
+        self._weights.keep(record)
+        if self._deciding:
+            self._weights.drop(self._running)
         self.ended.append(record.number)
 
     def _note(self, record: TrialRecord) -> None:
@@ -339,84 +343,28 @@ class Study:
             return None
         return self._reuse.result(record)
 
-    def _recover_weights(self) -> None:
-        """Every winner has weights: fetched from the study that has trained it, or trained here after all.
+    def _finals(self) -> Finals:
+        """What is done once candidates are decided on."""
 
-        Trained again, its result is its own, and may be a little another: then others may have won.
-        """
-        self._deciding = False
-        while lost := [winner for winner in self._standing.verdict.winners if not self._has_weights(winner)]:
-            self._train(self._again(lost))
-        self._require_baseline()
-        self._drop_weights()
-
-    def _again(self, lost: list[TrialRecord]) -> Iterator[Upcoming]:
-        """Trainings of finished trials whose weights are gone."""
-        for owner in {winner.owner: None for winner in lost}:
-            known = self._standing.trials[owner]
-            job = trained_job(known, self._log, self._config.seed)
-            self.notices.append(f"trial {owner} won, its weights are gone: trained here before its test")
-            fresh = new_record(owner, known.kind, known.point, job)
-            kept = {"sampler_notes": known.sampler_notes, "attempts": known.attempts}
-            yield self._planned(fresh.model_copy(update=kept), job)
-
-    def _has_weights(self, winner: TrialRecord) -> bool:
-        """Fetched now, where another study has them."""
-        if (self._trainer.folder(winner.owner) / WEIGHTS).exists():
-            return True
-        return self._reuse is not None and self._reuse.fetch_weights(self._standing.trials[winner.owner])
-
-    def _score_winners(self) -> None:
-        """The test split, after selection is frozen: the baseline and the front, each look counted."""
-        winners: dict[int, list[TrialRecord]] = {}
-        for winner in self._standing.verdict.winners:
-            if winner.test is None:
-                winners.setdefault(winner.owner, []).append(winner)
-
-        def jobs() -> Iterator[tuple[TrialRecord, Job]]:
-            for owner, its in winners.items():
-                for winner in its:
-                    self._ledger.count_test_look(winner.number)
-                trained = self._standing.trials[owner]
-                yield trained, trained_job(trained, self._log, self._config.seed)
-
-        for scored, metrics in self._trainer.scores(jobs(), "test", side_by_side=self._parallel):
-            for winner in winners[scored.number]:
-                self._note(winner.model_copy(update={"test": metrics}))
+        def note(record: TrialRecord) -> None:
+            self._note(record)
             self._tell_watchers()
 
-    def _confirm_winners(self) -> None:
-        """Whether they are better than the baseline, where the study is to say so."""
-        if not self._config.confirm or not self._standing.verdict.front:
-            return
-
-        def watch(each: Retraining) -> None:
-            self._confirmed["retrainings"] = retrainings.all
-            self.notices.append(retrained_line(each))
+        def say(sentence: str) -> None:
+            self.notices.append(sentence)
             self.changes += 1
             self._tell_watchers()
 
-        retrainings = Retrainings(self._ledger, self._trainer, parallel=self._parallel, watch=watch)
-        seeds = self._config.confirm
-        found, failed = confirm(self.record(), self._log, self._ledger, retrainings, seeds=seeds)
-        self._confirmed["comparisons"] = found
-        self.notices += failed
-
-    def _keep_weights(self, ended: TrialRecord) -> None:
-        """Of a trial that may be exported: fetched where another study has trained it."""
-        if ended.reused_from_study is not None and ended in self._standing.verdict.winners:
-            self._has_weights(ended)  # now, before that study drops them or is deleted
-        shutil.rmtree(self._trainer.folder(ended.number) / CHECKPOINTS, ignore_errors=True)
-        self._with_weights.add(ended.number)
-        if self._deciding:
-            self._drop_weights()
-
-    def _drop_weights(self) -> None:
-        """Only what may still be exported keeps its weights: the front and the baseline."""
-        kept = {winner.owner for winner in self._standing.verdict.winners}
-        for number in self._with_weights - kept - set(self._running):
-            (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
-        self._with_weights = kept
+        driver = Driver(
+            train=self._train,
+            planned=self._planned,
+            require_baseline=self._require_baseline,
+            end=self._end,
+            note=note,
+            say=say,
+        )
+        own = self._config, self._log, self._ledger, self._standing, self._trainer, self._weights
+        return Finals(*own, driver, parallel=self._parallel)
 
     def _spent(self) -> bool:
         config = self._config

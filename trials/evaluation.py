@@ -47,6 +47,11 @@ def evaluate(
         logit_N = _split_logits(model, split, batch_size)
     if keep is not None:
         keep(logit_N)
+    return logit_metrics(logit_N, split, log)
+
+
+def logit_metrics(logit_N: Tensor, split: Split, log: PreparedLog) -> Metrics:
+    """Metrics of logits of all rows of a split of the log, not corrected for negative sampling so far."""
     return _metrics(_probabilities(logit_N), split, log)
 
 
@@ -87,7 +92,7 @@ def evaluate_over_ranks(
         return _told(ranks, None, split.rows)
     if keep is not None:
         keep(logit_N)
-    return _told(ranks, _metrics(_probabilities(logit_N), split, log), split.rows)
+    return _told(ranks, logit_metrics(logit_N, split, log), split.rows)
 
 
 def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks, batch_size: int) -> Tensor:

@@ -126,7 +126,7 @@ class Ledger:
     def write(self, connection: sa.Connection, record: TrialRecord) -> set[str]:
         """The same within a transaction of the caller's; ids of the job and the plan that it makes sure of."""
         if record.fingerprint and record.fingerprint not in self._written:
-            self._write_job(connection, record)
+            self._write_job(connection, record, seed=self._seed + record.seed_offset)
         plan = self._write_plan(connection, record) if record.plan else None
         self.database.upsert(
             connection,
@@ -208,15 +208,19 @@ class Ledger:
         with self.database.transaction() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def _write_job(self, connection: sa.Connection, record: TrialRecord, *, seed: int | None = None) -> None:
-        """The study's seed where no other is given."""
+    @property
+    def _seed(self) -> int:
+        assert self._setting is not None, "settle before save"
+        return self._setting.seed
+
+    def _write_job(self, connection: sa.Connection, record: TrialRecord, *, seed: int) -> None:
         assert self._setting is not None, "settle before save"
         self.database.insert_new(
             connection,
             JOBS,
             fingerprint=record.fingerprint,
             log=self._setting.log,
-            seed=self._setting.seed if seed is None else seed,
+            seed=seed,
             version=self._setting.version,
             model=json.dumps(record.model),
             training=json.dumps(record.training),

@@ -38,6 +38,10 @@ class TrialKind(StrEnum):
     CANDIDATE = "candidate"
     RETRAINING = "retraining"
     """Of a trial's network, after selection: see `Retraining`."""
+    AVERAGE = "average"
+    """The mean of what several trained networks predict; nothing is trained for it."""
+    SEED = "seed"
+    """A candidate's network trained once more from another seed, to be a member of averages."""
 
 
 class Metrics(Value):
@@ -202,6 +206,10 @@ class TrialRecord(Value):
     """Number of the trial whose result this one shares (the same network)."""
     reused_from_study: Origin | None = None
     """Where the job was done, if another study did it: its result stands here, and nothing was trained."""
+    members: tuple[int, ...] = ()
+    """Of an average: numbers of the trials whose predictions it is the mean of."""
+    seed_offset: int = 0
+    """What the seed of its training has above the study's."""
     error: str | None = None
     """For outcomes other than completed: what happened, in words (and at which step)."""
     expected_ne: float | None = None
@@ -313,9 +321,9 @@ class StudyRecord(Value):
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""
     front: tuple[int, ...] = ()
-    """Numbers of the candidates on the NE-FLOPs Pareto front, by FLOPs."""
+    """Numbers of the candidates, and of their averages, on the NE-FLOPs Pareto front, by FLOPs."""
     best: int | None = None
-    """Number of the candidate with the lowest validation NE."""
+    """Number of the one with the lowest validation NE."""
     knee: int | None = None
     finished: bool = False
     running: bool = True
@@ -337,9 +345,13 @@ class StudyRecord(Value):
         """The trial with this number."""
         return next(trial for trial in self.trials if trial.number == number)
 
+    def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
+        """What a trial consists of: the members of an average, or itself."""
+        return tuple(map(self.trial, trial.members)) or (trial,)
+
     @property
     def candidates(self) -> tuple[TrialRecord, ...]:
-        """All trials but those of the baseline's own tuning."""
+        """What the sampler has proposed."""
         return tuple(trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE)
 
 

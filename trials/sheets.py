@@ -159,6 +159,10 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
     if isinstance(trial, Retraining):
         return {KEY: run_key(trial), "of": trial.of, "seed": trial.seed, "removed": trial.removed}
     tags: dict[str, Any] = {"trial.number": trial.number}
+    if trial.members:
+        tags["members"] = ", ".join(map(str, trial.members))
+    if trial.seed_offset:
+        tags["seed"] = record.seed + trial.seed_offset
     comparison = record.comparison(trial.number)
     if comparison is not None:
         told = comparison.to_dict()

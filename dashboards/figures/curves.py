@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from dashboards.figures.frame import Frame, frame
 from dashboards.figures.style import BLUE, PALE_BLUE, PALE_GREY, VERMILION, drawing, empty, text
-from dashboards.names import short_name
+from dashboards.names import trial_name
 from dashboards.rows import find, marks
 from dashboards.units import known, percent, si
 from trials.record import CurvePoint, StudyRecord, TrialRecord, relative_ne_curve
@@ -55,7 +55,7 @@ def curves_info(record: StudyRecord) -> CurvesInfo:
     values = [value for line in lines for _, value in line.points]
     return CurvesInfo(
         lines=lines,
-        baseline=f"trial {baseline.number}, {short_name(baseline.model)}" if baseline and own else None,
+        baseline=f"trial {baseline.number}, {trial_name(baseline)}" if baseline and own else None,
         last_examples=own[-1].examples if own else 0,
         frame=late,
         outside=late is not None and not all(late.low <= value <= late.high for value in values),
@@ -98,9 +98,7 @@ def _frame(lines: tuple[CurveLine, ...], start: float) -> Frame:
 def _line(trial: TrialRecord, record: StudyRecord, baseline: tuple[CurvePoint, ...]) -> CurveLine:
     pairs = relative_ne_curve(trial.curve, baseline)
     points = tuple(pair for pair in pairs if known(pair[1]))
-    return CurveLine(
-        number=trial.number, name=short_name(trial.model), marks=marks(trial, record), points=points
-    )
+    return CurveLine(number=trial.number, name=trial_name(trial), marks=marks(trial, record), points=points)
 
 
 def _named(line: CurveLine) -> bool:

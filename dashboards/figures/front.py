@@ -10,7 +10,7 @@ from dashboards.figures.frame import Frame, frame
 from dashboards.figures.style import BLUE, GREY, VERMILION, drawing, empty, text
 from dashboards.rows import TrialRow, trial_rows
 from dashboards.units import decimals, known, percent, ratio, si
-from trials.record import Outcome, StudyRecord
+from trials.record import Outcome, StudyRecord, TrialKind
 
 HEIGHT = 470
 NEAR_FLOOR = 1.0
@@ -29,6 +29,8 @@ class FrontPoint:
     """NE relative to the baseline."""
     stopped: bool
     """Before its budget was used up: its NE could have become lower."""
+    average: bool
+    """Of networks, in place of one."""
     marks: tuple[str, ...]
 
 
@@ -37,7 +39,7 @@ class FrontInfo:
     """What the figure shows."""
 
     candidates: tuple[FrontPoint, ...]
-    """Finished ones with an NE and FLOPs, in order of number."""
+    """Finished ones, and averages, with an NE and FLOPs, in order of number."""
     front: tuple[FrontPoint, ...]
     """By FLOPs."""
     baseline: FrontPoint | None
@@ -54,7 +56,7 @@ def front_info(record: StudyRecord) -> FrontInfo:
     """Who is on the front is the record's word, not worked out here."""
     rows = trial_rows(record)
     points = {row.number: _point(row) for row in rows if _drawable(row)}
-    numbers = {trial.number for trial in record.candidates}
+    numbers = {trial.number for trial in record.trials if trial.kind is not TrialKind.BASELINE}
     candidates = tuple(point for number, point in points.items() if number in numbers)
     front = [points[number] for number in record.front if number in points]
     baseline = points.get(record.baseline) if record.baseline is not None else None
@@ -110,6 +112,7 @@ def _point(row: TrialRow) -> FrontPoint:
         flops=row.flops,
         relative_percent=row.relative_percent,
         stopped=row.outcome is not Outcome.COMPLETED,
+        average=row.kind is TrialKind.AVERAGE,
         marks=row.marks,
     )
 
@@ -156,7 +159,7 @@ def _scatter(points: tuple[FrontPoint, ...], info: FrontInfo, **style: object) -
 def _field(info: FrontInfo) -> go.Scatter:
     on_front = {point.number for point in info.front}
     others = tuple(point for point in info.candidates if point.number not in on_front)
-    symbols = ["circle-open" if point.stopped else "circle" for point in others]
+    symbols = ["circle-open" if point.stopped else _symbol(point) for point in others]
     marker = {"color": GREY, "size": 8, "symbol": symbols}
     name = "candidates (open: stopped early)" if "circle-open" in symbols else "candidates"
     return _scatter(others, info, mode="markers", name=name, marker=marker)
@@ -168,10 +171,14 @@ def _front_line(info: FrontInfo) -> go.Scatter:
         info.front,
         info,
         mode="lines+markers",
-        name="Pareto front",
+        name="Pareto front (triangles: averages)" if any(p.average for p in info.front) else "Pareto front",
         line={"color": BLUE, "width": 2, "shape": "hv"},
-        marker={"color": BLUE, "size": 9},
+        marker={"color": BLUE, "size": 9, "symbol": [_symbol(point) for point in info.front]},
     )
+
+
+def _symbol(point: FrontPoint) -> str:
+    return "triangle-up" if point.average else "circle"
 
 
 def _marked(info: FrontInfo) -> list[go.Scatter]:

@@ -36,8 +36,9 @@ class TimeInfo:
 
 
 def time_info(record: StudyRecord) -> TimeInfo:
-    """Trials that trained nothing of their own (a shared result) have no bar."""
-    timed = (trial for trial in record.trials if known(trial.seconds) and not trial.shared)
+    """Trials that trained nothing of their own (a shared result, an average) have no bar."""
+    own = (trial for trial in record.trials if not trial.shared and not trial.members)
+    timed = (trial for trial in own if known(trial.seconds))
     return TimeInfo(trials=tuple(_time(trial) for trial in timed))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dashboards.names import short_name
+from dashboards.names import trial_name
 from dashboards.table import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range, si
-from search.front import pick
+from search.front import picked
 from search.terminal import print_table
 from search.winners.ablate import Ablation, ablate
 from search.winners.confirm import SEEDS, fresh_seeds
@@ -35,13 +35,13 @@ def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     fresh_seeds(0, seeds)
     console = Console(stderr=as_json)
     with finished_study(directory, console) as study:
-        trial = pick([study.record.trial(number) for number in study.record.front], how)
+        trial = picked(study.record, how)
         found = ablate(study.record, trial, study.log, study.retrainings, seeds=seeds)
     if as_json:
         click.echo(found.model_dump_json(indent=1))
         return
     console.print(
-        f"trial {trial.number} ({short_name(trial.model)}), {si(found.flops)} FLOPs, {len(found.seeds)} seeds; "
+        f"trial {trial.number} ({trial_name(trial)}), {si(found.flops)} FLOPs, {len(found.seeds)} seeds; "
         "above 0 the part is worth that much NE on validation",
         soft_wrap=True,
         markup=False,

@@ -54,6 +54,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="All of it, in bytes and seconds.")
 @click.option("--sweep", "swept", metavar="depth=A..B", help="Throughput and memory against depth, a figure.")
 @click.option("--out", type=click.Path(path_type=Path), help="The figure's HTML file.")
+@click.option("--member", type=int, help="Which network of a bundle that is an average: 0, 1 ...")
 def command(
     what: str,
     overrides: tuple[str, ...],
@@ -66,6 +67,7 @@ def command(
     as_json: bool,
     swept: str | None,
     out: Path | None,
+    member: int | None,
 ) -> None:
     """Print what each memory technique costs a configuration on a cluster, and the least that fits.
 
@@ -74,7 +76,7 @@ def command(
     """
     if (swept is None) != (out is None):
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")
-    request = read_request(what, data, overrides)
+    request = read_request(what, data, overrides, member)
     declared = [declared_cluster(name, ranks, hbm) for name in clusters or (THIS,)]
     if swept is not None and out is not None:
         _sweep(request, declared, swept, out)

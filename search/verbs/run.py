@@ -27,8 +27,8 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     """Search for the DHEN with the best NE for its FLOPs; the same command resumes it.
 
     Keys: trials, minutes, seed, space, sampler, stopping, label, baseline, baseline_trials, parallel, threads,
-    cluster, ranks, hbm, address, prefer, ledger, confirm, and dotted paths into the study file, e.g.
-    training.batch_size=4096 or demo.rows=1000000.
+    cluster, ranks, hbm, address, prefer, ledger, averages, average_seeds, confirm, and dotted paths into the
+    study file, e.g. training.batch_size=4096 or demo.rows=1000000.
     """
     launcher = Launcher(several_ranks=any(word.startswith("ranks=") for word in words))
     launcher.warm_up()

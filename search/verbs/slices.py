@@ -12,7 +12,7 @@ from dhen.errors import UserError
 from search.bundle import is_bundle, read_bundle
 from search.directory import read_record
 from search.export import study_log
-from search.front import pick
+from search.front import picked
 from search.terminal import print_table
 from search.verbs.verify import log_of
 from search.winners.slices import MOST, Slice, bundle_slices, slices
@@ -73,7 +73,7 @@ def command(
         raise UserError("--data goes with a bundle; of a study its own log's test split is what was scored.")
     else:
         record = read_record(what)
-        trial = pick([record.trial(number) for number in record.front], how)
+        trial = picked(record, how)
         found = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
     if as_json:
         click.echo(found.model_dump_json(indent=1))

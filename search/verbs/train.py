@@ -14,7 +14,7 @@ from dhen.errors import UserError
 from dhen.model import catalog, named_model, parse_model
 from dhen.values import fingerprint, parse
 from search.baseline import read_configuration
-from search.bundle import check_place, is_bundle, read_bundle, write_bundle
+from search.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
 from search.config import StudyConfig, set_override
 from search.execution import execution, ranks_here
 from search.export import bundle_info
@@ -52,8 +52,14 @@ Examples:
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The new bundle's folder.")
 @click.option("--from-weights", is_flag=True, help="Go on from the bundle's weights, in its encoding.")
+@click.option("--member", type=int, help="Which network of a bundle that is an average: 0, 1 ...")
 def command(
-    what: str, overrides: tuple[str, ...], data: tuple[str, ...], out: Path, from_weights: bool
+    what: str,
+    overrides: tuple[str, ...],
+    data: tuple[str, ...],
+    out: Path,
+    from_weights: bool,
+    member: int | None,
 ) -> None:
     """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, ranks, hbm, prefer.
 
@@ -61,7 +67,7 @@ def command(
     goes on.
     """
     console = Console()
-    model, training, seed, config = _configuration(what, overrides)
+    model, training, seed, config = _configuration(what, overrides, member)
     if from_weights and not is_bundle(Path(what)):
         raise UserError(f"--from-weights goes on from a bundle's weights; {what} is no bundle.")
     check_place(out)
@@ -73,14 +79,15 @@ def command(
         else:
             log = _open(what, data, progress)
     job = job_on(log, model, training, seed, preferred_precision())
-    start = Path(what) / WEIGHTS if from_weights else None
+    start = read_bundle(Path(what)).weights(member) if from_weights else None
     folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
     trainer, record = _begun(launcher, log, folder, job, config)
     record = trainer.train(record, job, _Printer(console), start_from=start, prefer=config.prefer)
     if record.outcome is not Outcome.COMPLETED:
         raise UserError(f"training ended as {record.outcome}: {record.error}")
     record = record.model_copy(update={"test": trainer.score(record, job, "test")})
-    write_bundle(out, bundle_info(record, job, log, study="train"), trainer.folder(0) / WEIGHTS, log)
+    info = bundle_info(record, [Member(trial=0, job=job)], log, study="train")
+    write_bundle(out, info, [trainer.folder(0) / WEIGHTS], log)
     shutil.rmtree(folder)
     assert record.validation is not None
     assert record.test is not None
@@ -109,13 +116,17 @@ def _begun(
 
 
 def _configuration(
-    what: str, overrides: tuple[str, ...]
+    what: str, overrides: tuple[str, ...], member: int | None
 ) -> tuple[ModelConfig, TrainingConfig, int, StudyConfig]:
     """Model, training and seed of a bundle, a file or a shipped model, with the overrides applied; and how it is
     held, as a study's config."""
     path, seed = Path(what), 0
+    if member is not None and not is_bundle(path):
+        raise UserError(
+            f"--member {member} names a network of a bundle that is an average; {what} is no bundle."
+        )
     if is_bundle(path):
-        job = read_bundle(path).info.job
+        job = read_bundle(path).job(member)
         model, training, seed = job.model, job.training, job.seed
     elif path.exists():
         model, training = read_configuration(path, TrainingConfig())

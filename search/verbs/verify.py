@@ -16,7 +16,6 @@ from search.log import log_files
 from trials.data.cache import PreparedLog
 from trials.data.prepare import prepare
 from trials.evaluation import evaluate
-from trials.master_weights import compute_in
 from trials.record import Metrics
 
 NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
@@ -32,7 +31,7 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_ba
     """Check a bundle's files, costs and stored scores; with --data, evaluate it again and compare NE."""
     found = read_bundle(bundle)
     click.echo("files: whole, none altered")
-    flops = headline_flops(model_cost(found.info.job.model, found.info.job.features))
+    flops = sum(headline_flops(model_cost(job.model, job.features)) for job in found.info.jobs)
     if flops != found.info.flops:
         raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {found.info.flops:,.0f} at export.")
     click.echo(f"cost: {flops:,.0f} FLOPs an example, as at export")
@@ -45,16 +44,14 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
     """Metrics on the log; compared where it is the log of the bundle."""
     same = log.fingerprint == bundle.info.log.fingerprint
     click.echo("log: the one it was trained on" if same else "log: another one; nothing to compare with")
-    precision = bundle.info.job.training.precision
-    assert precision != "auto"
-    model = compute_in(bundle.model(), precision)
+    model = bundle.model(as_trained=True)
     worst = 0.0
     for split, exported in (("validation", bundle.info.validation), ("test", bundle.info.test)):
         now = evaluate(model, log, split)
         click.echo(_line(split, now, exported if same else None))
         if same and exported is not None:
             worst = max(worst, abs(now.ne - exported.ne))
-    tolerance = NE_TOLERANCE[precision]
+    tolerance = max(NE_TOLERANCE[job.training.precision] for job in bundle.info.jobs)
     if worst > tolerance:
         click.echo(f"NE differs by {worst:.2g} from the export's (tolerance {tolerance})", err=True)
         sys.exit(1)

@@ -76,8 +76,14 @@ def ablate(
     """Of a trial of a finished study; what is trained already is not trained again.
 
     Raises:
-        UserError: for too few seeds, or a model that has no parts.
+        UserError: for too few seeds, an average, or a model that has no parts.
     """
+    if trial.members:
+        numbers = ", ".join(map(str, trial.members))
+        raise UserError(
+            f"trial {trial.number} is the average of trials {numbers}, which has no modules of its own: ablate "
+            f"its members one by one, with --pick {trial.members[0]} and so on."
+        )
     whole = {seed: trained_job(trial, log, seed) for seed in fresh_seeds(study.seed, seeds)}
     model = next(iter(whole.values())).model
     variants = without_parts(model)

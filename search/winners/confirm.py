@@ -1,5 +1,7 @@
 """Whether winners are better than the baseline: retrained from fresh seeds, compared on the test split.
 
+Of an average every member is retrained from each seed, and the mean of what they predict is compared.
+
 The seeds are other than the study's, because the training that won was chosen for its luck too. Candidate and
 baseline with the same seed see the same order of examples; where batches or passes differ, so does what they
 make of it. The interval is of the difference between them, over seeds and blocks of examples together
@@ -8,7 +10,6 @@ make of it. The interval is of the difference between them, over seeds and block
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,12 +21,15 @@ from search.winners.bootstrap import CONFIDENCE, Estimate, Floats, holm, paired_
 from search.winners.losses import Blocks, block_sums, blocks_of
 from search.winners.retraining import SPLIT, Retrainings, Wanted
 from trials.data.cache import PreparedLog
+from trials.data.weights import example_weights
 from trials.ledger import Ledger
+from trials.metrics import entropy
 from trials.record import Better, Comparison, Retraining, StudyRecord, TrialRecord
 
 LEAST_SEEDS, SEEDS = 2, 5
 """What an interval needs, and how many there are by default."""
-BySeed = dict[int, Retraining]
+BySeed = dict[int, tuple[Retraining, ...]]
+"""A trial's retrainings by seed: one each of a network, of an average as many as it has members."""
 
 
 def fresh_seeds(study_seed: int, count: int) -> range:
@@ -69,14 +73,12 @@ def confirm(
         raise UserError("no candidate and baseline have completed yet, so there is nothing to compare.")
     each_seed = fresh_seeds(study.seed, seeds)
     blocks = blocks_of(log, log.split(SPLIT), block_by)
-    baseline = study.trial(study.baseline)
-    winners = [study.trial(number) for number in study.front]
-    wanted = [
-        Wanted(trial, trained_job(trial, log, seed)) for seed in each_seed for trial in (baseline, *winners)
-    ]
+    compared = [study.networks(study.trial(number)) for number in (study.baseline, *study.front)]
+    networks = {each.number: each for networks in compared for each in networks}.values()
+    wanted = [Wanted(trial, trained_job(trial, log, seed)) for seed in each_seed for trial in networks]
     done = retrainings.run(wanted, score=True)
-    reference = _by_seed(baseline, log, each_seed, done)
-    pairs = [_Pair(w.number, _by_seed(w, log, each_seed, done), reference) for w in winners]
+    reference, *own = (_by_seed(networks, log, each_seed, done) for networks in compared)
+    pairs = [_Pair(number, by_seed, reference) for number, by_seed in zip(study.front, own, strict=True)]
     pairs = [pair for pair in pairs if len(pair.seeds) >= LEAST_SEEDS]
     failed = retrainings.failures(wanted)
     if not pairs:
@@ -89,12 +91,19 @@ def confirm(
 
 
 def _by_seed(
-    trial: TrialRecord, log: PreparedLog, seeds: Iterable[int], done: Mapping[str, Retraining]
+    networks: Sequence[TrialRecord],
+    log: PreparedLog,
+    seeds: Iterable[int],
+    done: Mapping[str, Retraining],
 ) -> BySeed:
-    """The trial's retrainings that have a result."""
-    jobs = {seed: trained_job(trial, log, seed).fingerprint for seed in seeds}
-    found = {seed: done[name] for seed, name in jobs.items() if name in done}
-    return {seed: each for seed, each in found.items() if each.test is not None}
+    """Retrainings of a trial's networks, from seeds with which all of them have a result."""
+    names = {seed: [trained_job(each, log, seed).fingerprint for each in networks] for seed in seeds}
+    scored = {name: each for name, each in done.items() if each.test is not None}
+    return {
+        seed: tuple(scored[name] for name in its)
+        for seed, its in names.items()
+        if all(name in scored for name in its)
+    }
 
 
 @dataclass(frozen=True)
@@ -112,23 +121,31 @@ class _Pair:
 
 
 class _Losses:
-    """Sums of losses by block; each file of logits is read once."""
+    """Sums of losses by block; those of each model are worked out once."""
 
     def __init__(self, log: PreparedLog, blocks: Blocks, retrainings: Retrainings) -> None:
         self.blocks = blocks
         self._split, self._rate = log.split(SPLIT), log.schema.negative_sampling_rate
         self._retrainings = retrainings
-        self._known: dict[int, Floats] = {}
+        self._known: dict[tuple[int, ...], Floats] = {}
 
     def __call__(self, records: BySeed, seeds: Iterable[int]) -> Floats:
         """By seed and block."""
         return np.stack([self._sums(records[seed]) for seed in seeds])
 
-    def _sums(self, record: Retraining) -> Floats:
-        if record.number not in self._known:
-            logits = self._retrainings.logits(record)
-            self._known[record.number] = block_sums(logits, self._split, self._rate, self.blocks)
-        return self._known[record.number]
+    def ne(self, records: BySeed, seeds: Iterable[int]) -> float:
+        """Mean over seeds."""
+        weights = example_weights(self._split, self._rate)
+        rows = float(self._split.rows if weights is None else weights.sum())
+        base_rate = float(np.average(self._split.labels, weights=weights))
+        return float(self(records, seeds).sum(axis=1).mean()) / rows / entropy(base_rate)
+
+    def _sums(self, records: tuple[Retraining, ...]) -> Floats:
+        key = tuple(each.number for each in records)
+        if key not in self._known:
+            logits = [self._retrainings.logits(each) for each in records]
+            self._known[key] = block_sums(logits, self._split, self._rate, self.blocks)
+        return self._known[key]
 
 
 def _compared(pairs: Sequence[_Pair], losses: _Losses) -> tuple[Comparison, ...]:
@@ -137,22 +154,23 @@ def _compared(pairs: Sequence[_Pair], losses: _Losses) -> tuple[Comparison, ...]
     ]
     adjusted = holm([estimate.p for estimate in estimates])
     return tuple(
-        _comparison(pair, estimate, p, len(pairs), losses.blocks)
+        _comparison(pair, estimate, p, len(pairs), losses)
         for pair, estimate, p in zip(pairs, estimates, adjusted, strict=True)
     )
 
 
 def _comparison(
-    pair: _Pair, estimate: Estimate, p_adjusted: float, winners: int, blocks: Blocks
+    pair: _Pair, estimate: Estimate, p_adjusted: float, winners: int, losses: _Losses
 ) -> Comparison:
     low, high = estimate.interval()
+    blocks = losses.blocks
     return Comparison(
         trial=pair.trial,
         seeds=pair.seeds,
         blocks=blocks.count,
         blocked_by=blocks.by,
-        ne=_mean_ne(pair.own, pair.seeds),
-        baseline_ne=_mean_ne(pair.reference, pair.seeds),
+        ne=losses.ne(pair.own, pair.seeds),
+        baseline_ne=losses.ne(pair.reference, pair.seeds),
         difference_percent=estimate.percent,
         low_percent=low,
         high_percent=high,
@@ -169,8 +187,3 @@ def better(percent: float, p_adjusted: float) -> Better:
     if p_adjusted > 1.0 - CONFIDENCE:
         return Better.CANNOT_TELL
     return Better.YES if percent < 0.0 else Better.NO
-
-
-def _mean_ne(records: BySeed, seeds: Iterable[int]) -> float:
-    tests = [records[seed].test for seed in seeds]
-    return statistics.fmean(test.ne for test in tests if test is not None)

@@ -7,6 +7,7 @@ sampling as `trials.evaluation` has them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dhen.errors import UserError
 from trials.data.cache import PreparedLog, Split
 from trials.data.vocabulary import UNKNOWN_ID
 from trials.data.weights import example_weights
+from trials.mean import mean_of_logits
 from trials.metrics import PROBABILITY_FLOOR
 
 Floats = NDArray[np.float64]
@@ -64,22 +66,23 @@ def blocks_of(log: PreparedLog, split: Split, column: str | None = None) -> Bloc
     return Blocks(block_N=block_N, count=count, by=by)
 
 
-def block_sums(logits: Path, split: Split, rate: float, blocks: Blocks) -> Floats:
+def block_sums(logits: Sequence[Path], split: Split, rate: float, blocks: Blocks) -> Floats:
     """Sums of the rows' weighted losses, by block (K).
 
     Args:
-        logits: the file of the split's (N), as a model gave them.
+        logits: the file of the split's (N), as a model gave them; several of an average, one of each member.
         split: whose rows they are of.
         rate: the fraction of negatives that the log kept.
         blocks: of the split.
     """
-    logit_N = np.load(logits, mmap_mode="r", allow_pickle=False)
-    assert len(logit_N) == split.rows
+    kept = [np.load(file, mmap_mode="r", allow_pickle=False) for file in logits]
+    assert all(len(logit_N) == split.rows for logit_N in kept)
     weights = example_weights(split, rate)
     sums_K = np.zeros(blocks.count)
     for first in range(0, split.rows, ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
-        loss = losses(logit_N[rows], np.asarray(split.labels[rows]), rate)
+        logit_N = mean_of_logits([each[rows] for each in kept], rate)
+        loss = losses(logit_N, np.asarray(split.labels[rows]), rate)
         loss *= 1.0 if weights is None else weights[rows]
         sums_K += np.bincount(blocks.block_N[rows], loss, blocks.count)
     return sums_K

@@ -28,7 +28,7 @@ from trials.data.cache import PreparedLog
 from trials.data.weights import example_weights
 from trials.evaluation import evaluate
 from trials.hardware import device
-from trials.master_weights import compute_in
+from trials.mean import mean_of_logits
 from trials.metrics import entropy
 from trials.record import Better, StudyRecord
 from trials.scoring import logits_file
@@ -148,26 +148,33 @@ def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = 
     Raises:
         UserError: where the column is not one of the log's.
     """
-    job, logits = bundle.info.job, list[NDArray[np.float32]]()
+    logits = list[NDArray[np.float32]]()
     sums = _Sums(log, column, most, None)
-    assert job.training.precision != "auto"
-    model = compute_in(bundle.model().to(device()), job.training.precision)
+    model = bundle.model(as_trained=True).to(device())
     evaluate(model, log, SPLIT, keep=lambda logit_N: logits.append(logit_N.cpu().numpy()))
     found = _slices(sums, sums.of(logits), None)
-    return Slices(trial=bundle.info.trial, column=column, seeds=(job.seed,), slices=found)
+    seeds = tuple(sorted({job.seed for job in bundle.info.jobs}))
+    return Slices(trial=bundle.info.trial, column=column, seeds=seeds, slices=found)
 
 
 def _kept_logits(
     study: StudyRecord, trial: int, log: PreparedLog, seeds: Iterable[int]
 ) -> Iterator[NDArray[np.float32]]:
-    """Of a trial's retrainings, by seed."""
+    """Of a trial's retrainings, by seed; of an average, of the mean of its members'."""
     numbers = {each.fingerprint: each.number for each in study.retrainings}
+    networks = study.networks(study.trial(trial))
     for seed in seeds:
-        number = numbers[trained_job(study.trial(trial), log, seed).fingerprint]
-        file = logits_file(trial_folder(Path(study.directory) / FOLDER, number), SPLIT)
-        if not file.exists():
-            raise UserError(f"{file} is missing; `dhen-search confirm {study.directory}` makes it again.")
-        yield np.load(file, mmap_mode="r", allow_pickle=False)
+        jobs = (trained_job(each, log, seed) for each in networks)
+        files = [_kept_file(study, numbers[job.fingerprint]) for job in jobs]
+        logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
+        yield mean_of_logits(logits, log.schema.negative_sampling_rate)
+
+
+def _kept_file(study: StudyRecord, retraining: int) -> Path:
+    file = logits_file(trial_folder(Path(study.directory) / FOLDER, retraining), SPLIT)
+    if not file.exists():
+        raise UserError(f"{file} is missing; `dhen-search confirm {study.directory}` makes it again.")
+    return file
 
 
 def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, ...]:

@@ -1,0 +1,52 @@
+"""`average`: is a mean of several of a study's networks better than any of them?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dhen.errors import UserError
+from dhen.values import load_yaml, parse
+from search.config import StudyConfig
+from search.directory import STUDY_FILE
+from search.session import run_session
+from search.winners.session import finished_record
+from trials.launcher import Launcher
+
+MOST = 3
+"""Networks, where not said."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search average runs/demo
+  dhen-search average runs/demo --most 5 --seeds 3
+"""
+)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--most", default=MOST, show_default=True, help="Networks in an average.")
+@click.option(
+    "--seeds",
+    default=1,
+    show_default=True,
+    help="Trainings of the best network that may be members; 1: as it is.",
+)
+def command(directory: Path, most: int, seeds: int) -> None:
+    """Make averages of the networks on the front of the finished study in DIRECTORY, with their FLOPs together.
+
+    Chosen on validation for what they are worth at their FLOPs, they are trials like others: on the front, in the
+    report, in MLflow, scored on test, exported as one bundle. The same as `dhen-search run` with averages=N, and
+    with average_seeds=S, from the start or later.
+    """
+    if most < 2:
+        raise UserError(f"--most {most}: an average is of two networks at least, such as --most 3.")
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds}: 1 takes the best network as it is, 3 trains it twice more.")
+    if finished_record(directory).running:
+        raise UserError(f"{directory}: another process is running this study; wait for it to end.")
+    config = parse(StudyConfig, load_yaml(directory / STUDY_FILE), STUDY_FILE)
+    launcher = Launcher(several_ranks=config.ranks is not None)
+    launcher.warm_up()
+    run_session((f"averages={most}", f"average_seeds={seeds}"), (), directory, launcher)
