@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
+import io
 import random
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from search.cli import main
 
 COMMAND = Path(sys.executable).parent / "dhen-search"
 TIMEOUT_SECONDS = 300
@@ -17,6 +24,41 @@ SMALL = ("space=tiny", "training.epochs=2", "baseline_trials=1", "threads=1", "p
 """Settings that make a study of seconds, the same on every machine."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run_here(
+    words: tuple[object, ...], environment: dict[str, str], cwd: Path | None
+) -> subprocess.CompletedProcess[str]:
+    """The console script's function in this process, which saves the imports; what it starts are processes."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    code = 0
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        if cwd is not None:
+            patch.chdir(cwd)
+        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+            try:
+                main([*map(str, words)])
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+    said, errors = (stream.buffer.getvalue().decode() for stream in streams)
+    return subprocess.CompletedProcess(words, code, said, errors)
+
+
+def run_process(
+    words: tuple[object, ...], environment: dict[str, str], cwd: Path | None
+) -> subprocess.CompletedProcess[str]:
+    """The command as a shell starts it."""
+    return subprocess.run(
+        [str(COMMAND), *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=cwd,
+        timeout=TIMEOUT_SECONDS,
+    )
 
 
 def start(log: Path, out: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run, write_log
+from command_line import SMALL, Run, run_here, run_process, write_log
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,17 +26,21 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def dhen_search(environment: dict[str, str]) -> Run:
-    """Runs the command; `code` is the exit code expected."""
+    """Runs the command in this process; `code` is the exit code expected."""
+    return checked(run_here, environment)
+
+
+@pytest.fixture(scope="session")
+def dhen_search_process(environment: dict[str, str]) -> Run:
+    """The same in a process of its own, seconds slower: for what only a fresh one shows."""
+    return checked(run_process, environment)
+
+
+def checked(how: Callable[..., subprocess.CompletedProcess[str]], environment: dict[str, str]) -> Run:
+    """Ends with the code that is expected, and without a traceback."""
 
     def run(*words: object, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [str(COMMAND), *map(str, words)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=cwd,
-            timeout=TIMEOUT_SECONDS,
-        )
+        done = how(words, environment, cwd)
         assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr
         return done
@@ -50,8 +55,8 @@ def click_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def study(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(dhen_search_process: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a finished study of four candidates."""
     out = tmp_path_factory.mktemp("runs") / "study"
-    dhen_search("run", "--data", click_log, "--out", out, "trials=4", *SMALL)
+    dhen_search_process("run", "--data", click_log, "--out", out, "trials=4", *SMALL)
     return out

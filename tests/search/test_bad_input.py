@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -114,11 +115,13 @@ def test_a_log_that_changed_under_a_study(dhen_search: Run, tmp_path: Path) -> N
     assert read_record(out) == before
 
 
-def test_a_damaged_study_database(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
+def test_a_damaged_study_database(
+    dhen_search_process: Run, study: Path, click_log: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(study, copy)
     (copy / "study.db").write_bytes(b"no database" * 1000)
-    said = dhen_search("run", "--data", click_log, "--out", copy, "trials=4", *SMALL, code=2).stderr
+    said = dhen_search_process("run", "--data", click_log, "--out", copy, "trials=4", *SMALL, code=2).stderr
     assert "damaged" in said
 
 
@@ -169,7 +172,7 @@ def test_a_loss_that_diverges_ends_the_candidate_alone(
     ids=["missing", "broken"],
 )
 def test_tables_over_ranks_without_torchrec(
-    dhen_search: Run,
+    dhen_search_process: Run,
     click_log: Path,
     environment: dict[str, str],
     tmp_path: Path,
@@ -181,9 +184,10 @@ def test_tables_over_ranks_without_torchrec(
     path = tmp_path / "hidden" / file
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    monkeypatch.setitem(environment, "PYTHONPATH", str(tmp_path / "hidden"))
+    paths = [str(tmp_path / "hidden"), *filter(None, [environment.get("PYTHONPATH")])]
+    monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join(paths))
     words = ("run", "--data", click_log, "--out", tmp_path / "study", "trials=1", *SMALL, "ranks=1x2")
-    said = dhen_search(*words, code=2).stderr
+    said = dhen_search_process(*words, code=2).stderr
     assert f"need TorchRec, which cannot be imported ({reason})" in said
     assert "pip install" in said
 
