@@ -22,7 +22,7 @@ class Verdict:
     networks: tuple[TrialRecord, ...]
     """The same of candidates alone, by FLOPs: what averages are made of."""
     runners_up: tuple[TrialRecord, ...]
-    """What would be so without them, where averages are to be made: members of averages too, if weights are there."""
+    """What would be so without them, where averages are to be made, which may have them too."""
     seeds: tuple[TrialRecord, ...]
     """Trained again to be members of averages."""
     members: tuple[TrialRecord, ...]

@@ -1,0 +1,156 @@
+"""Averages of a study's networks, by the command line: on the front, confirmed, taken away, verified, predicted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from command_line import SMALL, Run, write_log
+
+from dhen.errors import UserError
+from search.bundle import read_bundle
+from search.config import read_study_config
+from search.directory import read_record
+from search.verbs.ablate import command as ablate
+from search.verbs.average import command as average
+from search.verbs.plan import command as plan
+from search.verbs.slices import command as slices
+from search.verbs.train import command as train
+from trials.record import StudyRecord, TrialKind, TrialRecord
+
+WORDS = ("trials=4", "averages=3", "confirm=2", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def averaged(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that ended with averages and compared its winners with the baseline."""
+    out = tmp_path_factory.mktemp("averages") / "study"
+    dhen_search("run", "--data", click_log, "--out", out, *WORDS)
+    return out
+
+
+def averages_of(record: StudyRecord) -> list[TrialRecord]:
+    return [trial for trial in record.trials if trial.kind is TrialKind.AVERAGE]
+
+
+def test_averages_are_trials_on_the_front(averaged: Path) -> None:
+    record = read_record(averaged)
+    assert len(record.candidates) == 4
+    found = averages_of(record)
+    assert found
+    assert {each.number for each in found} <= set(record.front)
+    for each in found:
+        networks = record.networks(each)
+        assert 2 <= len(networks) <= 3
+        assert each.flops == sum(network.flops or 0 for network in networks)
+        assert each.embedding_parameters == sum(network.embedding_parameters or 0 for network in networks)
+        assert sum(row.flops for row in each.cost) == sum(r.flops for n in networks for r in n.cost)
+        assert each.test is not None
+        assert each.validation is not None
+        assert each.validation.ne < min(n.validation.ne for n in networks if n.validation and n.flops)
+    assert record.best in {each.number for each in found}
+    winners = [record.trial(number) for number in (record.baseline or 0, *record.front)]
+    scored = {each.number for each in winners} | {m.number for w in winners for m in record.networks(w)}
+    retrained = {each.fingerprint for each in record.retrainings}
+    with sqlite3.connect(averaged / "study.db") as connection:
+        (looks,) = connection.execute("select count(*) from dhen_test_look").fetchone()
+    assert looks == len(scored) + len(retrained)
+
+
+def test_the_average_is_compared(averaged: Path) -> None:
+    """Retrained members' mean: better than their own means over seeds."""
+    record = read_record(averaged)
+    assert [each.trial for each in record.comparisons] == list(record.front)
+    comparison = record.comparison(record.best)
+    assert comparison is not None
+    members = set(record.trial(comparison.trial).members)
+    own = [each.test.ne for each in record.retrainings if each.of in members and each.test]
+    assert len(own) == 2 * len(members)
+    assert comparison.ne < sum(own) / len(own)
+    assert read_bundle(averaged / "best").info.comparison == comparison
+
+
+def test_it_is_shown(averaged: Path) -> None:
+    record = read_record(averaged)
+    page = (averaged / "report.html").read_text()
+    assert "average of trials" in page
+    assert "triangles: averages" in page
+    with sqlite3.connect(averaged / "mlflow.db") as store:
+        kinds = [value for (value,) in store.execute("select value from tags where key = 'kind'")]
+    assert kinds.count("average") == len(averages_of(record))
+
+
+def test_the_bundle_predicts_the_mean_of_its_members(
+    dhen_search: Run, averaged: Path, click_log: Path, tmp_path: Path
+) -> None:
+    record, log = read_record(averaged), write_log(tmp_path / "new.csv", 300, seed=3, label=False)
+    assert record.best is not None
+    assert "the one it was trained on" in dhen_search("verify", averaged / "best", "--data", click_log).stdout
+
+    def scores(bundle: Path) -> list[float]:
+        out = tmp_path / "scores.csv"
+        dhen_search("predict", bundle, "--data", log, "--out", out)
+        return [float(row["score"]) for row in csv.DictReader(out.open())]
+
+    alone = []
+    for number in record.trial(record.best).members:
+        dhen_search("export", averaged, "--pick", number, "--out", tmp_path / str(number))
+        alone.append(scores(tmp_path / str(number)))
+    means = [sum(each) / len(each) for each in zip(*alone, strict=True)]
+    assert scores(averaged / "best") == pytest.approx(means, abs=1e-6)
+    said = CliRunner().invoke(slices, [str(averaged), "--column", "site"], catch_exceptions=False)
+    assert f"trial {record.best}" in said.output
+    bundle = [str(averaged / "best"), "--data", str(click_log), "--column", "site"]
+    assert "a" in CliRunner().invoke(slices, bundle, catch_exceptions=False).output
+
+
+def test_a_member_is_named_to_train_or_plan_it(averaged: Path, click_log: Path, tmp_path: Path) -> None:
+    bundle, data = str(averaged / "best"), ("--data", str(click_log), "--out", str(tmp_path / "again"))
+    with pytest.raises(UserError, match="is an average of .* networks .*--member 0"):
+        CliRunner().invoke(train, [bundle, *data], catch_exceptions=False)
+    with pytest.raises(UserError, match="has no member 7"):
+        CliRunner().invoke(plan, [bundle, "--member", "7"], catch_exceptions=False)
+    planned = CliRunner().invoke(plan, [bundle, "--member", "1", "--json"], catch_exceptions=False)
+    assert json.loads(planned.output)[0]["chosen"] == "dp"
+    with pytest.raises(UserError, match="ablate its members one by one"):
+        CliRunner().invoke(ablate, [str(averaged), "--seeds", "2"], catch_exceptions=False)
+
+
+def test_the_same_command_again_changes_nothing(dhen_search: Run, averaged: Path, click_log: Path) -> None:
+    before = read_record(averaged)
+    dhen_search("run", "--data", click_log, "--out", averaged, *WORDS)
+    after = read_record(averaged)
+    assert after.trials == before.trials
+    assert after.comparisons == before.comparisons
+
+
+def test_further_seeds_later(dhen_search: Run, averaged: Path) -> None:
+    before = read_record(averaged)
+    dhen_search("average", averaged, "--most", 2, "--seeds", 2)
+    record = read_record(averaged)
+    (seed,) = (trial for trial in record.trials if trial.kind is TrialKind.SEED)
+    best = min(record.candidates, key=lambda trial: trial.validation.ne if trial.validation else 9.0)
+    assert (seed.model, seed.training, seed.flops) == (best.model, best.training, best.flops)
+    assert seed.validation != best.validation
+    assert record.trials[: len(before.trials)] == before.trials
+    assert (averaged / "trials" / f"{seed.number:05d}" / "weights.safetensors").exists()
+
+
+def test_bad_input(averaged: Path, tmp_path: Path) -> None:
+    for words, message in (
+        (["averages=1"], "an average is of two networks at least"),
+        (["average_seeds=3"], "say with averages= how many"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_study_config(None, words)
+    for options, message in (
+        ((averaged, "--most", 1), "two networks at least"),
+        ((averaged, "--seeds", 0), "1 takes the best network as it is"),
+        ((tmp_path,), "no study here"),
+    ):
+        with pytest.raises(UserError, match=message):
+            CliRunner().invoke(average, [*map(str, options)], catch_exceptions=False)
