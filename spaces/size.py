@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
@@ -40,11 +41,21 @@ def space_size(space: Space) -> SpaceSize:
         stacks = sum(math.prod(layers[:depth]) for depth in depths)
     training = list(space.training_axes.values())
     return SpaceSize(
-        architectures=stacks * math.prod(axis.size for axis in space.model_axes.values()),
+        architectures=stacks * _model_count(space.model_axes),
         training_choices=math.prod(axis.size for axis in training if axis.size < math.inf),
         real_axes=sum(axis.size == math.inf for axis in training),
         axes=len(space.axes),
     )
+
+
+def _model_count(axes: Mapping[str, Axis]) -> float:
+    """Distinct settings outside of layers; where members part is one where there is one member."""
+    one = Choice(name="members", values=(1,))
+    members, parting = axes.get("members", one), axes.get("members_from", one)
+    low = min(members.values) if isinstance(members, Choice) else members.low
+    alone = int(low == 1)
+    others = math.prod(axis.size for name, axis in axes.items() if name not in ("members", "members_from"))
+    return others * ((members.size - alone) * parting.size + alone)
 
 
 def _layer_count(space: Space, axes: dict[str, Axis]) -> float:

@@ -28,7 +28,7 @@ class Part(Value):
     """A module or a layer, and what the network is without it."""
 
     removed: str
-    """`layer0: attention`, or `layer1` for a whole layer."""
+    """`layer0: attention`, `layer1` for a whole layer, or `members` for all but one."""
     ne_percent: Estimate | None
     """NE of the rest relative to the whole's, over seeds; positive: so much is the part worth.
     None: a training failed."""
@@ -49,7 +49,7 @@ class Ablation(Value):
 
 
 def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
-    """The model without each module and without each layer, by what is removed; equal ones once.
+    """The model without each module, each layer, and all members but one, by what is removed; equal ones once.
 
     A layer's only module is the layer.
 
@@ -113,7 +113,11 @@ def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             rest = layer | {"modules": modules[:place] + modules[place + 1 :]}
             yield f"layer{index}: {module['kind']}", model | {"layers": [*before, rest, *after]}
         if len(layers) > 1:
-            yield f"layer{index}", model | {"layers": before + after}
+            parts_from = model.get("members_from", 0)
+            moved = {"members_from": parts_from - 1} if index < parts_from else {}
+            yield f"layer{index}", model | {"layers": before + after} | moved
+    if model.get("members", 1) > 1:
+        yield "members", model | {"members": 1}
 
 
 def _ne(jobs: dict[int, Job], done: dict[str, Retraining]) -> list[float | None]:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.dense_batch import DenseBatch, DenseInputs, take_tables
@@ -28,6 +29,7 @@ SCHEMA = FeatureSchema(
 )
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 MODEL = parse_model({"embedding_dim": 8, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
+SEVERAL = MODEL.model_copy(update={"members": 3, "members_from": 1})
 STRATEGIES = (
     Strategy(),
     Strategy(dense="zero1"),
@@ -54,6 +56,8 @@ TOLERANCE = {
     "bf16, sent in fp32": 3e-2,
     "bf16 moments": 3e-3,
 }
+WITH_MEMBERS = (STRATEGIES[1], STRATEGIES[3], STRATEGIES[5], STRATEGIES[8])
+"""In fp32 also with a model of several members."""
 RUNS = [
     *((s, "fp32") for s in STRATEGIES),
     *((s, "bf16") for s in STRATEGIES[:5]),
@@ -67,9 +71,9 @@ def config(setting: str) -> TrainingConfig:
     return TrainingConfig.model_validate(SETTINGS[setting] | {"learning_rate": 0.01, "weight_decay": 0.1})
 
 
-def model() -> nn.Module:
+def model(config: ModelConfig = MODEL) -> nn.Module:
     torch.manual_seed(0)
-    built = build_model(MODEL, SCHEMA).train()
+    built = build_model(config, SCHEMA).train()
     take_tables(built)
     return built
 
@@ -116,6 +120,10 @@ def every_strategy() -> dict[str, list[float]]:
                 torch.testing.assert_close(mine / RANKS, expected, rtol=1e-3, atol=1e-6)
         if (setting, strategy.dense) == ("bf16 moments", "fsdp"):
             assert_goes_on(strategy, mesh)
+    for strategy in WITH_MEMBERS:
+        mesh = device_mesh(strategy.dense, HOSTS, RANKS_A_HOST, "cpu")
+        step = parallelize(model(SEVERAL), strategy, config("fp32"), mesh)
+        found[f"members {strategy.name}"] = losses_and_gradients(step, dist.get_rank(), RANKS)[0]
     return found
 
 
@@ -180,6 +188,13 @@ def test_ranks_follow_one_process(
 ) -> None:
     found = trained[f"{setting} {strategy.name}"]
     assert found == pytest.approx(plain, abs=TOLERANCE[setting])
+
+
+def test_members_train_alike(trained: dict[str, list[float]], plain: list[float]) -> None:
+    alone = losses_and_gradients(parallelize(model(SEVERAL), Strategy(), config("fp32")), 0, 1)[0]
+    for strategy in WITH_MEMBERS:
+        assert trained[f"members {strategy.name}"] == pytest.approx(alone, abs=TOLERANCE["fp32"])
+    assert min(abs(a - b) for a, b in zip(alone, plain, strict=True)) > 1e-3
 
 
 @pytest.mark.parametrize("dense", ["dp", "fsdp"])

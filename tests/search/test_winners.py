@@ -147,6 +147,13 @@ def test_without_parts() -> None:
         without_parts(DhenConfig.model_validate({"layers": [{"modules": ["cross"]}]}))
 
 
+def test_without_members_or_a_layer_that_they_share() -> None:
+    layers = [{"modules": ["cross"]}, {"modules": ["linear"]}]
+    parts = without_parts(DhenConfig.model_validate({"layers": layers, "members": 4, "members_from": 1}))
+    found = {name: (len(each.layers), each.members, each.members_from) for name, each in parts.items()}
+    assert found == {"layer0": (1, 4, 0), "layer1": (1, 4, 1), "members": (2, 1, 0)}
+
+
 def test_slices(confirmed: Path) -> None:
     """Slices of a column are all rows, each once; their losses are those of the whole."""
     record, log = read_record(confirmed), study_log(confirmed)

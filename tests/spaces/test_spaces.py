@@ -55,6 +55,15 @@ def test_the_size_is_counted_exactly() -> None:
         "norm_placement": ["post", "pre"],
         "model": {"embedding_dim": [4, 8]},
     }
+    assert_counted(data)
+
+
+def test_one_member_parts_nowhere() -> None:
+    model = {"members": [1, 2], "members_from": [0, 1]}
+    assert_counted({"depth": [1, 2], "slots": 1, "modules": {"linear": {}}, "model": model})
+
+
+def assert_counted(data: dict[str, object]) -> None:
     space = Space("test", parse(SpaceConfig, data, "test"))
     axes = [axis for axis in space.axes if isinstance(axis, Choice)]
     assert len(axes) == len(space.axes)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.batch import FeatureBatch
+from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
@@ -53,9 +54,9 @@ def config(**changes: object) -> TrainingConfig:
     return TrainingConfig.model_validate(settings).resolved(1000, "fp32")
 
 
-def model() -> nn.Module:
+def model(config: ModelConfig = MODEL) -> nn.Module:
     torch.manual_seed(0)
-    return build_model(MODEL, SCHEMA).train()
+    return build_model(config, SCHEMA).train()
 
 
 def test_fp32_is_plain_pytorch() -> None:
@@ -92,11 +93,13 @@ def test_bf16_keeps_fp32_master_weights() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_weights_restore_what_was_trained(precision: str) -> None:
-    step = TrainStep(model(), config(precision=precision))
+@pytest.mark.parametrize("members", [1, 3])
+def test_weights_restore_what_was_trained(precision: str, members: int) -> None:
+    several = MODEL.model_copy(update={"members": members})
+    step = TrainStep(model(several), config(precision=precision))
     for batch in batches(3):
         step(batch)
-    restored = build_model(MODEL, SCHEMA).eval()
+    restored = build_model(several, SCHEMA).eval()
     restored.load_state_dict(step.weights())
     compute_in(restored, precision)  # type: ignore[arg-type]
     step.model.eval()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dhen.config import ModelConfig
+from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from spaces.load import load_space, random_point
 from trials.hardware import Precision
@@ -106,6 +107,25 @@ def test_agrees_with_a_trace_of_the_wrapped_model(
         real.peak_at,
     )
     assert abs(found.host - real.host) <= TOLERANCE * real.host + NEGLIGIBLE_BYTES
+
+
+@pytest.mark.parametrize("members_from", [0, 1])
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy(), Strategy(dense="fsdp"), Strategy(dense="zero1", checkpointing="full", micro_batches=2)],
+    ids=lambda strategy: strategy.name,
+)
+def test_agrees_where_members_share_layers(strategy: Strategy, members_from: int) -> None:
+    layer = {"modules": ["dlrm", "linear"], "raw_numeric": True}
+    model = parse_model(
+        {"layers": [layer] * 2, "dropout": 0.1, "members": 4, "members_from": members_from}, "test"
+    )
+    training = TrainingConfig(precision="bf16")
+    real = trace(
+        model, SCHEMA, strategy, hosts=1, gpus_a_host=2, examples_a_rank=512, training=training
+    )
+    found = peak(model, strategy, 1, 2, 512, "bf16", training)
+    assert found.total == pytest.approx(real.total, rel=TOLERANCE), (found.moment.at, real.peak_at)
 
 
 models = st.builds(candidate, st.sampled_from(["default", "wide", "tiny"]), st.integers(0, 10_000))
