@@ -8,6 +8,7 @@ from statistics import mean
 
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name
+from dashboards.promotion import promotion
 from dashboards.rows import does_not_fit, find
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from dashboards.winners import verdict
@@ -31,6 +32,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     said = (
         _best(best, baseline, record),
         _knee(record, baseline),
+        promotion(record),
         _floor(record, best, baseline, "validation"),
         _test(best, baseline, record.comparison(record.best)),
         _floor(record, best, baseline, "test"),

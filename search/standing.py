@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -39,13 +39,19 @@ class Standing:
     def note(self, trial: TrialRecord) -> None:
         """A trial, new or changed."""
         self.trials[trial.number] = trial
-        if trial.outcome is Outcome.COMPLETED:
+        if trial.outcome is Outcome.COMPLETED or trial.promoted_from is not None:
             self._verdict = None
 
     @property
     def candidates(self) -> list[TrialRecord]:
-        """All trials but the baseline's own, in order."""
-        return [t for _, t in sorted(self.trials.items()) if t.kind is TrialKind.CANDIDATE]
+        """What was proposed, in order: no trials of the baseline, nor of candidates once more on all rows."""
+        own = [t for _, t in sorted(self.trials.items()) if t.promoted_from is None]
+        return [t for t in own if t.kind is TrialKind.CANDIDATE]
+
+    @property
+    def promoted(self) -> list[TrialRecord]:
+        """Those of `search.promotion`, on all rows, in order."""
+        return [t for _, t in sorted(self.trials.items()) if t.promoted_from is not None]
 
     @property
     def completed(self) -> list[TrialRecord]:
@@ -53,17 +59,18 @@ class Standing:
         return eligible(trial for _, trial in sorted(self.trials.items()))
 
     @property
+    def searched(self) -> Verdict:
+        """Of the trials that the search has made, on a part of the log where it was told so."""
+        return _verdict([trial for trial in self.completed if trial.promoted_from is None])
+
+    @property
     def verdict(self) -> Verdict:
-        """As of now."""
+        """As of now: of trials on all rows alone, as soon as all that were selected have ended there."""
         if self._verdict is None:
-            done = self.completed
-            tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
-            front = pareto_front(trial for trial in done if trial.kind is TrialKind.CANDIDATE)
-            self._verdict = Verdict(
-                baseline=min(tuned, key=lambda t: t.validation.ne if t.validation else 0.0, default=None),
-                front=tuple(front),
-                knee=knee(front),
-            )
+            promoted = self.promoted
+            whole = _verdict(eligible(promoted))
+            going = any(trial.outcome in (Outcome.RUNNING, Outcome.INTERRUPTED) for trial in promoted)
+            self._verdict = self.searched if whole.baseline is None or going else whole
         return self._verdict
 
     def record(self) -> StudyRecord:
@@ -89,6 +96,16 @@ class Standing:
             total += max(0.0, end - max(start, covered))
             covered = max(covered, end)
         return total
+
+
+def _verdict(done: Sequence[TrialRecord]) -> Verdict:
+    tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
+    front = pareto_front(trial for trial in done if trial.kind is TrialKind.CANDIDATE)
+    return Verdict(
+        baseline=min(tuned, key=lambda t: t.validation.ne if t.validation else 0.0, default=None),
+        front=tuple(front),
+        knee=knee(front),
+    )
 
 
 def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:
