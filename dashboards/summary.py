@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from statistics import mean
@@ -60,7 +61,7 @@ def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
     if best is None or best.validation is None:
-        return "No candidate has a result." if ended(record.candidates) else "No candidate has ended yet."
+        return _no_result(record) if ended(record.candidates) else "No candidate has ended yet."
     name = f"trial {best.number} ({short_name(best.model)})"
     about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
     if baseline is None or baseline.validation is None:
@@ -68,6 +69,26 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
     relative = relative_ne_percent(best.validation.ne, baseline.validation.ne)
     against = f"trial {baseline.number} ({short_name(baseline.model)}, NE {_ne(baseline)})"
     return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
+
+
+def _no_result(record: StudyRecord) -> str:
+    """And what the nearest would need, where not one fits."""
+    gone, cluster = ended(record.candidates), record.cluster
+    lacking = {trial.memory_excess: trial for trial in gone if trial.outcome is Outcome.INFEASIBLE}
+    excesses = [excess for excess in lacking if excess is not None and excess > 0]
+    if (
+        cluster is None
+        or len(excesses) < len(lacking)
+        or any(t.outcome is not Outcome.INFEASIBLE for t in gone)
+    ):
+        return "No candidate has a result."
+    nearest = lacking[min(excesses)]
+    needed = byte_size(math.ceil((1 + min(excesses)) * cluster.hbm_bytes))
+    return (
+        f"No candidate has a result: none of {len(gone)} fits {byte_size(cluster.hbm_bytes)} a rank. Trial "
+        f"{nearest.number} ({short_name(nearest.model)}) comes nearest, with {needed}. Another space, more memory "
+        "(hbm=), more ranks or a smaller training.batch_size would let some fit."
+    )
 
 
 def _side(relative: float) -> str:

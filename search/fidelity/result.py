@@ -1,8 +1,8 @@
 """An audit as trained: each fraction's cost and how well it ranks, and the cheapest that is good enough.
 
 `FidelityResult` is the shape of `--json` and of the file beside the table. Every row ranks against the same
-reference, trainings on the whole log from a second seed: so no row profits from initial weights that it shares with
-the reference, and the row of the whole log is the most that any fraction can reach.
+reference, trainings on the whole log from a second seed: so no row profits from initial weights that it has in
+common with it, and the row of the whole log is the most that a fraction can be expected to reach.
 """
 
 from __future__ import annotations

@@ -78,8 +78,7 @@ def _audited(
 ) -> FidelityResult:
     """Trains by fraction, the cheapest first; a study's own results are not trained again."""
     fractions = (*config.parts, 1.0)
-    seeds = {fraction: config.seed for fraction in fractions}
-    by_part = {part: [_job(trainer, each, part, seeds[part]) for each in subjects] for part in fractions}
+    by_part = {part: [_job(trainer, each, part, config.seed) for each in subjects] for part in fractions}
     reference = [_job(trainer, each, 1.0, config.seed + 1) for each in subjects]
     known = {each.known.fingerprint: each.known for each in subjects if each.known}
     jobs = [job for part in (*by_part.values(), reference) for job in part if job.fingerprint not in known]

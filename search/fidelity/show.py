@@ -32,13 +32,13 @@ def table(result: FidelityResult) -> Table:
 def remarks(result: FidelityResult) -> Iterator[str]:
     """How to read the table."""
     yield (
-        f"{len(result.candidates)} candidates of space {result.space}, NE on {result.validation_rows:,} validation "
-        f"rows. A fraction is the last of {result.train_rows:,} training rows. Tau is Kendall's tau-b between its "
-        f"ranking (seed {result.seed}) and the whole log's (seed {result.reference_seed}), with a bootstrap "
-        f"interval over candidates; the whole log's own row, between these two seeds, is the most that a fraction "
-        f"can be expected to reach. Best third: tau among the best by the whole log. Regret: NE, on the whole log, "
-        f"of the candidate that the fraction would choose, above the lowest. FLOPs and seconds are those of the "
-        f"trainings, relative to the whole log's."
+        f"{len(result.candidates)} candidates of space {result.space}, NE on {result.validation_rows:,} "
+        f"validation rows. A fraction is the last of {result.train_rows:,} training rows. Tau is Kendall's tau-b "
+        f"between its ranking (seed {result.seed}) and the whole log's (seed {result.reference_seed}), with a "
+        "bootstrap interval over candidates; the whole log's own row, between these two seeds, is the most that "
+        "a fraction can be expected to reach. Best third: tau among the best by the whole log. Regret: NE, on "
+        "the whole log, of the candidate that the fraction would choose, above the lowest. FLOPs and seconds are "
+        "of all trainings in the row, relative to the whole log's."
     )
 
 
@@ -66,8 +66,9 @@ def verdict(result: FidelityResult) -> str:
         else f"with its whole interval there: {part_name(result.cheapest_surely)}"
     )
     return (
-        f"The cheapest fraction with a tau of {wanted} or more is {part_name(row.fraction)} ({_short(row.tau)}), at "
-        f"{100 * row.flops_share:.0f} % of the FLOPs; {surely}; {two_seeds}. To search on it:"
+        f"The cheapest fraction with a tau of {wanted} or more is {part_name(row.fraction)} "
+        f"({_short(row.tau)}), at {100 * row.flops_share:.0f} % of the FLOPs; {surely}; {two_seeds}. To search "
+        "on it:"
     )
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from dhen.values import Value
@@ -17,7 +18,7 @@ from dhen.values import Value
 RESAMPLES = 2000
 LEAST = 3
 """Candidates below which a tau is not shown: of two it is 1 or -1."""
-Ne = Sequence[float]
+Ne = Sequence[float] | NDArray[np.float64]
 """By candidate."""
 
 
@@ -58,6 +59,6 @@ def tau_of_best(ne: Ne, reference: Ne, share: float) -> float | None:
 
 
 def regret_percent(ne: Ne, reference: Ne) -> float | None:
-    """What is lost by choosing the best of `ne`: its reference NE above the lowest, in percent; None if infinite."""
+    """Reference NE of the best of `ne`, above the lowest, in percent; None where that one diverged."""
     chosen, best = reference[int(np.argmin(ne))], min(reference)
     return 100.0 * (chosen - best) / best if math.isfinite(chosen) else None
