@@ -32,7 +32,7 @@ from trials.job import TrainingConfig
 from trials.planner.plan import Plan
 from trials.record import StudyRecord, TrialRecord
 
-TRIES = 50
+TRIES = 20
 """Points drawn for each candidate that is wanted, before a space is said to have too few that fit."""
 MIB = 2**20
 
