@@ -51,13 +51,24 @@ class TrialRow:
 
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
     """All trials in order, or these alone."""
-    baseline = baseline_ne(record)
-    return tuple(_row(trial, record, baseline) for trial in (record.trials if trials is None else trials))
+    shown = record.trials if trials is None else trials
+    return tuple(_row(trial, record, _baseline_ne_for(trial, record)) for trial in shown)
+
+
+def _baseline_ne_for(trial: TrialRecord, record: StudyRecord) -> float | None:
+    """Of the tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
+    baseline = find(record, record.baseline)
+    if baseline is None or (baseline.promoted_from is None) == (trial.promoted_from is None):
+        return _known_ne(baseline)
+    return _known_ne(find(record, baseline.promoted_from))
 
 
 def baseline_ne(record: StudyRecord) -> float | None:
     """The tuned baseline's NE on validation, once there is one."""
-    trial = find(record, record.baseline)
+    return _known_ne(find(record, record.baseline))
+
+
+def _known_ne(trial: TrialRecord | None) -> float | None:
     return trial.validation.ne if trial and trial.validation and known(trial.validation.ne) else None
 
 
@@ -114,7 +125,7 @@ def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
 
 
 def _remark(trial: TrialRecord) -> str | None:
-    said = (shared_with(trial), trial.error)
+    said = (shared_with(trial), _on_all_rows(trial), trial.error)
     return ": ".join(part for part in said if part) or does_not_fit(trial)
 
 
@@ -124,6 +135,10 @@ def shared_with(trial: TrialRecord) -> str | None:
         return f"same network as trial {trial.reused_from}"
     origin = trial.reused_from_study
     return f"trained as trial {origin.trial} of the study in {origin.directory}" if origin else None
+
+
+def _on_all_rows(trial: TrialRecord) -> str | None:
+    return f"trial {trial.promoted_from} on all rows" if trial.promoted_from is not None else None
 
 
 def does_not_fit(trial: TrialRecord) -> str | None:

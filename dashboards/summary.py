@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from statistics import mean
 
 from dashboards.accuracy import ALL, accuracy, share, signed
-from dashboards.names import trial_name
+from dashboards.names import short_name, trial_name
+from dashboards.promotion import promotion
 from dashboards.rows import does_not_fit, find
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from dashboards.winners import verdict
@@ -31,6 +33,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     said = (
         _best(best, baseline, record),
         _knee(record, baseline),
+        promotion(record),
         _averages(record, best),
         _floor(record, best, baseline, "validation"),
         _test(best, baseline, record.comparison(record.best)),
@@ -59,7 +62,7 @@ def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
     if best is None or best.validation is None:
-        return "No candidate has a result." if ended(record.candidates) else "No candidate has ended yet."
+        return _no_result(record) if ended(record.candidates) else "No candidate has ended yet."
     name = f"trial {best.number} ({trial_name(best)})"
     about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
     if baseline is None or baseline.validation is None:
@@ -67,6 +70,26 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
     relative = relative_ne_percent(best.validation.ne, baseline.validation.ne)
     against = f"trial {baseline.number} ({trial_name(baseline)}, NE {_ne(baseline)})"
     return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
+
+
+def _no_result(record: StudyRecord) -> str:
+    """And what the nearest would need, where not one fits."""
+    gone, cluster = ended(record.candidates), record.cluster
+    lacking = {trial.memory_excess: trial for trial in gone if trial.outcome is Outcome.INFEASIBLE}
+    excesses = [excess for excess in lacking if excess is not None and excess > 0]
+    if (
+        cluster is None
+        or len(excesses) < len(lacking)
+        or any(t.outcome is not Outcome.INFEASIBLE for t in gone)
+    ):
+        return "No candidate has a result."
+    nearest = lacking[min(excesses)]
+    needed = byte_size(math.ceil((1 + min(excesses)) * cluster.hbm_bytes))
+    return (
+        f"No candidate has a result: none of {len(gone)} fits {byte_size(cluster.hbm_bytes)} a rank. Trial "
+        f"{nearest.number} ({short_name(nearest.model)}) comes nearest, with {needed}. Another space, more memory "
+        "(hbm=), more ranks or a smaller training.batch_size would let some fit."
+    )
 
 
 def _side(relative: float) -> str:

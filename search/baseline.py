@@ -70,6 +70,12 @@ def read_baseline(config: StudyConfig) -> Baseline:
             f"baseline {config.baseline!r} is neither a shipped model ({names}) nor a configuration file."
         )
     model, training = read_configuration(path, config.training)
+    if training.train_fraction != config.training.train_fraction:
+        raise UserError(
+            f"{path}: training.train_fraction is {training.train_fraction:g}, the study's "
+            f"{config.training.train_fraction:g}: the baseline trains on the rows of its candidates. Leave it out "
+            "there, and give it to the study: training.train_fraction=0.25."
+        )
     return Baseline(model=model, training=training, incumbent=True)
 
 

@@ -28,6 +28,7 @@ VERBS = {
     "train": "train one configuration, or a bundle's again",
     "predict": "score a file of rows with a bundle",
     "plan": "what each memory technique costs a configuration on a cluster, and the least that fits",
+    "fidelity": "how much of the log it takes to rank candidates as on all of it",
     "reproduce": "the paper's tables 1, 2 and 3, trained on your log, with intervals",
     "spaces": "the named search spaces and their sizes",
     "blocks": "the interaction modules and what they cost",

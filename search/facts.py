@@ -115,6 +115,11 @@ def check_training_axes(space: Space, training: TrainingConfig) -> None:
     Raises:
         UserError: naming the one that is not.
     """
+    if "train_fraction" in space.training_axes:
+        raise UserError(
+            f"space {space.name!r}: training.train_fraction is no axis: candidates on different parts of the "
+            "log do not compare. Give it to the study: training.train_fraction=0.25."
+        )
     for key, axis in space.training_axes.items():
         for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
             parse(TrainingConfig, training.to_dict() | {key: value}, f"space {space.name!r}: training")

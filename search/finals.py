@@ -145,7 +145,7 @@ class Finals:
             job = trained_job(known, self._log, self._config.seed)
             self._driver.say(f"trial {owner} won, its weights are gone: trained here before its test")
             fresh = new_record(owner, known.kind, known.point, job)
-            kept = ("sampler_notes", "attempts", "seed_offset")
+            kept = ("sampler_notes", "attempts", "seed_offset", "promoted_from")
             fresh = fresh.model_copy(update={name: getattr(known, name) for name in kept})
             yield self._driver.planned(fresh, job)
 

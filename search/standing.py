@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from search.front import eligible, knee, pareto_front
 from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
+
+MADE_OF_WINNERS = (TrialKind.AVERAGE, TrialKind.SEED)
+"""After selection, on as many rows as the winners."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +63,19 @@ class Standing:
     def note(self, trial: TrialRecord) -> None:
         """A trial, new or changed."""
         self.trials[trial.number] = trial
-        if trial.outcome is Outcome.COMPLETED:
+        if trial.outcome is Outcome.COMPLETED or trial.promoted_from is not None:
             self._verdict = None
 
     @property
     def candidates(self) -> list[TrialRecord]:
-        """What the sampler has proposed, in order."""
-        return [t for _, t in sorted(self.trials.items()) if t.kind is TrialKind.CANDIDATE]
+        """What was proposed, in order: no trials of the baseline, nor of candidates once more on all rows."""
+        own = [t for _, t in sorted(self.trials.items()) if t.promoted_from is None]
+        return [t for t in own if t.kind is TrialKind.CANDIDATE]
+
+    @property
+    def promoted(self) -> list[TrialRecord]:
+        """Those of `search.promotion`, on all rows, in order."""
+        return [t for _, t in sorted(self.trials.items()) if t.promoted_from is not None]
 
     @property
     def completed(self) -> list[TrialRecord]:
@@ -74,25 +83,21 @@ class Standing:
         return eligible(trial for _, trial in sorted(self.trials.items()))
 
     @property
+    def searched(self) -> Verdict:
+        """Of the trials that the search has made, on a part of the log where it was told so."""
+        on_a_part = bool(self.promoted)
+        own = (trial for trial in self.completed if trial.promoted_from is None)
+        return self._judged([t for t in own if not (on_a_part and t.kind in MADE_OF_WINNERS)])
+
+    @property
     def verdict(self) -> Verdict:
-        """As of now."""
+        """As of now: of trials on all rows alone, as soon as all that were selected have ended there."""
         if self._verdict is None:
-            done = self.completed
-            tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
-            networks = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
-            averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE]
-            front, ahead = pareto_front(networks + averages), pareto_front(networks)
-            known = {trial.fingerprint for trial in ahead}
-            behind = [trial for trial in networks if self._averages and trial.fingerprint not in known]
-            self._verdict = Verdict(
-                baseline=min(tuned, key=lambda t: t.validation.ne if t.validation else 0.0, default=None),
-                front=tuple(front),
-                knee=knee(front),
-                networks=tuple(ahead),
-                runners_up=tuple(pareto_front(behind)),
-                seeds=tuple(trial for trial in done if trial.kind is TrialKind.SEED),
-                members=tuple(self.trials[number] for trial in front for number in trial.members),
-            )
+            promoted = self.promoted
+            going = any(trial.outcome in (Outcome.RUNNING, Outcome.INTERRUPTED) for trial in promoted)
+            done = (t for t in self.completed if t.promoted_from is not None or t.kind in MADE_OF_WINNERS)
+            whole = self._judged(list(done))
+            self._verdict = self.searched if whole.baseline is None or going else whole
         return self._verdict
 
     def record(self) -> StudyRecord:
@@ -107,6 +112,23 @@ class Standing:
                 "knee": verdict.knee.number if verdict.knee else None,
                 "elapsed_seconds": self.elapsed_seconds(),
             }
+        )
+
+    def _judged(self, done: Sequence[TrialRecord]) -> Verdict:
+        tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
+        networks = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
+        averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE]
+        front, ahead = pareto_front(networks + averages), pareto_front(networks)
+        known = {trial.fingerprint for trial in ahead}
+        behind = [trial for trial in networks if self._averages and trial.fingerprint not in known]
+        return Verdict(
+            baseline=min(tuned, key=lambda t: t.validation.ne if t.validation else 0.0, default=None),
+            front=tuple(front),
+            knee=knee(front),
+            networks=tuple(ahead),
+            runners_up=tuple(pareto_front(behind)),
+            seeds=tuple(trial for trial in done if trial.kind is TrialKind.SEED),
+            members=tuple(self.trials[number] for trial in front for number in trial.members),
         )
 
     def elapsed_seconds(self) -> float:

@@ -23,6 +23,7 @@ from search.facts import Facts, check_training_axes
 from search.finals import Driver, Finals
 from search.objective import Trainer, new_record
 from search.planning import plan_of, planned
+from search.promotion import promotions, require_promoted
 from search.proposals import Proposals
 from search.reuse import Reuse
 from search.samplers.known import UNFINISHED
@@ -131,7 +132,8 @@ class Study:
             self._train(self._baseline_trials())
             self._require_baseline()
             self._train(self._candidate_trials())
-            self._deciding = False
+            self._deciding = False  # from here on no sampler and no stopping rule sees anything
+            self._promote()
             finals = self._finals()
             finals.recover_weights()
             finals.make_averages()
@@ -200,6 +202,13 @@ class Study:
     def _job(self, candidate: Candidate) -> Job:
         training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
         return self._trainer.job(candidate.model, training, self._config.seed)
+
+    def _promote(self) -> None:
+        """Where the search has seen a part of the log, what it selected is trained on all of it."""
+        if self._config.training.train_fraction < 1.0:
+            wanted = promotions(self._standing, self._config, self._space, self._baseline, self._trainer.job)
+            self._train(self._planned(*each) for each in wanted)
+            require_promoted(self._standing)
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether a plan makes it fit on the study's cluster."""
@@ -280,7 +289,7 @@ class Study:
         if record.kind is not TrialKind.CANDIDATE or not self._deciding:
             return None
         news = {"curve": record.curve, "executed_technique": record.executed_technique}
-        trials = list(self._standing.trials.values())
+        trials = [trial for trial in self._standing.trials.values() if trial.promoted_from is None]
         stopped = first_stop(self._stopping, before.model_copy(update=news), len(before.curve), trials)
         return training.stop(stopped) if stopped is not None else None
 
@@ -393,5 +402,6 @@ def _infeasible(number: int, point: Point, notes: dict[str, int], error: str) ->
 def _reused(record: TrialRecord, known: TrialRecord) -> TrialRecord:
     """The record of a trial whose network has been trained already."""
     own = {"number", "kind", "point", "started_at", "test", "sampler_notes", "attempts", "reused_from_study"}
+    own |= {"promoted_from"}
     shared = {name: getattr(known, name) for name in type(known).model_fields if name not in own}
     return record.model_copy(update=shared | {"reused_from": known.owner, "seconds": 0.0})

@@ -76,9 +76,20 @@ class TrainingConfig(Value):
     all_reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """What gradients of the dense part are sent and added up in between ranks. Auto: what they are computed in,
     `precision`, which needs no conversion; fp32 under bf16 doubles what is sent, to lose no more digits."""
+    train_fraction: float = Field(default=1.0, gt=0, le=1, exclude_if=lambda fraction: fraction == 1.0)
+    """Of the training rows, the last in the log's order alone: the latest, closest to what is predicted, as teams
+    train on the last k days. Vocabularies and statistics stay those of all rows; batch size, passes and learning
+    rates are by default as for all rows, so that a ranking of models carries over; evaluations by default come
+    after the same share of a pass. What is given in examples (`evaluate_every`, `warmup_examples`) stays."""
+
+    def rows_used(self, train_rows: int) -> int:
+        """How many of so many training rows are trained on: the last ones."""
+        return max(1, round(self.train_fraction * train_rows))
 
     def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
         """The same with nothing left open, for a log of this size on a machine that prefers this precision.
+
+        `train_rows` are all that the log has, `train_fraction` of which are used.
 
         Raises:
             UserError: for a warm-up that is longer than all passes.
@@ -86,19 +97,20 @@ class TrainingConfig(Value):
         steps = train_rows / STEPS_A_PASS
         power = 2 ** round(math.log2(min(max(steps, MIN_BATCH), MAX_BATCH)))
         epochs = self.epochs or (1 if train_rows >= ONE_PASS_ROWS else 6)
-        every = self.evaluate_every or train_rows // (4 if epochs == 1 else 2)
+        used = self.rows_used(train_rows)
+        every = self.evaluate_every or used // (4 if epochs == 1 else 2)
         computed = precision if self.precision == "auto" else self.precision
-        if self.warmup_examples > epochs * train_rows:
+        if self.warmup_examples > epochs * used:
             raise UserError(
                 f"training.warmup_examples={self.warmup_examples} is longer than the training itself: "
-                f"training.epochs={epochs} over {train_rows} examples are {epochs * train_rows}; "
+                f"training.epochs={epochs} over {used} examples are {epochs * used}; "
                 f"give at most that, or more passes."
             )
         return self.model_copy(
             update={
                 "epochs": epochs,
-                "batch_size": min(self.batch_size or power, train_rows),
-                "evaluate_every": max(1, min(every, train_rows)),
+                "batch_size": min(self.batch_size or power, used),
+                "evaluate_every": max(1, min(every, used)),
                 "precision": computed,
                 "all_reduce_precision": self.reduction_precision(computed),
                 "schedule": ("linear" if epochs == 1 else "constant")

@@ -94,10 +94,15 @@ class _Run:
     best_weights: Weights | None = None
 
     @property
+    def rows(self) -> int:
+        """Of a pass."""
+        return self.job.training.rows_used(self.log.manifest.rows["train"])
+
+    @property
     def total_examples(self) -> int:
         """Of all passes."""
         assert self.job.training.epochs is not None
-        return self.job.training.epochs * self.log.split("train").rows
+        return self.job.training.epochs * self.rows
 
 
 def train(
@@ -229,7 +234,7 @@ def _train(run: _Run) -> None:
         state.evaluate_seconds += stretch_began - now
         point = CurvePoint(
             examples=state.examples,
-            epoch=state.examples / run.log.split("train").rows,
+            epoch=state.examples / run.rows,
             train_loss=state.loss_sum / state.loss_steps,
             learning_rate=rate,
             seconds=stretch_began - began,
@@ -312,13 +317,14 @@ def _epochs(run: _Run) -> Iterator[Batch]:
     config, split = run.job.training, run.log.split("train")
     assert config.epochs is not None
     assert config.batch_size is not None
-    passed, batches = divmod(run.state.steps, max(1, split.rows // config.batch_size))
+    passed, batches = divmod(run.state.steps, max(1, run.rows // config.batch_size))
     for epoch in range(passed, config.epochs):
         yield from train_batches(
             split,
             batch_size=config.batch_size,
             seed=run.job.seed,
             epoch=epoch,
+            last_rows=run.rows,
             shuffle=config.order == "shuffled",
             start_batch=batches if epoch == passed else 0,
             rank=run.ranks.rank,

@@ -204,6 +204,9 @@ class TrialRecord(Value):
     """Trainings so far, in order; several where one ran out of memory. None of a shared result."""
     reused_from: int | None = None
     """Number of the trial whose result this one shares (the same network)."""
+    promoted_from: int | None = None
+    """Of a training on all rows: number of the trial on a part of them (`training.train_fraction`) whose
+    configuration it is; None of every other."""
     reused_from_study: Origin | None = None
     """Where the job was done, if another study did it: its result stands here, and nothing was trained."""
     members: tuple[int, ...] = ()
@@ -351,8 +354,27 @@ class StudyRecord(Value):
 
     @property
     def candidates(self) -> tuple[TrialRecord, ...]:
-        """What the sampler has proposed."""
-        return tuple(trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE)
+        """All trials but those of the baseline's own tuning, and but the front's once more on all rows."""
+        own = (trial for trial in self.trials if trial.promoted_from is None)
+        return tuple(trial for trial in own if trial.kind is TrialKind.CANDIDATE)
+
+    @property
+    def promoted(self) -> tuple[TrialRecord, ...]:
+        """Trainings on all rows of what the search, on a part of them, has selected."""
+        return tuple(trial for trial in self.trials if trial.promoted_from is not None)
+
+    @property
+    def averages(self) -> tuple[TrialRecord, ...]:
+        """Means of networks, and the trainings from other seeds that were made for them."""
+        return tuple(trial for trial in self.trials if trial.kind in (TrialKind.AVERAGE, TrialKind.SEED))
+
+    @property
+    def field(self) -> tuple[TrialRecord, ...]:
+        """The candidates that best, knee and front are of: trained on all rows, once the selected ones are."""
+        best = next((trial for trial in self.trials if trial.number == self.best), None)
+        if best is None or best.promoted_from is None:
+            return self.candidates
+        return tuple(trial for trial in self.promoted if trial.kind is TrialKind.CANDIDATE)
 
 
 def relative_ne_percent(ne: float, baseline_ne: float) -> float:

@@ -188,6 +188,7 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         "technique.executed": trial.executed_technique,
         "fingerprint": trial.fingerprint,
         "reused_from": trial.reused_from,
+        "promoted_from": trial.promoted_from,
         "reused_from_study": f"{origin.directory} trial {origin.trial}" if origin else None,
         "error": trial.error,
         **marks(trial, record),

@@ -49,7 +49,7 @@ def curves_info(record: StudyRecord) -> CurvesInfo:
     """Trials that share another trial's result are left out: their curve would cover that one's."""
     baseline = find(record, record.baseline)
     own = baseline.curve if baseline else ()
-    fresh = [trial for trial in record.candidates if trial.reused_from is None]
+    fresh = [trial for trial in record.field if trial.reused_from is None]
     lines = tuple(line for trial in fresh if (line := _line(trial, record, own)).points)
     late = _frame(lines, own[-1].examples / 2) if lines else None
     values = [value for line in lines for _, value in line.points]

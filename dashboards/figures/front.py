@@ -56,7 +56,7 @@ def front_info(record: StudyRecord) -> FrontInfo:
     """Who is on the front is the record's word, not worked out here."""
     rows = trial_rows(record)
     points = {row.number: _point(row) for row in rows if _drawable(row)}
-    numbers = {trial.number for trial in record.trials if trial.kind is not TrialKind.BASELINE}
+    numbers = {trial.number for trial in (*record.field, *record.averages)}
     candidates = tuple(point for number, point in points.items() if number in numbers)
     front = [points[number] for number in record.front if number in points]
     baseline = points.get(record.baseline) if record.baseline is not None else None

@@ -129,7 +129,7 @@ def result_of(
         table=name,
         title=table.title,
         log=jobs[0][0].log,
-        train_rows=rows["train"],
+        train_rows=config.training.rows_used(rows["train"]),
         validation_rows=rows["validation"],
         seeds=tuple(job.seed for job in jobs[0]),
         confidence=config.level if config.seeds > 1 else None,

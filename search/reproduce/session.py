@@ -8,22 +8,21 @@ from rich.console import Console
 
 from dashboards.figures.milestones import MilestoneLine, milestones_figure, milestones_info
 from dashboards.page import write_figure
-from dashboards.units import decimals, duration
 from dhen.errors import UserError
 from search.directory import only_driver, write_atomically
-from search.log import OnProgress, open_log
+from search.log import open_log
 from search.objective import Trainer
 from search.reproduce.config import TableConfig
 from search.reproduce.result import TableResult, result_of
 from search.reproduce.show import heading, markdown
-from search.reproduce.tables import Row, table_of
+from search.reproduce.tables import table_of
 from search.reproduce.trainings import Trainings, measured_precision
+from search.reproduce.view import TrainingsView
 from search.slots import slots
 from search.terminal import step_progress
 from trials.data.cache import PreparedLog
-from trials.job import Job, TrainingConfig
+from trials.job import TrainingConfig
 from trials.launcher import AnyLauncher
-from trials.record import TrialRecord
 
 
 def reproduce(
@@ -49,8 +48,13 @@ def reproduce(
         trainings = Trainings(trainer, directory, parallel=parallel)
         todo = {job.fingerprint for job in by_seed} - set(trainings.finished(by_seed))
         if todo:
-            each = (training.epochs or 1) * log.manifest.rows["train"]
-            view = _View(name, table.rows, jobs, console, progress, total=each * len(todo))
+            each = (training.epochs or 1) * training.rows_used(log.manifest.rows["train"])
+            names = {
+                job.fingerprint: f"{row.name}, seed {job.seed}"
+                for row, of_row in zip(table.rows, jobs, strict=True)
+                for job in of_row
+            }
+            view = TrainingsView(f"training {name}", names, console, progress, total=each * len(todo))
             trainings.run(by_seed, view)
         records = trainings.finished(by_seed)
         result = result_of(name, table, config, jobs, records, log.manifest.rows)
@@ -64,12 +68,13 @@ def _training(config: TableConfig, log: PreparedLog, trainer: Trainer) -> Traini
     Raises:
         UserError: for a log with fewer steps than milestones.
     """
-    rows, training = log.manifest.rows["train"], config.training
+    training = config.training
+    rows = training.rows_used(log.manifest.rows["train"])
     examples = (training.epochs or 1) * rows
     if training.evaluate_every is None:
         every = max(1, examples // config.milestones)
         training = training.model_copy(update={"evaluate_every": every})
-    resolved = training.resolved(rows, trainer.precision)
+    resolved = training.resolved(log.manifest.rows["train"], trainer.precision)
     assert resolved.batch_size is not None
     steps = examples // resolved.batch_size
     if steps < config.milestones:
@@ -79,43 +84,6 @@ def _training(config: TableConfig, log: PreparedLog, trainer: Trainer) -> Traini
             "training.batch_size or fewer milestones."
         )
     return training
-
-
-class _View:
-    """Says what has been trained: a bar of all examples, a line for each training that ends."""
-
-    def __init__(
-        self,
-        name: str,
-        rows: tuple[Row, ...],
-        jobs: list[list[Job]],
-        console: Console,
-        progress: OnProgress,
-        *,
-        total: int,
-    ) -> None:
-        self._step, self._console, self._show, self._total = f"training {name}", console, progress, total
-        self._names = {
-            job.fingerprint: f"{row.name}, seed {job.seed}"
-            for row, of_row in zip(rows, jobs, strict=True)
-            for job in of_row
-        }
-        self._seen = 0
-
-    def ended(self, record: TrialRecord) -> None:
-        """See `Watcher`."""
-        ne = record.curve[-1].validation.ne if record.curve else None
-        how = f"NE {decimals(ne, 5)}" if record.error is None else record.error
-        self._console.print(
-            f"{self._names[record.fingerprint]}: {how}, {duration(record.seconds)}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
-
-    def progress(self, examples: int) -> None:
-        """See `Watcher`."""
-        self._show(self._step, examples, self._total)
 
 
 def _write(result: TableResult, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The trainings of a table: each job once, several side by side, what is finished kept in a folder.
+"""A list of trainings, such as a table's: each job once, several side by side, what is finished kept in a folder.
 
 A finished one is `trainings/FINGERPRINT.json`, its record; one that was cut short left its checkpoint beside.
 Tables with one folder share what they have in common.

@@ -90,4 +90,5 @@ def _can_be_judged(record: TrialRecord) -> bool:
 
 def _schedule(trial: TrialRecord) -> tuple[object, ...]:
     """Evaluations of equal number are comparable where these are equal."""
-    return tuple(trial.training.get(key) for key in ("epochs", "evaluate_every", "schedule"))
+    keys = ("epochs", "evaluate_every", "schedule", "train_fraction")
+    return tuple(trial.training.get(key) for key in keys)

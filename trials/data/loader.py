@@ -68,6 +68,7 @@ def train_batches(
     batch_size: int,
     seed: int,
     epoch: int,
+    last_rows: int | None = None,
     shuffle: bool = True,
     start_batch: int = 0,
     rank: int = 0,
@@ -83,18 +84,19 @@ def train_batches(
         batch_size: B of the global batch.
         seed: of the order.
         epoch: 0, 1, 2 ...: every pass has an order of its own.
+        last_rows: so many rows at the end of the split are all that a pass has; None: all rows.
         shuffle: False keeps the order of the log.
         start_batch: batches to leave out at the start, to go on where a training was interrupted.
         rank: which part of each global batch to yield.
         ranks: number of parts (equal up to one row, `rank_slice`) that a global batch is divided into.
     """
-    huge = _bytes(split) > GLOBAL_SHUFFLE_BYTES
-    order = (
-        shuffled(split.rows, seed=seed, epoch=epoch, by_windows=huge) if shuffle else sequential(split.rows)
-    )
-    batches = max(1, split.rows // batch_size) - start_batch
+    used = split.rows if last_rows is None else last_rows
+    first = split.rows - used
+    huge = _bytes(split) * used > GLOBAL_SHUFFLE_BYTES * split.rows
+    order = shuffled(used, seed=seed, epoch=epoch, by_windows=huge) if shuffle else sequential(used)
+    batches = max(1, used // batch_size) - start_batch
     for rows in islice(row_batches(order, batch_size, start_batch), max(0, batches)):
-        part = rows[rank_slice(len(rows), rank, ranks)]
+        part = first + rows[rank_slice(len(rows), rank, ranks)]
         weight = None if split.weight is None else split.weight[part]
         yield _batch(split.inputs.take(part), split.labels[part], weight)
 

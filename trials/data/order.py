@@ -2,7 +2,7 @@
 
 A split up to `GLOBAL_SHUFFLE_BYTES` is permuted as a whole. A larger one would be read at random from disk:
 there blocks of consecutive rows are permuted, and then the rows of each window of blocks, which is nearly
-as random and reads a block at a time. The rule looks at the split alone, not at the memory there is.
+as random and reads a block at a time. The rule looks at the rows of a pass alone, not at the memory there is.
 """
 
 from __future__ import annotations

@@ -96,6 +96,23 @@ def test_without_shuffling_rows_keep_their_order(log: PreparedLog) -> None:
     assert examples(batches) == naive(split)
 
 
+@pytest.mark.parametrize("by_windows", [False, True])
+def test_a_part_of_the_log_is_its_last_rows(
+    log: PreparedLog, monkeypatch: pytest.MonkeyPatch, by_windows: bool
+) -> None:
+    """All ranks and a pass that goes on see the same rows, in the same order."""
+    monkeypatch.setattr(loader, "GLOBAL_SHUFFLE_BYTES", 0 if by_windows else 1 << 40)
+    split = log.split("train")
+    batches = list(train_batches(split, batch_size=25, seed=3, epoch=1, last_rows=100))
+    assert sorted(examples(batches)) == sorted(naive(split)[-100:])
+    rest = train_batches(split, batch_size=25, seed=3, epoch=1, last_rows=100, start_batch=3)
+    assert examples(list(rest)) == examples(batches)[75:]
+    half = train_batches(split, batch_size=25, seed=3, epoch=1, last_rows=100, rank=1, ranks=2)
+    assert examples([next(half)]) == examples(batches[:1])[12:]
+    in_order = train_batches(split, batch_size=50, seed=0, epoch=0, last_rows=100, shuffle=False)
+    assert examples(list(in_order)) == naive(split)[-100:]
+
+
 def test_a_pass_goes_on_where_it_was_interrupted(log: PreparedLog) -> None:
     split = log.split("train")
     whole = examples(list(train_batches(split, batch_size=32, seed=5, epoch=2)))

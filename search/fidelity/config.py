@@ -1,0 +1,108 @@
+"""What `fidelity` may be told: the log, the fractions of it, which candidates, and the tau that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from dhen.errors import UserError
+from dhen.values import parse
+from search.config import LogConfig, StudyConfig, set_override
+from trials.job import TrainingConfig
+
+STUDYS_OWN = ("space", "seed", "training")
+"""What a study has decided for its candidates."""
+FEWEST = 5
+"""Candidates, below which a rank correlation says nothing."""
+CANDIDATES = 20
+
+
+def _fractions(value: Any) -> Any:
+    """`0.05,0.1` as a shell has it; one alone may stand for itself."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return (value,) if isinstance(value, (int, float)) else value
+
+
+Fractions = Annotated[tuple[float, ...], BeforeValidator(_fractions)]
+
+
+class FidelityConfig(LogConfig):
+    """An audit: candidates trained on parts of the log and, from two seeds, on all of it."""
+
+    fractions: Fractions = (0.05, 0.1, 0.25, 0.5)
+    """Of the training rows, the last ones each time; the whole log is always there besides."""
+    tau: float = Field(default=0.8, gt=0, le=1)
+    """Kendall's, with the ranking on the whole log, that a fraction is to keep."""
+    candidates: int = Field(default=CANDIDATES, ge=FEWEST, le=1000)
+    """Drawn at random from the space, each a network of its own that fits."""
+    space: str = "default"
+    """A named space, or the path of a YAML file."""
+    seed: int = Field(default=0, ge=0)
+    """Of what is drawn and of trainings; `seed + 1` is the second seed on the whole log."""
+    training: TrainingConfig = TrainingConfig()
+    """What all trainings share; a space's own training axes come on top."""
+    cluster: str = "local"
+    """What candidates must fit: a named cluster, a YAML file's path, or `local`, this machine."""
+    ranks: str | None = None
+    """Hosts x ranks a host, e.g. 2x4, in place of the cluster's own."""
+    hbm: str | int | None = None
+    """Memory a rank, e.g. 24GiB, in place of the cluster's own."""
+    parallel: int | None = Field(default=None, gt=0)
+    """Trainings side by side; where not given as `run` has it."""
+    threads: int | None = Field(default=None, gt=0)
+    """CPU threads a training; where not given as `run` has it."""
+
+    @field_validator("fractions")
+    @classmethod
+    def _are_fractions(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        example = "give parts of the training rows, such as 0.1,0.25,0.5"
+        if not value:
+            raise ValueError(f"no fraction is given; {example}")
+        outside = [each for each in value if not 0.0 < each <= 1.0]
+        if outside:
+            raise ValueError(f"{outside[0]:g} lies outside (0, 1]; {example}")
+        if len(set(value)) < len(value):
+            doubled = next(each for each in value if value.count(each) > 1)
+            raise ValueError(f"{doubled:g} is given twice; {example}")
+        return tuple(sorted(value))
+
+    @model_validator(mode="after")
+    def _fractions_are_not_in_training(self) -> FidelityConfig:
+        if self.training.train_fraction != 1.0:
+            raise ValueError(
+                "training.train_fraction is what an audit is to find: say with --fractions which are measured"
+            )
+        return self
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """The fractions but for the whole log."""
+        return tuple(each for each in self.fractions if each < 1.0)
+
+
+def read_fidelity_config(overrides: Iterable[str], study: StudyConfig | None, **given: Any) -> FidelityConfig:
+    """The audit's settings from options of the command line and `key=value` words.
+
+    `study`: of the study whose candidates are taken, in place of some that are drawn.
+
+    Raises:
+        UserError: for an unknown key (the nearest is named), one that is given both ways or that the study has
+            decided, and wrong values.
+    """
+    data = {key: value for key, value in given.items() if value is not None}
+    options = set(data)
+    for word in overrides:
+        if (key := word.partition("=")[0]) in options:
+            raise UserError(f"{word!r}: --{key} is given too; give one of them.")
+        set_override(data, word)
+    if study is not None:
+        decided = [key for key in (*STUDYS_OWN, "candidates", "cluster", "ranks", "hbm") if key in data]
+        if decided:
+            raise UserError(
+                f"{decided[0]}: --from takes the study's own candidates, trained as they were there."
+            )
+        data = {key: study.to_dict()[key] for key in (*LogConfig.model_fields, *STUDYS_OWN)} | data
+    return parse(FidelityConfig, data, "fidelity")

@@ -1,0 +1,77 @@
+"""`fidelity`: whether candidates rank on a part of the log as they do on all of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from dhen.errors import UserError
+from trials.launcher import Launcher
+
+INTERRUPTED = 130
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search fidelity --data log.csv
+  dhen-search fidelity --data log.csv --space wide --fractions 0.1,0.25 --tau 0.7
+  dhen-search fidelity --from runs/mine --json
+"""
+)
+@click.argument("overrides", nargs=-1, metavar="[key=value ...]")
+@click.option("--data", multiple=True, help="The log: files, a folder, a prepared log, `demo`.")
+@click.option(
+    "--from", "directory", type=click.Path(path_type=Path), help="A finished study, whose candidates to take."
+)
+@click.option("--space", help="Where candidates are drawn from (default `default`).")
+@click.option("--fractions", help="Of the training rows (default 0.05,0.1,0.25,0.5).")
+@click.option("--candidates", help="How many are drawn (default 20).")
+@click.option("--seed", help="Of the draw and of trainings (default 0).")
+@click.option("--tau", help="Kendall's, that is to be kept (default 0.8).")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/fidelity-NAME).")
+@click.option("--json", "as_json", is_flag=True, help="The audit as JSON (search.fidelity.result).")
+def command(
+    overrides: tuple[str, ...],
+    data: tuple[str, ...],
+    directory: Path | None,
+    out: Path | None,
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Measure on your log how well candidates trained on a fraction of it rank as on all of it.
+
+    Candidates are drawn from a space (those that fit), or taken from a finished study, and trained on each
+    fraction and on all rows, there from two seeds. The same command goes on after Ctrl-C.
+
+    Keys: cluster, ranks, hbm, parallel, threads, label, demo.rows, training.KEY.
+    """
+    if not data and directory is None:
+        raise UserError("whose log? --data LOG draws candidates, --from DIR takes those of a finished study.")
+    launcher = Launcher()
+    launcher.warm_up()
+    from search.fidelity.candidates import studied
+    from search.fidelity.config import read_fidelity_config  # torch is imported here and there side by side
+    from search.fidelity.session import fidelity
+    from search.fidelity.show import key, remarks, table, verdict
+
+    study = studied(directory) if directory else None
+    config = read_fidelity_config(overrides, study.config if study else None, data=data or None, **options)
+    name = directory.resolve().name if directory else Path(data[0]).name.split(".")[0] or "log"
+    out = out or Path("runs") / f"fidelity-{name}"
+    console = Console(stderr=as_json)
+    try:
+        result = fidelity(config, out, launcher, console, study=study)
+    except KeyboardInterrupt:
+        console.print(f"\ninterrupted; the same command goes on ({out}).", soft_wrap=True)
+        sys.exit(INTERRUPTED)
+    if as_json:
+        click.echo(result.model_dump_json(indent=1))
+        return
+    console.print(table(result))
+    for line in (*remarks(result), verdict(result), key(result)):
+        if line is not None:
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
