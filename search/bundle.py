@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -28,10 +29,13 @@ from dhen.values import Value, parse
 from trials.checkpoint import load_weights
 from trials.data.cache import PreparedLog
 from trials.data.encoding import Encoding
-from trials.data.loader import eval_batches
+from trials.data.loader import eval_batches, feature_batch
+from trials.data.rows import Bags, EncodedRows
 from trials.events import WEIGHTS
+from trials.forward_time import forward_time
 from trials.job import Job
 from trials.record import Comparison, LogSummary, Metrics
+from trials.serving import ForwardTime, ServingConfig
 
 INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"
 CHECK_EXAMPLES = 64
@@ -61,6 +65,8 @@ class BundleInfo(Value):
     """With the baseline on test, both retrained from several seeds: `comparison.better` is the verdict."""
     negative_sampling_rate: float = 1.0
     """Fraction of negatives the training log kept; scores are corrected for it."""
+    forward: ForwardTime | None = None
+    """Of the exported model, measured at export; None in bundles of earlier versions."""
     planned_technique: str | None = None
     executed_technique: str | None = None
     versions: dict[str, str]
@@ -92,7 +98,7 @@ class Bundle:
             UserError: where it exceeds the tolerance.
         """
         stored = load_file(self.directory / CHECK)
-        scores = _scores(self.model(), _batch_of(stored))
+        scores = _scores(self.model(), feature_batch(_rows_of(stored)))
         worst = float((scores - stored["score"]).abs().max())
         if worst > CHECK_TOLERANCE:
             raise UserError(
@@ -100,6 +106,13 @@ class Bundle:
                 f"(tolerance {CHECK_TOLERANCE}); exported with {self.info.versions}."
             )
         return worst
+
+    def forward_time(self, log: PreparedLog | None = None) -> ForwardTime:
+        """Measured now, as at export; without a log on the stored examples, repeated."""
+        rows = log.split("validation").inputs if log else _rows_of(load_file(self.directory / CHECK))
+        asked = self.info.forward
+        serving = ServingConfig(batch=asked.batch, threads=asked.threads) if asked else ServingConfig()
+        return forward_time(self.model(), rows, serving)
 
 
 def library_versions() -> dict[str, str]:
@@ -117,8 +130,16 @@ def check_place(directory: Path) -> None:
         raise UserError(f"{directory} exists and is not a bundle; choose another --out.")
 
 
-def write_bundle(directory: Path, info: BundleInfo, weights: Path, log: PreparedLog) -> Path:
+def write_bundle(
+    directory: Path,
+    info: BundleInfo,
+    weights: Path,
+    log: PreparedLog,
+    serving: ServingConfig | None = None,
+) -> Path:
     """Writes a bundle that is whole or not there; an earlier bundle in its place is replaced.
+
+    The forward time of a request as in `serving` is measured and becomes part of it.
 
     Raises:
         UserError: as `check_place`.
@@ -127,10 +148,14 @@ def write_bundle(directory: Path, info: BundleInfo, weights: Path, log: Prepared
     building = directory.with_name(f".{directory.name}.{os.getpid()}.building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     shutil.copyfile(weights, building / WEIGHTS)
     log.encoding.save(building / ENCODING)
-    _write_check(building, info, log)
+    model = build_model(info.job.model, info.job.features)
+    load_weights(model, building / WEIGHTS)
+    _write_check(building, model.eval(), log)
+    forward = forward_time(model, log.split("validation").inputs, serving or ServingConfig())
+    info = info.model_copy(update={"forward": forward})
+    (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
     (building / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
     if directory.exists():
@@ -169,21 +194,26 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _write_check(building: Path, info: BundleInfo, log: PreparedLog) -> None:
+def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
     """A few validation examples, encoded, with the scores the weights give them in fp32."""
     batch = next(iter(eval_batches(log.split("validation"), batch_size=CHECK_EXAMPLES))).features
-    model = build_model(info.job.model, info.job.features)
-    load_weights(model, building / WEIGHTS)
-    tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": _scores(model.eval(), batch)}
+    tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": _scores(model, batch)}
     for index, (ids, offsets) in enumerate(batch.bags):
         tensors |= {f"bag{index}.ids": ids, f"bag{index}.offsets": offsets}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, building / CHECK)
 
 
-def _batch_of(stored: dict[str, Tensor]) -> FeatureBatch:
-    count = sum(name.endswith(".offsets") for name in stored)
-    bags = tuple((stored[f"bag{i}.ids"], stored[f"bag{i}.offsets"]) for i in range(count))
-    return FeatureBatch(ids_BT=stored["ids"], bags=bags, numeric_BK=stored["numeric"])
+def _rows_of(stored: dict[str, Tensor]) -> EncodedRows:
+    arrays = {name: tensor.numpy() for name, tensor in stored.items()}
+    return EncodedRows(
+        categorical=arrays["ids"],
+        bags=tuple(
+            Bags(ids=ids, offsets=np.append(arrays[f"bag{index}.offsets"], len(ids)))
+            for index in range(sum(name.endswith(".offsets") for name in arrays))
+            for ids in (arrays[f"bag{index}.ids"],)
+        ),
+        numeric=arrays["numeric"],
+    )
 
 
 @torch.no_grad()

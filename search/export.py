@@ -32,7 +32,7 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     job = trained_job(trial, log, record.seed)
     info = bundle_info(trial, job, log, study=record.name, baseline=baseline)
     info = info.model_copy(update={"comparison": record.comparison(trial.number)})
-    write_bundle(out, info, weights, log)
+    write_bundle(out, info, weights, log, record.serving)
     return trial
 
 
