@@ -18,16 +18,17 @@ def over_limits(record: StudyRecord) -> str | None:
     if over < len(judged):
         return f"{over} of {len(judged)} candidates are over the {limits} and were not trained."
     return (
-        f"No candidate meets the {limits}: of {len(judged)} that were seen, {', '.join(_least(judged))}. "
+        f"No candidate meets the {limits}: of {len(judged)} that were seen, {', '.join(_least(record, judged))}. "
         "Raise the limits, or search a space with smaller models."
     )
 
 
-def _least(judged: list[TrialRecord]) -> Iterator[str]:
+def _least(record: StudyRecord, judged: list[TrialRecord]) -> Iterator[str]:
+    """Of what has a limit; times only of those that met the others."""
     times = [trial.serving_ms for trial in judged if trial.serving_ms is not None]
-    sizes = [trial.weights_bytes for trial in judged if trial.weights_bytes is not None]
-    flops = [trial.flops for trial in judged if trial.flops is not None]
     if times:
         yield f"the fastest takes {milliseconds(min(times))}"
-    yield f"the smallest has {byte_size(min(sizes))} of weights"
-    yield f"the cheapest needs {si(min(flops))} FLOPs an example"
+    if record.serving.max_bytes is not None:
+        yield f"the smallest has {byte_size(min(trial.weights_bytes or 0 for trial in judged))} of weights"
+    if record.serving.max_flops is not None:
+        yield f"the cheapest needs {si(min(trial.flops or 0.0 for trial in judged))} FLOPs an example"

@@ -110,4 +110,4 @@ def summed_ms(times: Iterable[float | None]) -> float | None:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
