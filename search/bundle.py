@@ -66,7 +66,7 @@ class BundleInfo(Value):
     negative_sampling_rate: float = 1.0
     """Fraction of negatives the training log kept; scores are corrected for it."""
     forward: ForwardTime | None = None
-    """Of the exported model, measured at export; None in bundles of earlier versions."""
+    """Of the exported model, measured at export; None where the device did not hold it, and in older bundles."""
     planned_technique: str | None = None
     executed_technique: str | None = None
     versions: dict[str, str]
@@ -107,12 +107,12 @@ class Bundle:
             )
         return worst
 
-    def forward_time(self, log: PreparedLog | None = None) -> ForwardTime:
-        """Measured now, as at export; without a log on the stored examples, repeated."""
+    def forward_time(self, log: PreparedLog | None = None) -> ForwardTime | None:
+        """Measured now, as at export; without a log on the stored examples, repeated. None: out of memory."""
         rows = log.split("validation").inputs if log else _rows_of(load_file(self.directory / CHECK))
         asked = self.info.forward
         serving = ServingConfig(batch=asked.batch, threads=asked.threads) if asked else ServingConfig()
-        return forward_time(self.model(), rows, serving)
+        return _forward_time(self.model(), rows, serving)
 
 
 def library_versions() -> dict[str, str]:
@@ -153,7 +153,7 @@ def write_bundle(
     model = build_model(info.job.model, info.job.features)
     load_weights(model, building / WEIGHTS)
     _write_check(building, model.eval(), log)
-    forward = forward_time(model, log.split("validation").inputs, serving or ServingConfig())
+    forward = _forward_time(model, log.split("validation").inputs, serving or ServingConfig())
     info = info.model_copy(update={"forward": forward})
     (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
@@ -214,6 +214,14 @@ def _rows_of(stored: dict[str, Tensor]) -> EncodedRows:
         ),
         numeric=arrays["numeric"],
     )
+
+
+def _forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -> ForwardTime | None:
+    """None for a model that several devices trained and one cannot hold."""
+    try:
+        return forward_time(model, rows, serving)
+    except torch.OutOfMemoryError:
+        return None
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ def pick(front: list[TrialRecord], how: str) -> TrialRecord:
                 return trial
         numbers = ", ".join(str(trial.number) for trial in front)
         raise UserError(f"trial {how} is not on the front; the front is {numbers} (others keep no weights).")
-    limit = re.fullmatch(r"(flops|ms)\s*<=\s*([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)", how.strip())
+    limit = re.fullmatch(r"(flops|ms)\s*<=\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", how.strip())
     if limit is None:
         expected = "best, knee, 'flops<=5e6', 'ms<=2.5', or the number of a trial"
         raise UserError(f"--pick {how!r}: expected {expected}.")
@@ -83,11 +83,10 @@ def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> Tria
         )
     fitting = [trial for value, trial in known if value <= limit]
     if not fitting:
-        least = min(value for value, _ in known)
-        needs = f"cheapest on the front needs {least:.3g} FLOPs"
-        raise UserError(
-            f"--pick {how!r}: the {needs if what == 'flops' else f'fastest on the front takes {least:.3g} ms'}."
-        )
+        least = f"{min(value for value, _ in known):.3g}"
+        needs = f"cheapest on the front needs {least} FLOPs"
+        takes = f"fastest on the front takes {least} ms"
+        raise UserError(f"--pick {how!r}: the {needs if what == 'flops' else takes}.")
     return fitting[-1]
 
 

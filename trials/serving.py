@@ -85,7 +85,7 @@ class ForwardTime(Value):
     """A measured forward pass."""
 
     ms: float = Field(gt=0)
-    """Median of a request."""
+    """Of a request that nothing else disturbs."""
     batch: int
     """Rows a request."""
     threads: int

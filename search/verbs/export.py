@@ -26,4 +26,4 @@ def command(directory: Path, pick: str, out: Path) -> None:
         f"{out}: trial {trial.number}, NE {trial.validation.ne:.5f} on validation, "
         f"{trial.flops:,.0f} FLOPs an example"
     )
-    click.echo(f"forward: {read_bundle(out).info.forward}")
+    click.echo(f"forward: {read_bundle(out).info.forward or 'not measured: this device cannot hold it'}")

@@ -45,9 +45,10 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_ba
 
 def _forward(bundle: Bundle, log: PreparedLog | None) -> str:
     """Now and at export; another machine, or a busy one, is no mistake of the bundle's."""
+    now, before = bundle.forward_time(log), bundle.info.forward
     rows = "validation rows" if log else "stored examples, repeated"
-    before = bundle.info.forward
-    return f"forward: {bundle.forward_time(log)}, {rows}; at export {before or 'not measured'}"
+    said = f"{now}, {rows}" if now else "not measured: this device cannot hold it"
+    return f"forward: {said}; at export {before or 'not measured'}"
 
 
 def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
