@@ -13,7 +13,7 @@ from records import bare
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from search.appraisal import Appraiser
-from search.config import read_study_config
+from search.config import check_directory, read_study_config
 from search.directory import read_record
 from search.front import pick
 from search.proposals import Proposals
@@ -53,35 +53,32 @@ def test_what_is_over_a_limit_is_not_trained(limited: Path) -> None:
     assert whole < weights.stat().st_size < whole + 8192
 
 
-def test_readers_and_the_bundle_say_how_long_a_request_takes(
-    dhen_search: Run, limited: Path, tmp_path: Path
-) -> None:
+def test_readers_and_the_bundle_say_how_long_a_request_takes(dhen_search: Run, limited: Path) -> None:
     page = (limited / "report.html").read_text()
     assert "64 rows, 1 thread: max_ms=1,000,000, max_bytes=10 KiB, max_flops=10,000" in page
     assert "ms forward" in page
-    said = dhen_search("export", limited, "--pick", "ms<=1e6", "--out", tmp_path / "bundle").stdout
-    forward = json.loads((tmp_path / "bundle" / "bundle.json").read_text())["forward"]
+    forward = json.loads((limited / "best" / "bundle.json").read_text())["forward"]
     assert forward["ms"] > 0
     assert (forward["batch"], forward["threads"]) == (64, 1)
-    line = f"ms for 64 rows, 1 thread ({forward['machine']})"
-    assert line in said
-    verified = dhen_search("verify", tmp_path / "bundle").stdout
-    assert verified.count(line) == 2
+    verified = dhen_search("verify", limited / "best").stdout
+    assert verified.count(f"ms for 64 rows, 1 thread ({forward['machine']})") == 2
     assert "; at export " in verified
 
 
 def test_a_study_that_finds_nothing_says_how_fast_the_fastest_was(
     dhen_search: Run, click_log: Path, tmp_path: Path
 ) -> None:
-    words = ("run", "--data", click_log, "--out", tmp_path / "s", "trials=2", *SMALL)
-    said = dhen_search(*words, "serving.max_ms=1e-6").stdout
+    words = ("trials=1", *SMALL, "serving.max_ms=1e-6")
+    said = dhen_search("run", "--data", click_log, "--out", tmp_path / "s", *words).stdout
     assert "No candidate meets the limits of serving" in said
     assert "the fastest takes" in said
     record = read_record(tmp_path / "s")
     assert {trial.outcome for trial in record.candidates} == {Outcome.INFEASIBLE}
     assert record.trials[0].serving_ms > 0
     assert record.trials[0].outcome is Outcome.COMPLETED
-    assert "holds another study (serving" in dhen_search(*words, "serving.max_ms=1", code=2).stderr
+    resumed = read_study_config(tmp_path / "s" / "study.yaml", ["serving.max_ms=1"])
+    with pytest.raises(UserError, match=r"holds another study \(serving"):
+        check_directory(tmp_path / "s", resumed)
 
 
 @pytest.mark.parametrize(
