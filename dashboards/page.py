@@ -23,7 +23,7 @@ from dashboards.figures.time import time_figure, time_info
 from dashboards.names import trial_name
 from dashboards.rows import find, trial_rows
 from dashboards.summary import IN_WORDS, progress, sentences
-from dashboards.units import byte_size, decimals, duration, percent, si, word
+from dashboards.units import byte_size, decimals, duration, milliseconds, percent, si, word
 from dhen.cost import ATTENTION, MATMUL, CostRow
 from dhen.errors import UserError
 from trials.record import StudyRecord, TrialRecord
@@ -68,6 +68,8 @@ COLUMNS = (
     ),
     Column(title="FLOPs", help="forward, an example", field="flops", text=si),
     Column(title="Parameters", help="dense ones", field="parameters", text=si),
+    Column(title="Weights", help="size exported, fp32", field="weights_bytes", text=byte_size),
+    Column(title="Forward", help="measured time of a request", field="serving_ms", text=milliseconds),
     Column(title="Examples/s", help="trained", field="examples_per_second", text=si),
     Column(title="Time", help="wall clock", field="seconds", text=duration),
     Column(
@@ -145,7 +147,7 @@ def render(record: StudyRecord) -> str:
         elapsed=duration(record.elapsed_seconds),
         sentences=sentences(record),
         figures=[_html(name, figure) for name, figure in _figures(record)],
-        columns=COLUMNS,
+        columns=columns_of(record),
         rows=trial_rows(record),
         accuracy_columns=accuracy.COLUMNS,
         accuracy_rows=[accuracy.cells(row) for row in accuracy.accuracy(record)],
@@ -157,6 +159,12 @@ def render(record: StudyRecord) -> str:
         cost=_cost(best),
         plotly=Markup(get_plotlyjs()),
     )
+
+
+def columns_of(record: StudyRecord) -> tuple[Column, ...]:
+    """Without the forward time where none was measured."""
+    measured = any(trial.serving_ms is not None for trial in record.trials)
+    return tuple(column for column in COLUMNS if measured or column.field != "serving_ms")
 
 
 def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:

@@ -43,6 +43,10 @@ class TrialRow:
     """Memory technique for the study's cluster; None where none fits."""
     predicted_peak_bytes: int | None
     """On the fullest rank of that cluster."""
+    weights_bytes: int | None
+    """Size of the exported weights."""
+    serving_ms: float | None
+    """Measured forward time of a request."""
     executed: str | None
     """Memory technique it was trained with here."""
     remark: str | None
@@ -113,6 +117,8 @@ def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> Tri
         seconds=trial.seconds,
         planned=trial.planned_technique,
         predicted_peak_bytes=trial.predicted_peak_bytes,
+        weights_bytes=trial.weights_bytes,
+        serving_ms=trial.serving_ms,
         executed=trial.executed_technique,
         remark=_remark(trial),
     )

@@ -11,6 +11,7 @@ from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name, trial_name
 from dashboards.promotion import promotion
 from dashboards.rows import does_not_fit, find
+from dashboards.serving import over_limits
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from dashboards.winners import verdict
 from trials.record import Comparison, Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
@@ -42,6 +43,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _stopped(record),
         _techniques(record),
         _predictions(record),
+        over_limits(record),
         _baseline_fits(baseline),
         _first_error(record) if best is None else None,
     )

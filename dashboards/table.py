@@ -12,15 +12,18 @@ from rich.text import Text
 from dashboards import accuracy, winners
 from dashboards.rows import TrialRow, baseline_ne, find, relative_percent, trial_rows
 from dashboards.summary import IN_WORDS, ended
-from dashboards.units import decimals, duration, percent, si
+from dashboards.units import decimals, duration, milliseconds, percent, si
 from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
 
+FORWARD = "forward"
+"""The column of forward times, where any were measured."""
 COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("trial", "right"),
     ("state", "left"),
     ("NE", "right"),
     ("vs baseline", "right"),
     ("FLOPs", "right"),
+    (FORWARD, "right"),
     ("examples/s", "right"),
     ("time", "right"),
 )
@@ -43,9 +46,11 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     """
     chosen = heapq.nsmallest(rows, record.trials, key=_rank(record))
     shown = trial_rows(record, sorted(chosen, key=lambda trial: trial.number))
-    cells = [_cells(row) for row in shown]
+    timed = any(trial.serving_ms is not None for trial in record.trials)
+    places = [place for place, (name, _) in enumerate(COLUMNS) if timed or name != FORWARD]
+    cells = [[row[place] for place in (*places, -1)] for row in map(_cells, shown)]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for place, (name, justify) in enumerate(COLUMNS):
+    for place, (name, justify) in enumerate(COLUMNS[place] for place in places):
         width = max(len(name), *(len(row[place]) for row in cells)) if cells else len(name)
         table.add_column(name, justify=justify, no_wrap=True, min_width=width)
     table.add_column("model")  # the one column that rich may narrow: its cells are cut, not wrapped
@@ -106,6 +111,7 @@ def trial_line(record: StudyRecord, number: int) -> Text:
         f"{kind} {row.number} {IN_WORDS[row.outcome]}",
         f"NE {decimals(row.ne, 5)}{relative}" if row.ne is not None else "",
         f"{si(row.flops)} FLOPs" if row.flops is not None else "",
+        f"{milliseconds(row.serving_ms)} forward" if row.serving_ms is not None else "",
         duration(row.seconds) if row.seconds is not None else "",
     )
     remark = f" ({row.remark})" if row.remark else ""
@@ -147,6 +153,7 @@ def _cells(row: TrialRow) -> tuple[Text, ...]:
         decimals(row.ne, 5),
         percent(row.relative_percent),
         si(row.flops),
+        milliseconds(row.serving_ms),
         si(row.examples_per_second),
         duration(row.seconds),
         row.name,

@@ -64,6 +64,11 @@ def byte_size(value: float | None) -> str:
     return f"{value:.1f} TiB"
 
 
+def milliseconds(value: float | None) -> str:
+    """Three digits: `0.531 ms`, `12.4 ms`."""
+    return f"{value:.3g} ms" if value is not None and math.isfinite(value) else MISSING
+
+
 def duration(seconds: float | None) -> str:
     """`0.4 s`, `12 s`, `3 min 05 s`, `1 h 07 min`."""
     if seconds is None or not math.isfinite(seconds):

@@ -9,10 +9,11 @@ from typing import Protocol, TypeVar
 
 from dhen.errors import UserError
 from search.absorb import absorb, attempted
-from trials.events import Event, Failed, Progress, Scored
+from trials.events import Event, Failed, Progress, Scored, Timed
 from trials.job import Job
 from trials.launcher import POLL_SECONDS, AnyRun, wait_for
 from trials.record import Metrics, TrialRecord
+from trials.serving import ForwardTime
 
 
 class Activity(Protocol):
@@ -95,6 +96,31 @@ class Scoring:
             f"trial {self.record.number} could not be scored on {self._split}: {reasons}. "
             "What was trained is safe; the same command scores again."
         )
+
+
+class Timing:
+    """A model whose forward pass is measured."""
+
+    def __init__(self, run: AnyRun) -> None:
+        self.run = run
+        self._said: list[Event] = []
+
+    def take(self, events: list[Event]) -> None:
+        """See `Activity`."""
+        self._said += events
+
+    @property
+    def forward(self) -> ForwardTime:
+        """Once the process has ended.
+
+        Raises:
+            UserError: where it ended without a result.
+        """
+        for event in self._said:
+            if isinstance(event, Timed):
+                return event.forward
+        reasons = "; ".join(event.error for event in self._said if isinstance(event, Failed))
+        raise UserError(f"its forward time could not be measured: {reasons}")
 
 
 A = TypeVar("A", bound=Activity)

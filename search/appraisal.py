@@ -11,6 +11,7 @@ from dhen.model import model_cost
 from dhen.schema import FeatureSchema
 from dhen.values import fingerprint
 from spaces.space import Candidate, Point, Space
+from trials.serving import ServingConfig, weights_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +25,25 @@ class Appraisal:
     """Forward, an example."""
     parameters: int
     """Of the dense part."""
+    weights_bytes: int
+    """Of the exported weights."""
 
 
 class Appraiser:
     """Appraises points of one space on one log."""
 
-    def __init__(self, space: Space, features: FeatureSchema, fits: Callable[[Candidate], bool]) -> None:
+    def __init__(
+        self,
+        space: Space,
+        features: FeatureSchema,
+        fits: Callable[[Candidate], bool],
+        serving: ServingConfig | None = None,
+    ) -> None:
         """`fits`: whether some memory technique makes a candidate fit (the planner knows in milliseconds)."""
         self.space, self.fits = space, fits
+        self.serving = serving or ServingConfig()
         self._features = features
-        self._costs: dict[str, tuple[float, int]] = {}
+        self._costs: dict[str, tuple[float, int, int]] = {}
 
     def appraise(self, point: Point) -> Appraisal | None:
         """None where the point gives no model."""
@@ -42,17 +52,23 @@ class Appraiser:
         except UserError:
             return None
         model = candidate.model.to_dict()
-        flops, parameters = self._cost(fingerprint(model), candidate)
+        flops, parameters, size = self._cost(fingerprint(model), candidate)
         return Appraisal(
             candidate=candidate,
             fingerprint=fingerprint([model, candidate.training]),
             flops=flops,
             parameters=parameters,
+            weights_bytes=size,
         )
 
-    def _cost(self, key: str, candidate: Candidate) -> tuple[float, int]:
+    def serves(self, appraisal: Appraisal) -> bool:
+        """Whether it meets the limits of serving on size and FLOPs; its forward time is not known yet."""
+        demands = self.serving.demands(flops=appraisal.flops, weights_bytes=appraisal.weights_bytes)
+        return all(demand.excess <= 0 for demand in demands)
+
+    def _cost(self, key: str, candidate: Candidate) -> tuple[float, int, int]:
         """Priced once a network: many points differ in training settings alone."""
         if key not in self._costs:
             rows = model_cost(candidate.model, self._features)
-            self._costs[key] = headline_flops(rows), dense_parameters(rows)
+            self._costs[key] = headline_flops(rows), dense_parameters(rows), weights_bytes(rows)
         return self._costs[key]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import model_validator
 from safetensors.torch import load_file, save_file
@@ -32,12 +33,15 @@ from dhen.values import Value, parse
 from trials.checkpoint import load_weights
 from trials.data.cache import PreparedLog
 from trials.data.encoding import Encoding
-from trials.data.loader import eval_batches
+from trials.data.loader import eval_batches, feature_batch
+from trials.data.rows import Bags, EncodedRows
 from trials.events import WEIGHTS
+from trials.forward_time import forward_time
 from trials.job import Job
 from trials.master_weights import compute_in
 from trials.mean import MeanOfNetworks
 from trials.record import Comparison, LogSummary, Metrics
+from trials.serving import ForwardTime, ServingConfig
 
 INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"
 CHECK_EXAMPLES = 64
@@ -77,6 +81,8 @@ class BundleInfo(Value):
     """With the baseline on test, both retrained from several seeds: `comparison.better` is the verdict."""
     negative_sampling_rate: float = 1.0
     """Fraction of negatives the training log kept; scores are corrected for it."""
+    forward: ForwardTime | None = None
+    """Of the exported model, measured at export; None where the device did not hold it, and in older bundles."""
     planned_technique: str | None = None
     executed_technique: str | None = None
     versions: dict[str, str]
@@ -136,7 +142,7 @@ class Bundle:
             UserError: where it exceeds the tolerance.
         """
         stored = load_file(self.directory / CHECK)
-        scores = _scores(self.model(), _batch_of(stored))
+        scores = _scores(self.model(), feature_batch(_rows_of(stored)))
         worst = float((scores - stored["score"]).abs().max())
         if worst > CHECK_TOLERANCE:
             raise UserError(
@@ -144,6 +150,13 @@ class Bundle:
                 f"(tolerance {CHECK_TOLERANCE}); exported with {self.info.versions}."
             )
         return worst
+
+    def forward_time(self, log: PreparedLog | None = None) -> ForwardTime | None:
+        """Measured now, as at export; without a log on the stored examples, repeated. None: out of memory."""
+        rows = log.split("validation").inputs if log else _rows_of(load_file(self.directory / CHECK))
+        asked = self.info.forward
+        serving = ServingConfig(batch=asked.batch, threads=asked.threads) if asked else ServingConfig()
+        return _forward_time(self.model(), rows, serving)
 
 
 def library_versions() -> dict[str, str]:
@@ -169,10 +182,17 @@ def weights_names(info: BundleInfo) -> list[str]:
     return [f"{stem}.member{place}.{suffix}" for place in range(len(info.members))]
 
 
-def write_bundle(directory: Path, info: BundleInfo, weights: Sequence[Path], log: PreparedLog) -> Path:
+def write_bundle(
+    directory: Path,
+    info: BundleInfo,
+    weights: Sequence[Path],
+    log: PreparedLog,
+    serving: ServingConfig | None = None,
+) -> Path:
     """Writes a bundle that is whole or not there; an earlier bundle in its place is replaced.
 
-    `weights`: a file for each network.
+    The forward time of a request as in `serving` is measured and becomes part of it. `weights`: a file for each
+    network.
 
     Raises:
         UserError: as `check_place`.
@@ -181,11 +201,14 @@ def write_bundle(directory: Path, info: BundleInfo, weights: Sequence[Path], log
     building = directory.with_name(f".{directory.name}.{os.getpid()}.building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     for file, name in zip(weights, weights_names(info), strict=True):
         shutil.copyfile(file, building / name)
     log.encoding.save(building / ENCODING)
-    _write_check(building, info, log)
+    model = _model(building, info)
+    _write_check(building, model, log)
+    forward = _forward_time(model, log.split("validation").inputs, serving or ServingConfig())
+    info = info.model_copy(update={"forward": forward})
+    (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
     (building / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
     if directory.exists():
@@ -224,11 +247,10 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _write_check(building: Path, info: BundleInfo, log: PreparedLog) -> None:
+def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
     """A few validation examples, encoded, with the scores the weights give them in fp32."""
     batch = next(iter(eval_batches(log.split("validation"), batch_size=CHECK_EXAMPLES))).features
-    score_B = _scores(_model(building, info), batch)
-    tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": score_B}
+    tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": _scores(model, batch)}
     for index, (ids, offsets) in enumerate(batch.bags):
         tensors |= {f"bag{index}.ids": ids, f"bag{index}.offsets": offsets}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, building / CHECK)
@@ -246,10 +268,25 @@ def _model(directory: Path, info: BundleInfo, *, as_trained: bool = False) -> nn
     return model.eval()
 
 
-def _batch_of(stored: dict[str, Tensor]) -> FeatureBatch:
-    count = sum(name.endswith(".offsets") for name in stored)
-    bags = tuple((stored[f"bag{i}.ids"], stored[f"bag{i}.offsets"]) for i in range(count))
-    return FeatureBatch(ids_BT=stored["ids"], bags=bags, numeric_BK=stored["numeric"])
+def _rows_of(stored: dict[str, Tensor]) -> EncodedRows:
+    arrays = {name: tensor.numpy() for name, tensor in stored.items()}
+    return EncodedRows(
+        categorical=arrays["ids"],
+        bags=tuple(
+            Bags(ids=ids, offsets=np.append(arrays[f"bag{index}.offsets"], len(ids)))
+            for index in range(sum(name.endswith(".offsets") for name in arrays))
+            for ids in (arrays[f"bag{index}.ids"],)
+        ),
+        numeric=arrays["numeric"],
+    )
+
+
+def _forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -> ForwardTime | None:
+    """None for a model that several devices trained and one cannot hold."""
+    try:
+        return forward_time(model, rows, serving)
+    except torch.OutOfMemoryError:
+        return None
 
 
 @torch.no_grad()

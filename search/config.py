@@ -16,6 +16,7 @@ from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import parse_bytes
 from trials.job import TrainingConfig
+from trials.serving import ServingConfig
 
 DEMO = "demo"
 """The name of the built-in generated log, where a path of a log would stand."""
@@ -69,6 +70,8 @@ class StudyConfig(LogConfig):
     """Trainings the baseline gets for its own tuning; the best on validation counts."""
     training: TrainingConfig = TrainingConfig()
     """What every trial shares; a space's own training axes come on top."""
+    serving: ServingConfig = ServingConfig()
+    """A request to an exported model, and what it may take: what is over a limit is not trained."""
     parallel: int | None = Field(default=None, gt=0)
     """Trials side by side; where not given one on an accelerator, on a CPU as many as cores, four at most."""
     threads: int | None = Field(default=None, gt=0)

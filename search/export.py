@@ -37,7 +37,7 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     members = [Member(trial=each.number, job=trained_job(each, log, record.seed)) for each in networks]
     info = bundle_info(trial, members, log, study=record.name, baseline=baseline)
     info = info.model_copy(update={"comparison": record.comparison(trial.number)})
-    write_bundle(out, info, weights, log)
+    write_bundle(out, info, weights, log, record.serving)
     return trial
 
 

@@ -65,6 +65,7 @@ class Facts:
             seed=config.seed,
             log=log.summary(),
             cluster=cluster_summary(self.cluster),
+            serving=config.serving,
             trials=(),
             trials_budget=config.trials,
             seconds_budget=60.0 * config.minutes if config.minutes else None,

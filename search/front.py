@@ -59,7 +59,7 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
 
 
 def pick(front: list[TrialRecord], how: str) -> TrialRecord:
-    """The front's member that `best`, `knee`, `flops<=X` or a trial number names.
+    """The front's member that `best`, `knee`, `flops<=X`, `ms<=X` or a trial number names.
 
     Raises:
         UserError: where nothing on the front fits, saying what is there.
@@ -78,12 +78,28 @@ def pick(front: list[TrialRecord], how: str) -> TrialRecord:
                 return trial
         numbers = ", ".join(str(trial.number) for trial in front)
         raise UserError(f"trial {how} is not on the front; the front is {numbers} (others keep no weights).")
-    limit = re.fullmatch(r"flops\s*<=\s*([0-9.eE+]+)", how.strip())
+    limit = re.fullmatch(r"(flops|ms)\s*<=\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", how.strip())
     if limit is None:
-        raise UserError(f"--pick {how!r}: expected best, knee, 'flops<=5e6', or the number of a trial.")
-    fitting = [trial for trial in front if _flops(trial) <= float(limit[1])]
+        expected = "best, knee, 'flops<=5e6', 'ms<=2.5', or the number of a trial"
+        raise UserError(f"--pick {how!r}: expected {expected}.")
+    return _within(front, how, limit[1], float(limit[2]))
+
+
+def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> TrialRecord:
+    """The one of lowest NE that takes no more than `limit` of `what`, FLOPs or milliseconds."""
+    taken = [(_flops(trial) if what == "flops" else trial.serving_ms, trial) for trial in front]
+    known = [(value, trial) for value, trial in taken if value is not None]
+    if not known:
+        raise UserError(
+            f"--pick {how!r}: no forward time on the front is known, as the study has no serving.max_ms; "
+            "bundles have theirs in bundle.json, export one by its number."
+        )
+    fitting = [trial for value, trial in known if value <= limit]
     if not fitting:
-        raise UserError(f"--pick {how!r}: the cheapest on the front needs {_flops(front[0]):.3g} FLOPs.")
+        least = f"{min(value for value, _ in known):.3g}"
+        needs = f"cheapest on the front needs {least} FLOPs"
+        takes = f"fastest on the front takes {least} ms"
+        raise UserError(f"--pick {how!r}: the {needs if what == 'flops' else takes}.")
     return fitting[-1]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from dhen.config import ModelConfig
 from dhen.cost import dense_parameters, embedding_parameters, headline_flops
 from dhen.model import model_cost
-from search.activity import Scoring, Training, killed_on_error, look
+from search.activity import Scoring, Timing, Training, killed_on_error, look
 from search.directory import trial_folder
 from search.execution import DP, Execution
 from search.slots import cores
@@ -23,10 +23,13 @@ from trials.job import Job, TrainingConfig
 from trials.launcher import POLL_SECONDS, AnyLauncher
 from trials.planner.plan import Prefer
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.serving import ServingConfig, weights_bytes
 from trials.worker import Task
 
 CHECKPOINTS = "checkpoints"
 """The folder in a trial's directory from which a training that was cut short goes on."""
+SERVING = "serving"
+"""The folder in a run directory of the process that measures a forward time."""
 OnChange = Callable[[TrialRecord, Progress | None], None]
 
 
@@ -47,6 +50,7 @@ def new_record(
         flops=headline_flops(cost),
         parameters=dense_parameters(cost),
         embedding_parameters=embedding_parameters(cost),
+        weights_bytes=weights_bytes(cost),
         planned_technique=DP.name,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     )
@@ -192,6 +196,21 @@ class Trainer:
         fields = self.execution.task_fields(self.execution.strategy(record))
         task = self._task(job).model_copy(update=fields | {"score_split": split, "keep_logits": keep_logits})
         return Scoring(record, job, split, self._launcher.start(task, self.folder(record.number)))
+
+    def forward_ms(self, job: Job, serving: ServingConfig) -> float:
+        """How long a request to a job's model takes, measured in a fresh process on this machine.
+
+        Raises:
+            UserError: where the process ends without a result.
+        """
+        folder = self._directory / SERVING
+        folder.mkdir(parents=True, exist_ok=True)
+        task = self._task(job).model_copy(update={"threads": serving.threads, "serving": serving})
+        timing = Timing(self._launcher.start(task, folder))
+        with killed_on_error([timing]):
+            while not timing.run.ended:
+                look([timing])
+        return timing.forward.ms
 
     def _task(self, job: Job) -> Task:
         return Task(job=job, log_directory=str(self._log.directory), threads=self._threads)

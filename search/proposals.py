@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MEMORY = "memory"
 """The constraint that a candidate fits: `TrialRecord.memory_excess`, a ratio, feasible at 0 or less."""
+SERVING = "serving"
+"""The same for `TrialRecord.serving_excess`, where serving has limits: samplers add up how far both are over."""
 NE_OF_INFEASIBLE = 1.0
 """NE of the base rate alone. It stands for what never trained; samplers go by the constraint there."""
 
@@ -94,8 +96,9 @@ class Proposals:
         self.note(record)
         state, values = self._result(record)
         asked = self._asked.pop(record.number, None)
-        if asked is not None and record.memory_excess is not None:
-            asked.set_constraint(MEMORY, record.memory_excess)
+        if asked is not None:
+            for name, excess in _constraints(record).items():
+                asked.set_constraint(name, excess)
         self._study.tell(self._optuna_numbers[record.number], values, state)
 
     def _distributions(self) -> dict[str, BaseDistribution]:
@@ -107,21 +110,21 @@ class Proposals:
     def _remembered(self, record: TrialRecord) -> FrozenTrial:
         """A candidate of the ledger as Optuna has it."""
         state, values = self._result(record)
-        excess = record.memory_excess
         return self._optuna.trial.create_trial(
             state=state,
             values=values,
             params=record.point,
             distributions=self._axes,
             system_attrs=dict(record.sampler_notes),
-            constraints=None if excess is None else {MEMORY: excess},
+            constraints=_constraints(record) or None,
         )
 
     def _result(self, record: TrialRecord) -> tuple[TrialState, list[float] | None]:
         """Trials that cannot be trained are not failed: samplers would go on proposing their corner.
 
-        One that does not fit in memory is complete and violates the constraint, which both TPE and NSGA-II
-        rank below all that fit, by how much they lack; TPE alone learns from pruned ones.
+        One that does not fit in memory, or is over a limit of serving, is complete and violates the
+        constraint, which both TPE and NSGA-II rank below all that fit, by how much they lack; TPE alone
+        learns from pruned ones.
         """
         state = self._optuna.trial.TrialState
         if record.outcome in UNFINISHED:
@@ -135,6 +138,12 @@ class Proposals:
             assert record.expected_ne is not None
             return state.COMPLETE, [record.expected_ne, log_flops(record.flops)]
         beyond = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
-        if record.outcome in beyond and (record.memory_excess or 0.0) > 0:
+        if record.outcome in beyond and max(_constraints(record).values(), default=0.0) > 0:
             return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.flops)]
         return (state.FAIL if record.outcome is Outcome.FAILED else state.PRUNED), None
+
+
+def _constraints(record: TrialRecord) -> dict[str, float]:
+    """By name, what is known of them; feasible at 0 or less."""
+    known = {MEMORY: record.memory_excess, SERVING: record.serving_excess}
+    return {name: excess for name, excess in known.items() if excess is not None}

@@ -27,6 +27,7 @@ from search.promotion import promotions, require_promoted
 from search.proposals import Proposals
 from search.reuse import Reuse
 from search.samplers.known import UNFINISHED
+from search.serving import Serving, side_by_side
 from search.slots import slots
 from search.standing import Standing
 from search.stopping import stopping_rule
@@ -53,7 +54,7 @@ SHARED = (Outcome.COMPLETED, Outcome.STOPPED)
 Watcher = Callable[["Study"], None]
 """Called at every change and about ten times a second between; takes in what it likes of the study."""
 Upcoming = tuple[TrialRecord, Job | None]
-"""A trial that comes up; without a job where its point gives no model, or one that fits nowhere."""
+"""A trial that comes up; without a job where its point gives no model, or one that is not to be trained."""
 
 
 class Study:
@@ -81,12 +82,12 @@ class Study:
         self._proposals = Proposals(
             sampler=config.sampler,
             seed=config.seed,
-            appraiser=Appraiser(self._space, log.features, self._fits),
+            appraiser=Appraiser(self._space, log.features, self._fits, config.serving),
             stopped_as=config.stopped_as,
         )
         name = study_name(directory, config.name)
         self._ledger = Ledger(database_url(directory, config.storage), name)
-        self._parallel, threads = slots(config.parallel, config.threads, ranks_here(config))
+        self._parallel, threads = slots(side_by_side(config), config.threads, ranks_here(config))
         self._facts = Facts(self._ledger, config, directory, log, self._space, side_by_side=self._parallel)
         self._standing = Standing(
             self._facts.head, map(cut_short, self._ledger.trials()), averages=config.averages > 0
@@ -100,6 +101,7 @@ class Study:
             precision=self._facts.precision,
             execution=execution(config, self._facts.cluster),
         )
+        self._serving = Serving(config.serving, self._trainer, self._standing.trials.values())
         self._margin_bytes = margin_bytes(self._standing.trials.values())
         next(
             self._baseline_trials(), None
@@ -221,7 +223,7 @@ class Study:
         return found.chosen is not None
 
     def _planned(self, record: TrialRecord, job: Job) -> Upcoming:
-        """With its plan for the study's cluster; one that fits nowhere has ended and is not trained."""
+        """With its plan for the study's cluster; one that fits nowhere or is over a limit of serving has ended."""
         known = self._standing.trials.get(record.number)
         if known is not None and known.attempts:
             again = self._trainer.execution.next_attempt(known, job, self._config.prefer)
@@ -230,7 +232,8 @@ class Study:
         record = planned(
             record, job, self._facts.cluster, self._config.prefer, margin_bytes=self._margin_bytes
         )
-        return record, None if record.outcome is Outcome.INFEASIBLE else job
+        record = self._serving.judged(record, job)
+        return record, job if record.outcome is Outcome.RUNNING else None
 
     def _train(self, upcoming: Iterator[Upcoming]) -> None:
         """Works off what comes up, side by side as far as there is room; a trial is made when it can start."""

@@ -10,6 +10,7 @@ import pytest
 from search.cli import VERBS
 from search.config import StudyConfig
 from trials.job import TrainingConfig
+from trials.serving import ServingConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -41,5 +42,6 @@ def test_verbs_exist_and_are_all_named() -> None:
 def test_keys_exist() -> None:
     text = (ROOT / "README.md").read_text()
     for key in re.findall(r"\b([a-z_.]+)=[\w.]+", text):
-        fields = TrainingConfig.model_fields if key.startswith("training.") else StudyConfig.model_fields
-        assert key.removeprefix("training.") in fields, key
+        section, _, name = key.rpartition(".")
+        fields = {"": StudyConfig, "training": TrainingConfig, "serving": ServingConfig}[section].model_fields
+        assert name in fields, key

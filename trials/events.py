@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from dhen.values import Value
 from trials.record import CurvePoint, Metrics
+from trials.serving import ForwardTime
 
 EVENTS, RANK_LOG, WEIGHTS = "events.jsonl", "rank0.log", "weights.safetensors"
 """What a training process leaves in its trial's directory."""
@@ -84,6 +85,13 @@ class Scored(Value):
     metrics: Metrics
 
 
+class Timed(Value):
+    """How long a model's forward pass takes."""
+
+    event: Literal["timed"] = "timed"
+    forward: ForwardTime
+
+
 class Failed(Value):
     """An exception ended the run."""
 
@@ -106,7 +114,9 @@ class LastWords(Value):
     """When: the first to fail is the cause, the others have lost a peer."""
 
 
-Event = Annotated[Progress | Evaluated | Trained | Diverged | Scored | Failed, Field(discriminator="event")]
+Event = Annotated[
+    Progress | Evaluated | Trained | Diverged | Scored | Timed | Failed, Field(discriminator="event")
+]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 
 

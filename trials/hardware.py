@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -28,6 +31,19 @@ class MatmulPeak:
 def device() -> torch.device:
     """The accelerator where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def processor_name() -> str:
+    """`Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores`."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    models = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
+    return f"{models[0] if models else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def machine_name() -> str:
+    """Of the device that trains and scores here."""
+    where = device()
+    return processor_name() if where.type == "cpu" else torch.cuda.get_device_name(where)
 
 
 @cache

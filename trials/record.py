@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from dhen.cost import CostRow
 from dhen.values import Value
+from trials.serving import ServingConfig
 
 NAN_AS_WORD = ConfigDict(ser_json_inf_nan="strings")
 """NaN is `"NaN"` in JSON: pydantic's own `null` could not be read back."""
@@ -200,6 +201,13 @@ class TrialRecord(Value):
     memory_excess: float | None = None
     """What the sampler learns: memory that is missing over the memory there is, 0 or less where one fits."""
     plan: PlanSummary | None = None
+    weights_bytes: int | None = None
+    """Size of the exported weights."""
+    serving_ms: float | None = None
+    """Measured forward time of a request (`StudyRecord.serving`), where that has a limit."""
+    serving_excess: float | None = None
+    """What the sampler learns: by how much it is over the worst limit of serving, over the limit; 0 or less
+    where it meets all that was judged."""
     attempts: tuple[Attempt, ...] = ()
     """Trainings so far, in order; several where one ran out of memory. None of a shared result."""
     reused_from: int | None = None
@@ -320,6 +328,8 @@ class StudyRecord(Value):
     seed: int
     log: LogSummary
     cluster: ClusterSummary | None = None
+    serving: ServingConfig = ServingConfig()
+    """A request to an exported model, and its limits."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""

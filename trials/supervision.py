@@ -17,7 +17,7 @@ from trials.events import EVENTS, RENDEZVOUS, Event, EventReader, Failed, Progre
 from trials.post_mortem import Ending, endings_of, memory_kills, verdict
 from trials.rank_process import RankProcess
 
-FINAL = ("trained", "diverged", "scored", "failed")
+FINAL = ("trained", "diverged", "scored", "timed", "failed")
 """Events that tell how a run ended."""
 POLL_SECONDS = 0.1
 """Between two looks at the events of processes that run."""

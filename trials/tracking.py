@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 """Nothing is reported to anyone; must stand before MLflow is imported."""
-LAYOUT = 3
+LAYOUT = 4
 """Raised whenever the sheets change: stores of older versions are then written anew."""
 LOCK_SECONDS = 10.0
 """How long another process may hold the store before that is an error."""

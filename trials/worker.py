@@ -40,10 +40,12 @@ from trials.events import (
     Failed,
     LastWords,
     Scored,
+    Timed,
     Trained,
     last_words,
     rank_log,
 )
+from trials.forward_time import candidate_time
 from trials.hardware import device
 from trials.job import Job
 from trials.loop import train
@@ -53,6 +55,7 @@ from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.rendezvous import join
 from trials.scoring import keep_logits, logits_file, score
+from trials.serving import ServingConfig
 
 COLLECTIVE_SECONDS = 600.0
 """A collective that waits longer for a rank fails: a backstop behind `deadline_seconds`."""
@@ -64,7 +67,7 @@ Emit = Callable[[Event], None]
 
 
 class Task(Value):
-    """What the processes of a candidate do: train a job, or score a trained one on a split."""
+    """What the processes of a candidate do: train a job, score a trained one on a split, or time its model."""
 
     job: Job
     log_directory: str
@@ -75,6 +78,8 @@ class Task(Value):
     """Evaluate the weights in the trial's directory on this split in place of training."""
     keep_logits: bool = False
     """Of that split, in the trial's directory."""
+    serving: ServingConfig | None = None
+    """Measure how long such a request to the model takes, in place of training."""
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
     progress_seconds: float = 0.5
@@ -206,6 +211,9 @@ def _prepare_process(threads: int) -> None:
 
 def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     log = PreparedLog.open(Path(task.log_directory))
+    if task.serving is not None:
+        emit(Timed(forward=candidate_time(task.job, log, task.serving)))
+        return
     if task.score_split is not None:
         metrics = score(
             task.job,

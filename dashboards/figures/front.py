@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from dashboards.figures.frame import Frame, frame
 from dashboards.figures.style import BLUE, GREY, VERMILION, drawing, empty, text
 from dashboards.rows import TrialRow, trial_rows
-from dashboards.units import decimals, known, percent, ratio, si
+from dashboards.units import decimals, known, milliseconds, percent, ratio, si
 from trials.record import Outcome, StudyRecord, TrialKind
 
 HEIGHT = 470
@@ -27,6 +27,8 @@ class FrontPoint:
     flops: float
     relative_percent: float | None
     """NE relative to the baseline."""
+    serving_ms: float | None
+    """Measured forward time of a request."""
     stopped: bool
     """Before its budget was used up: its NE could have become lower."""
     average: bool
@@ -111,6 +113,7 @@ def _point(row: TrialRow) -> FrontPoint:
         ne=row.ne,
         flops=row.flops,
         relative_percent=row.relative_percent,
+        serving_ms=row.serving_ms,
         stopped=row.outcome is not Outcome.COMPLETED,
         average=row.kind is TrialKind.AVERAGE,
         marks=row.marks,
@@ -143,6 +146,7 @@ def _hover(point: FrontPoint, baseline: FrontPoint | None) -> str:
         f"NE {decimals(point.ne, 5)}{relative}",
         "stopped before its budget was used up" if point.stopped else "",
         f"{si(point.flops)} FLOPs" + (f" ({times} the baseline's)" if times else ""),
+        f"{milliseconds(point.serving_ms)} forward" if point.serving_ms is not None else "",
     )
 
 

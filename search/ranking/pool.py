@@ -15,6 +15,8 @@ from spaces.space import Point, Space
 
 TRIES = 50
 """Points drawn in a row that are all known, after which there seems to be nothing new: a space may be small."""
+MOST_OVER = 1000
+"""Points drawn that are over a limit of serving, after which no more are drawn: limits may leave little."""
 MOST_CHANGED = 4
 """Axes that a point near another differs in, at most."""
 STEP = 0.15
@@ -52,10 +54,13 @@ def neighbour(space: Space, point: Point, rng: random.Random) -> Point:
 
 
 def _new(appraiser: Appraiser, draw: Callable[[], Point], taken: set[str]) -> Iterator[Drawn]:
-    fruitless = 0
-    while fruitless < TRIES:
+    fruitless = over = 0
+    while fruitless < TRIES and over < MOST_OVER:
         point = draw()
         appraisal = appraiser.appraise(point)
+        if appraisal is not None and not appraiser.serves(appraisal):
+            over += 1
+            continue
         fruitless += 1
         if appraisal is not None and appraisal.fingerprint not in taken:
             taken.add(appraisal.fingerprint)

@@ -22,6 +22,7 @@ from search.ranking.curves import final_ne, has_shown
 from search.ranking.features import Encoder, describe
 from search.ranking.gain import Corner, expected_gain
 from search.ranking.pool import Drawn, evenly, near
+from search.ranking.speed import likely_in_time
 from search.samplers.known import Known
 from spaces.load import random_point
 from spaces.space import Point
@@ -29,6 +30,8 @@ from trials.record import TrialRecord
 
 STARTUP = 12
 """Candidates with an NE at their end from which the rankers are asked; before, points are random."""
+FIRST = 20
+"""Random points of which one is taken before, the first that is expected to meet serving.max_ms."""
 EVENLY, NEAR = 120, 180
 """Points drawn from the whole space, and near good candidates."""
 BEST = 4
@@ -49,6 +52,8 @@ class Standing:
     """Of `shown`."""
     pending: list[Drawn] = field(default_factory=list)
     """Those that have not ended."""
+    timed: list[tuple[Drawn, float]] = field(default_factory=list)
+    """Those that have, with their forward time in milliseconds, where it was measured."""
 
     @property
     def finished(self) -> list[tuple[Drawn, float]]:
@@ -61,10 +66,13 @@ def propose(known: Known, seed: int) -> Point:
     """A point; the same for the same seed and knowledge."""
     standing, rng, appraiser = standing_of(known), random.Random(seed), known.appraiser
     anywhere = evenly(appraiser, standing.taken, rng)
+    max_ms = appraiser.serving.max_ms
     if len(standing.finished) < STARTUP:
-        return _first_that_fits(anywhere, appraiser, rng)
+        first = likely_in_time(standing.timed, list(islice(anywhere, FIRST if max_ms else 0)), max_ms)
+        return _first_that_fits(chain(first, anywhere), appraiser, rng)
     pool = list(islice(anywhere, EVENLY))
     pool += islice(near(appraiser, _good(standing), standing.taken, rng), NEAR)
+    pool = likely_in_time(standing.timed, pool, max_ms) or pool
     order = np.argsort(-_gains(standing, pool, seed), kind="stable")
     return _first_that_fits(chain((pool[index] for index in order), anywhere), appraiser, rng)
 
@@ -83,6 +91,8 @@ def standing_of(known: Known) -> Standing:
             standing.records.append(record)
         if known.unfinished(number):
             standing.pending.append(drawn)
+        elif record is not None and record.serving_ms is not None:
+            standing.timed.append((drawn, record.serving_ms))
     return standing
 
 

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import click
 
+from search.bundle import read_bundle
 from search.directory import read_record
 from search.export import export, study_log
 
 
 @click.command(epilog="Example: dhen-search export runs/demo --pick 'flops<=5e6' --out cheap")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--pick", default="best", show_default=True, help="best, knee, 'flops<=X', or a trial number.")
+@click.option(
+    "--pick", default="best", show_default=True, help="best, knee, 'flops<=X', 'ms<=X', or a trial number."
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle's folder.")
 def command(directory: Path, pick: str, out: Path) -> None:
     """Write a bundle: configuration, weights, encoding, cost, metrics, environment, checksums."""
@@ -23,3 +26,4 @@ def command(directory: Path, pick: str, out: Path) -> None:
         f"{out}: trial {trial.number}, NE {trial.validation.ne:.5f} on validation, "
         f"{trial.flops:,.0f} FLOPs an example"
     )
+    click.echo(f"forward: {read_bundle(out).info.forward or 'not measured: this device cannot hold it'}")

@@ -44,7 +44,9 @@ Examples:
 @click.argument("what", metavar="DIR|BUNDLE", type=click.Path(path_type=Path))
 @click.option("--data", multiple=True, help="Of a bundle: the log on whose test split it is scored.")
 @click.option("--column", required=True, help="Categorical: its values; numeric: ten slices of equal size.")
-@click.option("--pick", "how", default="best", show_default=True, help="best, knee, 'flops<=X', or a number.")
+@click.option(
+    "--pick", "how", default="best", show_default=True, help="best, knee, 'flops<=X', 'ms<=X', a number."
+)
 @click.option(
     "--top", default=MOST, show_default=True, type=click.IntRange(min=1), help="Values; others are joined."
 )

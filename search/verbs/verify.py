@@ -36,8 +36,18 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_ba
         raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {found.info.flops:,.0f} at export.")
     click.echo(f"cost: {flops:,.0f} FLOPs an example, as at export")
     click.echo(f"stored examples: scores within {found.check():.1e} of those at export")
-    if data:
-        _evaluate(found, log_of(found, data, format=log_format, skip_bad_rows=skip_bad_rows))
+    log = log_of(found, data, format=log_format, skip_bad_rows=skip_bad_rows) if data else None
+    click.echo(_forward(found, log))
+    if log is not None:
+        _evaluate(found, log)
+
+
+def _forward(bundle: Bundle, log: PreparedLog | None) -> str:
+    """Now and at export; another machine, or a busy one, is no mistake of the bundle's."""
+    now, before = bundle.forward_time(log), bundle.info.forward
+    rows = "validation rows" if log else "stored examples, repeated"
+    said = f"{now}, {rows}" if now else "not measured: this device cannot hold it"
+    return f"forward: {said}; at export {before or 'not measured'}"
 
 
 def _evaluate(bundle: Bundle, log: PreparedLog) -> None:

@@ -1,0 +1,113 @@
+"""What serving asks of a model: limits on its forward time, its size and its FLOPs (torch-free).
+
+Size and FLOPs follow from the model; the forward time is measured (`trials.forward_time`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from pydantic import Field, field_validator
+
+from dhen.cost import CostRow, dense_parameters, embedding_parameters
+from dhen.values import Value
+from trials.cluster.quantity import byte_words, parse_bytes
+
+BYTES_A_WEIGHT = 4
+"""Exported weights are fp32."""
+
+
+class ServingConfig(Value):
+    """A request to the exported model, and what it may take."""
+
+    batch: int = Field(default=256, gt=0)
+    """Rows a request."""
+    threads: int = Field(default=1, gt=0)
+    """CPU threads a request; with more than one, candidates whose time is measured train one at a time."""
+    max_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Limit on the forward time of a request, in milliseconds on this machine."""
+    max_bytes: int | None = None
+    """Limit on the size of the exported weights, e.g. 100MiB."""
+    max_flops: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Limit on forward FLOPs an example."""
+
+    @field_validator("max_bytes", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return value if value is None else parse_bytes(value)
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit."""
+        return any(limit is not None for limit in (self.max_ms, self.max_bytes, self.max_flops))
+
+    @property
+    def limits(self) -> str:
+        """`max_ms=5, max_bytes=100 MiB`."""
+        size = byte_words(self.max_bytes) if self.max_bytes is not None else None
+        limits = {"max_ms": self.max_ms, "max_bytes": size, "max_flops": self.max_flops}
+        known = {key: limit for key, limit in limits.items() if limit is not None}
+        return ", ".join(
+            f"{key}={limit if isinstance(limit, str) else _number(limit)}" for key, limit in known.items()
+        )
+
+    @property
+    def request(self) -> str:
+        """`256 rows, 1 thread`."""
+        rows = "1 row" if self.batch == 1 else f"{self.batch:,} rows"
+        return f"{rows}, {self.threads} thread{'' if self.threads == 1 else 's'}"
+
+    def demands(self, *, flops: float, weights_bytes: int, ms: float | None = None) -> tuple[Demand, ...]:
+        """What of a model has a limit, and is known."""
+        asked = (
+            (ms, self.max_ms, f"forward takes {{}} ms for {self.request}, over serving.max_ms={{}}", _number),
+            (weights_bytes, self.max_bytes, "weights take {}, over serving.max_bytes={}", byte_words),
+            (flops, self.max_flops, "forward needs {} FLOPs an example, over serving.max_flops={}", _number),
+        )
+        return tuple(
+            Demand(value / limit - 1.0, words.format(text(value), text(limit)))
+            for value, limit, words, text in asked
+            if value is not None and limit is not None
+        )
+
+
+class Demand(NamedTuple):
+    """One thing that a model takes and that has a limit."""
+
+    excess: float
+    """What it is over the limit by, over the limit; 0 or less where it meets it."""
+    words: str
+    """That it is over it."""
+
+
+class ForwardTime(Value):
+    """A measured forward pass."""
+
+    ms: float = Field(gt=0)
+    """Of a request that nothing else disturbs."""
+    batch: int
+    """Rows a request."""
+    threads: int
+    machine: str
+    """What it was measured on."""
+
+    def __str__(self) -> str:
+        asked = ServingConfig(batch=self.batch, threads=self.threads).request
+        return f"{self.ms:.3g} ms for {asked} ({self.machine})"
+
+
+def weights_bytes(cost: Iterable[CostRow]) -> int:
+    """Of the exported weights of a model with this cost; the file has some KiB of names on top."""
+    rows = tuple(cost)
+    return BYTES_A_WEIGHT * (dense_parameters(rows) + embedding_parameters(rows))
+
+
+def summed_ms(times: Iterable[float | None]) -> float | None:
+    """Forward time of a model that runs several networks one after another; None where one's is not known."""
+    known = list(times)
+    return None if None in known else sum(ms for ms in known if ms is not None)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
