@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Point = dict[str, Scalar]
 NONE = "none"
 LAYER_FIELDS = ("ensemble", "out_embeddings", "raw_numeric", "norm", "norm_placement", "shortcut")
-MODEL_FIELDS = ("embedding_dim", "numeric_mlp", "head", "dropout")
+MODEL_FIELDS = ("embedding_dim", "table_dim_exponent", "numeric_mlp", "head", "dropout")
 
 
 class SpaceConfig(Value):
@@ -51,7 +51,7 @@ class SpaceConfig(Value):
     norm_placement: Any = Field(default="post", exclude_if=lambda leaf: leaf == "post")
     shortcut: Any = Field(default=True, exclude_if=lambda leaf: leaf is True)
     model: dict[str, Any] = Field(default_factory=dict)
-    """embedding_dim, numeric_mlp, head, dropout."""
+    """embedding_dim, table_dim_exponent, numeric_mlp, head, dropout."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Any key of a training configuration."""
     start: tuple[dict[str, Any], ...] = ()

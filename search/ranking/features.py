@@ -38,7 +38,7 @@ def describe(appraisal: Appraisal) -> Description:
         sizes={"flops": max(appraisal.flops, 1.0), "parameters": max(appraisal.parameters, 1)}
     )
     found.sizes["depth"] = len(model.layers)
-    _take("model", model.model_dump(exclude={"layers"}), found)
+    _take("model", {key: value for key, value in model if key != "layers"}, found)
     _take("training", appraisal.candidate.training, found)
     layers = _layers(model)
     for name, chosen in (("layers", layers), ("first", layers[:1]), ("last", layers[-1:])):

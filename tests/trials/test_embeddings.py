@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from dhen.batch import FeatureBatch
 from dhen.errors import UserError
@@ -41,6 +42,12 @@ def engine(config: TrainingConfig) -> TableEngine:
     built = table_engine(tables(), SCHEMA, config, Ranks(), None, CPU)
     assert built is not None
     return built
+
+
+def full_weight(engine: TableEngine) -> Tensor:
+    found = engine.full_weights()
+    assert found is not None
+    return found["weight"]
 
 
 def batch(step: int) -> FeatureBatch:
@@ -74,9 +81,7 @@ def test_one_process_trains_as_without_the_seam(config: dict[str, float]) -> Non
     optimizer.settle()
     mine = engine(training)
     train(mine, range(6))
-    found = mine.full_weight()
-    assert found is not None
-    assert torch.equal(found, peer.weight.detach())
+    assert torch.equal(full_weight(mine), peer.weight.detach())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -112,8 +117,7 @@ def test_held_bytes_are_what_the_planner_counts(precision: Literal["fp32", "fp16
 
 def test_fp16_tables_are_looked_up_as_fp32_and_leave_as_what_was_looked_up() -> None:
     mine, peer = engine(TrainingConfig(table_precision="fp16")), tables()
-    full = mine.full_weight()
-    assert full is not None
+    full = full_weight(mine)
     assert full.dtype == torch.float32
     assert torch.equal(full, peer.weight.detach().half().float())
     peer.weight.data.copy_(full)
@@ -129,9 +133,8 @@ def test_fp16_tables_train_as_fp32_ones(config: dict[str, float]) -> None:
     for precision in ("fp32", "fp16"):
         each = engine(TrainingConfig.model_validate(config | {"table_precision": precision}))
         train(each, range(40))
-        weights.append(each.full_weight())
+        weights.append(full_weight(each))
     first, second = weights
-    assert first is not None
     torch.testing.assert_close(second, first, rtol=0, atol=2e-3)
 
 
@@ -144,14 +147,13 @@ def test_updates_below_fp16s_resolution_add_up() -> None:
             {"embedding_learning_rate": 1e-4, "table_precision": precision}
         )
         each = engine(config)
-        each.load_full(torch.ones(SCHEMA.total_rows, DIM))
+        each.load_full({"weight": torch.ones(SCHEMA.total_rows, DIM)})
         for _ in range(1000):
             embeddings = each.lookup(batch(0))
             for e in embeddings:
                 e.grad = torch.full_like(e, 1e-9)
             each.update(embeddings)
-        full = each.full_weight()
-        assert full is not None
+        full = full_weight(each)
         moved.append(1 - full[batch(0).ids_BT[:, 0]].mean().item())
     assert moved[1] == pytest.approx(moved[0], rel=0.1)
     assert moved[0] > 3e-3
