@@ -15,13 +15,14 @@ UNNAMED = "model"
 def short_name(model: Mapping[str, Any]) -> str:
     """Layers bottom to top (equal neighbours counted), how modules are ensembled, embedding dimension.
 
-    `2x[attention+dlrm] > [linear] concat d16`; a family without layers is called by its own name, with the
+    `2x[attention+dlrm] > [linear] concat d16` (`d16 n^-0.25` where that falls with a table's rows); a family without layers is called by its own name, with the
     widths of its MLP and its number of experts: `advanced_dlrm 256-128 4 experts d16`.
     """
     layers = [layer for layer in _sequence(model.get("layers")) if isinstance(layer, Mapping)]
     body = _layers(layers) if layers else _family(model)
-    dimension = model.get("embedding_dim")
-    return body if dimension is None else f"{body} d{dimension}"
+    dimension, exponent = model.get("embedding_dim"), model.get("table_dim_exponent")
+    shorter = f" n^-{exponent}" if exponent else ""  # where larger tables have shorter embeddings
+    return body if dimension is None else f"{body} d{dimension}{shorter}"
 
 
 def _family(model: Mapping[str, Any]) -> str:

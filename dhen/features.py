@@ -22,7 +22,7 @@ from dhen.linear import Linear, linear_tape
 from dhen.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema, Table
 from dhen.segment import Setting, Taped
-from dhen.table_dims import looked_up, table_dims, table_groups
+from dhen.table_dims import TableGroup, looked_up, table_dims, table_groups
 from dhen.tape import FP32_BYTES, Tape
 
 EMBEDDING_INIT_STD = 0.05
@@ -137,7 +137,7 @@ class FeatureProcessing(nn.Module):
 
 
 def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
-    """The cost of `FeatureProcessing`: a lookup row for each table, the numeric MLP."""
+    """The cost of `FeatureProcessing`: a lookup row for each table, maps of shorter ones, the numeric MLP."""
     dims = table_dims(config, schema)
     tables = [row for table, dim in zip(schema.tables, dims, strict=True) for row in _table_cost(table, dim)]
     return (*tables, *_dense_cost(config, schema))
@@ -146,19 +146,16 @@ def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
 def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting, *, raw: bool) -> Taped:
     """`FeatureProcessing` from looked-up embeddings (fp32, given to the tape) to x_BMD.
 
-    Those that are lifted may be saved, and are counted with the batch: `tape.beside`.
     `raw`: whether the model keeps the numeric inputs for its layers.
     """
     dim, n = config.embedding_dim, len(schema.numeric)
     tape = Tape(*setting)
     groups = looked_up(config, schema)
-    given = [(tape.beside if group.dim < dim else tape.input) for group in groups]
-    sizes = [len(group.places) * group.dim for group in groups]
-    embeddings = [tape.cast(e(size, FP32_BYTES), tape.itemsize) for e, size in zip(given, sizes, strict=True)]
+    embeddings = [tape.cast(_given(tape, group, dim), tape.itemsize) for group in groups]
     casts, numeric = tape.itemsize != FP32_BYTES, []
     if n:
-        raw_n = tape.scratch(n) if casts else tape.beside(n)
-        hidden = mlp_tape(tape, raw_n, n, config.numeric_mlp, dropout=0.0, x_needs_gradient=False)
+        given = tape.scratch(n) if casts else tape.beside(n)
+        hidden = mlp_tape(tape, given, n, config.numeric_mlp, dropout=0.0, x_needs_gradient=False)
         width = (n, *config.numeric_mlp)[-1]
         numeric.append(linear_tape(tape, hidden, width, dim, x_needs_gradient=bool(config.numeric_mlp)))
     if len(table_groups(config, schema)) > 1:
@@ -170,6 +167,12 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     if raw and casts:
         tape.operation(0, [], saves=[tape.scratch(n)])
     return Taped("features", headline_flops(_dense_cost(config, schema)), tape, x)
+
+
+def _given(tape: Tape, group: TableGroup, longest: int) -> int:
+    """Looked up together, fp32. What is lifted may be saved as it is, and is counted with the batch alone."""
+    size = len(group.places) * group.dim
+    return (tape.beside if group.dim < longest else tape.input)(size, FP32_BYTES)
 
 
 def _table_cost(table: Table, dim: int) -> Costs:

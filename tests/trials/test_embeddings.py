@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
+from dhen.config import ModelConfig
 from dhen.errors import UserError
-from dhen.features import EmbeddingTables
+from dhen.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
 from trials.embeddings import TableEngine, table_engine
 from trials.job import TrainingConfig
@@ -38,8 +40,13 @@ def tables() -> EmbeddingTables:
     return EmbeddingTables(SCHEMA, DIM)
 
 
-def engine(config: TrainingConfig) -> TableEngine:
-    built = table_engine(tables(), SCHEMA, config, Ranks(), None, CPU)
+def mixed_tables() -> MixedTables:
+    torch.manual_seed(0)
+    return MixedTables(ModelConfig(family="", embedding_dim=DIM, table_dim_exponent=0.6), SCHEMA)
+
+
+def engine(config: TrainingConfig, made: Callable[[], Tables] = tables) -> TableEngine:
+    built = table_engine(made(), SCHEMA, config, Ranks(), None, CPU)
     assert built is not None
     return built
 
@@ -57,11 +64,15 @@ def batch(step: int) -> FeatureBatch:
     return FeatureBatch(ids_BT=torch.stack(ids[:2], dim=1), bags=(bag,), numeric_BK=torch.zeros(8, 0))
 
 
+def loss_of(embeddings: Iterable[Tensor]) -> Tensor:
+    return torch.stack([e.tanh().sum(dim=(1, 2)) for e in embeddings]).sum(dim=0).square().mean()
+
+
 def train(engine: TableEngine, steps: range) -> None:
     for step in steps:
         engine.scale_learning_rate(1 / (step + 1))
         embeddings = engine.lookup(batch(step))
-        torch.cat(embeddings, dim=1).tanh().sum(dim=(1, 2)).square().mean().backward()  # type: ignore[no-untyped-call]
+        loss_of(embeddings).backward()  # type: ignore[no-untyped-call]
         engine.update(embeddings)
 
 
@@ -75,7 +86,7 @@ def test_one_process_trains_as_without_the_seam(config: dict[str, float]) -> Non
     for step in range(6):
         optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
         optimizer.catch_up(peer.weight, peer.rows(batch(step)))
-        torch.cat(peer(batch(step)), dim=1).tanh().sum(dim=(1, 2)).square().mean().backward()  # type: ignore[no-untyped-call]
+        loss_of(peer(batch(step))).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     optimizer.settle()
@@ -86,9 +97,12 @@ def test_one_process_trains_as_without_the_seam(config: dict[str, float]) -> Non
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("table_decay", [0.0, 0.2])
-def test_a_loaded_state_goes_on_to_the_bit(table_decay: float, precision: Literal["fp32", "fp16"]) -> None:
+@pytest.mark.parametrize("made", [tables, mixed_tables])
+def test_a_loaded_state_goes_on_to_the_bit(
+    made: Callable[[], Tables], table_decay: float, precision: Literal["fp32", "fp16"]
+) -> None:
     config = TrainingConfig(table_decay=table_decay, table_precision=precision)
-    undisturbed, other = engine(config), engine(config)
+    undisturbed, other = engine(config, made), engine(config, made)
     train(undisturbed, range(4))
     train(other, range(2))  # which leaves random bits at another count
     saved = {name: tensor.clone() for name, tensor in undisturbed.state_dict().items()}
@@ -110,6 +124,8 @@ def test_held_bytes_are_what_the_planner_counts(precision: Literal["fp32", "fp16
         a_row = NUMBER_BYTES[precision] * DIM + ONE_PROCESS_ROW_STATE_BYTES + extra
         config = TrainingConfig(table_decay=decay, table_precision=precision)
         assert engine(config).held_bytes == SCHEMA.total_rows * a_row
+        saved = 20 * (DIM - 4) * NUMBER_BYTES[precision]  # the largest table has 4 columns
+        assert engine(config, mixed_tables).held_bytes == SCHEMA.total_rows * a_row - saved
 
 
 # In fp16

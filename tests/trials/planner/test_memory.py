@@ -92,8 +92,7 @@ def test_agrees_with_a_trace_of_the_wrapped_model(
     agrees(candidate(space, seed), strategy, hosts, gpus, examples, training)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("dense", ["zero1", "fsdp"])
+@pytest.mark.parametrize(("dense", "precision"), [("zero1", "fp32"), ("fsdp", "bf16")])
 def test_agrees_where_embeddings_are_lifted(dense: Dense, precision: Precision) -> None:
     model = candidate("tiny", 0).model_copy(update={"embedding_dim": 32, "table_dim_exponent": 0.3})
     assert set(table_dims(model, SCHEMA)) == {16, 32}
