@@ -72,6 +72,7 @@ class Case:
     """One set of tables on one cluster."""
 
     tables: tuple[Table, ...]
+    dim: int
     work: Workload
     cluster: Cluster
     rates: Rates
@@ -105,12 +106,12 @@ def split_lpt(case: Case, price: Seconds) -> Layout:
     def both(table: int, columns: int) -> Price:
         return Price(price(table, columns), case.held_bytes(table, columns))
 
-    found = spread(len(case.tables), case.work.dim, case.cluster.ranks, both)
+    found = spread([case.dim] * len(case.tables), case.cluster.ranks, both)
     return [(shard.table, shard.columns, rank) for shard, rank in found]
 
 
 def whole_lpt(case: Case) -> Layout:
-    dim = case.work.dim
+    dim = case.dim
     ranks = [(0.0, rank) for rank in range(case.cluster.ranks)]
     layout = []
     for table in sorted(range(len(case.tables)), key=lambda table: -case.seconds(table, dim)):
@@ -121,7 +122,7 @@ def whole_lpt(case: Case) -> Layout:
 
 
 def round_robin(case: Case) -> Layout:
-    return [(table, case.work.dim, table % case.cluster.ranks) for table in range(len(case.tables))]
+    return [(table, case.dim, table % case.cluster.ranks) for table in range(len(case.tables))]
 
 
 class TorchRec:
@@ -155,7 +156,7 @@ class TorchRec:
             EmbeddingBagConfig(
                 name=table.name,
                 num_embeddings=table.rows,
-                embedding_dim=case.work.dim,
+                embedding_dim=case.dim,
                 feature_names=[table.name],
             )
             for table in case.tables
@@ -163,7 +164,7 @@ class TorchRec:
         self.module = EmbeddingBagCollection(device=torch.device("meta"), tables=configs)
         self.weights = {name.split(".")[-2]: weight for name, weight in self.module.named_parameters()}
         self.estimator = EmbeddingPerfEstimatorFactory.create(
-            DEFAULT_PERF_ESTIMATOR, topology=self.topology, constraints=self.constraints(case.work.dim)
+            DEFAULT_PERF_ESTIMATOR, topology=self.topology, constraints=self.constraints(case.dim)
         )
         self.seconds = cache(self._seconds)
 
@@ -209,7 +210,7 @@ class TorchRec:
         from torchrec.distributed.planner.types import Shard, ShardingOption
         from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 
-        each, whole = self.case.tables[table], columns == self.case.work.dim
+        each, whole = self.case.tables[table], columns == self.case.dim
         option = ShardingOption(
             name=each.name,
             tensor=self.weights[each.name],
@@ -251,7 +252,7 @@ def measures(case: Case, layout: Layout, torchrec: TorchRec | None) -> dict[str,
     """One layout under each cost."""
     ours = case.summed(layout, case.seconds)
     held = case.summed(layout, case.held_bytes)
-    narrowest = narrowest_width(case.work.dim, case.cluster.ranks)
+    narrowest = narrowest_width(case.dim, case.cluster.ranks)
     indivisible = max(case.seconds(table, narrowest) for table in range(len(case.tables)))
     found = {
         "shards": len(layout),
@@ -300,9 +301,13 @@ def main() -> None:
         cluster = load_cluster("zionex").with_ranks(ranks)
         found: dict[str, list[dict[str, float]]] = defaultdict(list)
         for seed in range(options.seeds):
-            work = Workload(options.dim, options.batch, ROW_STATE_BYTES)
+            work = Workload(options.batch, ROW_STATE_BYTES)
             case = Case(
-                tables=generated(options.tables, seed), work=work, cluster=cluster, rates=rates(cluster)
+                tables=generated(options.tables, seed),
+                dim=options.dim,
+                work=work,
+                cluster=cluster,
+                rates=rates(cluster),
             )
             torchrec = TorchRec(case) if with_torchrec else None
             for name, layout, seconds in layouts(case, torchrec):

@@ -69,7 +69,7 @@ def _body(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
 
 def _step(model: nn.Module, task: Task, ranks: Ranks) -> TrainStep | DistributedStep:
     if ranks.world == 1 and task.strategy == Strategy():
-        return TrainStep(model, task.job.training, task.job.features)
+        return TrainStep(model, task.job.training)
     return DistributedStep(model, task.job, task.strategy, ranks, task.cluster, where=device())
 
 

@@ -95,6 +95,11 @@ class ModelConfig(Value):
     family: str
     embedding_dim: int = Field(default=16, gt=0, le=4096)
     """D, length of every embedding."""
+    table_dim_exponent: float = Field(
+        default=0.0, ge=0.0, le=1.0, exclude_if=lambda exponent: exponent == 0.0
+    )
+    """alpha of `dhen.table_dims`: how fast embeddings get shorter with their table's rows, before a linear map
+    lifts them to D; 0: all have D. Left out of plain data where it is 0, as before there was a choice."""
     numeric_mlp: Widths = (64,)
     """Hidden widths of the MLP that turns the numeric inputs into one embedding."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)

@@ -1,13 +1,14 @@
 """Feature processing: sparse ids and raw numbers become the embeddings x_BMD (paper, section 3.1).
 
-One embedding a table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP. All
-tables have one dimension and lie in one matrix, so every categorical column is looked up at once; its
-gradient is sparse. What a table's first row is belongs to `row_offsets`; sharding is not decided here.
+One embedding a table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP. Tables
+of one dimension lie in one matrix, so all their categorical columns are looked up at once; its gradient
+is sparse. What a table's first row is belongs to `row_offsets`; sharding is not decided here.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,12 @@ from torch.nn import functional as F
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
+from dhen.lift import MixedEmbeddings, lift_cost, mixed_tape
 from dhen.linear import Linear, linear_tape
 from dhen.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema, Table
 from dhen.segment import Setting, Taped
+from dhen.table_dims import TableGroup, looked_up, table_dims, table_groups
 from dhen.tape import FP32_BYTES, Tape
 
 EMBEDDING_INIT_STD = 0.05
@@ -28,35 +31,78 @@ EMBEDDING_BYTES = 4
 
 
 class EmbeddingTables(nn.Module):
-    """All tables of a schema as one matrix of (rows of all tables, D)."""
+    """Tables of a schema as one matrix of (rows of all of them, D)."""
 
     row_offsets: Tensor
+    columns: Tensor | None
 
-    def __init__(self, schema: FeatureSchema, dim: int) -> None:
+    def __init__(self, schema: FeatureSchema, dim: int, places: Sequence[int] | None = None) -> None:
+        """`places` in the schema of those to hold, in order; None for all."""
         super().__init__()
-        starts = [0, *itertools.accumulate(table.rows for table in schema.tables)]
-        n = len(schema.categorical)
-        self.bag_offsets = tuple(starts[n:-1])
-        self.register_buffer("row_offsets", torch.tensor(starts[:n], dtype=torch.int64), persistent=False)
-        self.weight = nn.Parameter(torch.empty(schema.total_rows, dim))
+        n, everything = len(schema.categorical), range(len(schema.tables))
+        places = everything if places is None else places
+        self.tables = tuple(schema.tables[place] for place in places)
+        columns = [place for place in places if place < n]
+        self.bags = tuple(place - n for place in places if place >= n)
+        """Places of the multi-hot tables in a batch."""
+        starts = [0, *itertools.accumulate(table.rows for table in self.tables)]
+        self.bag_offsets = tuple(starts[len(columns) : -1])
+        firsts = torch.tensor(starts[: len(columns)], dtype=torch.int64)
+        self.register_buffer("row_offsets", firsts, persistent=False)
+        chosen = None if len(columns) == n else torch.tensor(columns, dtype=torch.int64)
+        self.register_buffer("columns", chosen, persistent=False)
+        self.weight = nn.Parameter(torch.empty(starts[-1], dim))
         nn.init.normal_(self.weight, std=EMBEDDING_INIT_STD)
 
     def forward(self, batch: FeatureBatch) -> list[Tensor]:
         """[e_BTD, e_B1D, ...]: the categorical tables together, then each multi-hot one."""
         looked_up = []
         if self.row_offsets.numel():
-            looked_up.append(F.embedding(batch.ids_BT + self.row_offsets, self.weight, sparse=True))
-        for rows, (_, offsets_B) in zip(self._bag_rows(batch), batch.bags, strict=True):
+            looked_up.append(F.embedding(self._categorical_rows(batch), self.weight, sparse=True))
+        for rows, offsets_B in self._bag_rows(batch):
             bag_BD = F.embedding_bag(rows, self.weight, offsets_B.long(), mode="mean", sparse=True)
             looked_up.append(bag_BD.unsqueeze(1))
         return looked_up
 
     def rows(self, batch: FeatureBatch) -> Tensor:
         """The rows of `weight` that a batch reads, in any order, some several times: int64, one dimension."""
-        return torch.cat([(batch.ids_BT + self.row_offsets).flatten(), *self._bag_rows(batch)])
+        return torch.cat(
+            [self._categorical_rows(batch).flatten(), *(rows for rows, _ in self._bag_rows(batch))]
+        )
 
-    def _bag_rows(self, batch: FeatureBatch) -> list[Tensor]:
-        return [ids.long() + start for (ids, _), start in zip(batch.bags, self.bag_offsets, strict=True)]
+    def _categorical_rows(self, batch: FeatureBatch) -> Tensor:
+        ids_BT = batch.ids_BT if self.columns is None else batch.ids_BT.index_select(1, self.columns)
+        return ids_BT + self.row_offsets
+
+    def _bag_rows(self, batch: FeatureBatch) -> list[tuple[Tensor, Tensor]]:
+        """Rows and the offsets at which examples start, of each multi-hot table."""
+        chosen = [batch.bags[place] for place in self.bags]
+        return [
+            (ids.long() + start, offsets_B)
+            for (ids, offsets_B), start in zip(chosen, self.bag_offsets, strict=True)
+        ]
+
+
+class MixedTables(nn.ModuleDict):
+    """Tables of several lengths: those of length d are the `EmbeddingTables` called `d{d}`."""
+
+    def __init__(self, config: ModelConfig, schema: FeatureSchema) -> None:
+        groups = table_groups(config, schema)
+        super().__init__({f"d{dim}": EmbeddingTables(schema, dim, places) for dim, places in groups})
+
+    def forward(self, batch: FeatureBatch) -> list[Tensor]:
+        """Theirs, one after another (`dhen.table_dims.looked_up`)."""
+        return [e for tables in self.values() for e in tables(batch)]
+
+
+Tables = EmbeddingTables | MixedTables
+
+
+def matrices(tables: Tables) -> dict[str, EmbeddingTables]:
+    """The matrices that tables lie in, by the names of their weights."""
+    if isinstance(tables, EmbeddingTables):
+        return {"weight": tables}
+    return {f"{name}.weight": each for name, each in tables.items()}  # type: ignore[misc]
 
 
 class FeatureProcessing(nn.Module):
@@ -65,7 +111,11 @@ class FeatureProcessing(nn.Module):
     def __init__(self, config: ModelConfig, schema: FeatureSchema) -> None:
         super().__init__()
         n, dim = len(schema.numeric), config.embedding_dim
-        self.tables = EmbeddingTables(schema, dim) if schema.tables else None
+        mixed = len(table_groups(config, schema)) > 1
+        self.tables: Tables | None = None
+        if schema.tables:
+            self.tables = MixedTables(config, schema) if mixed else EmbeddingTables(schema, dim)
+        self.mixed = MixedEmbeddings(config, schema) if mixed else None
         self.numeric = (
             nn.Sequential(mlp(n, config.numeric_mlp, dropout=0.0), Linear((n, *config.numeric_mlp)[-1], dim))
             if n
@@ -78,38 +128,51 @@ class FeatureProcessing(nn.Module):
         Tables are fp32 whatever the dense part computes in, which is `dtype`.
         """
         parts = [e.to(dtype) for e in self.tables(batch)] if self.tables is not None else []
-        if self.numeric is not None:
-            parts.append(self.numeric(batch.numeric_BK.to(dtype)).unsqueeze(1))
+        numeric_BD = self.numeric(batch.numeric_BK.to(dtype)) if self.numeric is not None else None
+        if self.mixed is not None:
+            return self.mixed(parts, numeric_BD)  # type: ignore[no-any-return]
+        if numeric_BD is not None:
+            parts.append(numeric_BD.unsqueeze(1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
-    """The cost of `FeatureProcessing`: a lookup row for each table, the numeric MLP."""
-    tables = [row for table in schema.tables for row in _table_cost(table, config.embedding_dim)]
-    return (*tables, *_numeric_cost(config, schema))
+    """The cost of `FeatureProcessing`: a lookup row for each table, maps of shorter ones, the numeric MLP."""
+    dims = table_dims(config, schema)
+    tables = [row for table, dim in zip(schema.tables, dims, strict=True) for row in _table_cost(table, dim)]
+    return (*tables, *_dense_cost(config, schema))
 
 
 def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting, *, raw: bool) -> Taped:
-    """`FeatureProcessing` from looked-up embeddings (fp32, inputs of the tape) to x_BMD.
+    """`FeatureProcessing` from looked-up embeddings (fp32, given to the tape) to x_BMD.
 
     `raw`: whether the model keeps the numeric inputs for its layers.
     """
     dim, n = config.embedding_dim, len(schema.numeric)
     tape = Tape(*setting)
-    counts = [len(schema.categorical)] * bool(schema.categorical) + [1] * len(schema.multi_hot)
-    looked_up = [tape.input(count * dim, FP32_BYTES) for count in counts]
-    parts = [tape.cast(e, tape.itemsize) for e in looked_up]
-    casts = tape.itemsize != FP32_BYTES
+    groups = looked_up(config, schema)
+    embeddings = [tape.cast(_given(tape, group, dim), tape.itemsize) for group in groups]
+    casts, numeric = tape.itemsize != FP32_BYTES, []
     if n:
-        numeric = tape.scratch(n) if casts else tape.beside(n)
-        hidden = mlp_tape(tape, numeric, n, config.numeric_mlp, dropout=0.0, x_needs_gradient=False)
+        given = tape.scratch(n) if casts else tape.beside(n)
+        hidden = mlp_tape(tape, given, n, config.numeric_mlp, dropout=0.0, x_needs_gradient=False)
         width = (n, *config.numeric_mlp)[-1]
-        parts.append(linear_tape(tape, hidden, width, dim, x_needs_gradient=bool(config.numeric_mlp)))
-    x = parts[0] if len(parts) == 1 else tape.concat(parts)
-    tape.refer(*parts)
+        numeric.append(linear_tape(tape, hidden, width, dim, x_needs_gradient=bool(config.numeric_mlp)))
+    if len(table_groups(config, schema)) > 1:
+        x = mixed_tape(tape, embeddings, numeric, config, schema)
+    else:
+        parts = [*embeddings, *numeric]
+        x = parts[0] if len(parts) == 1 else tape.concat(parts)
+        tape.refer(*parts)
     if raw and casts:
         tape.operation(0, [], saves=[tape.scratch(n)])
-    return Taped("features", headline_flops(_numeric_cost(config, schema)), tape, x)
+    return Taped("features", headline_flops(_dense_cost(config, schema)), tape, x)
+
+
+def _given(tape: Tape, group: TableGroup, longest: int) -> int:
+    """Looked up together, fp32. What is lifted may be saved as it is, and is counted with the batch alone."""
+    size = len(group.places) * group.dim
+    return (tape.beside if group.dim < longest else tape.input)(size, FP32_BYTES)
 
 
 def _table_cost(table: Table, dim: int) -> Costs:
@@ -124,6 +187,10 @@ def _table_cost(table: Table, dim: int) -> Costs:
         return (lookup,)
     pooling = CostRow(name=f"{lookup.name}.pooling", kind=ELEMENTWISE, flops=table.mean_ids * dim)
     return (lookup, pooling)
+
+
+def _dense_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
+    return (*lift_cost(config, schema), *_numeric_cost(config, schema))
 
 
 def _numeric_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:

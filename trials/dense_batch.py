@@ -11,14 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dhen.features import EmbeddingTables, FeatureProcessing
+from dhen.features import FeatureProcessing, Tables
 
 
 class DenseInputs(NamedTuple):
     """What the dense part sees of B examples."""
 
     embeddings: tuple[Tensor, ...]
-    """fp32, as `EmbeddingTables` puts them out: e_BTD of the categorical tables, e_B1D of each multi-hot one."""
+    """fp32, as tables put them out (`dhen.table_dims.looked_up`): e_BTD of the categorical tables, e_B1D of each
+    multi-hot one, where tables have several lengths for each of these."""
     numeric_BK: Tensor
     """float32."""
 
@@ -35,14 +36,14 @@ class DenseBatch(NamedTuple):
 
 
 class GivenEmbeddings(nn.Module):
-    """In the place of `EmbeddingTables`: hands on what was looked up before."""
+    """In the place of the tables: hands on what was looked up before."""
 
     def forward(self, inputs: DenseInputs) -> list[Tensor]:
         """[e_BTD, e_B1D, ...]."""
         return list(inputs.embeddings)
 
 
-def take_tables(model: nn.Module) -> EmbeddingTables | None:
+def take_tables(model: nn.Module) -> Tables | None:
     """The model's tables, whose place in it takes `GivenEmbeddings`; None where the log has no ids."""
     features = model.features
     assert isinstance(features, FeatureProcessing)

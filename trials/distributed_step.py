@@ -37,8 +37,8 @@ from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.table_blocks import State
 
-TABLES = "features.tables.weight"
-"""What a model calls its tables' matrix."""
+TABLES = "features.tables."
+"""What the names of a model's tables begin with."""
 
 
 class DistributedStep:
@@ -134,9 +134,8 @@ class DistributedStep:
         """A copy of the plain model's weights on the CPU, in fp32; on rank 0, others have nothing."""
         found = self._engine.weights()
         if self._tables is not None:
-            whole = self._tables.full_weight()
-            if whole is not None:
-                found[TABLES] = whole
+            whole = self._tables.full_weights() or {}
+            found |= {f"{TABLES}{name}": weight for name, weight in whole.items()}
         return found
 
     def dense_state(self) -> dict[str, FlatPieces]:

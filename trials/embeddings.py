@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
-from dhen.features import EmbeddingTables
+from dhen.features import Tables, matrices
 from dhen.schema import FeatureSchema
 from trials.half_tables import in_half
 from trials.job import TrainingConfig
@@ -21,7 +21,7 @@ from trials.memory_limit import on_device_for_good
 from trials.planner.placement import Placement
 from trials.ranks import Ranks
 from trials.row_wise_adagrad import RowWiseAdagrad
-from trials.table_blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
+from trials.table_blocks import State, load_state, state_of, state_to_load, whole_blocks
 from trials.table_requirements import check_tables
 
 
@@ -33,8 +33,8 @@ class TableEngine(Protocol):
         """Weights and optimizer state on this rank."""
 
     def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
-        """Embeddings of this rank's examples, fp32, as `EmbeddingTables` puts them out: e_BTD of all
-        categorical tables, e_B1D of each multi-hot one. Leaves that require gradients, but under `no_grad`."""
+        """Embeddings of this rank's examples, fp32, as the tables put them out: e_BTD of all categorical ones,
+        e_B1D of each multi-hot one, of each length. Leaves that require gradients, but under `no_grad`."""
 
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
         """The optimizer's update, from the gradients on what `lookup` returned last.
@@ -49,11 +49,11 @@ class TableEngine(Protocol):
     def settle(self) -> None:
         """Applies all decay that is due."""
 
-    def full_weight(self) -> Tensor | None:
-        """As `EmbeddingTables.weight`: (rows of all tables, D), fp32 on the CPU, a copy; on rank 0 alone."""
+    def full_weights(self) -> dict[str, Tensor] | None:
+        """As the tables' `state_dict`: each matrix whole, fp32 on the CPU, a copy; on rank 0 alone."""
 
-    def load_full(self, weight: Tensor) -> None:
-        """Takes all tables over from such a matrix, which every rank is given alike."""
+    def load_full(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes all tables over from such matrices, which every rank is given alike."""
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """This rank's blocks by name (`trials.table_blocks`), to save; to load, what it needs of a checkpoint
@@ -64,7 +64,7 @@ class TableEngine(Protocol):
 
 
 def table_engine(
-    tables: EmbeddingTables | None,
+    tables: Tables | None,
     schema: FeatureSchema,
     config: TrainingConfig,
     ranks: Ranks,
@@ -87,7 +87,7 @@ def table_engine(
     if tables is None:
         return None
     if ranks.world == 1:
-        return LocalTables(on_device_for_good(tables, where), schema, config)
+        return LocalTables(on_device_for_good(tables, where), config)
     from trials.sharded_tables import ShardedTables
 
     assert placement is not None
@@ -96,39 +96,34 @@ def table_engine(
 
 
 class LocalTables:
-    """Tables of one process, in one matrix."""
+    """Tables of one process, in one matrix for each length."""
 
-    def __init__(self, tables: EmbeddingTables, schema: FeatureSchema, config: TrainingConfig) -> None:
+    def __init__(self, tables: Tables, config: TrainingConfig) -> None:
         if config.table_precision == "fp16":
             tables = in_half(tables)
-        self._tables = tables
+        self._tables, self._matrices = tables, matrices(tables)
+        self._weights = [each.weight for each in self._matrices.values()]
         self._optimizer = RowWiseAdagrad(
-            [tables.weight],
+            self._weights,
             lr=config.embedding_learning_rate,
             decay=config.embedding_decay,
             table_decay=config.table_decay,
         )
         self._rate, self._lazy = config.embedding_learning_rate, bool(config.table_decay)
         self._looked_up: list[Tensor] = []
-        dim = tables.weight.shape[1]
-        rows = [table.rows for table in schema.tables]
-        weights = torch.split(tables.weight.detach(), rows)
-        sums = torch.split(self._optimizer.state_of(tables.weight)["sum"], rows)
-        self._held = [
-            HeldBlock(Block(table.name, 0, dim), weight_RD, sum_R)
-            for table, weight_RD, sum_R in zip(schema.tables, weights, sums, strict=True)
-        ]
+        self._held = whole_blocks(list(self._matrices.values()), self._optimizer)
 
     @property
     def held_bytes(self) -> int:
         """Weights, sums, and what the optimizer keeps beside them."""
-        held = [self._tables.weight, *self._optimizer.state_of(self._tables.weight).values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        state = [held for weight in self._weights for held in self._optimizer.state_of(weight).values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights, *state))
 
     def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
         """As the protocol says."""
         if self._lazy:
-            self._optimizer.catch_up(self._tables.weight, self._tables.rows(features))
+            for each in self._matrices.values():
+                self._optimizer.catch_up(each.weight, each.rows(features))
         looked_up = self._tables(features)
         self._looked_up = looked_up if torch.is_grad_enabled() else []
         return leaves(looked_up)
@@ -138,7 +133,8 @@ class LocalTables:
         backward(self._looked_up, embeddings)
         self._looked_up = []
         self._optimizer.step()
-        self._tables.weight.grad = None
+        for weight in self._weights:
+            weight.grad = None
 
     def scale_learning_rate(self, factor: float) -> None:
         """As the protocol says."""
@@ -149,15 +145,17 @@ class LocalTables:
         if self._lazy:
             self._optimizer.settle()
 
-    def full_weight(self) -> Tensor | None:
+    def full_weights(self) -> dict[str, Tensor] | None:
         """As the protocol says."""
         self.settle()
-        return self._tables.weight.detach().to("cpu", torch.float32, copy=True)
+        weights = {name: each.weight.detach() for name, each in self._matrices.items()}
+        return {name: weight.to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
 
-    def load_full(self, weight: Tensor) -> None:
+    def load_full(self, weights: Mapping[str, Tensor]) -> None:
         """As the protocol says."""
         self.settle()
-        self._tables.weight.detach().copy_(weight)
+        for name, each in self._matrices.items():
+            each.weight.detach().copy_(weights[name])
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """As the protocol says; with what makes that which follows equal to the bit."""

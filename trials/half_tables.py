@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.batch import FeatureBatch
-from dhen.features import EmbeddingTables
+from dhen.features import EmbeddingTables, Tables
 
 
 class HalfTables(EmbeddingTables):
@@ -22,8 +22,9 @@ class HalfTables(EmbeddingTables):
     def __init__(self, tables: EmbeddingTables) -> None:
         """Of their weights, rounded to the nearest."""
         nn.Module.__init__(self)  # the parent's would draw fresh weights
-        self.bag_offsets = tables.bag_offsets
+        self.tables, self.bags, self.bag_offsets = tables.tables, tables.bags, tables.bag_offsets
         self.register_buffer("row_offsets", tables.row_offsets, persistent=False)
+        self.register_buffer("columns", tables.columns, persistent=False)
         self.weight = nn.Parameter(tables.weight.detach().half())
         self.weight.grad_dtype = torch.float32
 
@@ -31,9 +32,9 @@ class HalfTables(EmbeddingTables):
         """As the parent's."""
         looked_up = []
         if self.row_offsets.numel():
-            rows_BT = batch.ids_BT + self.row_offsets
+            rows_BT = self._categorical_rows(batch)
             looked_up.append(self._rows_of(rows_BT.flatten()).view(*rows_BT.shape, self.weight.shape[1]))
-        for rows_N, (_, offsets_B) in zip(self._bag_rows(batch), batch.bags, strict=True):
+        for rows_N, offsets_B in self._bag_rows(batch):
             places_N = torch.arange(len(rows_N), device=rows_N.device)
             bag_BD = F.embedding_bag(places_N, self._rows_of(rows_N), offsets_B.long(), mode="mean")
             looked_up.append(bag_BD.unsqueeze(1))
@@ -64,9 +65,16 @@ def store_tables_in_half(model: nn.Module) -> None:
     """Puts `HalfTables` in the place of a model's tables, where they are not yet."""
     for name, module in list(model.named_modules()):
         if isinstance(module, EmbeddingTables):
-            model.set_submodule(name, in_half(module))
+            model.set_submodule(name, _in_half(module))
 
 
-def in_half(tables: EmbeddingTables) -> HalfTables:
+def in_half(tables: Tables) -> Tables:
     """The same tables in fp16; themselves, where they are."""
+    if isinstance(tables, EmbeddingTables):
+        return _in_half(tables)
+    store_tables_in_half(tables)
+    return tables
+
+
+def _in_half(tables: EmbeddingTables) -> HalfTables:
     return tables if isinstance(tables, HalfTables) else HalfTables(tables)

@@ -175,7 +175,7 @@ def _fresh_step(
         if job.training.table_precision == "fp16":
             store_tables_in_half(model)  # before a device would need room for them in fp32
     if ranks.world == 1 and strategy == PLAIN_DP:
-        return TrainStep(on_device_for_good(model, device()), job.training, job.features)
+        return TrainStep(on_device_for_good(model, device()), job.training)
     step = DistributedStep(model, job, strategy, ranks, cluster, where=device())
     if not ranks.first:
         torch.manual_seed(hash((job.seed, ranks.rank)))

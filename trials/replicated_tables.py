@@ -8,6 +8,7 @@ fp16 are rounded with the same random bits on all ranks.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from trials.table_blocks import Block, HeldBlock
 
 
 class ReplicatedTables:
-    """Some tables of a schema, on every rank; weights are zero until they are loaded."""
+    """Some tables of a schema, of one length, on every rank; weights are zero until they are loaded."""
 
     def __init__(
         self,
@@ -35,16 +36,13 @@ class ReplicatedTables:
         rounding: StochasticRounding | None,
     ) -> None:
         """`rounding`: of fp16 tables, at the same count on all ranks; None for fp32."""
-        mine = tuple(table for table in schema.tables if table.name in names)
-        self.names = tuple(table.name for table in mine)
-        columns = [place for place, table in enumerate(schema.categorical) if table.name in names]
-        self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
-        self._bags = [place for place, table in enumerate(schema.multi_hot) if table.name in names]
+        places = [place for place, table in enumerate(schema.tables) if table.name in names]
         self._ranks, self._rounding = ranks, rounding
-        tables = _zeros(schema.model_copy(update={"tables": mine}), dim).to(device)
+        tables = _zeros(schema, dim, places).to(device)
+        self.names = tuple(table.name for table in tables.tables)
         self._tables = tables if rounding is None else HalfTables(tables)
         self._sum_R = torch.zeros(len(self._tables.weight), device=device)
-        starts = [0, *itertools.accumulate(table.rows for table in mine)]
+        starts = [0, *itertools.accumulate(table.rows for table in tables.tables)]
         self.held = [
             HeldBlock(Block(name, 0, dim), self._tables.weight.detach()[start:stop], self._sum_R[start:stop])
             for name, (start, stop) in zip(self.names, itertools.pairwise(starts), strict=True)
@@ -52,12 +50,7 @@ class ReplicatedTables:
 
     def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
         """e_BD of each table, by name."""
-        mine = FeatureBatch(
-            ids_BT=features.ids_BT.index_select(1, self._columns),
-            bags=tuple(features.bags[place] for place in self._bags),
-            numeric_BK=features.numeric_BK,
-        )
-        found = self._tables(mine)
+        found = self._tables(features)
         each = [e_BD for e_BTD in found for e_BD in e_BTD.unbind(1)]
         return dict(zip(self.names, each, strict=True))
 
@@ -85,9 +78,9 @@ class ReplicatedTables:
         self._rounding.write(weight_RD, every_row, step_RD.neg_().add_(weight_RD))
 
 
-def _zeros(schema: FeatureSchema, dim: int) -> EmbeddingTables:
+def _zeros(schema: FeatureSchema, dim: int, places: Sequence[int]) -> EmbeddingTables:
     """Tables without the random numbers that others would be disturbed by."""
     with torch.random.fork_rng(devices=[]):
-        tables = EmbeddingTables(schema, dim)
+        tables = EmbeddingTables(schema, dim, places)
     torch.nn.init.zeros_(tables.weight)
     return tables

@@ -110,7 +110,7 @@ class RowWiseAdagrad(Optimizer):
 
     def progress(self, saved: Collection[str] | None = None) -> dict[str, Tensor]:
         """What settled tables need beside their numbers to go on to the bit, for a checkpoint: to save, or to load
-        of what it has. There must be one group, with one table."""
+        of what it has. There must be one group."""
         (group,) = self.param_groups
         found = {}
         if group["table_decay"]:
@@ -123,9 +123,9 @@ class RowWiseAdagrad(Optimizer):
         """Takes over what was loaded into `progress(saved)`."""
         if LOG_SHRINK in progress:
             (group,) = self.param_groups
-            (table,) = group["params"]
             group[LOG_SHRINK] = group[SETTLED] = progress[LOG_SHRINK].item()
-            self.state_of(table)[LOG_SHRINK].fill_(progress[LOG_SHRINK])
+            for table in group["params"]:
+                self.state_of(table)[LOG_SHRINK].fill_(progress[LOG_SHRINK])
 
 
 def _rows_of(table: Tensor, rows: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
-from dhen.features import EmbeddingTables
-from dhen.schema import FeatureSchema
+from dhen.features import Tables, matrices
+from dhen.schema import FeatureSchema, Table
 from trials.embeddings import backward, leaves
 from trials.job import TrainingConfig
 from trials.planner.placement import Placement
@@ -57,7 +57,7 @@ class ShardedTables:
 
     def __init__(
         self,
-        tables: EmbeddingTables,
+        tables: Tables,
         schema: FeatureSchema,
         config: TrainingConfig,
         ranks: Ranks,
@@ -65,26 +65,34 @@ class ShardedTables:
         device: torch.device,
     ) -> None:
         """A collective; `tables` are alike on all ranks, wherever they lie, and not needed any more afterwards."""
-        dim = tables.weight.shape[1]
-        self._schema, self._config, self._ranks, self._dim = schema, config, ranks, dim
+        self._config, self._ranks = config, ranks
+        whole = matrices(tables)
+        self._groups = [each.tables for each in whole.values()]
+        self._shapes = {name: each.weight.shape for name, each in whole.items()}
+        dims = {table.name: each.weight.shape[1] for each in whole.values() for table in each.tables}
         self._placement, stored = placement, config.table_precision
         self._like = torch.empty(0, dtype=DTYPES[stored], device=device)
         self._rounding = StochasticRounding(torch.initial_seed()) if stored == "fp16" else None
-        rows = [table.rows for table in schema.tables]
-        starts = itertools.pairwise(itertools.accumulate(rows, initial=0))
-        self._rows = {table.name: slice(*ends) for table, ends in zip(schema.tables, starts, strict=True)}
-        self._copied = self._shards = None
-        if placement.replicated:
-            names = frozenset(placement.replicated)
-            self._copied = ReplicatedTables(schema, names, dim, ranks.world, device, self._rounding)
+        self._rows = {
+            name: rows for weight, each in whole.items() for name, rows in _rows(weight, each.tables)
+        }
+        copied = [{t.name for t in group}.intersection(placement.replicated) for group in self._groups]
+        self._copied = [
+            ReplicatedTables(schema, frozenset(names), dims[min(names)], ranks.world, device, self._rounding)
+            for names in copied
+            if names
+        ]
+        self._shards = None
         if placement.shards:
-            self._shards = TorchRecShards(schema, placement.shards, dim, ranks, device, config)
-        self._parts = [part for part in (self._copied, self._shards) if part is not None]
+            self._shards = TorchRecShards(schema, placement.shards, dims, ranks, device, config)
+        self._parts: list[ReplicatedTables | TorchRecShards] = list(self._copied)
+        if self._shards is not None:
+            self._parts.append(self._shards)
         self._held: list[HeldBlock] = [block for part in self._parts for block in part.held]
         self._rate, self._scale = config.embedding_learning_rate, 1.0
         self._next = self._next_update()
         self._looked_up: list[Tensor] = []
-        self.load_full(tables.weight.detach())
+        self.load_full({name: each.weight.detach() for name, each in whole.items()})
         for note in table_notes(config, placement, device.type):
             print(note, flush=True)
 
@@ -102,9 +110,11 @@ class ShardedTables:
         found: dict[str, Tensor] = {}
         for part in self._parts:
             found |= part.lookup(features)
-        categorical = [found[table.name] for table in self._schema.categorical]
-        looked_up = [torch.stack(categorical, dim=1)] if categorical else []
-        looked_up += [found[table.name].unsqueeze(1) for table in self._schema.multi_hot]
+        looked_up = []
+        for tables in self._groups:
+            categorical = [found[table.name] for table in tables if not table.multi_hot]
+            looked_up += [torch.stack(categorical, dim=1)] if categorical else []
+            looked_up += [found[table.name].unsqueeze(1) for table in tables if table.multi_hot]
         self._looked_up = looked_up if torch.is_grad_enabled() else []
         return leaves(looked_up if self._scale == 1.0 else [e.detach() * self._scale for e in looked_up])
 
@@ -112,8 +122,8 @@ class ShardedTables:
         """As the protocol says; a collective."""
         backward(self._looked_up, embeddings)  # also averages over ranks and updates the shards
         self._looked_up = []
-        if self._copied is not None:
-            self._copied.update(self._next.rate, self._next.decay)
+        for copied in self._copied:
+            copied.update(self._next.rate, self._next.decay)
         self._scale = self._next.scale
         if self._scale < SMALLEST_SCALE[self._config.table_precision]:
             self._shrink(2.0 ** math.ceil(math.log2(self._scale)))  # a power of two, which rounds nothing
@@ -131,27 +141,28 @@ class ShardedTables:
         elif self._scale != 1.0:
             self._shrink(self._scale)
 
-    def full_weight(self) -> Tensor | None:
+    def full_weights(self) -> dict[str, Tensor] | None:
         """As the protocol says; a collective."""
         self.settle()
-        whole = torch.empty(self._schema.total_rows, self._dim) if self._ranks.first else None
+        shapes = self._shapes.items() if self._ranks.first else ()
+        whole = {name: torch.empty(shape) for name, shape in shapes}
         mine = {block: weight_RC for block, weight_RC, _ in self._held}
-        if whole is not None:
+        if self._ranks.first:
             for block, weight_RC in mine.items():
                 self._part_of(whole, block).copy_(weight_RC)
         for shard in self._placement.shards:
             block = Block(shard.table, shard.first_column, shard.columns)
-            if whole is not None and shard.rank != 0:
+            if self._ranks.first and shard.rank != 0:
                 _receive(self._part_of(whole, block), shard.rank, self._like)
             elif shard.rank == self._ranks.rank != 0:
                 _send(mine[block])
-        return whole
+        return whole if self._ranks.first else None
 
-    def load_full(self, weight: Tensor) -> None:
+    def load_full(self, weights: Mapping[str, Tensor]) -> None:
         """As the protocol says."""
         self.settle()
         for block, weight_RC, _ in self._held:
-            weight_RC.copy_(self._part_of(weight, block))
+            weight_RC.copy_(self._part_of(weights, block))
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """As the protocol says."""
@@ -173,16 +184,22 @@ class ShardedTables:
             block.weight_RC.mul_(factor)
         self._scale /= factor
 
-    def _part_of(self, weight: Tensor, block: Block) -> Tensor:
-        """A block's rows and columns of the matrix of all tables, as a view."""
-        stop = block.first_column + block.columns
-        return weight[self._rows[block.table], block.first_column : stop]
+    def _part_of(self, weights: Mapping[str, Tensor], block: Block) -> Tensor:
+        """A block's rows and columns of the matrix that its table lies in, as a view."""
+        name, rows = self._rows[block.table]
+        return weights[name][rows, block.first_column : block.first_column + block.columns]
 
     def _next_update(self) -> _Update:
         """With the table decay of the step it ends."""
         least = SMALLEST_FACTOR[self._config.table_precision]
         scale = self._scale * max(1.0 - self._rate * self._config.table_decay, least)
         return _Update(self._rate / scale, self._config.embedding_decay * scale, scale)
+
+
+def _rows(weight: str, tables: tuple[Table, ...]) -> list[tuple[str, tuple[str, slice]]]:
+    """Of each table of a matrix, by name: the matrix's name, and its rows there."""
+    ends = itertools.pairwise(itertools.accumulate((table.rows for table in tables), initial=0))
+    return [(table.name, (weight, slice(*rows))) for table, rows in zip(tables, ends, strict=True)]
 
 
 def _send(weight_RC: Tensor) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dhen.schema import FeatureSchema
 from trials.adamw import adamw, moments, set_steps
 from trials.checkpoint import Weights
 from trials.data.cache import PreparedLog
@@ -22,21 +20,21 @@ from trials.master_weights import MasterWeights, embedding_tables
 from trials.memory_limit import is_counted
 from trials.record import Metrics
 from trials.row_wise_adagrad import RowWiseAdagrad
-from trials.table_blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
+from trials.table_blocks import HeldBlock, State, load_state, state_of, state_to_load, whole_blocks
 
 
 class TrainStep:
     """A model and its optimizers: fused AdamW on the dense part, row-wise Adagrad on the tables."""
 
-    def __init__(self, model: nn.Module, config: TrainingConfig, schema: FeatureSchema | None = None) -> None:
-        """Takes the model over; `config` must be resolved. `schema` names the tables in checkpoints."""
+    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
+        """Takes the model over; `config` must be resolved."""
         assert config.precision != "auto"
         self.model, self._batch_size = model, config.batch_size
         if config.table_precision == "fp16":
             store_tables_in_half(model)
         self._master = MasterWeights(model, config.precision)
         self._dense = adamw([self._master.flat], config)
-        self._tables, self._schema = embedding_tables(model), schema
+        self._tables = embedding_tables(model)
         self._sparse = (
             RowWiseAdagrad(
                 [table.weight for table in self._tables],
@@ -112,18 +110,8 @@ class TrainStep:
 
     def _held(self) -> list[HeldBlock]:
         """Each table whole, as views."""
-        if self._sparse is None:
-            return []
-        assert self._schema is not None
-        weight = self._tables[0].weight
-        rows = [table.rows for table in self._schema.tables]
-        sums = torch.split(self._sparse.state_of(weight)["sum"], rows)
-        return [
-            HeldBlock(Block(table.name, 0, weight.shape[1]), weight_RD, sum_R)
-            for table, weight_RD, sum_R in zip(
-                self._schema.tables, torch.split(weight.detach(), rows), sums, strict=True
-            )
-        ]
+        sparse = self._sparse
+        return [] if sparse is None else whole_blocks(self._tables, sparse)
 
     def _catch_up(self, batch: Batch) -> None:
         assert self._sparse is not None

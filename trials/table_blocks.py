@@ -13,6 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dhen.features import EmbeddingTables
+from trials.row_wise_adagrad import RowWiseAdagrad
+
 
 class Block(NamedTuple):
     """Columns `first_column` up to `first_column + columns` of all rows of a table."""
@@ -46,6 +49,20 @@ class HeldBlock(NamedTuple):
     def held_bytes(self) -> int:
         """Weights and optimizer state."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.weight_RC, self.sum_R))
+
+
+def whole_blocks(tables: Sequence[EmbeddingTables], optimizer: RowWiseAdagrad) -> list[HeldBlock]:
+    """Each table of these as one block, with what its optimizer has of it."""
+    held = []
+    for each in tables:
+        rows, dim = [table.rows for table in each.tables], each.weight.shape[1]
+        weights = torch.split(each.weight.detach(), rows)
+        sums = torch.split(optimizer.state_of(each.weight)["sum"], rows)
+        held += [
+            HeldBlock(Block(table.name, 0, dim), weight_RD, sum_R)
+            for table, weight_RD, sum_R in zip(each.tables, weights, sums, strict=True)
+        ]
+    return held
 
 
 State = dict[str, Tensor]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -41,12 +42,12 @@ class TorchRecShards:
         self,
         schema: FeatureSchema,
         shards: tuple[TableShard, ...],
-        dim: int,
+        dims: Mapping[str, int],
         ranks: Ranks,
         device: torch.device,
         config: TrainingConfig,
     ) -> None:
-        """A collective: all ranks of the default process group."""
+        """A collective: all ranks of the default process group. `dims`: of each table's embeddings, by name."""
         import_torchrec()
         sharded = {shard.table for shard in shards}
         self._columns = torch.tensor(_places(schema.categorical, sharded), dtype=torch.int64, device=device)
@@ -57,7 +58,7 @@ class TorchRecShards:
         cuts = {name: [s for s in shards if s.table == name] for name in self.names}
         with torch.random.fork_rng(devices=[device.index] if device.type == "cuda" else []):
             self._sharded = _shard(
-                _collection(tables, self.names, dim, config), self.names, cuts, ranks, device, config
+                _collection(tables, self.names, dims, config), self.names, cuts, ranks, device, config
             )
         self.held = self._views(cuts)
         without_decay = device.type == "cpu" and config.table_precision == "fp32"
@@ -117,7 +118,9 @@ def _places(tables: tuple[Table, ...], sharded: set[str]) -> list[int]:
     return [place for place, table in enumerate(tables) if table.name in sharded]
 
 
-def _collection(tables: list[Table], names: dict[str, str], dim: int, config: TrainingConfig) -> Any:
+def _collection(
+    tables: list[Table], names: dict[str, str], dims: Mapping[str, int], config: TrainingConfig
+) -> Any:
     """On no device: shards are made where they belong."""
     torchrec, configs = import_module("torchrec"), import_module("torchrec.modules.embedding_configs")
     return torchrec.EmbeddingBagCollection(
@@ -126,7 +129,7 @@ def _collection(tables: list[Table], names: dict[str, str], dim: int, config: Tr
                 name=names[table.name],
                 feature_names=[names[table.name]],
                 num_embeddings=table.rows,
-                embedding_dim=dim,
+                embedding_dim=dims[table.name],
                 data_type=configs.DataType[config.table_precision.upper()],
                 pooling=configs.PoolingType.MEAN,
                 init_fn=torch.nn.init.zeros_,

@@ -21,6 +21,7 @@ LOG_FROM_RATIO = 4.0
 """Sizes that are all positive and differ by this factor or more are compared by their logarithms."""
 SAYS_NOTHING = 1e-9
 """Deviation of a column that is the same for all."""
+DESCRIBED_APART = ("layers", "members", "members_from")
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ def describe(appraisal: Appraisal) -> Description:
     found = Description(
         sizes={"flops": max(appraisal.flops, 1.0), "parameters": max(appraisal.parameters, 1)}
     )
-    found.sizes |= {"depth": len(model.layers), "members": model.members, "members_from": model.members_from}
-    _take("model", model.model_dump(exclude={"layers", "members", "members_from"}), found)
+    found.sizes.update(depth=len(model.layers), members=model.members, members_from=model.members_from)
+    _take("model", {key: value for key, value in model if key not in DESCRIBED_APART}, found)
     _take("training", appraisal.candidate.training, found)
     layers = _layers(model)
     for name, chosen in (("layers", layers), ("first", layers[:1]), ("last", layers[-1:])):

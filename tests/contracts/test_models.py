@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from dhen.batch import FeatureBatch
+from dhen.config import ModelConfig
 from dhen.cost import LOOKUP, dense_parameters, embedding_parameters, headline_flops
 from dhen.model import build_model, catalog, model_cost, named_model, parse_model
 from dhen.schema import FeatureSchema, Table
@@ -26,7 +27,11 @@ SCHEMAS = {"full": FULL, "only numeric": ONLY_NUMERIC, "only tables": ONLY_TABLE
 
 SHARED = {
     "members": {"layers": [{"modules": ["linear"], "raw_numeric": True}, {"modules": ["mlp"]}], "members": 3},
-    "members from the second layer": {"layers": [{"modules": ["dlrm", "fm"]}] * 2, "members": 2, "members_from": 1},
+    "members from the second layer": {
+        "layers": [{"modules": ["dlrm", "fm"]}] * 2,
+        "members": 2,
+        "members_from": 1,
+    },
     "several heads": {"layers": [{"modules": ["linear"]}], "members": 4, "members_from": 1, "head": [8, 4]},
 }
 EVERY = {name: named_model(name) for name in catalog()} | {
@@ -47,10 +52,23 @@ def batch_for(schema: FeatureSchema) -> FeatureBatch:
     )
 
 
+def mixed(schema: FeatureSchema) -> FeatureSchema:
+    """With one table that is 4 times as large as it was, and one with 16 times as many rows."""
+    first, second, *others = schema.tables
+    larger = (
+        first.model_copy(update={"rows": 4 * first.rows}),
+        second.model_copy(update={"rows": 16 * second.rows}),
+    )
+    return schema.model_copy(update={"tables": (*larger, *others)})
+
+
 @every_model
 @every_schema
 def test_logits_and_costs(name: str, schema: FeatureSchema) -> None:
-    config = EVERY[name]
+    check(EVERY[name], schema)
+
+
+def check(config: ModelConfig, schema: FeatureSchema) -> None:
     model = build_model(config, schema).train()
     with FlopCounterMode(display=False) as counter:
         logit = model(batch_for(schema))
@@ -61,6 +79,12 @@ def test_logits_and_costs(name: str, schema: FeatureSchema) -> None:
     assert headline_flops(rows) * BATCH == counter.get_total_flops()
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert dense_parameters(rows) + embedding_parameters(rows) == counted
+
+
+@every_model
+@pytest.mark.parametrize("schema", [FULL, ONLY_TABLES], ids=["full", "only tables"])
+def test_logits_and_costs_of_mixed_dimensions(name: str, schema: FeatureSchema) -> None:
+    check(EVERY[name].model_copy(update={"table_dim_exponent": 1.0}), mixed(schema))
 
 
 @every_model

@@ -21,6 +21,7 @@ from dhen.model import build_model, taped_model
 from dhen.replay import Footprint, replay
 from dhen.schema import FeatureSchema, Table
 from dhen.segment import Setting, Taped
+from dhen.table_dims import looked_up
 from trials.memory_counter import MemoryCounter
 
 BATCH = 256
@@ -183,7 +184,10 @@ def assert_declared(layer: LayerConfig, shape: LayerShape) -> None:
 
 
 SCHEMA = FeatureSchema(
-    tables=(*(Table(name=f"c{i}", rows=50) for i in range(6)), Table(name="bag", rows=50, multi_hot=True)),
+    tables=(
+        *(Table(name=f"c{i}", rows=50 if i % 2 else 200) for i in range(6)),
+        Table(name="bag", rows=800, multi_hot=True),
+    ),
     numeric=tuple("abcde"),
 )
 MODELS: list[ModelConfig] = [
@@ -201,6 +205,7 @@ MODELS: list[ModelConfig] = [
     AdvancedDlrmConfig(),
     AdvancedDlrmConfig(experts=3, rank=4, dropout=0.1),
     AdvancedDlrmConfig(experts=2, mlp=(64,)),
+    DhenConfig(layers=(LayerConfig(modules=("linear",)),), table_dim_exponent=0.5),  # type: ignore[arg-type]
 ]
 
 
@@ -217,10 +222,8 @@ class _Given(nn.Module):
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.family)
 def test_features_and_head_allocate_what_their_tapes_say(config: ModelConfig, dtype: torch.dtype) -> None:
     """Of a whole model what forward keeps, and of its features alone everything."""
-    dim = config.embedding_dim
     embeddings = [
-        torch.ones(BATCH, 6, dim, requires_grad=True),
-        torch.ones(BATCH, 1, dim, requires_grad=True),
+        torch.ones(BATCH, len(places), dim, requires_grad=True) for dim, places in looked_up(config, SCHEMA)
     ]
     model = build_model(config, SCHEMA).train()
     model.features.tables = _Given(embeddings)  # type: ignore[assignment, union-attr]

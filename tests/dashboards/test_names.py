@@ -15,6 +15,7 @@ def layer(*kinds: str, ensemble: str = "concat") -> dict:
     ("model", "name"),
     [
         ({"layers": [layer("attention", "dlrm")] * 3, "embedding_dim": 16}, "3x[attention+dlrm] concat d16"),
+        ({"embedding_dim": 8, "table_dim_exponent": 0.25}, "model d8 n^-0.25"),
         (
             {"layers": [layer("linear"), *[layer("cross", "dlrm")] * 2], "embedding_dim": 8},
             "[linear] > 2x[cross+dlrm] concat d8",

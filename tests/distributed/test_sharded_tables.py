@@ -16,8 +16,10 @@ from gloo_ranks import as_rank, on_ranks
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
-from dhen.features import EmbeddingTables
+from dhen.config import ModelConfig
+from dhen.features import EmbeddingTables, MixedTables, Tables, matrices
 from dhen.schema import FeatureSchema, Table
+from dhen.table_dims import table_dims
 from trials.cluster.load import load_cluster
 from trials.embeddings import TableEngine, table_engine
 from trials.job import TrainingConfig
@@ -65,6 +67,25 @@ SHARDS = {
     ),
 }
 """Uneven, in no order of ranks; of four, rank 2 has none."""
+MIXED = ModelConfig(family="", embedding_dim=DIM, table_dim_exponent=0.4)
+"""In which all large tables have 4 columns."""
+MIXED_SHARDS = {
+    2: (
+        TableShard("a.first", 0, 0, 4),
+        TableShard("small", 1, 0, 4),
+        TableShard("small", 0, 4, 8),
+        TableShard("c", 1, 0, 4),
+        TableShard("bag", 0, 0, 4),
+    ),
+    4: (
+        TableShard("a.first", 3, 0, 4),
+        TableShard("small", 0, 0, 4),
+        TableShard("small", 3, 4, 4),
+        TableShard("small", 1, 8, 4),
+        TableShard("c", 1, 0, 4),
+        TableShard("bag", 0, 0, 4),
+    ),
+}
 
 
 class Case(NamedTuple):
@@ -76,6 +97,7 @@ class Case(NamedTuple):
     table_decay: float = 0.0
     stored: Literal["fp32", "fp16"] = "fp32"
     sent: Literal["fp32", "fp16", "bf16"] = "fp32"
+    model: ModelConfig = ModelConfig(family="", embedding_dim=DIM)
 
     @property
     def config(self) -> TrainingConfig:
@@ -99,8 +121,9 @@ CASES = {
     "fp16 transfer": Case(SCHEMA, SMALL, sent="fp16"),
     "fp16 tables": Case(SCHEMA, SMALL, decay=0.05, table_decay=0.8, stored="fp16"),
     "bf16 transfer": Case(SCHEMA, SMALL, sent="bf16"),
+    "mixed dimensions": Case(SCHEMA, ("d", "small bag"), decay=0.05, table_decay=0.1, model=MIXED),
 }
-SAVED = {"table decay": 1e-5, "fp16 tables": 1e-3}
+SAVED = {"table decay": 1e-5, "mixed dimensions": 1e-5, "fp16 tables": 1e-3}
 """Cases that are saved half way, and how far what goes on is from what was not disturbed."""
 TOLERANCE = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
 """By the coarsest numbers in use."""
@@ -108,14 +131,20 @@ TOLERANCE = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
 
 def placement(case: Case, ranks: int) -> Placement:
     tables = {table.name for table in case.schema.tables} - set(case.replicated)
-    shards = tuple(shard for shard in SHARDS[ranks] if shard.table in tables)
+    every = MIXED_SHARDS if case.model is MIXED else SHARDS
+    shards = tuple(shard for shard in every[ranks] if shard.table in tables)
     nothing = (0.0,) * ranks
     return Placement(case.replicated, shards, (0,) * ranks, nothing, nothing, nothing, nothing, 0)
 
 
-def tables(schema: FeatureSchema) -> EmbeddingTables:
+def tables(case: Case) -> Tables:
     torch.manual_seed(0)
-    return EmbeddingTables(schema, DIM)
+    return MixedTables(case.model, case.schema) if case.model is MIXED else EmbeddingTables(case.schema, DIM)
+
+
+def dim_of(case: Case, table: str) -> int:
+    names = [each.name for each in case.schema.tables]
+    return table_dims(case.model, case.schema)[names.index(table)]
 
 
 def rate_factor(step: int) -> float:
@@ -149,10 +178,10 @@ def examples(schema: FeatureSchema, step: int, rank: int, ranks: int) -> Feature
 
 def loss_of(embeddings: list[Tensor] | tuple[Tensor, ...], step: int) -> Tensor:
     """The sum over examples of something that no two columns or tables play the same part in."""
-    e_BTD = torch.cat(tuple(embeddings), dim=1)
+    e_BN = torch.cat([e.flatten(1) for e in embeddings], dim=1)
     generator = torch.Generator().manual_seed(1000 + step % 4)
-    aim_TD = torch.randn(e_BTD.shape[1:], generator=generator)
-    return (e_BTD.tanh() - aim_TD).square().mul(aim_TD.abs()).sum()
+    aim_N = torch.randn(e_BN.shape[1:], generator=generator)
+    return (e_BN.tanh() - aim_N).square().mul(aim_N.abs()).sum()
 
 
 def train(engine: TableEngine, schema: FeatureSchema, rank: int, ranks: int, steps: range) -> list[float]:
@@ -172,39 +201,54 @@ def train(engine: TableEngine, schema: FeatureSchema, rank: int, ranks: int, ste
     return losses
 
 
-def reference(case: Case, blocks: list[Block], steps: int = STEPS) -> tuple[list[float], Tensor]:
+def reference(case: Case, blocks: list[Block], steps: int = STEPS) -> tuple[list[float], dict[str, Tensor]]:
     """Losses and weights by the definition: dense gradients, one sum a row and block, decay of all rows."""
-    model, config = tables(case.schema), case.config
-    weight, losses = model.weight, []
-    starts = accumulate((table.rows for table in case.schema.tables), initial=0)
-    rows = {
-        table.name: slice(*ends) for table, ends in zip(case.schema.tables, pairwise(starts), strict=True)
-    }
-    sums = {block: torch.zeros(rows[block.table].stop - rows[block.table].start) for block in blocks}
+    model, config, losses = tables(case), case.config, []
+    whole = matrices(model)
+    sums = {block: torch.zeros(len(rows_of(block, whole)[1])) for block in blocks}
     for step in range(steps):
         rate = RATE * rate_factor(step)
         batch = examples(case.schema, step, 0, 1)
         loss = loss_of(model(batch), step) / count(step)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.item())
-        assert weight.grad is not None
-        gradient = weight.grad.to_dense()
-        touched = torch.zeros(len(weight), 1)
-        touched[model.rows(batch)] = 1.0
-        weight.grad = None
-        with torch.no_grad():
-            weight.mul_(1 - rate * config.table_decay)
-            gradient += config.embedding_decay * weight * touched
-            for block, sum_R in sums.items():
-                part = (rows[block.table], slice(block.first_column, block.first_column + block.columns))
-                sum_R += gradient[part].square().mean(dim=1)
-                weight[part] -= rate * gradient[part] / (sum_R.sqrt() + EPSILON).unsqueeze(1)
-    return losses, weight.detach()
+        gradients = {name: decayed(each, batch, rate, config) for name, each in whole.items()}
+        for block, sum_R in sums.items():
+            name, rows = rows_of(block, whole)
+            columns = slice(block.first_column, block.first_column + block.columns)
+            gradient_RC = gradients[name][rows.start : rows.stop, columns]
+            sum_R += gradient_RC.square().mean(dim=1)
+            update_RC = rate * gradient_RC / (sum_R.sqrt() + EPSILON).unsqueeze(1)
+            whole[name].weight.detach()[rows.start : rows.stop, columns] -= update_RC
+    return losses, {name: each.weight.detach() for name, each in whole.items()}
+
+
+@torch.no_grad()
+def decayed(matrix: EmbeddingTables, batch: FeatureBatch, rate: float, config: TrainingConfig) -> Tensor:
+    """The gradient, taken away, with L2 decay; all rows shrink."""
+    weight = matrix.weight
+    assert weight.grad is not None
+    gradient = weight.grad.to_dense()
+    weight.grad = None
+    touched = torch.zeros(len(weight), 1)
+    touched[matrix.rows(batch)] = 1.0
+    weight.mul_(1 - rate * config.table_decay)
+    return gradient + config.embedding_decay * weight * touched
+
+
+def rows_of(block: Block, whole: dict[str, EmbeddingTables]) -> tuple[str, range]:
+    """The matrix that a block's table lies in, and its rows there."""
+    for name, each in whole.items():
+        starts = accumulate((table.rows for table in each.tables), initial=0)
+        for table, ends in zip(each.tables, pairwise(starts), strict=True):
+            if table.name == block.table:
+                return name, range(*ends)
+    raise AssertionError(block)
 
 
 def blocks_of(case: Case, ranks: int) -> list[Block]:
     shards = [Block(s.table, s.first_column, s.columns) for s in placement(case, ranks).shards]
-    return [*shards, *(Block(name, 0, DIM) for name in case.replicated)]
+    return [*shards, *(Block(name, 0, dim_of(case, name)) for name in case.replicated)]
 
 
 # What a rank does
@@ -220,18 +264,18 @@ def every_case() -> dict[str, Any]:
 def trained(case: Case, here: Ranks) -> dict[str, Any]:
     engine = engine_of(case, here)
     losses = train(engine, case.schema, here.rank, here.world, range(STEPS))
-    full = engine.full_weight()
+    full = engine.full_weights()
     assert (full is not None) == here.first
     state = engine.state_dict()
-    copied = [
-        t for name in case.replicated for kind in ("weight", "sum") for t in [state[f"{kind}.{name}.0-12"]]
-    ]
-    return {"losses": losses, "weight": full.tolist() if full is not None else None, "equal": alike(copied)}
+    names = [Block(name, 0, dim_of(case, name)).name for name in case.replicated]
+    copied = [state[f"{kind}.{name}"] for name in names for kind in ("weight", "sum")]
+    weights = {name: weight.tolist() for name, weight in (full or {}).items()}
+    return {"losses": losses, "weights": weights, "equal": alike(copied)}
 
 
 def engine_of(case: Case, here: Ranks) -> TableEngine:
     where = placement(case, here.world)
-    built = table_engine(tables(case.schema), case.schema, case.config, here, where, CPU)
+    built = table_engine(tables(case), case.schema, case.config, here, where, CPU)
     assert built is not None
     return built
 
@@ -252,16 +296,17 @@ def moved(here: Ranks) -> dict[str, Any]:
     engine = engine_of(case, here)
     train(engine, case.schema, here.rank, here.world, range(3))
     weight = torch.randn(case.schema.total_rows, DIM, generator=torch.Generator().manual_seed(7))
-    engine.load_full(weight)
-    full = engine.full_weight()
+    engine.load_full({"weight": weight})
+    full = engine.full_weights()
     batch = examples(case.schema, 1, here.rank, here.world)
     with torch.no_grad():
         looked_up = engine.lookup(batch)
-        peer = tables(case.schema)
+        peer = tables(case)
+        assert isinstance(peer, EmbeddingTables)
         peer.weight.copy_(weight)
         right = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(looked_up, peer(batch), strict=True))
     return {
-        "round trip": full is None or torch.equal(full, weight),
+        "round trip": full is None or torch.equal(full["weight"], weight),
         "lookup": right and not any(e.requires_grad for e in looked_up),
     }
 
@@ -270,10 +315,12 @@ def planned(here: Ranks) -> list[tuple[int, int]]:
     """What every rank holds, and should, with tables in fp32 and in fp16."""
     cluster = load_cluster("zionex").with_ranks(f"{here.hosts}x{here.gpus_a_host}")
     found: list[tuple[int, int]] = []
-    for name, weight_bytes in (("mixed", 4), ("fp16 tables", 2)):
-        where = place(SCHEMA.tables, DIM, cluster, global_batch=EXAMPLES, weight_bytes=weight_bytes)
+    for name, weight_bytes in (("mixed", 4), ("fp16 tables", 2), ("mixed dimensions", 4)):
+        case = CASES[name]
+        dims = table_dims(case.model, SCHEMA)
+        where = place(SCHEMA.tables, dims, cluster, global_batch=EXAMPLES, weight_bytes=weight_bytes)
         assert where.shards
-        engine = table_engine(tables(SCHEMA), SCHEMA, CASES[name].config, here, where, CPU)
+        engine = table_engine(tables(case), SCHEMA, case.config, here, where, CPU)
         assert engine is not None
         train(engine, SCHEMA, here.rank, here.world, range(2))
         held = torch.zeros(here.world, dtype=torch.int64)
@@ -295,7 +342,7 @@ def saved(name: str, here: Ranks) -> list[float]:
 
 def go_on(engine: TableEngine, case: Case, here: Ranks, path: Path, steps: range) -> list[float]:
     """Losses after a checkpoint of any placement was loaded."""
-    engine.load_full(torch.zeros(case.schema.total_rows, DIM))
+    engine.load_full({name: torch.zeros_like(weight) for name, weight in tables(case).state_dict().items()})
     metadata = dcp.FileSystemReader(path).read_metadata()
     names = {key.removeprefix("tables.") for key in metadata.state_dict_metadata}
     state = engine.state_dict(names)
@@ -326,12 +373,13 @@ def found(ranks: int, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_follow_the_definition(found: dict[str, Any], ranks: int, name: str) -> None:
-    losses, weight = reference(CASES[name], blocks_of(CASES[name], ranks))
+    losses, weights = reference(CASES[name], blocks_of(CASES[name], ranks))
     mine = found["trained"][name]
     coarsest = max(CASES[name].stored, CASES[name].sent, key=TOLERANCE.__getitem__)
     tolerance = TOLERANCE[coarsest]
     assert mine["losses"] == pytest.approx(losses, rel=tolerance)
-    torch.testing.assert_close(torch.tensor(mine["weight"]), weight, rtol=0, atol=10 * tolerance)
+    for key, weight in weights.items():
+        torch.testing.assert_close(torch.tensor(mine["weights"][key]), weight, rtol=0, atol=10 * tolerance)
     assert mine["equal"]
     if coarsest != "fp32":
         assert mine["losses"] != pytest.approx(losses, rel=TOLERANCE["fp32"])
@@ -361,11 +409,11 @@ def test_one_process_goes_on_from_a_checkpoint_of_ranks(
     """With the weights as they were: column blocks are put together again."""
     assert found
     case = CASES[name]
-    engine = table_engine(tables(case.schema), case.schema, case.config, Ranks(), None, CPU)
+    engine = table_engine(tables(case), case.schema, case.config, Ranks(), None, CPU)
     assert engine is not None
     go_on(engine, case, Ranks(), folder / name, range(0))
-    _, weight = reference(case, blocks_of(case, ranks), STEPS // 2)
-    torch.testing.assert_close(engine.full_weight(), weight, rtol=10 * SAVED[name], atol=10 * SAVED[name])
+    _, weights = reference(case, blocks_of(case, ranks), STEPS // 2)
+    torch.testing.assert_close(engine.full_weights(), weights, rtol=10 * SAVED[name], atol=10 * SAVED[name])
 
 
 if __name__ == "__main__":

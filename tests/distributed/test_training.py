@@ -18,8 +18,10 @@ from gloo_ranks import as_rank, on_ranks
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
+from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
 from trials.checkpoint import save_weights
+from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
@@ -43,6 +45,8 @@ SHAPES = {2: (1, 2), 4: (2, 2)}
 """Hosts and ranks a host."""
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
+MIXED = MODEL.model_copy(update={"embedding_dim": 8, "table_dim_exponent": 0.5})
+"""With tables of 4 and of 8 columns."""
 DENSE = ("dp", "zero1", "zero2", "hsdp", "fsdp")
 TOLERANCE, CLOSE_WEIGHTS = 1e-5, 1e-4
 
@@ -62,14 +66,14 @@ def steps_of(strategy: Strategy, ranks: int) -> int:
     return STEPS if far else FEW
 
 
-def job(log: PreparedLog, **training: object) -> Job:
+def job(log: PreparedLog, model: ModelConfig = MODEL, **training: object) -> Job:
     """With a learning rate that does not amplify rounding: at 0.1, the order of a batch's rows alone moves losses
     by 3e-4 in 50 steps."""
     settings = {"batch_size": BATCH, "precision": "fp32", "weight_decay": 0.01, "epochs": 1}
     settings |= {"embedding_learning_rate": 0.02} | training
     return Job.model_validate(
         {
-            "model": MODEL,
+            "model": model,
             "features": log.features,
             "log": log.fingerprint,
             "training": settings,
@@ -78,9 +82,9 @@ def job(log: PreparedLog, **training: object) -> Job:
     )
 
 
-def fresh() -> nn.Module:
+def fresh(model: ModelConfig = MODEL) -> nn.Module:
     torch.manual_seed(0)
-    return build_model(MODEL, log().features).train()
+    return build_model(model, log().features).train()
 
 
 @cache
@@ -136,11 +140,24 @@ def on_a_rank() -> dict[str, Any]:
         mine["held"] = held
         mine["apart"] = apart(weights, plain[steps]["weights"]) if ranks.first else None
         found[strategy.name] = mine
+    found["mixed"] = mixed(ranks, cluster)
     return found
 
 
-def one_process(steps: int) -> dict[str, Any]:
-    return trained(TrainStep(fresh(), job(log()).training), Ranks(), steps)
+def one_process(steps: int, model: ModelConfig = MODEL) -> dict[str, Any]:
+    return trained(TrainStep(fresh(model), job(log()).training), Ranks(), steps)
+
+
+def mixed(ranks: Ranks, cluster: Cluster) -> dict[str, Any]:
+    """Tables of several lengths: losses of ranks and of one process, and how far their weights are apart."""
+    fsdp, this = Strategy(dense="fsdp", micro_batches=2), job(log(), MIXED)
+    mine = trained(DistributedStep(fresh(MIXED), this, fsdp, ranks, cluster, where=CPU), ranks, FEW)
+    if not ranks.first:
+        return {}
+    plain = one_process(FEW, MIXED)
+    tables = {name: list(w.shape) for name, w in plain["weights"].items() if "tables" in name}
+    weights = apart(mine["weights"], plain["weights"])
+    return {"losses": mine["losses"], "plain": plain["losses"], "apart": weights, "tables": tables}
 
 
 def bf16(ranks: Ranks) -> dict[str, Any]:
@@ -213,6 +230,13 @@ def test_every_strategy_follows_one_process(answers: dict[str, Any]) -> None:
         assert len(found["metrics"]) == sum(at < steps for at in EVALUATE_AT)
         for mine, other in zip(found["metrics"], plain["metrics"], strict=False):
             assert mine == pytest.approx(other, abs=TOLERANCE), strategy.name
+
+
+def test_mixed_dimensions_follow_one_process(answers: dict[str, Any]) -> None:
+    found = answers["mixed"]
+    assert [shape[1] for shape in found["tables"].values()] == [8, 4]
+    assert found["losses"] == pytest.approx(found["plain"], abs=TOLERANCE)
+    assert found["apart"] < CLOSE_WEIGHTS
 
 
 def test_ranks_hold_their_parts(answers: dict[str, Any]) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from dhen.batch import FeatureBatch
+from dhen.config import ModelConfig
 from dhen.errors import UserError
-from dhen.features import EmbeddingTables
+from dhen.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
 from trials.embeddings import TableEngine, table_engine
 from trials.job import TrainingConfig
@@ -37,10 +40,21 @@ def tables() -> EmbeddingTables:
     return EmbeddingTables(SCHEMA, DIM)
 
 
-def engine(config: TrainingConfig) -> TableEngine:
-    built = table_engine(tables(), SCHEMA, config, Ranks(), None, CPU)
+def mixed_tables() -> MixedTables:
+    torch.manual_seed(0)
+    return MixedTables(ModelConfig(family="", embedding_dim=DIM, table_dim_exponent=0.6), SCHEMA)
+
+
+def engine(config: TrainingConfig, made: Callable[[], Tables] = tables) -> TableEngine:
+    built = table_engine(made(), SCHEMA, config, Ranks(), None, CPU)
     assert built is not None
     return built
+
+
+def full_weight(engine: TableEngine) -> Tensor:
+    found = engine.full_weights()
+    assert found is not None
+    return found["weight"]
 
 
 def batch(step: int) -> FeatureBatch:
@@ -50,11 +64,15 @@ def batch(step: int) -> FeatureBatch:
     return FeatureBatch(ids_BT=torch.stack(ids[:2], dim=1), bags=(bag,), numeric_BK=torch.zeros(8, 0))
 
 
+def loss_of(embeddings: Iterable[Tensor]) -> Tensor:
+    return torch.stack([e.tanh().sum(dim=(1, 2)) for e in embeddings]).sum(dim=0).square().mean()
+
+
 def train(engine: TableEngine, steps: range) -> None:
     for step in steps:
         engine.scale_learning_rate(1 / (step + 1))
         embeddings = engine.lookup(batch(step))
-        torch.cat(embeddings, dim=1).tanh().sum(dim=(1, 2)).square().mean().backward()  # type: ignore[no-untyped-call]
+        loss_of(embeddings).backward()  # type: ignore[no-untyped-call]
         engine.update(embeddings)
 
 
@@ -68,22 +86,23 @@ def test_one_process_trains_as_without_the_seam(config: dict[str, float]) -> Non
     for step in range(6):
         optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
         optimizer.catch_up(peer.weight, peer.rows(batch(step)))
-        torch.cat(peer(batch(step)), dim=1).tanh().sum(dim=(1, 2)).square().mean().backward()  # type: ignore[no-untyped-call]
+        loss_of(peer(batch(step))).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     optimizer.settle()
     mine = engine(training)
     train(mine, range(6))
-    found = mine.full_weight()
-    assert found is not None
-    assert torch.equal(found, peer.weight.detach())
+    assert torch.equal(full_weight(mine), peer.weight.detach())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("table_decay", [0.0, 0.2])
-def test_a_loaded_state_goes_on_to_the_bit(table_decay: float, precision: Literal["fp32", "fp16"]) -> None:
+@pytest.mark.parametrize("made", [tables, mixed_tables])
+def test_a_loaded_state_goes_on_to_the_bit(
+    made: Callable[[], Tables], table_decay: float, precision: Literal["fp32", "fp16"]
+) -> None:
     config = TrainingConfig(table_decay=table_decay, table_precision=precision)
-    undisturbed, other = engine(config), engine(config)
+    undisturbed, other = engine(config, made), engine(config, made)
     train(undisturbed, range(4))
     train(other, range(2))  # which leaves random bits at another count
     saved = {name: tensor.clone() for name, tensor in undisturbed.state_dict().items()}
@@ -105,6 +124,8 @@ def test_held_bytes_are_what_the_planner_counts(precision: Literal["fp32", "fp16
         a_row = NUMBER_BYTES[precision] * DIM + ONE_PROCESS_ROW_STATE_BYTES + extra
         config = TrainingConfig(table_decay=decay, table_precision=precision)
         assert engine(config).held_bytes == SCHEMA.total_rows * a_row
+        saved = 20 * (DIM - 4) * NUMBER_BYTES[precision]  # the largest table has 4 columns
+        assert engine(config, mixed_tables).held_bytes == SCHEMA.total_rows * a_row - saved
 
 
 # In fp16
@@ -112,8 +133,7 @@ def test_held_bytes_are_what_the_planner_counts(precision: Literal["fp32", "fp16
 
 def test_fp16_tables_are_looked_up_as_fp32_and_leave_as_what_was_looked_up() -> None:
     mine, peer = engine(TrainingConfig(table_precision="fp16")), tables()
-    full = mine.full_weight()
-    assert full is not None
+    full = full_weight(mine)
     assert full.dtype == torch.float32
     assert torch.equal(full, peer.weight.detach().half().float())
     peer.weight.data.copy_(full)
@@ -129,9 +149,8 @@ def test_fp16_tables_train_as_fp32_ones(config: dict[str, float]) -> None:
     for precision in ("fp32", "fp16"):
         each = engine(TrainingConfig.model_validate(config | {"table_precision": precision}))
         train(each, range(40))
-        weights.append(each.full_weight())
+        weights.append(full_weight(each))
     first, second = weights
-    assert first is not None
     torch.testing.assert_close(second, first, rtol=0, atol=2e-3)
 
 
@@ -144,14 +163,13 @@ def test_updates_below_fp16s_resolution_add_up() -> None:
             {"embedding_learning_rate": 1e-4, "table_precision": precision}
         )
         each = engine(config)
-        each.load_full(torch.ones(SCHEMA.total_rows, DIM))
+        each.load_full({"weight": torch.ones(SCHEMA.total_rows, DIM)})
         for _ in range(1000):
             embeddings = each.lookup(batch(0))
             for e in embeddings:
                 e.grad = torch.full_like(e, 1e-9)
             each.update(embeddings)
-        full = each.full_weight()
-        assert full is not None
+        full = full_weight(each)
         moved.append(1 - full[batch(0).ids_BT[:, 0]].mean().item())
     assert moved[1] == pytest.approx(moved[0], rel=0.1)
     assert moved[0] > 3e-3

@@ -34,7 +34,7 @@ def batch(number: int) -> Batch:
 def step(table_precision: Literal["fp32", "fp16"], table_decay: float = 0.0) -> TrainStep:
     torch.manual_seed(0)
     config = TrainingConfig(table_precision=table_precision, table_decay=table_decay, precision="fp32")
-    return TrainStep(build_model(MODEL, SCHEMA).train(), config.resolved(1000, "fp32"), SCHEMA)
+    return TrainStep(build_model(MODEL, SCHEMA).train(), config.resolved(1000, "fp32"))
 
 
 def losses(step: TrainStep, numbers: range) -> Tensor:

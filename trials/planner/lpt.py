@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 NARROWEST = 4
@@ -56,13 +56,13 @@ class Shard(NamedTuple):
 
 
 def spread(
-    tables: int, dim: int, ranks: int, pricing: Pricing, *, most_bytes: float = math.inf
+    dims: Sequence[int], ranks: int, pricing: Pricing, *, most_bytes: float = math.inf
 ) -> list[tuple[Shard, int]]:
-    """Shards of so many tables of `dim` columns, each with its rank, by table and column.
+    """Shards of tables of so many columns each, with their ranks, by table and column.
 
     Ranks that would exceed `most_bytes` are passed over as long as there are others.
     """
-    waiting, pod = _Waiting(tables, dim, ranks, pricing), _Pod(ranks)
+    waiting, pod = _Waiting(dims, ranks, pricing), _Pod(ranks)
     placed = []
     while waiting:
         shard = waiting.dearest()
@@ -90,20 +90,20 @@ def narrowest_width(dim: int, ranks: int) -> int:
 class _Waiting:
     """Shards without a rank yet, and how much of all shards a rank may take."""
 
-    def __init__(self, tables: int, dim: int, ranks: int, pricing: Pricing) -> None:
+    def __init__(self, dims: Sequence[int], ranks: int, pricing: Pricing) -> None:
         self._ranks, self._pricing = ranks, pricing
-        wholes = [pricing(table, dim) for table in range(tables)]
+        wholes = [pricing(table, dim) for table, dim in enumerate(dims)]
         self._mean_load = sum(whole.load for whole in wholes) / ranks or 1.0
         self._mean_bytes = sum(whole.held_bytes for whole in wholes) / ranks or 1.0
-        largest = max(range(tables), key=lambda table: wholes[table].held_bytes, default=None)
-        self._indivisible_bytes = (
-            pricing(largest, narrowest_width(dim, ranks)).held_bytes if largest is not None else 0
+        narrowest = [narrowest_width(dim, ranks) for dim in dims]
+        self._indivisible_bytes = max(
+            (pricing(table, columns).held_bytes for table, columns in enumerate(narrowest)), default=0
         )
         self._rounds = [0 if self._weighs_on_memory(whole) else 1 for whole in wholes]
-        self._parts = [0] * tables
+        self._parts = [0] * len(dims)
         self._load, self._bytes = 0.0, [0, 0]
         self._queue: list[Shard] = []
-        for table, whole in enumerate(wholes):
+        for table, (dim, whole) in enumerate(zip(dims, wholes, strict=True)):
             parts = min(most_parts(dim, ranks), math.ceil(self._share(whole)))
             self._add(table, 0, _widths(dim, parts))
 

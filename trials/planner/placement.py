@@ -34,6 +34,13 @@ KEPT = 128
 """Placements kept for the next candidate: a study has one set of tables and a few embedding dimensions."""
 
 
+class Sized(NamedTuple):
+    """A table, and how many columns it has."""
+
+    table: Table
+    dim: int
+
+
 class TableShard(NamedTuple):
     """Columns `first_column` up to `first_column + columns` of all rows of a table, on one rank."""
 
@@ -95,7 +102,7 @@ class PlacementError(UserError):
 
 def place(
     tables: tuple[Table, ...],
-    dim: int,
+    dim: int | tuple[int, ...],
     cluster: Cluster,
     *,
     global_batch: int,
@@ -104,11 +111,11 @@ def place(
     weight_bytes: int = FP32_BYTES,
     sent_bytes: int = FP32_BYTES,
 ) -> Placement:
-    """The balanced placement of tables of `dim` columns, or the compact one where only that fits.
+    """The balanced placement of tables, or the compact one where only that fits.
 
     Args:
         tables: all of one model.
-        dim: values of an embedding.
+        dim: values of an embedding: of all tables, or of each.
         cluster: its ranks, links and memory bandwidth.
         global_batch: examples of a step over all ranks.
         memory_bytes: what tables may take on a rank; None for any amount.
@@ -121,22 +128,24 @@ def place(
         PlacementError: when neither placement fits, with the bytes that are lacking.
         UserError: for a dimension or batch below 1.
     """
-    for name, size in (("embedding_dim", dim), ("batch_size", global_batch)):
+    dims = (dim,) * len(tables) if isinstance(dim, int) else dim
+    for name, size in (("embedding_dim", min(dims, default=1)), ("batch_size", global_batch)):
         if size < 1:
             raise UserError(f"{name}: expected at least 1, received {size}.")
-    work = Workload(dim, global_batch, row_state_bytes, weight_bytes, sent_bytes)
-    balanced = _balanced(tables, work, cluster)
+    work = Workload(global_batch, row_state_bytes, weight_bytes, sent_bytes)
+    sized = tuple(Sized(table, columns) for table, columns in zip(tables, dims, strict=True))
+    balanced = _balanced(sized, work, cluster)
     if memory_bytes is None or balanced.heaviest_bytes <= memory_bytes:
         return balanced
-    compact = _compact(tables, work, cluster)
+    compact = _compact(sized, work, cluster)
     if compact.heaviest_bytes <= memory_bytes:
         return compact
     needed = min(balanced.heaviest_bytes, compact.heaviest_bytes)
-    raise PlacementError(_why(tables, work, cluster, needed, memory_bytes), needed - memory_bytes)
+    raise PlacementError(_why(sized, work, cluster, needed, memory_bytes), needed - memory_bytes)
 
 
 @lru_cache(maxsize=KEPT)
-def _balanced(tables: tuple[Table, ...], work: Workload, cluster: Cluster) -> Placement:
+def _balanced(tables: tuple[Sized, ...], work: Workload, cluster: Cluster) -> Placement:
     """By cost; on twice as many ranks the fullest holds no more bytes, though that seldom needs looking after."""
     found = _by_cost(tables, work, cluster, math.inf)
     half = _half(cluster)
@@ -150,7 +159,7 @@ def _balanced(tables: tuple[Table, ...], work: Workload, cluster: Cluster) -> Pl
     return found
 
 
-def _by_cost(tables: tuple[Table, ...], work: Workload, cluster: Cluster, most_bytes: float) -> Placement:
+def _by_cost(tables: tuple[Sized, ...], work: Workload, cluster: Cluster, most_bytes: float) -> Placement:
     """Small tables replicated, the others sharded by cost; no rank above `most_bytes` where that can be."""
     speed = rates(cluster)
     replicated = {table for table in tables if _better_replicated(table, work, speed)}
@@ -158,26 +167,28 @@ def _by_cost(tables: tuple[Table, ...], work: Workload, cluster: Cluster, most_b
 
     @cache
     def price(table: int, columns: int) -> Price:
-        cost = sharded_cost(sharded[table], columns, work, speed)
+        cost = sharded_cost(sharded[table].table, columns, work, speed)
         return Price(cost.seconds, cost.held_bytes)
 
-    copied = sum(held_bytes(table, work.dim, work) for table in replicated)
-    found = spread(len(sharded), work.dim, cluster.ranks, price, most_bytes=most_bytes - copied)
+    copied = sum(held_bytes(*table, work) for table in replicated)
+    dims = [table.dim for table in sharded]
+    found = spread(dims, cluster.ranks, price, most_bytes=most_bytes - copied)
     return _placement([t for t in tables if t in replicated], sharded, found, work, cluster)
 
 
 @lru_cache(maxsize=KEPT)
-def _compact(tables: tuple[Table, ...], work: Workload, cluster: Cluster) -> Placement:
+def _compact(tables: tuple[Sized, ...], work: Workload, cluster: Cluster) -> Placement:
     """All tables sharded by bytes; one rank leaves no choice."""
     if cluster.ranks == 1:
         return _by_cost(tables, work, cluster, math.inf)
 
     @cache
     def price(table: int, columns: int) -> Price:
-        held = held_bytes(tables[table], columns, work)
+        held = held_bytes(tables[table].table, columns, work)
         return Price(held, held)
 
-    return _placement([], list(tables), spread(len(tables), work.dim, cluster.ranks, price), work, cluster)
+    found = spread([table.dim for table in tables], cluster.ranks, price)
+    return _placement([], list(tables), found, work, cluster)
 
 
 def _half(cluster: Cluster) -> Cluster | None:
@@ -189,14 +200,18 @@ def _half(cluster: Cluster) -> Cluster | None:
     return cluster.model_copy(update=fewer)
 
 
-def _least_bytes(tables: tuple[Table, ...], work: Workload, ranks: int) -> float:
+def _least_bytes(tables: tuple[Sized, ...], work: Workload, ranks: int) -> float:
     """What the fullest of so many ranks holds at least: the mean without splitting, or one narrowest shard."""
-    narrowest = narrowest_width(work.dim, ranks)
-    mean = sum(held_bytes(table, work.dim, work) for table in tables) / ranks
-    return max(mean, max((held_bytes(table, narrowest, work) for table in tables), default=0))
+    mean = sum(held_bytes(*table, work) for table in tables) / ranks
+    return max(mean, max((_narrowest_bytes(each, work, ranks) for each in tables), default=0))
 
 
-def _better_replicated(table: Table, work: Workload, speed: Rates) -> bool:
+def _narrowest_bytes(sized: Sized, work: Workload, ranks: int) -> int:
+    """Of the widest shard of a table that is split as finely as it can be."""
+    return held_bytes(sized.table, narrowest_width(sized.dim, ranks), work)
+
+
+def _better_replicated(sized: Sized, work: Workload, speed: Rates) -> bool:
     """Whether a rank spends less on its own copy than on its share of the table's shards, in time and memory.
 
     Time: all-reducing a gradient of the table's size stands against sending and fetching embeddings of a
@@ -204,29 +219,29 @@ def _better_replicated(table: Table, work: Workload, speed: Rates) -> bool:
     """
     if speed.ranks == 1:
         return True
-    if table.rows * speed.ranks > work.global_batch:
+    if sized.table.rows * speed.ranks > work.global_batch:
         return False
-    share = sharded_cost(table, work.dim, work, speed).seconds / speed.ranks
-    return replicated_cost(table, work, speed).seconds <= share
+    share = sharded_cost(*sized, work, speed).seconds / speed.ranks
+    return replicated_cost(*sized, work, speed).seconds <= share
 
 
 def _placement(
-    replicated: list[Table],
-    sharded: list[Table],
+    replicated: list[Sized],
+    sharded: list[Sized],
     found: list[tuple[Shard, int]],
     work: Workload,
     cluster: Cluster,
 ) -> Placement:
     """With costs added up by rank."""
     speed = rates(cluster)
-    copies = [replicated_cost(table, work, speed) for table in replicated]
+    copies = [replicated_cost(*table, work, speed) for table in replicated]
     costs: list[list[TableCost]] = [list(copies) for _ in range(cluster.ranks)]
     for shard, rank in found:
-        costs[rank].append(sharded_cost(sharded[shard.table], shard.columns, work, speed))
+        costs[rank].append(sharded_cost(sharded[shard.table].table, shard.columns, work, speed))
     return Placement(
-        replicated=tuple(table.name for table in replicated),
+        replicated=tuple(table.name for table, _ in replicated),
         shards=tuple(
-            TableShard(sharded[shard.table].name, rank, shard.first_column, shard.columns)
+            TableShard(sharded[shard.table].table.name, rank, shard.first_column, shard.columns)
             for shard, rank in found
         ),
         bytes_a_rank=tuple(sum(cost.held_bytes for cost in rank) for rank in costs),
@@ -235,19 +250,20 @@ def _placement(
         all_to_all_bytes_a_rank=tuple(sum(cost.pooled_bytes for cost in rank) for rank in costs),
         id_bytes_a_rank=tuple(sum(cost.id_bytes for cost in rank) for rank in costs),
         replicated_gradient_bytes=(
-            sum(gradient_bytes(table, work) for table in replicated) if cluster.ranks > 1 else 0
+            sum(gradient_bytes(*table) for table in replicated) if cluster.ranks > 1 else 0
         ),
     )
 
 
-def _why(tables: tuple[Table, ...], work: Workload, cluster: Cluster, needed: int, there: int) -> str:
+def _why(tables: tuple[Sized, ...], work: Workload, cluster: Cluster, needed: int, there: int) -> str:
     """Names the table that fits nowhere where there is one; says what would work."""
-    columns, there = narrowest_width(work.dim, cluster.ranks), max(there, 0)
-    largest = max(tables, key=lambda table: table.rows)
+    there = max(there, 0)
+    largest, dim = max(tables, key=lambda each: _narrowest_bytes(each, work, cluster.ranks))
+    columns = narrowest_width(dim, cluster.ranks)
     bytes_a_row = columns * work.weight_bytes + work.row_state_bytes
     has = f"with its optimizer's state, and a rank has {byte_words(there)} for tables."
     if largest.rows * bytes_a_row > there:
-        part = "it" if columns == work.dim else f"a shard of {columns} of its {work.dim} columns"
+        part = "it" if columns == dim else f"a shard of {columns} of its {dim} columns"
         return (
             f"table {largest.name!r} fits on no rank: {part} takes {byte_words(largest.rows * bytes_a_row)} "
             f"{has} {there // bytes_a_row:,} of its {largest.rows:,} rows would fit: merge rare ids, or give "

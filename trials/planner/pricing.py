@@ -8,6 +8,7 @@ from math import ceil
 from dhen.config import ModelConfig
 from dhen.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
+from dhen.table_dims import TableGroup, table_dims, table_groups
 from trials.bf16_adamw import ring_bytes
 from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words
@@ -71,6 +72,7 @@ class Pricing:
         self.batch_size, self.precision = training.batch_size, training.precision
         self.margin_bytes = margin_bytes
         self.examples_a_rank = ceil(self.batch_size / cluster.ranks)
+        self._dims = table_dims(model, schema)
         self._taped = taped(model, schema, self.precision, cluster.device)
         self._segments: dict[int, tuple[Segment, ...]] = {}
         self._activations: dict[tuple[int, Checkpointing], Activations] = {}
@@ -93,7 +95,7 @@ class Pricing:
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
         return place(
             self.schema.tables,
-            self.model.embedding_dim,
+            self._dims,
             self.cluster,
             global_batch=self.batch_size,
             memory_bytes=self.cluster.hbm_bytes - beside,
@@ -200,8 +202,11 @@ class Pricing:
         return self._activations[key]
 
     def _batch(self, strategy: Strategy, micro: int) -> Batch:
-        """Plain DP on one rank looks embeddings up within the step; others once for all micro-batches."""
-        width = FP32_BYTES * self.model.embedding_dim * len(self.schema.tables)
+        """Plain DP on one rank looks embeddings up within the step; others once for all micro-batches.
+
+        Within the step only those stay that are lifted in fp32, and saved for it.
+        """
+        width, examples = FP32_BYTES * sum(self._dims), self.examples_a_rank
         ids = sum(table.mean_ids for table in self.schema.tables)
         numbers = FP32_BYTES * len(self.schema.numeric) + LABEL_BYTES
         other = round(self.examples_a_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
@@ -209,10 +214,16 @@ class Pricing:
         if within:
             other += round(self.examples_a_rank * INDEX_BYTES * ids)  # row numbers, saved for the gradient
         return Batch(
-            embeddings=0 if within else width * self.examples_a_rank,
+            embeddings=(self._lifted_bytes if within else width) * examples,
             micro_embeddings=width * micro,
             other=other,
         )
+
+    @property
+    def _lifted_bytes(self) -> int:
+        """Of an example's embeddings that a product saves as they were looked up."""
+        saved = self.precision == "fp32"
+        return FP32_BYTES * sum(dim for dim in self._dims if dim < self.model.embedding_dim) if saved else 0
 
     @cached_property
     def _itemsizes(self) -> Itemsizes:
@@ -232,21 +243,27 @@ class Pricing:
         Several ranks: pooled embeddings on their way, in fp32 and as they are sent, and dense gradients of
         replicated tables. One rank: what its optimizer sums duplicates in, or rounds in.
         """
-        width, examples = FP32_BYTES * self.model.embedding_dim, self.examples_a_rank
+        examples = self.examples_a_rank
         if self.cluster.ranks > 1:
-            gradients = width * len(self.schema.tables) * examples
+            gradients = FP32_BYTES * sum(self._dims) * examples
             replicated = self.placement.replicated_gradient_bytes
             return (
                 gradients + self._pooled_bytes + replicated + self._rounding_bytes(replicated // FP32_BYTES)
             )
-        ids = [table.mean_ids * examples for table in self.schema.tables]
-        rows = [min(table.rows, count) for table, count in zip(self.schema.tables, ids, strict=True)]
-        joined = 1 if self.schema.categorical and self.schema.multi_hot else 0
+        groups = [self._group_workspace(group) for group in table_groups(self.model, self.schema)]
+        return sum(gradients for gradients, _ in groups) + max((beside for _, beside in groups), default=0)
+
+    def _group_workspace(self, group: TableGroup) -> tuple[int, int]:
+        """Of tables in one matrix in one process: gradients, and beside all gradients what its update takes."""
+        tables, width = [self.schema.tables[place] for place in group.places], FP32_BYTES * group.dim
+        ids = [table.mean_ids * self.examples_a_rank for table in tables]
+        rows = [min(table.rows, count) for table, count in zip(tables, ids, strict=True)]
+        joined = len({table.multi_hot for table in tables}) - 1
         gradients = round(sum(ids) * (width + INDEX_BYTES))
         summing = round(sum(rows) * COLUMNS_A_ROW * width + sum(ids) * INDICES_AN_ID * INDEX_BYTES)
-        numbers = round(sum(rows)) * self.model.embedding_dim
+        numbers = round(sum(rows)) * group.dim
         rounding = ROWS_BESIDE_ROUNDING * numbers * FP32_BYTES + self._rounding_bytes(numbers)
-        return gradients + max(summing, rounding, joined * gradients)
+        return gradients, max(summing, rounding, joined * gradients)
 
     @property
     def _pooled_bytes(self) -> int:

@@ -34,6 +34,7 @@ from dhen.model import build_model
 from dhen.replay import Footprint
 from dhen.schema import FeatureSchema
 from dhen.segment import Undeclared
+from dhen.table_dims import looked_up
 from dhen.tape import Shape
 from dhen.values import Value
 from trials.dense_batch import DenseBatch, DenseInputs, take_tables
@@ -140,9 +141,10 @@ def measure(
 
 def blank_batch(model: ModelConfig, schema: FeatureSchema, examples: int) -> DenseBatch:
     """A batch of so many examples, all zeros, as lookups leave it; without weights."""
-    dim = model.embedding_dim
-    widths = ((len(schema.categorical),) if schema.categorical else ()) + (1,) * len(schema.multi_hot)
-    embeddings = tuple(torch.zeros(examples, width, dim, requires_grad=True) for width in widths)
+    embeddings = tuple(
+        torch.zeros(examples, len(places), dim, requires_grad=True)
+        for dim, places in looked_up(model, schema)
+    )
     return DenseBatch(
         DenseInputs(embeddings, torch.zeros(examples, len(schema.numeric))), torch.zeros(examples)
     )

@@ -36,7 +36,6 @@ bytes cost as much. A CPU's line is 64; its tables lie in one process, where not
 class Workload(NamedTuple):
     """What all tables have in common."""
 
-    dim: int
     global_batch: int
     """Examples of all ranks together."""
     row_state_bytes: int
@@ -98,18 +97,18 @@ def sharded_cost(table: Table, columns: int, work: Workload, rates: Rates) -> Ta
     return TableCost(seconds, held_bytes(table, columns, work), lookup, pooled, ids)
 
 
-def replicated_cost(table: Table, work: Workload, rates: Rates) -> TableCost:
+def replicated_cost(table: Table, dim: int, work: Workload, rates: Rates) -> TableCost:
     """A whole table on every rank, each with its own examples; several ranks all-reduce a dense gradient."""
-    lookup = _lookup_bytes(table, work.dim, work.global_batch / rates.ranks, work)
+    lookup = _lookup_bytes(table, dim, work.global_batch / rates.ranks, work)
     if rates.ranks > 1:  # the gradient is cleared, added to, and read by the update, which writes weights
-        lookup += 3 * gradient_bytes(table, work) + table.rows * work.dim * work.weight_bytes
-    seconds = lookup * rates.memory + gradient_bytes(table, work) * rates.all_reduce
-    return TableCost(seconds, held_bytes(table, work.dim, work), lookup, 0.0, 0.0)
+        lookup += 3 * gradient_bytes(table, dim) + table.rows * dim * work.weight_bytes
+    seconds = lookup * rates.memory + gradient_bytes(table, dim) * rates.all_reduce
+    return TableCost(seconds, held_bytes(table, dim, work), lookup, 0.0, 0.0)
 
 
-def gradient_bytes(table: Table, work: Workload) -> int:
+def gradient_bytes(table: Table, dim: int) -> int:
     """Of the dense gradient of a replicated table."""
-    return table.rows * work.dim * FP32_BYTES
+    return table.rows * dim * FP32_BYTES
 
 
 def held_bytes(table: Table, columns: int, work: Workload) -> int:

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from dhen.config import ModelConfig
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
+from dhen.table_dims import table_dims
 from spaces.load import load_space, random_point
 from trials.hardware import Precision
 from trials.job import TrainingConfig
 from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed, unit
 from trials.planner.reference import trace
 from trials.planner.segments import Segment, segments
-from trials.planner.strategies import Strategy, ladder
+from trials.planner.strategies import Dense, Strategy, ladder
 
 SCHEMA = FeatureSchema(
     tables=(*(Table(name=f"t{i}", rows=100) for i in range(6)), Table(name="bag", rows=9, multi_hot=True)),
@@ -44,7 +45,7 @@ def peak(
 ) -> DensePeak:
     """As the reference counts: the embeddings of a rank's batch lie there from the beginning."""
     micro = -(-examples // strategy.micro_batches)
-    width = 4 * model.embedding_dim * len(SCHEMA.tables)
+    width = 4 * sum(table_dims(model, SCHEMA))
     batch = Batch(width * examples, width * micro, 4 * examples * (len(SCHEMA.numeric) + 1))
     found = segments(model, SCHEMA, precision, "cpu", micro)
     activations = Activations(found, recomputed(found, strategy))
@@ -89,7 +90,19 @@ def test_agrees_with_a_trace_of_the_wrapped_model(
     examples: int,
     training: TrainingConfig,
 ) -> None:
-    model = candidate(space, seed)
+    agrees(candidate(space, seed), strategy, hosts, gpus, examples, training)
+
+
+@pytest.mark.parametrize(("dense", "precision"), [("zero1", "fp32"), ("fsdp", "bf16")])
+def test_agrees_where_embeddings_are_lifted(dense: Dense, precision: Precision) -> None:
+    model = candidate("tiny", 0).model_copy(update={"embedding_dim": 32, "table_dim_exponent": 0.3})
+    assert set(table_dims(model, SCHEMA)) == {16, 32}
+    agrees(model, Strategy(dense=dense, micro_batches=2), 1, 2, 512, TrainingConfig(precision=precision))
+
+
+def agrees(
+    model: ModelConfig, strategy: Strategy, hosts: int, gpus: int, examples: int, training: TrainingConfig
+) -> None:
     assert training.precision != "auto"
     real = trace(
         model,

@@ -116,7 +116,7 @@ def test_balance_of_many_zipf_tables(ranks: str, seed: int) -> None:
     cluster, dim, batch = ZIONEX.with_ranks(ranks), 128, 65_536
     tables = zipf_tables(500, seed)
     found = place(tables, dim, cluster, global_batch=batch)
-    narrowest, work = narrowest_width(dim, cluster.ranks), Workload(dim, batch, 4)
+    narrowest, work = narrowest_width(dim, cluster.ranks), Workload(batch, 4)
     indivisible = max(sharded_cost(t, narrowest, work, rates(cluster)).seconds for t in tables)
     assert found.heaviest_cost <= 1.05 * max(found.mean_cost, indivisible)
     unsplit = sum(sharded_cost(t, dim, work, rates(cluster)).seconds for t in tables) / cluster.ranks
@@ -184,12 +184,12 @@ def test_small_tables_are_replicated() -> None:
 
 
 def test_replicating_is_cheaper_where_it_is_chosen() -> None:
-    cluster, work = ZIONEX.with_ranks("4x8"), Workload(64, 65_536, 4)
+    cluster, work = ZIONEX.with_ranks("4x8"), Workload(65_536, 4)
     for rows in (3, 100, 1000, 2048, 10**5, 10**7):
         table = _table(0, rows)
         found = place((table,), 64, cluster, global_batch=work.global_batch)
         whole = sharded_cost(table, 64, work, rates(cluster)).seconds / cluster.ranks
-        copied = replicated_cost(table, work, rates(cluster)).seconds
+        copied = replicated_cost(table, 64, work, rates(cluster)).seconds
         if found.replicated:
             assert copied <= whole
             assert found.cost_a_rank == (copied,) * cluster.ranks
@@ -197,7 +197,7 @@ def test_replicating_is_cheaper_where_it_is_chosen() -> None:
 
 def test_cost_of_a_shard_by_hand() -> None:
     cluster = ZIONEX.with_ranks("2x8")
-    work, table = Workload(64, 1000, 4), _table(0, 10**6, 2.0)
+    work, table = Workload(1000, 4), _table(0, 10**6, 2.0)
     cost = sharded_cost(table, 16, work, rates(cluster))
     ids, row, pooled = 2000, 64, 1000 * 64
     assert cost.held_bytes == 10**6 * (64 + 4)
@@ -210,7 +210,7 @@ def test_cost_of_a_shard_by_hand() -> None:
 
 
 def test_rows_narrower_than_a_sector_are_read_as_one() -> None:
-    cluster, work, table = ZIONEX.with_ranks("2x8"), Workload(64, 1000, 4), _table(0, 10**6)
+    cluster, work, table = ZIONEX.with_ranks("2x8"), Workload(1000, 4), _table(0, 10**6)
     narrow, wide = (sharded_cost(table, columns, work, rates(cluster)) for columns in (4, 8))
     assert wide.lookup_bytes - narrow.lookup_bytes == 1000 * 4 * 4
 
@@ -281,7 +281,7 @@ def test_placing_needs_no_torch() -> None:
 def test_two_bytes_a_number_where_tables_are_stored_or_sent_so() -> None:
     cluster, table = ZIONEX.with_ranks("2x8"), _table(0, 10**6)
     plain, stored, sent = (
-        sharded_cost(table, 32, Workload(64, 1000, 4, *numbers), rates(cluster))
+        sharded_cost(table, 32, Workload(1000, 4, *numbers), rates(cluster))
         for numbers in ((4, 4), (2, 4), (4, 2))
     )
     assert plain.held_bytes == sent.held_bytes == 10**6 * (32 * 4 + 4)
@@ -298,6 +298,6 @@ def test_two_bytes_a_number_where_tables_are_stored_or_sent_so() -> None:
     both = [place(tables, 64, cluster, global_batch=4096, weight_bytes=size) for size in (4, 2)]
     a_row = [64 * size + ROW_STATE_BYTES for size in (4, 2)]
     assert both[1].heaviest_bytes / both[0].heaviest_bytes == pytest.approx(a_row[1] / a_row[0], rel=0.1)
-    copied = replicated_cost(table, Workload(64, 1000, 4, 2, 2), rates(cluster))
-    assert gradient_bytes(table, Workload(64, 1000, 4, 2, 2)) == 10**6 * 64 * 4, "gradients are fp32"
+    copied = replicated_cost(table, 64, Workload(1000, 4, 2, 2), rates(cluster))
+    assert gradient_bytes(table, 64) == 10**6 * 64 * 4, "gradients are fp32"
     assert copied.held_bytes == 10**6 * (64 * 2 + 4)
