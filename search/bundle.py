@@ -270,13 +270,11 @@ def _model(directory: Path, info: BundleInfo, *, as_trained: bool = False) -> nn
 
 def _rows_of(stored: dict[str, Tensor]) -> EncodedRows:
     arrays = {name: tensor.numpy() for name, tensor in stored.items()}
+    count = sum(name.endswith(".offsets") for name in arrays)
+    bags = [(arrays[f"bag{i}.ids"], arrays[f"bag{i}.offsets"]) for i in range(count)]
     return EncodedRows(
         categorical=arrays["ids"],
-        bags=tuple(
-            Bags(ids=ids, offsets=np.append(arrays[f"bag{index}.offsets"], len(ids)))
-            for index in range(sum(name.endswith(".offsets") for name in arrays))
-            for ids in (arrays[f"bag{index}.ids"],)
-        ),
+        bags=tuple(Bags(ids=ids, offsets=np.append(starts, len(ids))) for ids, starts in bags),
         numeric=arrays["numeric"],
     )
 

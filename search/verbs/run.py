@@ -28,7 +28,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
 
     Keys: trials, minutes, seed, space, sampler, stopping, label, baseline, baseline_trials, parallel, threads,
     cluster, ranks, hbm, address, prefer, ledger, averages, average_seeds, confirm, and dotted paths into the
-    study file, e.g. training.batch_size=4096 or demo.rows=1000000.
+    study file, e.g. training.batch_size=4096, serving.max_ms=5 or demo.rows=1000000.
     """
     launcher = Launcher(several_ranks=any(word.startswith("ranks=") for word in words))
     launcher.warm_up()
