@@ -1,14 +1,16 @@
-"""Does `tables_from=baseline` change which candidate looks best? Random ones, trained with warm tables and without.
+"""Does `tables_from=baseline` change which candidate looks best? Random ones, trained with warm tables and
+without.
 
     python benchmarks/warm_tables.py --out runs/warm-tables demo.rows=40000
     python benchmarks/warm_tables.py --out runs/mine --data log.csv --candidates 30 space=wide
 
-The baseline is tuned as in a study. Each candidate is trained three times: from fresh tables with two seeds, and from
-the baseline's tables with the first of these. Kendall's tau-b between the ranking with warm tables and the one with
-fresh tables of the other seed is set against tau between the two seeds, so that both carry the noise of two trainings;
-intervals are of a bootstrap over candidates. Then what warm tables are worth in NE, by embedding dimension and
-interaction module: what is worth more in one design than in others favours it. Finished trainings are kept in --out,
-and the same command goes on; results.jsonl there has a line for each candidate. Other words are a study's keys.
+The baseline is tuned as in a study. Each candidate is trained three times: from fresh tables with two seeds,
+and from the baseline's tables with the first of these. Kendall's tau-b between the ranking with warm tables
+and the one with fresh tables of the other seed is set against tau between the two seeds, so that both carry
+the noise of two trainings; intervals are of a bootstrap over candidates. Then what warm tables are worth in
+NE, by embedding dimension and interaction module: what is worth more in one design than in others favours it.
+Finished trainings are kept in --out, and the same command goes on; results.jsonl there has a line for each
+candidate. Other words are a study's keys.
 """
 
 from __future__ import annotations
@@ -153,8 +155,10 @@ def measure(config: StudyConfig, out: Path, count: int) -> list[Row]:
     trainings = Trainings(trainer, out, parallel=config.parallel or 1)
     trainings.run(every, Watch(len(every) - len(trainings.finished(every))))
     done = trainings.finished(every)
-    rows = [row(each, {kind: done[job.fingerprint] for kind, job in jobs.items()})
-            for each, jobs in zip(drawn, wanted, strict=True)]
+    rows = [
+        row(each, {kind: done[job.fingerprint] for kind, job in jobs.items()})
+        for each, jobs in zip(drawn, wanted, strict=True)
+    ]
     return [each for each in rows if all(r.outcome is Outcome.COMPLETED for r in each.records.values())]
 
 
@@ -213,7 +217,9 @@ def groups(rows: Sequence[Row]) -> list[list[str]]:
     dims = sorted({each.embedding_dim for each in rows})
     kinds = sorted(set().union(*(each.modules for each in rows)))
     table = [["all", *group(rows, lambda _: True)]]
-    table += [[f"embedding_dim {dim}", *group(rows, lambda each, d=dim: each.embedding_dim == d)] for dim in dims]
+    table += [
+        [f"embedding_dim {dim}", *group(rows, lambda each, d=dim: each.embedding_dim == d)] for dim in dims
+    ]
     return table + [[kind, *group(rows, lambda each, k=kind: k in each.modules)] for kind in kinds]
 
 
@@ -252,7 +258,9 @@ def main() -> None:
     (options.out / "results.jsonl").write_text(lines)
     print(f"{machine()}; {len(rows)} candidates of space {config.space}\n")
     print(markdown(["rankings", "tau-b (95 %)", "less the first"], taus(rows)))
-    print(f"\n{markdown(['candidates with', 'count', 'NE shift', 'less the others'], groups(rows))}\n\n{speed(rows)}")
+    print(
+        f"\n{markdown(['candidates with', 'count', 'NE shift', 'less the others'], groups(rows))}\n\n{speed(rows)}"
+    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name
 from dashboards.rows import does_not_fit, find
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
+from dashboards.warm import warm_starts, warm_tables
 from dashboards.winners import verdict
 from trials.record import Comparison, Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
 
@@ -30,10 +31,12 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     best, baseline = find(record, record.best), find(record, record.baseline)
     said = (
         _best(best, baseline, record),
+        warm_tables(record) if best is not None else None,
         _knee(record, baseline),
         _floor(record, best, baseline, "validation"),
         _test(best, baseline, record.comparison(record.best)),
         _floor(record, best, baseline, "test"),
+        *warm_starts(record),
         _outcomes(record),
         _stopped(record),
         _techniques(record),
@@ -140,7 +143,8 @@ def _outcomes(record: StudyRecord) -> str | None:
     shared = sum(trial.reused_from is not None for trial in record.trials)
     reuse = f" {shared} shared the result of an equal network." if shared else ""
     elsewhere = sum(trial.reused_from_study is not None for trial in record.trials)
-    reuse += f" {elsewhere} had been trained by other studies of the same ledger." if elsewhere else ""
+    others = "earlier studies" if record.earlier else "other studies of the same ledger"
+    reuse += f" {elsewhere} had been trained by {others}." if elsewhere else ""
     plural = "trial" if len(record.trials) == 1 else "trials"
     return (
         f"{len(record.trials)} {plural}, the baseline's included: {listed}.{reuse}" if record.trials else None

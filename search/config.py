@@ -90,6 +90,11 @@ class StudyConfig(LogConfig):
     weights where they are needed and still there."""
     confirm: int = Field(default=0, ge=0)
     """Seeds from which the front and the baseline are trained again at the end, for intervals; 0 for not then."""
+    tables_from: Literal["baseline"] | None = None
+    """Whose trained embedding tables candidates start from, in place of fresh ones; it changes who looks best
+    (docs/benchmarks.md)."""
+    warm_start: tuple[str, ...] = ()
+    """Run directories of earlier studies of this log, whose candidates the sampler begins with."""
     name: str | None = None
     """Of the study, in the database and in MLflow; the run directory's name where not given."""
 
@@ -114,6 +119,11 @@ class StudyConfig(LogConfig):
                 "host there are, such as ranks=2x4"
             )
         return self
+
+    @field_validator("warm_start", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value or ()
 
     @field_validator("confirm")
     @classmethod

@@ -29,21 +29,22 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     if not weights.exists():
         raise UserError(f"{weights} is missing; run the study's command again to train trial {trial.owner}.")
     baseline = record.trial(record.baseline) if record.baseline is not None else None
-    job = trained_job(trial, log, record.seed)
+    job = trained_job(trial, log, record.seed, tables_from=trial.tables_from)
     info = bundle_info(trial, job, log, study=record.name, baseline=baseline)
     info = info.model_copy(update={"comparison": record.comparison(trial.number)})
     write_bundle(out, info, weights, log)
     return trial
 
 
-def trained_job(trial: TrialRecord, log: PreparedLog, seed: int) -> Job:
-    """The job that a finished trial has done."""
+def trained_job(trial: TrialRecord, log: PreparedLog, seed: int, *, tables_from: str | None = None) -> Job:
+    """The job that a finished trial has done, with `tables_from` its own; without, it starts from fresh tables."""
     return Job(
         model=parse_model(trial.model, "ledger"),
         features=log.features,
         log=log.fingerprint,
         training=parse(TrainingConfig, trial.training, "ledger"),
         seed=seed,
+        tables_from=tables_from,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dashboards.warm import warm_starts
 from dashboards.winners import retrained_line
 from dhen.errors import UserError
 from dhen.values import parse
@@ -20,6 +21,7 @@ from search.appraisal import Appraiser
 from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
 from search.directory import database_url, study_name
+from search.earlier import Earlier
 from search.execution import execution, margin_bytes, ranks_here
 from search.export import trained_job
 from search.facts import Facts, check_training_axes
@@ -32,6 +34,8 @@ from search.slots import slots
 from search.standing import Standing
 from search.stopping import stopping_rule
 from search.stopping.rule import Rule, first_stop
+from search.warm_start import Reused, read_reused
+from search.warm_tables import check_has_tables, tables_owner
 from search.winners.confirm import confirm
 from search.winners.retraining import Retrainings
 from spaces.load import load_space
@@ -79,6 +83,8 @@ class Study:
         self._space: Space = load_space(config.space)
         self._baseline: Baseline = read_baseline(config)
         check_training_axes(self._space, config.training)
+        if config.tables_from is not None:
+            check_has_tables(log.features)
         self._stopping: Rule = stopping_rule(config.stopping)
         self._proposals = Proposals(
             sampler=config.sampler,
@@ -91,7 +97,6 @@ class Study:
         self._parallel, threads = slots(config.parallel, config.threads, ranks_here(config))
         self._facts = Facts(self._ledger, config, directory, log, self._space, side_by_side=self._parallel)
         self._standing = Standing(self._facts.head, map(cut_short, self._ledger.trials()))
-        self._proposals.remember(self._standing.candidates)
         self._trainer = Trainer(
             launcher,
             log,
@@ -101,6 +106,9 @@ class Study:
             execution=execution(config, self._facts.cluster),
         )
         self._margin_bytes = margin_bytes(self._standing.trials.values())
+        self._tables: TrialRecord | None = None
+        self._earlier = self._earlier_studies()
+        self._proposals.remember([*self._earlier.records, *self._standing.candidates])
         next(
             self._baseline_trials(), None
         )  # a batch that the ranks cannot share is an error before any trial
@@ -124,6 +132,7 @@ class Study:
         """Numbers of the trials that this driver has seen end, in that order."""
         self.notices: list[str] = []
         """What there is to say beside how trials end."""
+        self.notices += warm_starts(self._standing.head)
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record."""
@@ -131,6 +140,7 @@ class Study:
         try:
             self._train(self._baseline_trials())
             self._require_baseline()
+            self._provide_tables()
             self._train(self._candidate_trials())
             self._recover_weights()
             self._score_winners()
@@ -161,6 +171,24 @@ class Study:
         """What the trainings that run last said, by trial."""
         return {number: t.progress for number, t in self._running.items() if t.progress is not None}
 
+    def _earlier_studies(self) -> Earlier:
+        """What this study was started from, as it was when it began."""
+        if not self._config.warm_start:
+            return Earlier(Reused(), self._space, self._job)
+
+        def plan(record: TrialRecord, job: Job) -> TrialRecord:
+            return planned(
+                record, job, self._facts.cluster, self._config.prefer, margin_bytes=self._margin_bytes
+            )
+
+        def read() -> dict[str, Any]:
+            return read_reused(self._config, self._log, self._space, self._job, plan).to_dict()
+
+        reused = Reused.model_validate(self._facts.once("warm_start", read))
+        self._facts.head = self._facts.head.model_copy(update={"earlier": reused.studies})
+        self._standing.head = self._facts.head
+        return Earlier(reused, self._space, self._job)
+
     def _baseline_trials(self) -> Iterator[Upcoming]:
         for index in range(self._config.baseline_trials):
             known = self._standing.trials.get(index)
@@ -174,6 +202,18 @@ class Study:
             errors = {trial.error for trial in self._standing.trials.values() if trial.error}
             raise UserError(f"no training of the baseline completed: {'; '.join(sorted(errors))}.")
 
+    def _provide_tables(self) -> None:
+        """Those that candidates start from, if not from fresh ones; fetched, or trained here again."""
+        if self._config.tables_from is None:
+            return
+        self._deciding = False
+        while not self._has_weights(owner := tables_owner(self._standing)):
+            self._train(self._again([owner], "has the tables, its weights are gone: trained here again"))
+            self._require_baseline()
+        self._deciding = True
+        self._tables = owner
+        self._trainer.weights[owner.fingerprint] = self._trainer.folder(owner.owner) / WEIGHTS
+
     def _candidate_trials(self) -> Iterator[Upcoming]:
         """What was cut short, then new proposals until the budget is spent."""
         baseline = self._standing.verdict.baseline
@@ -183,7 +223,9 @@ class Study:
                 yield self._candidate(record.number, record.point, record.sampler_notes)
         while not self._spent():
             number = len(self._standing.trials)
-            start = self._space.start_point(len(self._standing.candidates), baseline.training)
+            candidates = self._standing.candidates
+            start = self._space.start_point(len(candidates), baseline.training)
+            start = start or self._earlier.start({trial.fingerprint for trial in candidates})
             yield self._candidate(number, *self._proposals.ask(number, start))
 
     def _candidate(self, number: int, point: Point, notes: dict[str, int]) -> Upcoming:
@@ -197,7 +239,8 @@ class Study:
 
     def _job(self, candidate: Candidate) -> Job:
         training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
-        return self._trainer.job(candidate.model, training, self._config.seed)
+        job = self._trainer.job(candidate.model, training, self._config.seed)
+        return job.model_copy(update={"tables_from": self._tables.fingerprint}) if self._tables else job
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether a plan makes it fit on the study's cluster."""
@@ -335,9 +378,10 @@ class Study:
 
     def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
         """With the result of another study; not once the winners are known, of whom weights are wanted."""
-        if self._reuse is None or not self._deciding:
+        if not self._deciding:
             return None
-        return self._reuse.result(record)
+        known = self._reuse.result(record) if self._reuse is not None else None
+        return known or self._earlier.result(record)
 
     def _recover_weights(self) -> None:
         """Every winner has weights: fetched from the study that has trained it, or trained here after all.
@@ -346,25 +390,26 @@ class Study:
         """
         self._deciding = False
         while lost := [winner for winner in self._standing.verdict.winners if not self._has_weights(winner)]:
-            self._train(self._again(lost))
+            self._train(self._again(lost, "won, its weights are gone: trained here before its test"))
         self._require_baseline()
         self._drop_weights()
 
-    def _again(self, lost: list[TrialRecord]) -> Iterator[Upcoming]:
+    def _again(self, lost: list[TrialRecord], notice: str) -> Iterator[Upcoming]:
         """Trainings of finished trials whose weights are gone."""
         for owner in {winner.owner: None for winner in lost}:
             known = self._standing.trials[owner]
-            job = trained_job(known, self._log, self._config.seed)
-            self.notices.append(f"trial {owner} won, its weights are gone: trained here before its test")
+            job = trained_job(known, self._log, self._config.seed, tables_from=known.tables_from)
+            self.notices.append(f"trial {owner} {notice}")
             fresh = new_record(owner, known.kind, known.point, job)
             kept = {"sampler_notes": known.sampler_notes, "attempts": known.attempts}
             yield self._planned(fresh.model_copy(update=kept), job)
 
     def _has_weights(self, winner: TrialRecord) -> bool:
         """Fetched now, where another study has them."""
-        if (self._trainer.folder(winner.owner) / WEIGHTS).exists():
+        weights, owner = self._trainer.folder(winner.owner) / WEIGHTS, self._standing.trials[winner.owner]
+        if weights.exists() or (self._reuse is not None and self._reuse.fetch_weights(owner)):
             return True
-        return self._reuse is not None and self._reuse.fetch_weights(self._standing.trials[winner.owner])
+        return owner.reused_from_study is not None and self._earlier.fetch_weights(owner, weights)
 
     def _score_winners(self) -> None:
         """The test split, after selection is frozen: the baseline and the front, each look counted."""
@@ -378,7 +423,8 @@ class Study:
                 for winner in its:
                     self._ledger.count_test_look(winner.number)
                 trained = self._standing.trials[owner]
-                yield trained, trained_job(trained, self._log, self._config.seed)
+                tables = trained.tables_from
+                yield trained, trained_job(trained, self._log, self._config.seed, tables_from=tables)
 
         for scored, metrics in self._trainer.scores(jobs(), "test", side_by_side=self._parallel):
             for winner in winners[scored.number]:
@@ -412,8 +458,9 @@ class Study:
             self._drop_weights()
 
     def _drop_weights(self) -> None:
-        """Only what may still be exported keeps its weights: the front and the baseline."""
+        """Only what may still be exported, or lends its tables, keeps its weights: the front and the baseline."""
         kept = {winner.owner for winner in self._standing.verdict.winners}
+        kept |= {self._tables.owner} if self._tables else set()
         for number in self._with_weights - kept - set(self._running):
             (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
         self._with_weights = kept

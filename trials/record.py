@@ -301,6 +301,20 @@ class ClusterSummary(Value):
     """Whether its numbers were measured on it; false for data sheets."""
 
 
+class EarlierStudy(Value):
+    """A study of the same log whose candidates this one began with (`warm_start`)."""
+
+    directory: str
+    """As it was given."""
+    seed: int
+    candidates: int
+    """That had begun there."""
+    reused: int
+    """Of these, by this study's sampler."""
+    left: dict[str, dict[str, int]]
+    """How many of the others were left, by kind of reason and reason."""
+
+
 class StudyRecord(Value):
     """A study and all its trials, in order."""
 
@@ -311,6 +325,8 @@ class StudyRecord(Value):
     seed: int
     log: LogSummary
     cluster: ClusterSummary | None = None
+    earlier: tuple[EarlierStudy, ...] = ()
+    """What it was started from."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""
