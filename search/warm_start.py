@@ -73,7 +73,7 @@ def read_reused(
     found: dict[str, TrialRecord] = {}
     studies = []
     for name in config.warm_start:
-        there = read_record(Path(name))
+        there = _study(Path(name))
         _check_log(name, there.log, log.summary(), config)
         left: dict[str, Counter[str]] = {}
         reused = 0
@@ -103,6 +103,13 @@ def weights_there(record: TrialRecord) -> Path:
     """Where a reused candidate's training left its weights, if they are still there."""
     assert record.reused_from_study is not None
     return trial_folder(Path(record.reused_from_study.directory), record.reused_from_study.trial) / WEIGHTS
+
+
+def _study(directory: Path) -> StudyRecord:
+    try:
+        return read_record(directory)
+    except UserError as error:
+        raise UserError(f"warm_start: {error}") from None
 
 
 def _here(
