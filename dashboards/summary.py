@@ -13,6 +13,7 @@ from dashboards.promotion import promotion
 from dashboards.rows import does_not_fit, find
 from dashboards.serving import over_limits
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
+from dashboards.warm import warm_starts, warm_tables
 from dashboards.winners import verdict
 from trials.record import Comparison, Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
 
@@ -33,12 +34,14 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     best, baseline = find(record, record.best), find(record, record.baseline)
     said = (
         _best(best, baseline, record),
+        warm_tables(record) if best is not None else None,
         _knee(record, baseline),
         promotion(record),
         _averages(record, best),
         _floor(record, best, baseline, "validation"),
         _test(best, baseline, record.comparison(record.best)),
         _floor(record, best, baseline, "test"),
+        *warm_starts(record),
         _outcomes(record),
         _stopped(record),
         _techniques(record),
@@ -185,7 +188,8 @@ def _outcomes(record: StudyRecord) -> str | None:
     shared = sum(trial.reused_from is not None for trial in record.trials)
     reuse = f" {shared} shared the result of an equal network." if shared else ""
     elsewhere = sum(trial.reused_from_study is not None for trial in record.trials)
-    reuse += f" {elsewhere} had been trained by other studies of the same ledger." if elsewhere else ""
+    others = "earlier studies" if record.earlier else "other studies of the same ledger"
+    reuse += f" {elsewhere} had been trained by {others}." if elsewhere else ""
     plural = "trial" if len(trials) == 1 else "trials"
     return f"{len(trials)} {plural}, the baseline's included: {listed}.{reuse}" if trials else None
 

@@ -98,6 +98,11 @@ class StudyConfig(LogConfig):
     stand on the front beside them; 0 for none."""
     average_seeds: int = Field(default=1, gt=0)
     """Trainings of the best network that averages may take in, each from its own seed; 1 for the one there is."""
+    tables_from: Literal["baseline"] | None = None
+    """Whose trained embedding tables candidates start from, in place of fresh ones; it changes who looks best
+    (docs/benchmarks.md)."""
+    warm_start: tuple[str, ...] = ()
+    """Run directories of earlier studies of this log, whose candidates the sampler begins with."""
     name: str | None = None
     """Of the study, in the database and in MLflow; the run directory's name where not given."""
 
@@ -122,6 +127,11 @@ class StudyConfig(LogConfig):
                 "host there are, such as ranks=2x4"
             )
         return self
+
+    @field_validator("warm_start", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value or ()
 
     @field_validator("confirm")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ class Facts:
             seconds_budget=60.0 * config.minutes if config.minutes else None,
         )
         """The study's record without its trials."""
+
+    def once(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What the study noted under this key when it began; made for one that begins, and noted with its head."""
+        if key not in self._facts:
+            self._facts[key] = make()
+        noted: dict[str, Any] = self._facts[key]
+        return noted
 
     def note(self, *, finished: bool) -> None:
         """Commits the head, so that readers have it."""

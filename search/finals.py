@@ -75,9 +75,13 @@ class Finals:
         Trained again, its result is its own, and may be a little another: then others may have won.
         """
         while lost := [each for each in self._standing.verdict.trained if not self._weights.has(each)]:
-            self._driver.train(self._again(lost))
+            self.train_again(lost, "won, its weights are gone: trained here before its test")
         self._driver.require_baseline()
         self._weights.drop(())
+
+    def train_again(self, lost: Iterable[TrialRecord], why: str) -> None:
+        """Finished trials whose weights are gone, and says so."""
+        self._driver.train(self._again(lost, why))
 
     def make_averages(self) -> None:
         """Means of networks on the front, and next to it, that nothing beats become trials of the study.
@@ -138,12 +142,11 @@ class Finals:
         for line in failed:
             self._driver.say(line)
 
-    def _again(self, lost: Iterable[TrialRecord]) -> Iterator[tuple[TrialRecord, Job | None]]:
-        """Trainings of finished trials whose weights are gone."""
+    def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[tuple[TrialRecord, Job | None]]:
         for owner in {winner.owner: None for winner in lost}:
             known = self._standing.trials[owner]
-            job = trained_job(known, self._log, self._config.seed)
-            self._driver.say(f"trial {owner} won, its weights are gone: trained here before its test")
+            job = self._own_job(known)
+            self._driver.say(f"trial {owner} {why}")
             fresh = new_record(owner, known.kind, known.point, job)
             kept = ("sampler_notes", "attempts", "seed_offset", "promoted_from")
             fresh = fresh.model_copy(update={name: getattr(known, name) for name in kept})
@@ -153,7 +156,7 @@ class Finals:
         """Trainings of the best network from other seeds, those that have not ended."""
         best = self._standing.verdict.networks[-1]
         for offset in range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE):
-            job = trained_job(best, self._log, self._config.seed + offset)
+            job = self._own_job(best).model_copy(update={"seed": self._config.seed + offset})
             known = [each for each in self._standing.trials.values() if each.fingerprint == job.fingerprint]
             if any(each.outcome not in UNFINISHED for each in known):
                 continue
@@ -189,9 +192,12 @@ class Finals:
                 trained = self._standing.trials[owner]
                 for looking in (its or (trained,)) if split == "test" else ():
                     self._ledger.count_test_look(looking.number)
-                yield trained, trained_job(trained, self._log, self._config.seed)
+                yield trained, self._own_job(trained)
 
         return self._trainer.scores(jobs(), split, side_by_side=self._parallel, keep_logits=keep_logits)
+
+    def _own_job(self, trial: TrialRecord) -> Job:
+        return trained_job(trial, self._log, self._config.seed, tables_from=trial.tables_from)
 
     def _members(self, average: TrialRecord) -> Members:
         return tuple(self._standing.trials[number] for number in average.members)

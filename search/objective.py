@@ -52,6 +52,7 @@ def new_record(
         embedding_parameters=embedding_parameters(cost),
         weights_bytes=weights_bytes(cost),
         planned_technique=DP.name,
+        tables_from=job.tables_from,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     )
 
@@ -89,6 +90,8 @@ class Trainer:
         self._threads = threads or fastest_threads(cores())
         self.precision: Precision = precision or preferred_precision()
         self.execution = execution or Execution()
+        self.weights: dict[str, Path] = {}
+        """Files by the fingerprint of the job that trained them: where `Job.tables_from` is found."""
 
     def job(self, model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
         """The job of training this model on this log."""
@@ -117,6 +120,7 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         fields |= {
             "start_from": str(start_from) if start_from else None,
+            "tables_from": str(self.weights[job.tables_from].absolute()) if job.tables_from else None,
             "resume_from": str(folder / CHECKPOINTS),
         }
         task = self._task(job).model_copy(update=fields)

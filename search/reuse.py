@@ -62,18 +62,7 @@ class Reuse:
         if origin is None or source is None:
             return False
         target = trial_folder(self._directory, record.number) / WEIGHTS
-        copy = target.with_name(f"{WEIGHTS}.tmp")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with source.open("rb") as opened, copy.open("wb") as file:
-                if Stamp.of(os.fstat(opened.fileno())) != self._shared.weights_stamp(origin):
-                    return False
-                shutil.copyfileobj(opened, file, COPIED_AT_ONCE_BYTES)
-            os.replace(copy, target)
-        except OSError:  # that study has just found a better one, or its directory is out of reach
-            copy.unlink(missing_ok=True)
-            return False
-        return True
+        return copy_weights(source, self._shared.weights_stamp(origin), target)
 
     def _weights(self, origin: Origin) -> Path | None:
         """The file that the training left, if it is still that one."""
@@ -82,6 +71,22 @@ class Reuse:
             return path if Stamp.of(path.stat()) == self._shared.weights_stamp(origin) else None
         except OSError:
             return None
+
+
+def copy_weights(source: Path, stamp: Stamp | None, target: Path) -> bool:
+    """Copies a file of another study, if it is still the one with this stamp; whether it is here now."""
+    copy = target.with_name(f"{WEIGHTS}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.open("rb") as opened, copy.open("wb") as file:
+            if Stamp.of(os.fstat(opened.fileno())) == stamp:
+                shutil.copyfileobj(opened, file, COPIED_AT_ONCE_BYTES)
+                os.replace(copy, target)
+                return True
+    except OSError:  # that study has just found a better one, or its directory is out of reach
+        pass
+    copy.unlink(missing_ok=True)
+    return False
 
 
 RESULT = (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dashboards.warm import warm_starts
 from dhen.errors import UserError
 from dhen.values import parse
 from search.absorb import cut_short
@@ -18,6 +19,7 @@ from search.appraisal import Appraiser
 from search.baseline import Baseline, read_baseline
 from search.config import StudyConfig
 from search.directory import database_url, study_name
+from search.earlier import Earlier
 from search.execution import execution, margin_bytes, ranks_here
 from search.facts import Facts, check_training_axes
 from search.finals import Driver, Finals
@@ -32,6 +34,8 @@ from search.slots import slots
 from search.standing import Standing
 from search.stopping import stopping_rule
 from search.stopping.rule import Rule, first_stop
+from search.warm_start import Reused, read_reused
+from search.warm_tables import check_has_tables, tables_owner
 from search.weights import KeptWeights
 from spaces.load import load_space
 from spaces.space import Candidate, Point, Space
@@ -78,6 +82,8 @@ class Study:
         self._space: Space = load_space(config.space)
         self._baseline: Baseline = read_baseline(config)
         check_training_axes(self._space, config.training)
+        if config.tables_from is not None:
+            check_has_tables(log.features)
         self._stopping: Rule = stopping_rule(config.stopping)
         self._proposals = Proposals(
             sampler=config.sampler,
@@ -92,7 +98,6 @@ class Study:
         self._standing = Standing(
             self._facts.head, map(cut_short, self._ledger.trials()), averages=config.averages > 0
         )
-        self._proposals.remember(self._standing.candidates)
         self._trainer = Trainer(
             launcher,
             log,
@@ -103,6 +108,9 @@ class Study:
         )
         self._serving = Serving(config.serving, self._trainer, self._standing.trials.values())
         self._margin_bytes = margin_bytes(self._standing.trials.values())
+        self._tables: TrialRecord | None = None
+        self._earlier = self._earlier_studies()
+        self._proposals.remember([*self._earlier.records, *self._standing.candidates])
         next(
             self._baseline_trials(), None
         )  # a batch that the ranks cannot share is an error before any trial
@@ -115,7 +123,7 @@ class Study:
         self._fruitless = 0
         self._deciding = True
         self._reuse = self._shared_ledger() if config.ledger else None
-        self._weights = KeptWeights(self._trainer, self._standing, self._reuse)
+        self._weights = KeptWeights(self._trainer, self._standing, self._earlier, self._reuse)
         self._confirmed: dict[str, Any] = {
             "retrainings": tuple(self._ledger.retrainings()),
             "comparisons": self._ledger.comparisons(),
@@ -126,17 +134,19 @@ class Study:
         """Numbers of the trials that this driver has seen end, in that order."""
         self.notices: list[str] = []
         """What there is to say beside how trials end."""
+        self.notices += warm_starts(self._standing.head)
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record."""
         self._facts.note(finished=False)
+        finals = self._finals()
         try:
             self._train(self._baseline_trials())
             self._require_baseline()
+            self._provide_tables(finals)
             self._train(self._candidate_trials())
             self._deciding = False  # from here on no sampler and no stopping rule sees anything
             self._promote()
-            finals = self._finals()
             finals.recover_weights()
             finals.make_averages()
             finals.score_winners()
@@ -167,6 +177,24 @@ class Study:
         """What the trainings that run last said, by trial."""
         return {number: t.progress for number, t in self._running.items() if t.progress is not None}
 
+    def _earlier_studies(self) -> Earlier:
+        """What this study was started from, as it was when it began."""
+        if not self._config.warm_start:
+            return Earlier(Reused(), self._space, self._job)
+
+        def plan(record: TrialRecord, job: Job) -> TrialRecord:
+            return planned(
+                record, job, self._facts.cluster, self._config.prefer, margin_bytes=self._margin_bytes
+            )
+
+        def read() -> dict[str, Any]:
+            return read_reused(self._config, self._log, self._space, self._job, plan).to_dict()
+
+        reused = Reused.model_validate(self._facts.once("warm_start", read))
+        self._facts.head = self._facts.head.model_copy(update={"earlier": reused.studies})
+        self._standing.head = self._facts.head
+        return Earlier(reused, self._space, self._job)
+
     def _baseline_trials(self) -> Iterator[Upcoming]:
         for index in range(self._config.baseline_trials):
             known = self._standing.trials.get(index)
@@ -180,6 +208,18 @@ class Study:
             errors = {trial.error for trial in self._standing.trials.values() if trial.error}
             raise UserError(f"no training of the baseline completed: {'; '.join(sorted(errors))}.")
 
+    def _provide_tables(self, finals: Finals) -> None:
+        """Those that candidates start from, if not from fresh ones; fetched, or trained here again."""
+        if self._config.tables_from is None:
+            return
+        self._deciding = False
+        while not self._weights.has(owner := tables_owner(self._standing)):
+            finals.train_again([owner], "has the tables, its weights are gone: trained here again")
+            self._require_baseline()
+        self._deciding = True
+        self._tables = self._weights.lender = owner
+        self._trainer.weights[owner.fingerprint] = self._weights.file(owner)
+
     def _candidate_trials(self) -> Iterator[Upcoming]:
         """What was cut short, then new proposals until the budget is spent."""
         baseline = self._standing.verdict.baseline
@@ -189,7 +229,9 @@ class Study:
                 yield self._candidate(record.number, record.point, record.sampler_notes)
         while not self._spent():
             number = len(self._standing.trials)
-            start = self._space.start_point(len(self._standing.candidates), baseline.training)
+            candidates = self._standing.candidates
+            start = self._space.start_point(len(candidates), baseline.training)
+            start = start or self._earlier.start({trial.fingerprint for trial in candidates})
             yield self._candidate(number, *self._proposals.ask(number, start))
 
     def _candidate(self, number: int, point: Point, notes: dict[str, int]) -> Upcoming:
@@ -203,7 +245,8 @@ class Study:
 
     def _job(self, candidate: Candidate) -> Job:
         training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
-        return self._trainer.job(candidate.model, training, self._config.seed)
+        job = self._trainer.job(candidate.model, training, self._config.seed)
+        return job.model_copy(update={"tables_from": self._tables.fingerprint}) if self._tables else job
 
     def _promote(self) -> None:
         """Where the search has seen a part of the log, what it selected is trained on all of it."""
@@ -351,9 +394,10 @@ class Study:
 
     def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
         """With the result of another study; not once the winners are known, of whom weights are wanted."""
-        if self._reuse is None or not self._deciding:
+        if not self._deciding:
             return None
-        return self._reuse.result(record)
+        known = self._reuse.result(record) if self._reuse is not None else None
+        return known or self._earlier.result(record)
 
     def _finals(self) -> Finals:
         """What is done once candidates are decided on."""

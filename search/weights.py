@@ -1,4 +1,4 @@
-"""Weights in a run directory: of the trials that may be exported, alone or in an average, and of no others."""
+"""Weights in a run directory: of the trials that may be exported, alone or in an average, or lend their tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from search.earlier import Earlier
 from search.objective import CHECKPOINTS, Trainer
 from search.reuse import Reuse
 from search.standing import Standing
@@ -17,16 +18,19 @@ from trials.scoring import logits_file
 class KeptWeights:
     """Those of one study."""
 
-    def __init__(self, trainer: Trainer, standing: Standing, reuse: Reuse | None) -> None:
-        """`reuse`: where other studies' weights are to be had."""
-        self._trainer, self._standing, self._reuse = trainer, standing, reuse
+    def __init__(self, trainer: Trainer, standing: Standing, earlier: Earlier, reuse: Reuse | None) -> None:
+        """`earlier` and `reuse`: where other studies' weights are to be had."""
+        self._trainer, self._standing, self._earlier, self._reuse = trainer, standing, earlier, reuse
         self._there = set(standing.trials)
+        self.lender: TrialRecord | None = None
+        """Whose tables candidates start from."""
 
     def has(self, trial: TrialRecord) -> bool:
         """Whether a trial's weights are here; fetched now, where another study has them."""
-        if self.file(trial).exists():
+        file, owner = self.file(trial), self._standing.trials[trial.owner]
+        if file.exists() or (self._reuse is not None and self._reuse.fetch_weights(owner)):
             return True
-        return self._reuse is not None and self._reuse.fetch_weights(self._standing.trials[trial.owner])
+        return owner.reused_from_study is not None and self._earlier.fetch_weights(owner, file)
 
     def file(self, trial: TrialRecord) -> Path:
         """Of a trial, or of the one whose result it shares."""
@@ -50,7 +54,8 @@ class KeptWeights:
 
     def drop(self, running: Collection[int]) -> None:
         """All that are not wanted any more; those of running trials stay."""
-        kept = {trial.owner for trial in self._standing.verdict.kept}
+        lender = [self.lender] if self.lender else []
+        kept = {trial.owner for trial in (*self._standing.verdict.kept, *lender)}
         for number in self._there - kept - set(running):
             (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
         self._there = kept

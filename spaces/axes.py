@@ -17,6 +17,16 @@ from dhen.errors import UserError
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
+
+class OutsideError(UserError):
+    """A value that an axis does not have."""
+
+    def __init__(self, axis: str, value: Any) -> None:
+        super().__init__(f"{axis}: {value!r} lies outside this space.")
+        self.shortly = axis if isinstance(value, float) else f"{axis}: {value!r}"
+        """For counting: alike for all real numbers."""
+
+
 Scalar = None | bool | int | float | str
 RANGE_KEYS = {"low", "high", "log", "step"}
 
@@ -92,7 +102,9 @@ class Range:
 
     def holds(self, value: Any) -> bool:
         """Whether this lies between the bounds."""
-        return isinstance(value, (int, float)) and self.low <= value <= self.high
+        if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+            return False
+        return not self.whole or (value - self.low) % self.step == 0
 
     def encode(self, value: Any) -> Scalar:
         """The number itself."""
@@ -161,4 +173,4 @@ def _frozen(value: Any) -> Any:
 
 
 def _outside(name: str, value: Any) -> Scalar:
-    raise UserError(f"{name}: {value!r} lies outside this space.")
+    raise OutsideError(name, value)

@@ -247,4 +247,5 @@ def _first(axis: Axis) -> Scalar:
 
 
 def _encoded(axis: Axis, value: Any) -> Point:
-    return {axis.name: axis.encode(value)} if axis.size > 1 else {}
+    label = axis.encode(value)  # of a constant too: another value lies outside
+    return {axis.name: label} if axis.size > 1 else {}

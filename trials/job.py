@@ -150,6 +150,8 @@ class Job(Value):
     seed: int = Field(ge=0)
     """Of the initial weights, the order of examples and dropout."""
     version: int = TRAINING_VERSION
+    tables_from: str | None = Field(default=None, exclude_if=lambda job: job is None)
+    """Fingerprint of the job whose trained embedding tables these start from; None for fresh ones."""
 
     @property
     def fingerprint(self) -> str:

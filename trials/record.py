@@ -227,6 +227,8 @@ class TrialRecord(Value):
     """Of one that was stopped: the lowest validation NE that it was expected to come to."""
     started_at: str | None = None
     """ISO 8601, UTC."""
+    tables_from: str | None = None
+    """Fingerprint of the job whose trained embedding tables it started from, if not from fresh ones."""
     sampler_notes: dict[str, int] = Field(default_factory=dict)
     """What the sampler must find again with its proposal when the study is resumed (NSGA-II: its generation)."""
 
@@ -318,6 +320,20 @@ class ClusterSummary(Value):
     """Whether its numbers were measured on it; false for data sheets."""
 
 
+class EarlierStudy(Value):
+    """A study of the same log whose candidates this one began with (`warm_start`)."""
+
+    directory: str
+    """As it was given."""
+    seed: int
+    candidates: int
+    """That had begun there."""
+    reused: int
+    """Of these, by this study's sampler."""
+    left: dict[str, dict[str, int]]
+    """How many of the others were left, by kind of reason and reason."""
+
+
 class StudyRecord(Value):
     """A study and all its trials, in order."""
 
@@ -330,6 +346,8 @@ class StudyRecord(Value):
     cluster: ClusterSummary | None = None
     serving: ServingConfig = ServingConfig()
     """A request to an exported model, and its limits."""
+    earlier: tuple[EarlierStudy, ...] = ()
+    """What it was started from."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""

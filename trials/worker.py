@@ -82,6 +82,8 @@ class Task(Value):
     """Measure how long such a request to the model takes, in place of training."""
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
+    tables_from: str | None = None
+    """A weights file whose embedding tables to start from, as the job says; the rest is fresh."""
     progress_seconds: float = 0.5
     """Between two progress events of a training."""
     strategy: Strategy = Strategy()
@@ -236,6 +238,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
             report,
             keep=lambda best: save_weights(best, folder / WEIGHTS),
             start_from=start_from,
+            tables_from=Path(task.tables_from) if task.tables_from else None,
             progress_seconds=task.progress_seconds,
             **_of_ranks(task, ranks),
         )

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 POPULATION = 20
 """Candidates a generation; Optuna's 50 would leave short studies with a random first generation only."""
 
+FIRST_GENERATION = {"Nsga2:generation": 0}
+"""What a candidate of another study has to be noted with to be a parent here."""
+
 
 def make(seed: int, known: Known) -> BaseSampler:
     """Optuna's own, with parents always in the order of trials.

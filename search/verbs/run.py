@@ -18,6 +18,7 @@ Examples:
   dhen-search run --data log.csv ranks=2x4 address=10.0.0.1:29500    and on the other host:
       dhen-search join 10.0.0.1:29500 --host 1
   dhen-search run study.yaml --out runs/mine space=wide training.epochs=1
+  dhen-search run --data log.csv --out runs/more space=wide warm_start=runs/log
 """,
 )
 @click.argument("words", nargs=-1, metavar="[STUDY.yaml] [key=value ...]")
@@ -27,8 +28,8 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     """Search for the DHEN with the best NE for its FLOPs; the same command resumes it.
 
     Keys: trials, minutes, seed, space, sampler, stopping, label, baseline, baseline_trials, parallel, threads,
-    cluster, ranks, hbm, address, prefer, ledger, averages, average_seeds, confirm, and dotted paths into the
-    study file, e.g. training.batch_size=4096, serving.max_ms=5 or demo.rows=1000000.
+    cluster, ranks, hbm, address, prefer, ledger, warm_start, tables_from, averages, average_seeds, confirm, and
+    dotted paths into the study file, e.g. training.batch_size=4096, serving.max_ms=5 or demo.rows=1000000.
     """
     launcher = Launcher(several_ranks=any(word.startswith("ranks=") for word in words))
     launcher.warm_up()

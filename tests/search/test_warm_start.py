@@ -1,0 +1,171 @@
+"""A study that begins with what an earlier one has learned, in another space; and from the baseline's tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import SMALL, Run, write_log
+from safetensors.torch import load_file
+
+from search.appraisal import Appraiser
+from search.config import StudyConfig, read_study_config
+from search.directory import STUDY_FILE, read_record, trial_folder
+from search.export import study_log
+from search.objective import job_on
+from search.proposals import Proposals
+from search.samplers import SAMPLERS
+from search.samplers.nsga2 import FIRST_GENERATION, POPULATION
+from search.warm_start import OTHERWISE, OUTSIDE, read_reused
+from spaces.load import catalog, load_space
+from spaces.space import Candidate, Space, SpaceConfig
+from trials.data.cache import PreparedLog
+from trials.distributed_step import TABLES
+from trials.events import WEIGHTS
+from trials.job import Job, TrainingConfig
+from trials.record import Outcome, StudyRecord, TrialRecord
+
+WORDS = ("baseline_trials=1", "training.epochs=2", "threads=1", "parallel=1")
+
+
+def kinds(trial: TrialRecord) -> set[str]:
+    return {module["kind"] for layer in trial.model["layers"] for module in layer["modules"]}
+
+
+def narrowed(record: StudyRecord) -> dict[str, Any]:
+    """The tiny space without a module of the worst candidate that the best has not, and wider elsewhere."""
+    assert record.best is not None
+    best = record.trial(record.best)
+    others = set().union(*(kinds(trial) for trial in record.candidates)) - kinds(best)
+    data = catalog()["tiny"].to_dict()
+    del data["modules"][min(others)]
+    data["model"]["embedding_dim"] = [4, 8, 16]
+    return data
+
+
+@pytest.fixture
+def log(study: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> PreparedLog:
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", environment["DHEN_SEARCH_CACHE"])
+    return study_log(study)
+
+
+def reused(study: Path, log: PreparedLog, space: Space, **training: Any) -> Any:
+    config = read_study_config(study / STUDY_FILE, [], warm_start=str(study), **training)
+
+    def job_of(candidate: Candidate) -> Job:
+        settings = config.training.to_dict() | candidate.training
+        return job_on(log, candidate.model, TrainingConfig(**settings), config.seed, "fp32")
+
+    return read_reused(config, log, space, job_of, lambda record, _: record)
+
+
+def test_another_space_takes_what_it_holds(
+    dhen_search: Run, study: Path, click_log: Path, tmp_path: Path
+) -> None:
+    """The earlier front comes first, with its results and weights; the study goes on when the earlier is gone."""
+    earlier, out, space = tmp_path / study.name, tmp_path / "out", tmp_path / "mine.yaml"
+    shutil.copytree(study, earlier)
+    before = read_record(earlier)
+    data = narrowed(before)
+    space.write_text(yaml.safe_dump(data))
+    words = ("run", "--data", click_log, "--out", out, *WORDS, f"space={space}", f"warm_start={earlier}")
+    said = dhen_search(*words, "trials=1").stdout
+    (told,) = read_record(out).earlier
+    inside = [trial for trial in before.candidates if kinds(trial) <= set(data["modules"])]
+    assert (told.candidates, told.reused) == (len(before.candidates), len(inside))
+    assert set(told.left) == {OUTSIDE}
+    assert f"Warm start: {len(inside)} of {len(before.candidates)} candidates of {earlier}; " in said
+    assert "outside this space (layer.block" in said
+    shutil.rmtree(earlier)
+    assert "Warm start: " in dhen_search(*words, "trials=3").stdout
+    after = read_record(out)
+    assert (after.earlier, len(after.candidates)) == ((told,), 3)
+    first = after.candidates[0]
+    assert before.best is not None
+    best = before.trial(before.best)
+    assert (first.fingerprint, first.validation, first.attempts) == (best.fingerprint, best.validation, ())
+    assert first.reused_from_study is not None
+    assert first.reused_from_study.trial == best.number
+    assert (trial_folder(out, first.number) / WEIGHTS).exists() or first.number not in after.front
+    assert "had been trained by earlier studies" in (out / "report.html").read_text()
+
+
+def test_other_data_and_no_study_are_refused(dhen_search: Run, study: Path, tmp_path: Path) -> None:
+    other = write_log(tmp_path / "other.csv", 1000, seed=4)
+    words = ("run", "--data", other, "--out", tmp_path / "out", *SMALL, "trials=1")
+    said = dhen_search(*words, f"warm_start={study}", code=2).stderr
+    there, here = read_record(study).log.fingerprint, said.split("this log's ")[1][:16]
+    assert f"its fingerprint is {there}, this log's {here}" in said
+    assert there != here
+    assert (
+        "rows train 3,200, validation 400, test 400 there, train 800, validation 100, test 100 here" in said
+    )
+    assert "data " in said
+    assert "warm_start: nowhere: no study here" in dhen_search(*words, "warm_start=nowhere", code=2).stderr
+
+
+def test_the_rest_is_left_with_reasons(study: Path, log: PreparedLog) -> None:
+    count = len(read_record(study).candidates)
+    space = load_space("tiny")
+    everything = reused(study, log, space)
+    assert [record.number for record in everything.records] == list(range(-count, 0))
+    assert everything.studies[0].left == {}
+    once = reused(study, log, space, training={"epochs": 1, "schedule": "constant", "evaluate_every": 1600})
+    assert once.records == ()
+    assert once.studies[0].left == {OTHERWISE: {"epochs 2, here 1": count}}
+    small = load_space("tiny").config.to_dict() | {"model": {"embedding_dim": 5, "head": [[]]}}
+    left = reused(study, log, Space("small", SpaceConfig.model_validate(small))).studies[0].left
+    assert set(left) == {OUTSIDE}
+    assert sum(left[OUTSIDE].values()) == count
+    assert all(reason.startswith("embedding_dim: ") for reason in left[OUTSIDE])
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_every_sampler_learns_from_them(study: Path, log: PreparedLog, sampler: str) -> None:
+    """A whole first generation for NSGA-II; random points of the ranker's startup are other ones than these."""
+    space = load_space("tiny")
+    known = reused(study, log, space).records
+    many = [known[index % len(known)] for index in range(POPULATION)]
+    many = [record.model_copy(update={"number": index - POPULATION}) for index, record in enumerate(many)]
+
+    def asked() -> tuple[Any, dict[str, int]]:
+        proposals = Proposals(
+            sampler=sampler, seed=1, appraiser=Appraiser(space, log.features, lambda _: True)
+        )
+        proposals.remember(many)
+        return proposals.ask(1, {})
+
+    point, notes = asked()
+    assert (point, notes) == asked()
+    if sampler == "nsga2":
+        assert notes == dict.fromkeys(FIRST_GENERATION, 1)
+
+
+def test_candidates_start_from_the_baselines_tables(
+    dhen_search: Run, click_log: Path, study: Path, tmp_path: Path
+) -> None:
+    out, bundle = tmp_path / "out", tmp_path / "bundle"
+    words = ("run", "--data", click_log, "--out", out, *SMALL, "tables_from=baseline", "sampler=random")
+    dhen_search(*words, "trials=1")
+    (trial_folder(out, 0) / WEIGHTS).unlink()
+    said = dhen_search(*words, "trials=2").stdout
+    assert "trial 0 has the tables, its weights are gone: trained here again" in said
+    assert "no fair comparison; `dhen-search confirm` retrains both from fresh tables" in said
+    record = read_record(out)
+    baseline = record.trial(0)
+    assert [trial.tables_from for trial in record.trials] == [None, *[baseline.fingerprint] * 2]
+    assert all(trial.outcome is Outcome.COMPLETED for trial in record.trials)
+    twins = [trial for trial in read_record(study).trials if trial.model == record.trial(1).model]
+    assert all(twin.fingerprint != record.trial(1).fingerprint for twin in twins)
+    assert TABLES in load_file(trial_folder(out, 0) / WEIGHTS)
+    dhen_search("export", out, "--out", bundle)
+    assert json.loads((bundle / "bundle.json").read_text())["job"]["tables_from"] == baseline.fingerprint
+
+
+def test_one_directory_or_several() -> None:
+    assert StudyConfig.model_validate({"warm_start": "runs/a"}).warm_start == ("runs/a",)
+    assert StudyConfig.model_validate({"warm_start": ["a", "b"]}).warm_start == ("a", "b")
