@@ -26,7 +26,11 @@ SCHEMAS = {"full": FULL, "only numeric": ONLY_NUMERIC, "only tables": ONLY_TABLE
 
 SHARED = {
     "members": {"layers": [{"modules": ["linear"], "raw_numeric": True}, {"modules": ["mlp"]}], "members": 3},
-    "members from the second layer": {"layers": [{"modules": ["dlrm", "fm"]}] * 2, "members": 2, "members_from": 1},
+    "members from the second layer": {
+        "layers": [{"modules": ["dlrm", "fm"]}] * 2,
+        "members": 2,
+        "members_from": 1,
+    },
     "several heads": {"layers": [{"modules": ["linear"]}], "members": 4, "members_from": 1, "head": [8, 4]},
 }
 EVERY = {name: named_model(name) for name in catalog()} | {
