@@ -45,7 +45,7 @@ class DhenModel(nn.Module):
         return logit_BK if self.training else mean_logit(logit_BK)
 
 
-def _heads(config: DhenConfig, n_in: int, n_out: int) -> tuple[nn.Module, nn.Module]:
+def _heads(config: DhenConfig, n_in: int, n_out: int) -> tuple[nn.Module, Linear | MemberLinear]:
     """The MLP above the last layer and its map to the logit, one of both for each member."""
     if config.members == 1:
         return mlp(n_in, config.head, dropout=config.dropout), Linear(n_out, 1)

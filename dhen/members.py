@@ -40,7 +40,7 @@ class MemberAdapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Member k's rows times r_k."""
-        x_BKMD = x.unsqueeze(1) if self.parting else x.unflatten(0, (-1, len(self.scale)))
+        x_BKMD = x.unsqueeze(1) if self.parting else x.view(-1, *self.scale.shape)
         return (x_BKMD * self.scale).flatten(0, 1)
 
 
@@ -97,7 +97,7 @@ def member_mlp(members: int, n_in: int, widths: Sequence[int], *, dropout: float
 def by_member(x_NV: Tensor, members: int, *, parted: bool) -> Tensor:
     """x_KBV of what reaches the heads: B*K rows where members have parted, B that they share where not."""
     if parted:
-        return x_NV.unflatten(0, (-1, members)).transpose(0, 1)
+        return x_NV.view(-1, members, x_NV.shape[1]).transpose(0, 1)
     return x_NV.expand(members, *x_NV.shape)
 
 

@@ -37,7 +37,7 @@ def describe(appraisal: Appraisal) -> Description:
     found = Description(
         sizes={"flops": max(appraisal.flops, 1.0), "parameters": max(appraisal.parameters, 1)}
     )
-    found.sizes |= {"depth": len(model.layers), "members": model.members, "members_from": model.members_from}
+    found.sizes.update(depth=len(model.layers), members=model.members, members_from=model.members_from)
     _take("model", model.model_dump(exclude={"layers", "members", "members_from"}), found)
     _take("training", appraisal.candidate.training, found)
     layers = _layers(model)
