@@ -115,11 +115,11 @@ class DhenConfig(ModelConfig):
     head: Widths = (64,)
     """Hidden widths of the MLP from the flattened last layer to the logit."""
     members: int = Field(default=1, gt=0, le=256, exclude_if=lambda members: members == 1)
-    """K networks trained at once that share tables, features and the layers' weights (`dhen.members`). Left out of
-    plain data where it is one, as before there were several."""
+    """K networks trained at once that share tables, features and the layers' weights (`dhen.members`). Left out
+    of plain data where it is one, as before there were several."""
     members_from: int = Field(default=0, ge=0, exclude_if=lambda layer: layer == 0)
-    """The layer at which members part; those before it are computed once for all. The number of layers: only their
-    heads differ."""
+    """The layer at which members part; those before it are computed once for all. The number of layers: only
+    their heads differ."""
 
     @model_validator(mode="before")
     @classmethod

@@ -33,7 +33,7 @@ class DhenModel(nn.Module):
         self.head, self.logit = _heads(config, width, (width, *config.head)[-1])
 
     def forward(self, batch: FeatureBatch) -> Tensor:
-        """The log odds of a click, one an example; of each member in training, as each has a loss of its own."""
+        """The log odds of a click, one an example; in training one of each member, as each has its own loss."""
         dtype = self.logit.weight.dtype
         x_BMD, raw_BK = self.features(batch, dtype), batch.numeric_BK.to(dtype)
         for layer in self.layers:
@@ -45,7 +45,7 @@ class DhenModel(nn.Module):
         return logit_BK if self.training else mean_logit(logit_BK)
 
 
-def _heads(config: DhenConfig, n_in: int, n_out: int) -> tuple[nn.Module, nn.Module]:
+def _heads(config: DhenConfig, n_in: int, n_out: int) -> tuple[nn.Module, Linear | MemberLinear]:
     """The MLP above the last layer and its map to the logit, one of both for each member."""
     if config.members == 1:
         return mlp(n_in, config.head, dropout=config.dropout), Linear(n_out, 1)

@@ -85,8 +85,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
         y = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
         return y.relu_() if relu else y
     if FUSED_ON_CPU and x.device.type == "cpu" and x.dtype is torch.bfloat16:
-        y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
-        return y
+        fused: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, weight, bias, "relu" if relu else "none", [], ""
+        )
+        return fused
     y = F.linear(x, weight, bias)
     return y.relu_() if relu else y
 

@@ -5,8 +5,8 @@ multiplies what reaches a layer by its own r_k, all else in the layer is shared;
 one an embedding, later ones begin at one. In training every member has a loss of its own, in evaluation their
 probabilities are averaged. Left out: BatchEnsemble's factors on outputs.
 
-Members ride in the batch dimension: after the first adapter there are B*K rows, those of one example together,
-so every interaction module works as it is.
+Members ride in the batch dimension: after the first adapter there are B*K rows, those of one example
+together, so every interaction module works as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MemberAdapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Member k's rows times r_k."""
-        x_BKMD = x.unsqueeze(1) if self.parting else x.unflatten(0, (-1, len(self.scale)))
+        x_BKMD = x.unsqueeze(1) if self.parting else x.view(-1, *self.scale.shape)
         return (x_BKMD * self.scale).flatten(0, 1)
 
 
@@ -97,7 +97,7 @@ def member_mlp(members: int, n_in: int, widths: Sequence[int], *, dropout: float
 def by_member(x_NV: Tensor, members: int, *, parted: bool) -> Tensor:
     """x_KBV of what reaches the heads: B*K rows where members have parted, B that they share where not."""
     if parted:
-        return x_NV.unflatten(0, (-1, members)).transpose(0, 1)
+        return x_NV.view(-1, members, x_NV.shape[1]).transpose(0, 1)
     return x_NV.expand(members, *x_NV.shape)
 
 
@@ -111,12 +111,13 @@ def heads_cost(members: int, width: int, widths: Sequence[int]) -> Costs:
 def heads_tape(tape: Tape, members: int, width: int, widths: Sequence[int], *, p: float, parted: bool) -> int:
     """The memory of the heads from x_NV; the first one's gradient is made in another order."""
     tape.rows = members if parted else 1
-    given: int | None = tape.input(width)
+    saved: int | None
+    given = saved = tape.input(width)
     tape.rows = members
     x = tape.operation(width, [given], view=True)
     for a, b in pairwise((width, *widths)):
-        x, given = linear_tape(tape, x, a, b, relu=True, p=p, maps=members, saved=given), None
-    return linear_tape(tape, x, (width, *widths)[-1], 1, maps=members, saved=given)
+        x, saved = linear_tape(tape, x, a, b, relu=True, p=p, maps=members, saved=saved), None
+    return linear_tape(tape, x, (width, *widths)[-1], 1, maps=members, saved=saved)
 
 
 def mean_logit(logit_BK: Tensor) -> Tensor:

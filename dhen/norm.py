@@ -115,7 +115,8 @@ class _RmsNorm(torch.autograd.Function):
 def rms_norm_tape(tape: Tape, x: int, embeddings: int, dim: int) -> int:
     """The memory of `RmsNorm`."""
     values, casts = embeddings * dim, tape.device == "cpu" and tape.itemsize != FP32_BYTES
-    wide, each = (tape.held(n, itemsize=FP32_BYTES).each for n in (values, embeddings))
+    wide = tape.held(values, itemsize=FP32_BYTES).each
+    each = tape.held(embeddings, itemsize=FP32_BYTES).each
     beside = each + (3 * wide - tape.held(values).each if casts else 2 * wide)
     return tape.operation(
         values,

@@ -1,7 +1,7 @@
-"""The loss of a batch: weighted cross-entropy; of a network of several members, the mean of each member's own.
+"""The loss of a batch: weighted cross-entropy; of a network of several members the mean of each one's own.
 
-Members are not trained on the mean of their predictions: they would learn to correct each other, and the mean of
-what each has learned by itself is what generalises (arXiv 2410.24210, section 3.1).
+Members are not trained on the mean of their predictions: they would learn to correct each other, and the mean
+of what each has learned by itself is what generalises (arXiv 2410.24210, section 3.1).
 """
 
 from __future__ import annotations

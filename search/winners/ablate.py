@@ -49,7 +49,7 @@ class Ablation(Value):
 
 
 def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
-    """The model without each module, each layer, and all members but one, by what is removed; equal ones once.
+    """The model without each module, each layer, all members but one, by what is removed; equal ones once.
 
     A layer's only module is the layer.
 

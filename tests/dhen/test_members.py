@@ -24,7 +24,13 @@ EXAMPLES, MEMBERS = 16, 3
 
 
 def config(members: int, members_from: int = 0, **more: Any) -> DhenConfig:
-    data = {"embedding_dim": 8, "layers": LAYERS, "head": [16], "members": members, "members_from": members_from}
+    data = {
+        "embedding_dim": 8,
+        "layers": LAYERS,
+        "head": [16],
+        "members": members,
+        "members_from": members_from,
+    }
     found = parse_model(data | more, "test")
     assert isinstance(found, DhenConfig)
     return found
@@ -37,11 +43,13 @@ def batch() -> FeatureBatch:
 
 
 def member_weights(several: nn.Module, member: int) -> dict[str, Tensor]:
-    """A single network's weights that compute what one member computes, adapters but for their signs left out."""
+    """A single network's weights that compute what one member computes, adapters left out."""
     state = several.state_dict()
     own = {f"{name}.{kind}" for name in ("head.0", "logit") for kind in ("weight", "bias")}
     return {
-        name: value[member] if name in own else value for name, value in state.items() if "adapter" not in name
+        name: value[member] if name in own else value
+        for name, value in state.items()
+        if "adapter" not in name
     }
 
 
@@ -95,7 +103,10 @@ def test_one_member_is_the_network_from_before_there_were_several() -> None:
 
 @pytest.mark.parametrize(
     ("members", "members_from", "says"),
-    [(0, 0, "members: .*greater than 0"), (2, 3, r"members_from=3 of 2 layers; 0 .* to 2 \(only heads differ\)")],
+    [
+        (0, 0, "members: .*greater than 0"),
+        (2, 3, r"members_from=3 of 2 layers; 0 .* to 2 \(only heads differ\)"),
+    ],
 )
 def test_what_cannot_be(members: int, members_from: int, says: str) -> None:
     with pytest.raises(UserError, match=says):

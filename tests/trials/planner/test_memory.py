@@ -134,9 +134,7 @@ def test_agrees_where_members_share_layers(strategy: Strategy, members_from: int
         {"layers": [layer] * 2, "dropout": 0.1, "members": 4, "members_from": members_from}, "test"
     )
     training = TrainingConfig(precision="bf16")
-    real = trace(
-        model, SCHEMA, strategy, hosts=1, gpus_a_host=2, examples_a_rank=512, training=training
-    )
+    real = trace(model, SCHEMA, strategy, hosts=1, gpus_a_host=2, examples_a_rank=512, training=training)
     found = peak(model, strategy, 1, 2, 512, "bf16", training)
     assert found.total == pytest.approx(real.total, rel=TOLERANCE), (found.moment.at, real.peak_at)
 
