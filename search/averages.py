@@ -36,7 +36,8 @@ def choose(
     found = chosen_averages(
         np.where(clicked_N, p_SN, 1.0 - p_SN), example_weights(rows, rate), flops_S, most=most
     )
-    return [tuple(pool[place] for place in each.members) for each in found]
+    sets = ([pool[place] for place in each.members] for each in found)
+    return [tuple(sorted(networks, key=lambda each: each.number)) for networks in sets]
 
 
 def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsOf) -> Metrics:

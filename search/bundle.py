@@ -1,10 +1,9 @@
 """A bundle: one configuration taken away whole, as a folder that trains, verifies and scores elsewhere.
 
-An average has the weights of all its members, `weights.member0.safetensors` ..., and the rest once.
-
 `bundle.json` (model, training, seed, inputs, metrics beside the baseline's, cost, log, versions),
 `encoding/` (schema, vocabularies and numeric statistics fitted on training rows), `weights.safetensors`,
 `check.safetensors` (a few encoded examples and their scores), `manifest.json` (SHA-256 of every file).
+Of an average the weights of each member have a file, `weights.member0.safetensors` ...; all else is there once.
 """
 
 from __future__ import annotations

@@ -62,8 +62,10 @@ class Standing:
 
     def note(self, trial: TrialRecord) -> None:
         """A trial, new or changed."""
+        before = self.trials.get(trial.number, trial)
         self.trials[trial.number] = trial
-        if trial.outcome is Outcome.COMPLETED or trial.promoted_from is not None:
+        ended = Outcome.COMPLETED in (before.outcome, trial.outcome)  # trained again, it may fail
+        if ended or trial.promoted_from is not None:
             self._verdict = None
 
     @property
@@ -100,6 +102,10 @@ class Standing:
             self._verdict = self.searched if whole.baseline is None or going else whole
         return self._verdict
 
+    def _is_whole(self, average: TrialRecord) -> bool:
+        """Whether all members have a result: not one that is trained again because its weights are gone."""
+        return all(self.trials[number].outcome is Outcome.COMPLETED for number in average.members)
+
     def record(self) -> StudyRecord:
         """The study as it stands."""
         verdict = self.verdict
@@ -117,7 +123,7 @@ class Standing:
     def _judged(self, done: Sequence[TrialRecord]) -> Verdict:
         tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
         networks = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
-        averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE]
+        averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
         front, ahead = pareto_front(networks + averages), pareto_front(networks)
         known = {trial.fingerprint for trial in ahead}
         behind = [trial for trial in networks if self._averages and trial.fingerprint not in known]

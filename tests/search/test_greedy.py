@@ -16,7 +16,7 @@ Set = tuple[int, ...]
 
 
 def made_up(seed: int, networks: int = 6, rows: int = 400) -> tuple[Floats, Floats, Floats]:
-    """Probabilities of what happened, weights of rows, FLOPs; networks err partly alike, partly each for itself."""
+    """Probabilities of what happened, weights of rows, FLOPs; networks err partly alike, partly apart."""
     rng = np.random.default_rng(seed)
     signal_N = rng.normal(0.5, 1.0, rows)
     noise_SN = rng.normal(0.0, 1.0, (networks, rows)) * rng.uniform(0.9, 1.3, (networks, 1))

@@ -81,3 +81,17 @@ def test_winners_are_the_baseline_and_the_front() -> None:
     assert [winner.owner for winner in now.verdict.winners] == [0, 9]
     record = now.record()
     assert (record.baseline, record.front, record.best) == (0, (5,), 5)
+
+
+def test_averages_beside_candidates() -> None:
+    """They are on the front and no candidates; networks that they or later ones are made of keep their weights."""
+    baseline, cheap, dear = trial(0, kind=TrialKind.BASELINE, ne=0.9), trial(1, flops=1e5), trial(2, ne=0.7)
+    behind = trial(3, flops=2e5, ne=0.85)
+    average = trial(4, kind=TrialKind.AVERAGE, flops=3e5, ne=0.65).model_copy(update={"members": (1, 3)})
+    now = Standing(judged([]), (baseline, cheap, dear, behind, average), averages=True)
+    assert [each.number for each in now.verdict.front] == [1, 4]
+    assert [each.number for each in now.verdict.networks] == [1, 2]
+    assert {each.number for each in now.verdict.trained} == {0, 1, 2, 3}
+    assert [each.number for each in now.candidates] == [1, 2, 3]
+    now.note(behind.model_copy(update={"outcome": Outcome.FAILED}))
+    assert [each.number for each in now.verdict.front] == [1, 2]
