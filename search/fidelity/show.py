@@ -52,13 +52,13 @@ def verdict(result: FidelityResult) -> str:
     if result.cheapest is None:
         best = max(parts, key=lambda row: row.tau.value if row.tau else 0.0, default=None)
         nearest = f" ({part_name(best.fraction)} comes nearest, {_short(best.tau)})" if best else ""
-        reason = ""
+        reason = " Search on the whole log, or ask for less with --tau."
         if whole is not None and whole.value < result.wanted_tau:
-            reason = " No fraction can be expected to: the noise of one seed alone takes more."
-        return (
-            f"None of the fractions measured keeps a tau of {wanted}{nearest}; {two_seeds}.{reason} "
-            "Search on the whole log, or ask for less with --tau."
-        )
+            reason = (
+                " No fraction can be expected to: the noise of one seed takes more on the whole log too. More "
+                f"passes or rows make for less of it; --tau {_short(whole)} asks for what the whole log has."
+            )
+        return f"None of the fractions measured keeps a tau of {wanted}{nearest}; {two_seeds}.{reason}"
     row = next(each for each in result.fractions if each.fraction == result.cheapest)
     surely = (
         "no fraction's whole interval lies there"
