@@ -9,6 +9,7 @@ from statistics import mean
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name
 from dashboards.rows import does_not_fit, find
+from dashboards.tuning import tuned
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from dashboards.winners import verdict
 from trials.record import Comparison, Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
@@ -31,6 +32,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     said = (
         _best(best, baseline, record),
         _knee(record, baseline),
+        tuned(record),
         _floor(record, best, baseline, "validation"),
         _test(best, baseline, record.comparison(record.best)),
         _floor(record, best, baseline, "test"),

@@ -66,7 +66,7 @@ class Facts:
             log=log.summary(),
             cluster=cluster_summary(self.cluster),
             trials=(),
-            trials_budget=config.trials,
+            trials_budget=config.trials + config.tune if config.trials else None,
             seconds_budget=60.0 * config.minutes if config.minutes else None,
         )
         """The study's record without its trials."""

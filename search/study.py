@@ -32,6 +32,7 @@ from search.slots import slots
 from search.standing import Standing
 from search.stopping import stopping_rule
 from search.stopping.rule import Rule, first_stop
+from search.tuning import best_architectures, check_tunable, untuned
 from search.winners.confirm import confirm
 from search.winners.retraining import Retrainings
 from spaces.load import load_space
@@ -79,6 +80,8 @@ class Study:
         self._space: Space = load_space(config.space)
         self._baseline: Baseline = read_baseline(config)
         check_training_axes(self._space, config.training)
+        if config.tune:
+            check_tunable(self._space)
         self._stopping: Rule = stopping_rule(config.stopping)
         self._proposals = Proposals(
             sampler=config.sampler,
@@ -132,6 +135,7 @@ class Study:
             self._train(self._baseline_trials())
             self._require_baseline()
             self._train(self._candidate_trials())
+            self._train(self._tuning_trials())
             self._recover_weights()
             self._score_winners()
             self._confirm_winners()
@@ -180,20 +184,37 @@ class Study:
         assert baseline is not None
         for record in self._standing.candidates:
             if record.outcome in UNFINISHED:
-                yield self._candidate(record.number, record.point, record.sampler_notes)
+                yield self._candidate(
+                    record.number, record.point, record.sampler_notes, tuned_from=record.tuned_from
+                )
         while not self._spent():
             number = len(self._standing.trials)
-            start = self._space.start_point(len(self._standing.candidates), baseline.training)
+            start = self._space.start_point(len(untuned(self._standing.candidates)), baseline.training)
             yield self._candidate(number, *self._proposals.ask(number, start))
 
-    def _candidate(self, number: int, point: Point, notes: dict[str, int]) -> Upcoming:
+    def _tuning_trials(self) -> Iterator[Upcoming]:
+        """The best architectures with other training settings, once every candidate of the search has ended."""
+        config, first = self._config, len(untuned(self._standing.candidates))
+        best = best_architectures(self._standing.candidates, self._space, config.tune_best)
+        while best and not self._time_is_over():
+            turn = len(self._standing.candidates) - first
+            if turn >= config.tune:
+                return
+            number, architecture = len(self._standing.trials), best[turn % len(best)]
+            proposed = self._proposals.ask(number, architecture.fixed, start_is_fixed=True)
+            yield self._candidate(number, *proposed, tuned_from=architecture.trial)
+
+    def _candidate(
+        self, number: int, point: Point, notes: dict[str, int], *, tuned_from: int | None = None
+    ) -> Upcoming:
+        known = {"sampler_notes": notes, "tuned_from": tuned_from}
         try:
             candidate = self._space.decode(point)
         except UserError as error:
-            return _infeasible(number, point, notes, str(error)), None
+            return _infeasible(number, point, str(error)).model_copy(update=known), None
         job = self._job(candidate)
         record = new_record(number, TrialKind.CANDIDATE, point, job)
-        return self._planned(record.model_copy(update={"sampler_notes": notes}), job)
+        return self._planned(record.model_copy(update=known), job)
 
     def _job(self, candidate: Candidate) -> Job:
         training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
@@ -357,7 +378,7 @@ class Study:
             job = trained_job(known, self._log, self._config.seed)
             self.notices.append(f"trial {owner} won, its weights are gone: trained here before its test")
             fresh = new_record(owner, known.kind, known.point, job)
-            kept = {"sampler_notes": known.sampler_notes, "attempts": known.attempts}
+            kept = {name: getattr(known, name) for name in ("sampler_notes", "attempts", "tuned_from")}
             yield self._planned(fresh.model_copy(update=kept), job)
 
     def _has_weights(self, winner: TrialRecord) -> bool:
@@ -420,14 +441,25 @@ class Study:
 
     def _spent(self) -> bool:
         config = self._config
-        if config.trials is not None and len(self._standing.candidates) >= config.trials:
+        if config.trials is not None and len(untuned(self._standing.candidates)) >= config.trials:
             return True
-        if config.minutes is not None and self._standing.elapsed_seconds() >= 60.0 * config.minutes:
+        if self._time_is_over(reserved_seconds=self._tuning_seconds()):
             return True
         return config.trials is None and self._fruitless >= NOTHING_NEW
 
+    def _time_is_over(self, *, reserved_seconds: float = 0.0) -> bool:
+        minutes = self._config.minutes
+        return minutes is not None and (
+            self._standing.elapsed_seconds() >= 60.0 * minutes - min(reserved_seconds, 30.0 * minutes)
+        )
 
-def _infeasible(number: int, point: Point, notes: dict[str, int], error: str) -> TrialRecord:
+    def _tuning_seconds(self) -> float:
+        """What the last stage will take at the pace so far."""
+        done = max(1, len(self._standing.trials))
+        return self._config.tune * self._standing.elapsed_seconds() / done
+
+
+def _infeasible(number: int, point: Point, error: str) -> TrialRecord:
     return TrialRecord(
         number=number,
         kind=TrialKind.CANDIDATE,
@@ -438,12 +470,12 @@ def _infeasible(number: int, point: Point, notes: dict[str, int], error: str) ->
         training={},
         error=error,
         seconds=0.0,
-        sampler_notes=notes,
     )
 
 
 def _reused(record: TrialRecord, known: TrialRecord) -> TrialRecord:
     """The record of a trial whose network has been trained already."""
     own = {"number", "kind", "point", "started_at", "test", "sampler_notes", "attempts", "reused_from_study"}
+    own |= {"tuned_from"}
     shared = {name: getattr(known, name) for name in type(known).model_fields if name not in own}
     return record.model_copy(update=shared | {"reused_from": known.owner, "seconds": 0.0})

@@ -72,6 +72,8 @@ class CurvePoint(Value):
     seconds: float
     """Since training began, evaluation included."""
     validation: Metrics
+    averaged: bool = Field(default=False, exclude_if=lambda averaged: not averaged)
+    """Whether that is of the mean of the last evaluations' weights, being better than the weights themselves."""
 
 
 class RejectedStrategy(Value):
@@ -200,6 +202,8 @@ class TrialRecord(Value):
     """Trainings so far, in order; several where one ran out of memory. None of a shared result."""
     reused_from: int | None = None
     """Number of the trial whose result this one shares (the same network)."""
+    tuned_from: int | None = None
+    """Number of the candidate whose architecture this one has, with training settings that are tuned again."""
     reused_from_study: Origin | None = None
     """Where the job was done, if another study did it: its result stands here, and nothing was trained."""
     error: str | None = None

@@ -60,11 +60,11 @@ class Standing:
 def propose(known: Known, seed: int) -> Point:
     """A point; the same for the same seed and knowledge."""
     standing, rng, appraiser = standing_of(known), random.Random(seed), known.appraiser
-    anywhere = evenly(appraiser, standing.taken, rng)
+    anywhere = evenly(appraiser, standing.taken, rng, known.fixed)
     if len(standing.finished) < STARTUP:
         return _first_that_fits(anywhere, appraiser, rng)
     pool = list(islice(anywhere, EVENLY))
-    pool += islice(near(appraiser, _good(standing), standing.taken, rng), NEAR)
+    pool += islice(near(appraiser, _good(standing), standing.taken, rng, known.fixed), NEAR)
     order = np.argsort(-_gains(standing, pool, seed), kind="stable")
     return _first_that_fits(chain((pool[index] for index in order), anywhere), appraiser, rng)
 

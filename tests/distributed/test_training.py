@@ -33,6 +33,7 @@ from trials.planner.strategies import Strategy, ladder
 from trials.ranks import Ranks
 from trials.scoring import score
 from trials.step import TrainStep
+from trials.weight_average import WeightAverage
 
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
@@ -97,8 +98,8 @@ def batches(ranks: Ranks) -> list[Batch]:
 
 
 def trained(step: TrainStep | DistributedStep, ranks: Ranks, steps: int) -> dict[str, Any]:
-    """With evaluations in between, which must leave no trace."""
-    losses, metrics = [], []
+    """With evaluations in between, which must leave no trace, the last of a mean of weights."""
+    losses, metrics, average = [], [], WeightAverage(step, 2)
     for number, batch in enumerate(batches(ranks)[:steps]):
         factor = 1.0 - number / STEPS
         step.scale_learning_rates(dense=factor, tables=factor)
@@ -109,7 +110,11 @@ def trained(step: TrainStep | DistributedStep, ranks: Ranks, steps: int) -> dict
         if number in EVALUATE_AT:
             step.settle()
             metrics.append(step.evaluate(log(), "validation").to_dict())
+            average.note()
     step.settle()
+    average.note()
+    with average.in_place(steps):
+        metrics.append(step.evaluate(log(), "validation").to_dict())
     return {"losses": losses, "metrics": metrics, "finite": step.is_finite(), "weights": step.weights()}
 
 
