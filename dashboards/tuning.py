@@ -28,11 +28,9 @@ def _gain(first: TrialRecord | None, trials: list[TrialRecord]) -> str | None:
     count = f"{len(trials)} trial" + "s" * (len(trials) > 1)
     about = f"trial {first.number} ({short_name(first.model)})"
     if ne >= before:
-        return f"{about} stays at NE {decimals(before, 5)}, none of {count} was better"
+        return f"{about} stays at NE {decimals(before, 5)} ({count}, none better)"
     relative = percent(relative_ne_percent(ne, before))
-    return (
-        f"{about} from NE {decimals(before, 5)} to {decimals(ne, 5)} ({relative}, trial {number}, of {count})"
-    )
+    return f"{about} from NE {decimals(before, 5)} to {decimals(ne, 5)} ({relative}, trial {number}; {count})"
 
 
 def _ne(trial: TrialRecord | None) -> float | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dhen.blocks import BLOCKS, BlockShape
+from dhen.blocks import BLOCKS, BlockShape, DropoutBlockConfig
 from dhen.blocks.attention import Encoder
 from dhen.config import LayerConfig
 from dhen.cost import ATTENTION, dense_parameters, headline_flops
@@ -80,6 +80,16 @@ def test_settings_are_documented(kind: str) -> None:
     assert BLOCKS[kind].__doc__
     for name, field in BLOCKS[kind].model_fields.items():
         assert name == "kind" or field.description, name
+
+
+@every_block
+def test_has_a_dropout_of_its_own_where_there_is_any(kind: str) -> None:
+    """In training mode two passes differ; a setting that does nothing is none."""
+    torch.manual_seed(0)
+    x_BMD = torch.randn(BATCH, SHAPES[0].embeddings, SHAPES[0].dim)
+    block = BLOCKS[kind]().build(SHAPES[0], dropout=0.5).train()
+    drops = not torch.equal(block(x_BMD), block(x_BMD))
+    assert issubclass(BLOCKS[kind], DropoutBlockConfig) == drops
 
 
 @every_block

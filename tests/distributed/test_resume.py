@@ -201,6 +201,19 @@ def test_the_dense_learning_rate_warms_up(shared: Path) -> None:
     assert curve[0]["learning_rate"] < whole == curve[-1]["learning_rate"]
 
 
+def test_learning_rates_fall_as_half_a_cosine(shared: Path) -> None:
+    """After a warm-up that is said as a share of all passes."""
+    log = PreparedLog.open(shared / "log")
+    job = a_job(log, epochs=1, schedule="cosine", warmup_share=0.1)
+    rows = log.split("train").rows
+    assert (job.training.warmup_examples, job.training.warmup_share) == (round(0.1 * rows), 0.0)
+    curve = run(job, log, Told(), None).points
+    shares = [(point["examples"] - BATCH) / rows for point in curve]  # before each evaluation's last step
+    assert [point["learning_rate"] for point in curve] == pytest.approx(
+        [5e-4 * 0.5 * (1 + math.cos(math.pi * share)) for share in shares]
+    )
+
+
 def test_checkpoints_change_nothing(shared: Path, tmp_path: Path) -> None:
     log = PreparedLog.open(shared / "log")
     job = a_job(log, dropout=0.2)

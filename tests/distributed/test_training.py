@@ -98,7 +98,7 @@ def batches(ranks: Ranks) -> list[Batch]:
 
 
 def trained(step: TrainStep | DistributedStep, ranks: Ranks, steps: int) -> dict[str, Any]:
-    """With evaluations in between, which must leave no trace, the last of a mean of weights."""
+    """With evaluations in between, which must leave no trace, and of a mean of weights at the end."""
     losses, metrics, average = [], [], WeightAverage(step, 2)
     for number, batch in enumerate(batches(ranks)[:steps]):
         factor = 1.0 - number / STEPS
@@ -114,8 +114,9 @@ def trained(step: TrainStep | DistributedStep, ranks: Ranks, steps: int) -> dict
     step.settle()
     average.note()
     with average.in_place(steps):
-        metrics.append(step.evaluate(log(), "validation").to_dict())
-    return {"losses": losses, "metrics": metrics, "finite": step.is_finite(), "weights": step.weights()}
+        of_mean = step.evaluate(log(), "validation").ne
+    found = {"losses": losses, "metrics": metrics, "finite": step.is_finite(), "weights": step.weights()}
+    return found | {"of_mean": of_mean}
 
 
 def apart(mine: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -139,13 +140,14 @@ def on_a_rank() -> dict[str, Any]:
         weights = mine.pop("weights")
         held = {kind: sum(len(p.values) for p in each.pieces) for kind, each in step.dense_state().items()}
         mine["held"] = held
+        mine["means_apart"] = mine["of_mean"] - plain[steps]["of_mean"] if ranks.first else None
         mine["apart"] = apart(weights, plain[steps]["weights"]) if ranks.first else None
         found[strategy.name] = mine
     return found
 
 
 def one_process(steps: int) -> dict[str, Any]:
-    return trained(TrainStep(fresh(), job(log()).training), Ranks(), steps)
+    return trained(TrainStep(fresh(), job(log()).training, log().features), Ranks(), steps)
 
 
 def bf16(ranks: Ranks) -> dict[str, Any]:
@@ -214,6 +216,7 @@ def test_every_strategy_follows_one_process(answers: dict[str, Any]) -> None:
         steps = steps_of(strategy, answers["ranks"])
         assert found["losses"] == pytest.approx(plain["losses"][:steps], abs=TOLERANCE), strategy.name
         assert found["apart"] < CLOSE_WEIGHTS, strategy.name
+        assert abs(found["means_apart"]) < TOLERANCE, strategy.name
         assert found["finite"]
         assert len(found["metrics"]) == sum(at < steps for at in EVALUATE_AT)
         for mine, other in zip(found["metrics"], plain["metrics"], strict=False):
