@@ -1,9 +1,7 @@
 """The last stage of a study: training settings and dropouts are tuned again for the few best architectures.
 
-The field's order: the paper's search and its like (arXiv 2311.07870) compare architectures under few training
-settings, and tune the settings of what they have chosen afterwards. Here an architecture's axes keep the values
-of the candidate it was found with; the sampler of the study proposes the others, by what all candidates
-have shown of them. Architectures take turns.
+An architecture's axes keep the values of the candidate it was found with; the sampler of the study proposes the
+others, by what all candidates have shown of them. Architectures take turns.
 """
 
 from __future__ import annotations
