@@ -188,10 +188,8 @@ class Space:
             point |= _encoded(axes[f"block{slot}"], block.kind)
             for key in self.config.modules.get(block.kind, {}):
                 axis, value = axes[f"{block.kind}.{key}"], getattr(block, key)
-                if (
-                    key == "dropout" and value is None and not _has(axis, value)
-                ):  # the model's, which a module does not repeat
-                    value = model_dropout
+                if key == "dropout" and value is None and not _has(axis, value):
+                    value = model_dropout  # which a module does not repeat
                 point |= _encoded(axis, value)
         ensemble = axes["ensemble"]
         if len(layer.modules) > 1:
