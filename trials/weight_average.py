@@ -2,8 +2,8 @@
 
 Latest weight averaging (arXiv 2209.14981): as in SWA (arXiv 1803.05407) points along one training are averaged,
 but the newest K, so that nothing has to be known of when the training will end. The training itself goes on
-from its own weights. Dense part and tables are averaged: the dense part alone does not go with tables that
-it was not trained with (docs/log.md). A network has no batch statistics that would have to be made anew.
+from its own weights. Dense part and tables are averaged: the dense part alone, with tables that it was not trained
+with, gained less (docs/log.md). No batch statistics have to be made anew: networks here have none.
 
 Each rank averages what it holds, whatever the strategy, in host memory: K copies of its weights as they are
 stored, none on the device.
