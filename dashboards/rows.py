@@ -50,7 +50,7 @@ class TrialRow:
     executed: str | None
     """Memory technique it was trained with here."""
     remark: str | None
-    """The error, whose result it shares, or that its plan does not fit although it was trained."""
+    """What it is tuned of, whose result it shares, the error; or that its plan does not fit, though trained."""
 
 
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
@@ -131,7 +131,8 @@ def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
 
 
 def _remark(trial: TrialRecord) -> str | None:
-    said = (shared_with(trial), _on_all_rows(trial), trial.error)
+    again = f"tuned of trial {trial.tuned_from}" if trial.tuned_from is not None else None
+    said = (again, shared_with(trial), _on_all_rows(trial), trial.error)
     return ": ".join(part for part in said if part) or does_not_fit(trial)
 
 

@@ -12,6 +12,7 @@ from dashboards.names import short_name, trial_name
 from dashboards.promotion import promotion
 from dashboards.rows import does_not_fit, find
 from dashboards.serving import over_limits
+from dashboards.tuning import tuned
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from dashboards.warm import warm_starts, warm_tables
 from dashboards.winners import verdict
@@ -36,6 +37,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _best(best, baseline, record),
         warm_tables(record) if best is not None else None,
         _knee(record, baseline),
+        tuned(record),
         promotion(record),
         _averages(record, best),
         _floor(record, best, baseline, "validation"),

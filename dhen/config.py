@@ -11,7 +11,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from dhen.blocks import BLOCKS, BlockConfig
 from dhen.ensemble import ENSEMBLES, EnsembleConfig, SumConfig
@@ -83,6 +90,11 @@ class LayerConfig(Value):
             return {**data, "norm_placement": "post"}
         return data
 
+    def with_dropout_said_once(self, model_dropout: float) -> LayerConfig:
+        """The same layer in a model of this dropout; modules keep their own where it is another."""
+        modules = tuple(block.with_dropout_said_once(model_dropout) for block in self.modules)
+        return self if modules == self.modules else LayerConfig(**{**dict(self), "modules": modules})
+
     @property
     def embeddings(self) -> int:
         """Embeddings of the layer's output, len(Y)."""
@@ -103,7 +115,12 @@ class ModelConfig(Value):
     numeric_mlp: Widths = (64,)
     """Hidden widths of the MLP that turns the numeric inputs into one embedding."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """On the hidden layers of every MLP and inside attention."""
+    """On the hidden layers of every MLP and inside attention; interaction modules may have their own."""
+
+    @property
+    def uses_dropout(self) -> bool:
+        """Whether there is any in it."""
+        return self.dropout > 0
 
 
 class DhenConfig(ModelConfig):
@@ -136,6 +153,20 @@ class DhenConfig(ModelConfig):
                 f"0 (before the first) to {len(self.layers)} (only heads differ) would work"
             )
         return self
+
+    @property
+    def uses_dropout(self) -> bool:
+        """The model's, or a module's own."""
+        modules = (block for layer in self.layers for block in layer.modules)
+        return self.dropout > 0 or any(block.dropout_in(self.dropout) > 0 for block in modules)
+
+    @field_validator("layers")
+    @classmethod
+    def _dropout_said_once(
+        cls, layers: tuple[LayerConfig, ...], info: ValidationInfo
+    ) -> tuple[LayerConfig, ...]:
+        dropout = info.data.get("dropout", 0.0)
+        return tuple(layer.with_dropout_said_once(dropout) for layer in layers)
 
     @model_validator(mode="after")
     def _modules_stand_at_this_dimension(self) -> Self:

@@ -68,7 +68,9 @@ class DhenLayer(nn.Module):
         block_shape = shape.block(config)
         self.adapter = _adapter(shape)
         self.raw_numeric = Linear(shape.numeric, shape.dim) if shape.takes_raw(config) else None
-        self.blocks = nn.ModuleList(block.build(block_shape, dropout=dropout) for block in config.modules)
+        self.blocks = nn.ModuleList(
+            block.build(block_shape, dropout=block.dropout_in(dropout)) for block in config.modules
+        )
         self.ensemble = config.ensemble.build(shape.ensemble(config))
         self.shortcut: nn.Module | None = None
         if config.shortcut:
@@ -155,7 +157,9 @@ def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: fl
     block_shape, norm_first = shape.block(config), config.norm_placement == "pre"
     if norm_first:
         inputs = any_norm_tape(tape, inputs, config.norm, block_shape.embeddings, shape.dim)
-    outputs = [block.write(tape, inputs, block_shape, dropout=dropout) for block in config.modules]
+    outputs = [
+        block.write(tape, inputs, block_shape, dropout=block.dropout_in(dropout)) for block in config.modules
+    ]
     y = config.ensemble.write(tape, outputs, inputs, shape.ensemble(config))
     if config.shortcut:
         same = config.embeddings == shape.embeddings

@@ -60,6 +60,10 @@ class StudyConfig(LogConfig):
     """What samplers learn of a stopped one: that it was given up, or the NE that it was expected to come to."""
     trials: int | None = Field(default=20, gt=0)
     """Candidates in all; the baseline's own trials come on top."""
+    tune: int = Field(default=0, ge=0)
+    """Candidates more, which tune training settings and dropouts again for the best architectures, in turn."""
+    tune_best: int = Field(default=3, gt=0)
+    """How many architectures: the best by NE, the knee of the front, then the next best."""
     minutes: float | None = Field(default=None, gt=0)
     """Wall-clock budget of all trials; no candidate is started after it."""
     seed: int = Field(default=0, ge=0)
@@ -165,6 +169,7 @@ class StudyConfig(LogConfig):
 BUDGET_KEYS = frozenset(
     {
         "trials",
+        "tune",
         "minutes",
         "parallel",
         "threads",

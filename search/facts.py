@@ -68,7 +68,7 @@ class Facts:
             cluster=cluster_summary(self.cluster),
             serving=config.serving,
             trials=(),
-            trials_budget=config.trials,
+            trials_budget=config.trials + config.tune if config.trials else None,
             seconds_budget=60.0 * config.minutes if config.minutes else None,
         )
         """The study's record without its trials."""

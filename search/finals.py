@@ -148,7 +148,7 @@ class Finals:
             job = self._own_job(known)
             self._driver.say(f"trial {owner} {why}")
             fresh = new_record(owner, known.kind, known.point, job)
-            kept = ("sampler_notes", "attempts", "seed_offset", "promoted_from")
+            kept = ("sampler_notes", "attempts", "seed_offset", "promoted_from", "tuned_from")
             fresh = fresh.model_copy(update={name: getattr(known, name) for name in kept})
             yield self._driver.planned(fresh, job)
 

@@ -34,6 +34,7 @@ from search.slots import slots
 from search.standing import Standing
 from search.stopping import stopping_rule
 from search.stopping.rule import Rule, first_stop
+from search.tuning import best_architectures, check_tunable, untuned
 from search.warm_start import Reused, read_reused
 from search.warm_tables import check_has_tables, tables_owner
 from search.weights import KeptWeights
@@ -84,6 +85,8 @@ class Study:
         check_training_axes(self._space, config.training)
         if config.tables_from is not None:
             check_has_tables(log.features)
+        if config.tune:
+            check_tunable(self._space)
         self._stopping: Rule = stopping_rule(config.stopping)
         self._proposals = Proposals(
             sampler=config.sampler,
@@ -145,6 +148,7 @@ class Study:
             self._require_baseline()
             self._provide_tables(finals)
             self._train(self._candidate_trials())
+            self._train(self._tuning_trials())
             self._deciding = False  # from here on no sampler and no stopping rule sees anything
             self._promote()
             finals.recover_weights()
@@ -226,22 +230,39 @@ class Study:
         assert baseline is not None
         for record in self._standing.candidates:
             if record.outcome in UNFINISHED:
-                yield self._candidate(record.number, record.point, record.sampler_notes)
+                yield self._candidate(
+                    record.number, record.point, record.sampler_notes, tuned_from=record.tuned_from
+                )
         while not self._spent():
             number = len(self._standing.trials)
             candidates = self._standing.candidates
-            start = self._space.start_point(len(candidates), baseline.training)
+            start = self._space.start_point(len(untuned(candidates)), baseline.training)
             start = start or self._earlier.start({trial.fingerprint for trial in candidates})
             yield self._candidate(number, *self._proposals.ask(number, start))
 
-    def _candidate(self, number: int, point: Point, notes: dict[str, int]) -> Upcoming:
+    def _tuning_trials(self) -> Iterator[Upcoming]:
+        """The best architectures with other training settings, once every candidate of the search has ended."""
+        config, first = self._config, len(untuned(self._standing.candidates))
+        best = best_architectures(self._standing.candidates, self._space, config.tune_best)
+        while best and not self._time_is_over():
+            turn = len(self._standing.candidates) - first
+            if turn >= config.tune:
+                return
+            number, architecture = len(self._standing.trials), best[turn % len(best)]
+            proposed = self._proposals.ask(number, architecture.fixed, start_is_fixed=True)
+            yield self._candidate(number, *proposed, tuned_from=architecture.trial)
+
+    def _candidate(
+        self, number: int, point: Point, notes: dict[str, int], *, tuned_from: int | None = None
+    ) -> Upcoming:
+        known = {"sampler_notes": notes, "tuned_from": tuned_from}
         try:
             candidate = self._space.decode(point)
         except UserError as error:
-            return _infeasible(number, point, notes, str(error)), None
+            return _infeasible(number, point, str(error)).model_copy(update=known), None
         job = self._job(candidate)
         record = new_record(number, TrialKind.CANDIDATE, point, job)
-        return self._planned(record.model_copy(update={"sampler_notes": notes}), job)
+        return self._planned(record.model_copy(update=known), job)
 
     def _job(self, candidate: Candidate) -> Job:
         training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
@@ -424,14 +445,25 @@ class Study:
 
     def _spent(self) -> bool:
         config = self._config
-        if config.trials is not None and len(self._standing.candidates) >= config.trials:
+        if config.trials is not None and len(untuned(self._standing.candidates)) >= config.trials:
             return True
-        if config.minutes is not None and self._standing.elapsed_seconds() >= 60.0 * config.minutes:
+        if self._time_is_over(reserved_seconds=self._tuning_seconds()):
             return True
         return config.trials is None and self._fruitless >= NOTHING_NEW
 
+    def _time_is_over(self, *, reserved_seconds: float = 0.0) -> bool:
+        minutes = self._config.minutes
+        return minutes is not None and (
+            self._standing.elapsed_seconds() >= 60.0 * minutes - min(reserved_seconds, 30.0 * minutes)
+        )
 
-def _infeasible(number: int, point: Point, notes: dict[str, int], error: str) -> TrialRecord:
+    def _tuning_seconds(self) -> float:
+        """What the last stage will take at the pace so far."""
+        done = max(1, len(self._standing.trials))
+        return self._config.tune * self._standing.elapsed_seconds() / done
+
+
+def _infeasible(number: int, point: Point, error: str) -> TrialRecord:
     return TrialRecord(
         number=number,
         kind=TrialKind.CANDIDATE,
@@ -442,13 +474,12 @@ def _infeasible(number: int, point: Point, notes: dict[str, int], error: str) ->
         training={},
         error=error,
         seconds=0.0,
-        sampler_notes=notes,
     )
 
 
 def _reused(record: TrialRecord, known: TrialRecord) -> TrialRecord:
     """The record of a trial whose network has been trained already."""
     own = {"number", "kind", "point", "started_at", "test", "sampler_notes", "attempts", "reused_from_study"}
-    own |= {"promoted_from"}
+    own |= {"promoted_from", "tuned_from"}
     shared = {name: getattr(known, name) for name in type(known).model_fields if name not in own}
     return record.model_copy(update=shared | {"reused_from": known.owner, "seconds": 0.0})

@@ -33,15 +33,14 @@ class SpaceSize:
 
 def space_size(space: Space) -> SpaceSize:
     """Counts a space."""
-    layers = [_layer_count(space, axes) for axes in space.layer_axes.values()]
-    depths = _values(space.depth)
-    if space.config.layers == "shared":
-        stacks: float = len(depths) * layers[0]
-    else:
-        stacks = sum(math.prod(layers[:depth]) for depth in depths)
+    dropout = space.model_axes.get("dropout")
+    dropouts = dropout.values if isinstance(dropout, Choice) else (0.0,)
+    others = {
+        name: axis for name, axis in space.model_axes.items() if axis is not dropout or axis.size == math.inf
+    }
     training = list(space.training_axes.values())
     return SpaceSize(
-        architectures=stacks * _model_count(space.model_axes),
+        architectures=sum(_stack_count(space, each) for each in dropouts) * _model_count(others),
         training_choices=math.prod(axis.size for axis in training if axis.size < math.inf),
         real_axes=sum(axis.size == math.inf for axis in training),
         axes=len(space.axes),
@@ -58,10 +57,19 @@ def _model_count(axes: Mapping[str, Axis]) -> float:
     return others * ((members.size - alone) * parting.size + alone)
 
 
-def _layer_count(space: Space, axes: dict[str, Axis]) -> float:
+def _stack_count(space: Space, model_dropout: float) -> float:
+    """Distinct stacks of layers in models of this dropout."""
+    layers = [_layer_count(space, axes, model_dropout) for axes in space.layer_axes.values()]
+    depths = _values(space.depth)
+    if space.config.layers == "shared":
+        return len(depths) * layers[0]
+    return sum(math.prod(layers[:depth]) for depth in depths)
+
+
+def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> float:
     """Distinct layers: over all multisets of 1..k kinds."""
     settings = {
-        kind: math.prod(axes[f"{kind}.{key}"].size for key in keys)
+        kind: math.prod(_setting_count(key, axes[f"{kind}.{key}"], model_dropout) for key in keys)
         for kind, keys in space.config.modules.items()
     }
     ensembles = axes["ensemble"].size
@@ -72,6 +80,13 @@ def _layer_count(space: Space, axes: dict[str, Axis]) -> float:
     )
     others = math.prod(axes[key].size for key in ("out_embeddings", "raw_numeric", "shortcut"))
     return count * others * _norm_count(axes["norm"], axes["norm_placement"])
+
+
+def _setting_count(key: str, axis: Axis, model_dropout: float) -> float:
+    """Values of a module's setting; a dropout that is the model's is the same as none of its own."""
+    if key == "dropout" and isinstance(axis, Choice) and {None, model_dropout} <= set(axis.values):
+        return axis.size - 1
+    return axis.size
 
 
 def _norm_count(norm: Axis, placement: Axis) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from dhen.blocks import BLOCKS
+from dhen.blocks import BLOCKS, DropoutBlockConfig
 from dhen.config import DhenConfig, LayerConfig
 from dhen.ensemble import ENSEMBLES
 from dhen.errors import UserError, unknown_name
@@ -150,7 +150,7 @@ class Space:
         layers = candidate.model.layers
         point |= _encoded(self.depth, len(layers))
         for prefix, layer in zip(self._prefixes(), layers, strict=False):
-            point |= self._encode_layer(prefix, layer)
+            point |= self._encode_layer(prefix, layer, candidate.model.dropout)
         for key, axis in self.model_axes.items():
             if key != "members_from" or candidate.model.members > 1:  # one member parts nowhere
                 point |= _encoded(axis, getattr(candidate.model, key))
@@ -188,7 +188,7 @@ class Space:
         ]
         return {"modules": modules} | {key: _value(axes[key], point) for key in LAYER_FIELDS}
 
-    def _encode_layer(self, prefix: str, layer: LayerConfig) -> Point:
+    def _encode_layer(self, prefix: str, layer: LayerConfig, model_dropout: float) -> Point:
         axes = self.layer_axes[prefix]
         point: Point = {}
         if len(layer.modules) > self.config.slots:
@@ -196,7 +196,10 @@ class Space:
         for slot, block in enumerate(layer.modules):
             point |= _encoded(axes[f"block{slot}"], block.kind)
             for key in self.config.modules.get(block.kind, {}):
-                point |= _encoded(axes[f"{block.kind}.{key}"], getattr(block, key))
+                axis, value = axes[f"{block.kind}.{key}"], getattr(block, key)
+                if key == "dropout" and value is None and not _has(axis, value):
+                    value = model_dropout  # which a module does not repeat
+                point |= _encoded(axis, value)
         ensemble = axes["ensemble"]
         if len(layer.modules) > 1:
             point |= _encoded(ensemble, layer.ensemble.kind)
@@ -212,6 +215,12 @@ class Space:
                 raise unknown_name("interaction module", kind, BLOCKS)
             fields = set(BLOCKS[kind].model_fields) - {"kind"}
             for key in settings:
+                if key == "dropout" and key not in fields:
+                    having = (name for name, block in BLOCKS.items() if issubclass(block, DropoutBlockConfig))
+                    raise UserError(
+                        f"interaction module {kind!r} has no dropout in it, so there is none to choose; those "
+                        f"that have: {', '.join(sorted(having))}."
+                    )
                 if key not in fields:
                     raise unknown_name(f"setting of interaction module {kind!r}", key, fields)
         for key in self.config.model:
@@ -240,6 +249,11 @@ class Space:
 def _value(axis: Axis, point: Point) -> Any:
     """The axis's value at a point; a constant where it is no axis of the point."""
     return axis.decode(point[axis.name] if axis.name in point else _first(axis))
+
+
+def _has(axis: Axis, value: Any) -> bool:
+    """Whether this is one of its values, a constant's too."""
+    return value in axis.values if isinstance(axis, Choice) else axis.holds(value)
 
 
 def _first(axis: Axis) -> Scalar:

@@ -6,9 +6,9 @@ How it is trained (ranks, sharding, offload) is a plan's business and not part o
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
@@ -51,9 +51,13 @@ class TrainingConfig(Value):
     """Evaluations in a row without a better validation NE after which training ends."""
     plateau_factor: float = Field(default=0.3, gt=0, le=1)
     """Learning rates are multiplied by this after every evaluation without a better validation NE."""
-    schedule: Literal["auto", "constant", "linear"] = "auto"
-    """Learning rates between plateaus: constant, or falling linearly to zero over all passes. Auto: linear
-    for a single pass, constant otherwise (early stopping cuts several passes short)."""
+    schedule: Literal["auto", "constant", "linear", "cosine"] = "auto"
+    """Learning rates between plateaus: constant, or falling to zero over all passes, linearly or as half a cosine
+    (arXiv 1608.03983, equation 5, without restarts). Auto: linear for a single pass, constant otherwise (early
+    stopping cuts several passes short)."""
+    weight_average: int = Field(default=0, ge=0, exclude_if=lambda evaluations: evaluations == 0)
+    """Evaluations, the newest, whose weights are averaged (arXiv 2209.14981); at each evaluation the mean is tried
+    too, and the better of the two counts and is kept. 0: none. Takes as many copies in the host's memory."""
     order: Literal["shuffled", "log"] = "shuffled"
     """Of examples: shuffled anew each pass, or as in the log (as a model in production sees them)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -67,6 +71,8 @@ class TrainingConfig(Value):
     """The batch that `learning_rate` was chosen for."""
     warmup_examples: int = Field(default=0, ge=0)
     """Training examples over which the dense learning rate rises linearly to its value (arXiv 1706.02677, 2.2)."""
+    warmup_share: float = Field(default=0.0, ge=0, le=1, exclude_if=lambda share: share == 0)
+    """The same as a share of all passes, so that one value does for logs of any length."""
     optimizer_precision: Literal["fp32", "bf16"] = "fp32"
     """What AdamW's two moments of the dense part are stored in; bf16 is rounded stochastically."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
@@ -85,6 +91,22 @@ class TrainingConfig(Value):
     def rows_used(self, train_rows: int) -> int:
         """How many of so many training rows are trained on: the last ones."""
         return max(1, round(self.train_fraction * train_rows))
+
+    @field_validator("weight_average")
+    @classmethod
+    def _several(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("the mean of one is itself; average two evaluations or more, or 0 for none")
+        return value
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Self:
+        if self.warmup_share and self.warmup_examples:
+            raise ValueError(
+                f"warmup_examples={self.warmup_examples} and warmup_share={self.warmup_share} say the same "
+                f"thing twice; give one of them"
+            )
+        return self
 
     def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
         """The same with nothing left open, for a log of this size on a machine that prefers this precision.
@@ -109,6 +131,8 @@ class TrainingConfig(Value):
         return self.model_copy(
             update={
                 "epochs": epochs,
+                "warmup_examples": self.warmup_examples or round(self.warmup_share * epochs * used),
+                "warmup_share": 0.0,
                 "batch_size": min(self.batch_size or power, used),
                 "evaluate_every": max(1, min(every, used)),
                 "precision": computed,

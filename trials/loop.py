@@ -14,6 +14,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -42,6 +43,7 @@ from trials.resume import CHECKPOINT_SECONDS, Checkpoints, Resumable
 from trials.step import TrainStep
 from trials.training_state import TrainingState
 from trials.warm_tables import start_tables_from
+from trials.weight_average import WeightAverage
 
 FINITE_CHECK_STEPS = 25
 """Losses are checked in groups, so that an accelerator is not made to wait at every step."""
@@ -93,6 +95,7 @@ class _Run:
     losses: list[Tensor] = field(default_factory=list)
     """Of the steps since the last check."""
     best_weights: Weights | None = None
+    average: WeightAverage | None = None
 
     @property
     def rows(self) -> int:
@@ -148,10 +151,13 @@ def train(
     checkpoints = Checkpoints(resume_from, job, ranks, checkpoint_seconds)
     assert job.training.evaluate_every is not None
     fresh = TrainingState(next_evaluation=job.training.evaluate_every), None
-    state, best_weights = checkpoints.restore(step) or fresh
+    evaluations = job.training.weight_average
+    average = WeightAverage(step, evaluations) if evaluations else None
+    state, best_weights = checkpoints.restore(step, average) or fresh
     for point in state.curve:
         emit(Evaluated(point=point))
-    run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state, best_weights=best_weights)
+    run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state)
+    run.best_weights, run.average = best_weights, average
     try:
         _train(run)
     except DivergenceError as error:
@@ -239,7 +245,7 @@ def _train(run: _Run) -> None:
         now = time.perf_counter()
         state.speeds.append((state.examples - stretch_first) / (now - stretch_began))
         step.settle()
-        validation = step.evaluate(run.log, "validation")
+        validation, averaged = _evaluate(run)
         stretch_began, stretch_first = time.perf_counter(), state.examples
         state.evaluate_seconds += stretch_began - now
         point = CurvePoint(
@@ -249,6 +255,7 @@ def _train(run: _Run) -> None:
             learning_rate=rate,
             seconds=stretch_began - began,
             validation=validation,
+            averaged=averaged,
         )
         run.emit(Evaluated(point=point))
         if _judge(run, point):
@@ -260,7 +267,7 @@ def _train(run: _Run) -> None:
 def _save(run: _Run, began: float) -> float:
     """A checkpoint; the seconds it took."""
     run.state.seconds = time.perf_counter() - began
-    return run.checkpoints.save(run.step, run.state, run.best_weights)
+    return run.checkpoints.save(run.step, run.state, run.best_weights, run.average)
 
 
 def _consider_compiling(run: _Run, seconds: float) -> None:
@@ -273,8 +280,9 @@ def _consider_compiling(run: _Run, seconds: float) -> None:
 
 def _rate_factor(config: TrainingConfig, state: TrainingState, total_examples: int) -> float:
     """What learning rates are multiplied by at the next step: by schedule, and by plateaus so far."""
-    done = state.examples / total_examples if config.schedule == "linear" else 0.0
-    return (1.0 - done) * state.rate_factor
+    done = state.examples / total_examples
+    left = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 + 0.5 * math.cos(math.pi * done)}
+    return left[config.schedule] * state.rate_factor
 
 
 def _warmup(config: TrainingConfig, state: TrainingState) -> float:
@@ -284,6 +292,19 @@ def _warmup(config: TrainingConfig, state: TrainingState) -> float:
     return min(1.0, seen / config.warmup_examples) if config.warmup_examples else 1.0
 
 
+def _evaluate(run: _Run) -> tuple[Metrics, bool]:
+    """On validation, the weights as they are; or their mean over the last evaluations, and True, where better."""
+    validation = run.step.evaluate(run.log, "validation")
+    if run.average is None:
+        return validation, False
+    run.average.note()
+    if not run.average.is_mean:
+        return validation, False
+    with run.average.in_place(run.state.steps):
+        of_mean = run.step.evaluate(run.log, "validation")
+    return (of_mean, True) if of_mean.ne < validation.ne else (validation, False)
+
+
 def _judge(run: _Run, point: CurvePoint) -> bool:
     """Keeps the best weights, lowers learning rates on a plateau; True where training should end."""
     state, config = run.state, run.job.training
@@ -291,12 +312,17 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
     state.loss_sum, state.loss_steps = 0.0, 0
     if state.best is None or point.validation.ne < state.best.ne:
         state.best, state.best_examples, state.stale = point.validation, point.examples, 0
-        with on_host():
+        with _weights_of(run, point), on_host():
             run.best_weights = run.step.weights()
         return False
     state.stale += 1
     state.rate_factor *= config.plateau_factor
     return state.stale >= config.patience
+
+
+def _weights_of(run: _Run, point: CurvePoint) -> AbstractContextManager[None]:
+    """Inside, the step has the weights that were found to be better at this evaluation."""
+    return run.average.in_place(run.state.steps) if run.average and point.averaged else nullcontext()
 
 
 def _note_loss(run: _Run, loss: Tensor) -> bool:

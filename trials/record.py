@@ -77,6 +77,8 @@ class CurvePoint(Value):
     seconds: float
     """Since training began, evaluation included."""
     validation: Metrics
+    averaged: bool = Field(default=False, exclude_if=lambda averaged: not averaged)
+    """Whether that is of the mean of the last evaluations' weights, being better than the weights themselves."""
 
 
 class RejectedStrategy(Value):
@@ -215,6 +217,8 @@ class TrialRecord(Value):
     promoted_from: int | None = None
     """Of a training on all rows: number of the trial on a part of them (`training.train_fraction`) whose
     configuration it is; None of every other."""
+    tuned_from: int | None = None
+    """Number of the candidate whose architecture this one has, with training settings that are tuned again."""
     reused_from_study: Origin | None = None
     """Where the job was done, if another study did it: its result stands here, and nothing was trained."""
     members: tuple[int, ...] = ()

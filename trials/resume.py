@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,9 @@ from trials.ranks import Ranks
 from trials.table_blocks import State
 from trials.training_state import TrainingState
 
+if TYPE_CHECKING:
+    from trials.weight_average import WeightAverage
+
 CHECKPOINT_SECONDS = 30.0
 """Of training that may be lost: after so much an evaluation is followed by a checkpoint."""
 LATEST = 4
@@ -43,6 +46,8 @@ COST_SHARE = 0.02
 """Of a training's seconds that checkpoints may take: slow ones are made less often."""
 PREFIX, STANDS, BEST = "after-", "training.json", "best.safetensors"
 DENSE, TABLES, RANDOM, RANDOM_CUDA = "dense.", "tables.", "random.", "random_cuda."
+AVERAGED = "averaged{}."
+"""What the names of earlier weights begin with, which an average is of."""
 
 
 class Resumable(Protocol):
@@ -87,7 +92,13 @@ class Checkpoints:
         (yes,) = as_first(self._ranks, [float(time.perf_counter() - self._last >= wait)])
         return bool(yes)
 
-    def save(self, step: Resumable, state: TrainingState, best: Weights | None) -> float:
+    def save(
+        self,
+        step: Resumable,
+        state: TrainingState,
+        best: Weights | None,
+        average: WeightAverage | None = None,
+    ) -> float:
         """Replaces the newest; the best weights are rank 0's. Returns the seconds it took."""
         assert self._folder is not None
         began = time.perf_counter()
@@ -99,7 +110,7 @@ class Checkpoints:
             partial.mkdir(parents=True)
         as_first(self._ranks, [0.0])  # the folder is there
         with on_host():
-            _write(_everything(step, self._ranks), partial)
+            _write(_everything(step, self._ranks) | _averaged(average), partial)
         if self._ranks.first:
             self._write_rest(partial, state, best)
             os.replace(partial, self._folder / name)
@@ -109,8 +120,12 @@ class Checkpoints:
         self.seconds += self._last - began
         return self._last - began
 
-    def restore(self, step: Resumable) -> tuple[TrainingState, Weights | None] | None:
+    def restore(
+        self, step: Resumable, average: WeightAverage | None = None
+    ) -> tuple[TrainingState, Weights | None] | None:
         """Puts the newest checkpoint into a fresh step and the random number generators; None where there is none.
+
+        What an average is of is put into the step first, one after another, for `average` to note.
 
         On another number of ranks, dropout goes on with random numbers of its own.
 
@@ -123,6 +138,10 @@ class Checkpoints:
         stand = self._stand(newest)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*intent is to load in a single process", UserWarning)
+            for earlier in range(min(len(stand.training.curve), self._job.training.weight_average)):
+                assert average is not None
+                step.restored(self._read(newest, step, AVERAGED.format(earlier)), stand.training.steps)
+                average.note()
             tables = self._read(newest, step)
         step.restored(tables, stand.training.steps)
         if stand.ranks != self._ranks.world:
@@ -136,7 +155,8 @@ class Checkpoints:
         if self._folder is not None and self._ranks.first:
             self._keep_only(None)
 
-    def _read(self, path: Path, step: Resumable) -> State:
+    def _read(self, path: Path, step: Resumable, weights: str = "") -> State:
+        """`weights`: what the names begin with of those to be read, in place of the newest's."""
         try:
             reader = FileSystemReader(path)
             saved = reader.read_metadata().state_dict_metadata
@@ -144,6 +164,7 @@ class Checkpoints:
             random = {name: tensor for name, tensor in _random(self._ranks).items() if name in saved}
             dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state().items()}
             state = dense | {f"{TABLES}{name}": tensor for name, tensor in tables.items()} | random
+            state = {f"{weights}{key}" if _is_weight(key) else key: held for key, held in state.items()}
             load(state, storage_reader=reader, planner=LoadPlanner(), no_dist=_alone())
         except (CheckpointException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())[-300:]
@@ -208,6 +229,19 @@ def _steps(path: Path) -> int:
 def _everything(step: Resumable, ranks: Ranks) -> dict[str, Tensor | FlatPieces]:
     dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state().items()}
     return {**dense, **{f"{TABLES}{name}": t for name, t in step.table_state().items()}, **_random(ranks)}
+
+
+def _averaged(average: WeightAverage | None) -> dict[str, Tensor | FlatPieces]:
+    found: dict[str, Tensor | FlatPieces] = {}
+    for number, (dense, blocks) in enumerate(average.state() if average is not None else ()):
+        prefix = AVERAGED.format(number)
+        found[f"{prefix}{DENSE}weight"] = dense
+        found |= {f"{prefix}{TABLES}{name}": tensor for name, tensor in blocks.items()}
+    return found
+
+
+def _is_weight(key: str) -> bool:
+    return key == f"{DENSE}weight" or key.startswith(f"{TABLES}weight.")
 
 
 def _write(state: dict[str, Tensor | FlatPieces], folder: Path) -> None:

@@ -187,6 +187,7 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         "technique.planned": trial.planned_technique,
         "technique.executed": trial.executed_technique,
         "fingerprint": trial.fingerprint,
+        "tuned_from": trial.tuned_from,
         "reused_from": trial.reused_from,
         "promoted_from": trial.promoted_from,
         "reused_from_study": f"{origin.directory} trial {origin.trial}" if origin else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dhen.blocks.attention import AttentionConfig
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockConfig, BlockShape, DropoutBlockConfig
 from dhen.blocks.cin import CinConfig
 from dhen.blocks.conv import ConvConfig
 from dhen.blocks.cross import CrossConfig
@@ -47,4 +47,4 @@ BLOCKS: dict[str, type[BlockConfig]] = {
     "two_stream": TwoStreamConfig,
 }
 
-__all__ = ["BLOCKS", "BlockConfig", "BlockShape"]
+__all__ = ["BLOCKS", "BlockConfig", "BlockShape", "DropoutBlockConfig"]

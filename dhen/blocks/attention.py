@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import (
     ATTENTION,
     NORM_FLOPS,
@@ -30,7 +30,7 @@ from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
 from dhen.tape import FP32_BYTES, MASK_BYTES, Tape
 
 
-class AttentionConfig(BlockConfig):
+class AttentionConfig(DropoutBlockConfig):
     """A Transformer encoder layer and its projection."""
 
     kind: Literal["attention"] = "attention"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from pydantic import Field
 from torch import nn
 
 from dhen.cost import Costs
@@ -52,6 +53,30 @@ class BlockConfig(Value):
         """
         raise NotImplementedError
 
+    def dropout_in(self, model_dropout: float) -> float:
+        """What it is built with in a model of this dropout."""
+        return model_dropout
+
+    def with_dropout_said_once(self, model_dropout: float) -> BlockConfig:
+        """The same module in a model of this dropout; what the model says too is left out."""
+        del model_dropout
+        return self
+
     def check(self, dim: int) -> None:
         """Raises ValueError, with a remedy, where the module cannot stand at embedding dimension `dim`."""
         del dim
+
+
+class DropoutBlockConfig(BlockConfig):
+    """A module with dropout in it, which may have its own."""
+
+    dropout: float | None = Field(default=None, ge=0.0, lt=1.0, exclude_if=lambda own: own is None)
+    """In place of the model's. Left out of plain data where it is the model's, as before there was a choice."""
+
+    def dropout_in(self, model_dropout: float) -> float:
+        """Its own, or the model's."""
+        return model_dropout if self.dropout is None else self.dropout
+
+    def with_dropout_said_once(self, model_dropout: float) -> BlockConfig:
+        """Its own only where that is another than the model's."""
+        return self.model_copy(update={"dropout": None}) if self.dropout == model_dropout else self

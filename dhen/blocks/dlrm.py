@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs
 from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
 from dhen.parts import (
@@ -25,7 +25,7 @@ from dhen.parts import (
 from dhen.tape import Tape
 
 
-class DlrmConfig(BlockConfig):
+class DlrmConfig(DropoutBlockConfig):
     """Pairwise dot products, an MLP, and W_m."""
 
     kind: Literal["dlrm"] = "dlrm"

@@ -14,14 +14,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost
 from dhen.linear import Linear, linear_tape
 from dhen.parts import VectorToEmbeddings, Widths, vector_to_embeddings_cost, vector_to_embeddings_tape
 from dhen.tape import Tape
 
 
-class FactorizedConfig(BlockConfig):
+class FactorizedConfig(DropoutBlockConfig):
     """Factorized interaction layers and W_m."""
 
     kind: Literal["factorized"] = "factorized"

@@ -12,14 +12,14 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost
 from dhen.linear import Linear, linear_tape
 from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
 from dhen.tape import Tape
 
 
-class InstanceGateConfig(BlockConfig):
+class InstanceGateConfig(DropoutBlockConfig):
     """A gate for every value, and the projection."""
 
     kind: Literal["instance_gate"] = "instance_gate"

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, product_cost
 from dhen.norm import LayerNorm, norm_cost, norm_tape
 from dhen.parts import (
@@ -32,7 +32,7 @@ from dhen.parts import (
 from dhen.tape import Tape
 
 
-class LowRankFmConfig(BlockConfig):
+class LowRankFmConfig(DropoutBlockConfig):
     """Dot products with k mixes of the embeddings, their norm, an MLP, and W_m."""
 
     kind: Literal["low_rank_fm"] = "low_rank_fm"

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost, within
 from dhen.linear import Linear, linear_tape
 from dhen.norm import LayerNorm, norm_cost, norm_tape
@@ -20,7 +20,7 @@ from dhen.parts import VectorToEmbeddings, vector_to_embeddings_cost, vector_to_
 from dhen.tape import Tape
 
 
-class MaskBlockConfig(BlockConfig):
+class MaskBlockConfig(DropoutBlockConfig):
     """A mask from the instance, a hidden layer, and W_m."""
 
     kind: Literal["mask_block"] = "mask_block"

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs
 from dhen.parts import (
     VectorToEmbeddings,
@@ -24,7 +24,7 @@ from dhen.parts import (
 from dhen.tape import Tape
 
 
-class MlpConfig(BlockConfig):
+class MlpConfig(DropoutBlockConfig):
     """An MLP and W_m."""
 
     kind: Literal["mlp"] = "mlp"

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost, product_cost
 from dhen.linear import Linear, linear_tape
 from dhen.parts import (
@@ -31,7 +31,7 @@ from dhen.parts import (
 from dhen.tape import Tape
 
 
-class PnnConfig(BlockConfig):
+class PnnConfig(DropoutBlockConfig):
     """Products beside a linear signal, an MLP, and W_m."""
 
     kind: Literal["pnn"] = "pnn"

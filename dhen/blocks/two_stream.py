@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dhen.blocks.base import BlockConfig, BlockShape
+from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost, product_cost
 from dhen.linear import Linear, linear_tape
 from dhen.parts import (
@@ -28,7 +28,7 @@ from dhen.parts import (
 from dhen.tape import Tape
 
 
-class TwoStreamConfig(BlockConfig):
+class TwoStreamConfig(DropoutBlockConfig):
     """Two gated MLPs and their fusion."""
 
     kind: Literal["two_stream"] = "two_stream"

@@ -73,7 +73,7 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
 def _points(space: Space, log: PreparedLog, config: FidelityConfig) -> Iterator[Drawn]:
     """No network twice; not without end."""
     appraiser = Appraiser(space, log.features, lambda _: True)
-    points = evenly(appraiser, set(), random.Random(f"fidelity {config.seed}"))
+    points = evenly(appraiser, set(), random.Random(f"fidelity {config.seed}"), {})
     return islice(points, TRIES * config.candidates)
 
 

@@ -36,20 +36,23 @@ class Drawn:
         return log_flops(self.appraisal.flops)
 
 
-def evenly(appraiser: Appraiser, taken: set[str], rng: random.Random) -> Iterator[Drawn]:
-    """New points from the whole space; their fingerprints are taken as they come."""
-    return _new(appraiser, lambda: random_point(appraiser.space, rng), taken)
+def evenly(appraiser: Appraiser, taken: set[str], rng: random.Random, fixed: Point) -> Iterator[Drawn]:
+    """New points from the whole space with the values of `fixed`; their fingerprints are taken as they come."""
+    return _new(appraiser, lambda: random_point(appraiser.space, rng) | fixed, taken)
 
 
-def near(appraiser: Appraiser, good: Sequence[Point], taken: set[str], rng: random.Random) -> Iterator[Drawn]:
-    """New points that differ from a good one in a few axes."""
-    return _new(appraiser, lambda: neighbour(appraiser.space, rng.choice(good), rng), taken)
+def near(
+    appraiser: Appraiser, good: Sequence[Point], taken: set[str], rng: random.Random, fixed: Point
+) -> Iterator[Drawn]:
+    """New points with the values of `fixed` that differ from a good one in a few other axes."""
+    return _new(appraiser, lambda: neighbour(appraiser.space, rng.choice(good) | fixed, rng, fixed), taken)
 
 
-def neighbour(space: Space, point: Point, rng: random.Random) -> Point:
-    """The point with some axes changed: choices drawn anew, numbers moved a little."""
-    count = rng.randint(1, min(MOST_CHANGED, len(space.axes)))
-    changed = rng.sample(space.axes, count)
+def neighbour(space: Space, point: Point, rng: random.Random, fixed: Point) -> Point:
+    """The point with some axes changed that are not fixed: choices drawn anew, numbers moved a little."""
+    free = [axis for axis in space.axes if axis.name not in fixed]
+    count = rng.randint(1, min(MOST_CHANGED, len(free)))
+    changed = rng.sample(free, count)
     return point | {axis.name: _moved(axis, point[axis.name], rng) for axis in changed}
 
 

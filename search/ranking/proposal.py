@@ -65,13 +65,13 @@ class Standing:
 def propose(known: Known, seed: int) -> Point:
     """A point; the same for the same seed and knowledge."""
     standing, rng, appraiser = standing_of(known), random.Random(seed), known.appraiser
-    anywhere = evenly(appraiser, standing.taken, rng)
+    anywhere = evenly(appraiser, standing.taken, rng, known.fixed)
     max_ms = appraiser.serving.max_ms
     if len(standing.finished) < STARTUP:
         first = likely_in_time(standing.timed, list(islice(anywhere, FIRST if max_ms else 0)), max_ms)
         return _first_that_fits(chain(first, anywhere), appraiser, rng)
     pool = list(islice(anywhere, EVENLY))
-    pool += islice(near(appraiser, _good(standing), standing.taken, rng), NEAR)
+    pool += islice(near(appraiser, _good(standing), standing.taken, rng, known.fixed), NEAR)
     pool = likely_in_time(standing.timed, pool, max_ms) or pool
     order = np.argsort(-_gains(standing, pool, seed), kind="stable")
     return _first_that_fits(chain((pool[index] for index in order), anywhere), appraiser, rng)

@@ -32,7 +32,7 @@ def check_sampler(name: str) -> None:
 
 
 def make_sampler(name: str, seed: int, axes: Mapping[str, BaseDistribution], known: Known) -> BaseSampler:
-    """A fresh sampler, for one proposal, of a space with these axes."""
+    """A fresh sampler, for one proposal of these axes."""
     sampler = SAMPLERS[AUTO if name == "auto" else name](seed, known)
     # every trial has every axis; Optuna would find that out by comparing those of all trials, each time
     sampler.infer_relative_search_space = lambda study, trial: dict(axes)  # type: ignore[method-assign]

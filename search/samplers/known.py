@@ -20,6 +20,8 @@ class Known:
         """All that was proposed, by the trial's number."""
         self.records: dict[int, TrialRecord] = {}
         """What was heard of them: of those that have ended all, of those that still train what they showed."""
+        self.fixed: Point = {}
+        """What the next proposal has been given; the sampler chooses the rest."""
         self._appraisals: dict[int, Appraisal | None] = {}
 
     def appraisal(self, number: int) -> Appraisal | None:

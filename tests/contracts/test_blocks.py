@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dhen.blocks import BLOCKS, BlockShape
+from dhen.blocks import BLOCKS, BlockShape, DropoutBlockConfig
 from dhen.blocks.attention import Encoder
 from dhen.config import LayerConfig
 from dhen.cost import ATTENTION, dense_parameters, headline_flops
@@ -80,6 +80,17 @@ def test_settings_are_documented(kind: str) -> None:
     assert BLOCKS[kind].__doc__
     for name, field in BLOCKS[kind].model_fields.items():
         assert name == "kind" or field.description, name
+
+
+@every_block
+def test_has_a_dropout_of_its_own_where_there_is_any(kind: str) -> None:
+    """A setting that does nothing is none."""
+    x_BMD = torch.randn(BATCH, SHAPES[0].embeddings, SHAPES[0].dim)
+    outputs = []
+    for p in (0.0, 0.5):
+        torch.manual_seed(0)
+        outputs.append(BLOCKS[kind]().build(SHAPES[0], dropout=p).train()(x_BMD))
+    assert issubclass(BLOCKS[kind], DropoutBlockConfig) != torch.equal(*outputs)
 
 
 @every_block

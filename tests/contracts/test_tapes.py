@@ -54,6 +54,7 @@ LAYERS = [
         for ensemble in ENSEMBLES
     ),
     LayerConfig(modules=("mlp", "mlp"), norm="none", shortcut=False),  # type: ignore[arg-type]
+    LayerConfig(modules=({"kind": "mlp", "dropout": 0.2}, "mlp")),  # type: ignore[arg-type]
     LayerConfig(modules=("cross",), out_embeddings=12),  # type: ignore[arg-type]
     LayerConfig(modules=("linear",), norm="rms", raw_numeric=True),  # type: ignore[arg-type]
     LayerConfig(modules=("linear",), norm="rms", norm_placement="pre"),  # type: ignore[arg-type]

@@ -45,6 +45,25 @@ def test_a_candidate_worse_than_the_baseline_is_not_praised() -> None:
     assert "gap closed" not in text
 
 
+def test_tuning_is_told_by_architecture() -> None:
+    first, second = (trial(number, Random(number)) for number in range(2))
+    nes = {2: (first, 0.99), 3: (first, 0.98), 4: (second, 1.01)}
+    tuned = [
+        of.model_copy(
+            update={
+                "number": number,
+                "tuned_from": of.number,
+                "validation": of.validation.model_copy(update={"ne": of.validation.ne * times}),
+            }
+        )
+        for number, (of, times) in nes.items()
+    ]
+    text = " ".join(sentences(judged([first, second, *tuned])))
+    assert "(-2.00 %, trial 3; 2 trials); trial 1 (" in text
+    assert f"stays at NE {second.validation.ne:.5f} (1 trial, none better)." in text
+    assert "tuned again" not in " ".join(sentences(study()))
+
+
 def test_studies_without_a_result_say_why() -> None:
     assert sentences(judged([])) == ("No candidate has ended yet.",)
     failed = sentences(judged([trial(0, Random(0), outcome=Outcome.FAILED)]))

@@ -141,3 +141,20 @@ def test_configs_are_frozen() -> None:
     layer = LayerConfig(modules=("linear",))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="frozen"):
         layer.out_embeddings = 3  # type: ignore[misc]
+
+
+def test_a_dropout_that_is_the_models_is_said_once() -> None:
+    """Then networks are equal, and those of before modules had their own are what they were."""
+
+    def model(dropout: float, *owns: float | None) -> DhenConfig:
+        modules = [{"kind": "mlp", "dropout": own} for own in owns]
+        found = parse_model({"layers": [{"modules": [*modules, "dcn_v2"]}], "dropout": dropout}, "test")
+        assert isinstance(found, DhenConfig)
+        return found
+
+    assert model(0.1, 0.1) == model(0.1, None)
+    assert model(0.1, 0.1, 0.2) == model(0.1, 0.2, None)  # sorted as what is left
+    assert "dropout" not in model(0.1, 0.1).to_dict()["layers"][0]["modules"][1]
+    assert model(0.1, 0.0) != model(0.1, None)
+    assert model(0.0, 0.2).uses_dropout
+    assert not model(0.0, 0.0).uses_dropout

@@ -21,17 +21,20 @@ from command_line import write_log
 from gloo_ranks import Script, as_rank, on_ranks, start
 
 from dhen.errors import UserError
-from dhen.model import parse_model
+from dhen.model import build_model, parse_model
 from trials.checkpoint import Weights
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.prepare import prepare
+from trials.distributed_step import DistributedStep
 from trials.events import Evaluated, Event, Progress, Trained
 from trials.job import Job
 from trials.loop import train
 from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
-from trials.resume import BEST, PREFIX
+from trials.resume import BEST, PREFIX, Checkpoints, Resumable
+from trials.step import TrainStep
+from trials.weight_average import WeightAverage
 
 needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
@@ -146,8 +149,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "settings",
     [
         {"dropout": 0.2},
-        {"precision": "bf16", "plateau_factor": 0.1},
-        {"table_decay": 0.02, "order": "log"},
+        {"precision": "bf16", "plateau_factor": 0.1, "weight_average": 2, "table_precision": "fp16"},
+        {"table_decay": 0.02, "order": "log", "weight_average": 3, "schedule": "cosine"},
         {"optimizer_precision": "bf16", "warmup_examples": 2000, "learning_rate_scaling": "sqrt"},
     ],
     ids=["dropout", "bf16", "table decay", "bf16 moments"],
@@ -196,6 +199,19 @@ def test_the_dense_learning_rate_warms_up(shared: Path) -> None:
         [whole * min(1.0, point["examples"] / 1500) for point in curve]
     )
     assert curve[0]["learning_rate"] < whole == curve[-1]["learning_rate"]
+
+
+def test_learning_rates_fall_as_half_a_cosine(shared: Path) -> None:
+    """After a warm-up that is said as a share of all passes."""
+    log = PreparedLog.open(shared / "log")
+    job = a_job(log, epochs=1, schedule="cosine", warmup_share=0.1)
+    rows = log.split("train").rows
+    assert (job.training.warmup_examples, job.training.warmup_share) == (round(0.1 * rows), 0.0)
+    curve = run(job, log, Told(), None).points
+    shares = [(point["examples"] - BATCH) / rows for point in curve]  # before each evaluation's last step
+    assert [point["learning_rate"] for point in curve] == pytest.approx(
+        [5e-4 * 0.5 * (1 + math.cos(math.pi * share)) for share in shares]
+    )
 
 
 def test_checkpoints_change_nothing(shared: Path, tmp_path: Path) -> None:
@@ -292,7 +308,8 @@ def alone(shared: Path, folder: Path) -> Script:
 
 
 def one_pass(log: PreparedLog) -> Job:
-    return a_job(log, epochs=1, schedule="constant")
+    """With an average of weights, which each rank holds its part of."""
+    return a_job(log, epochs=1, schedule="constant", weight_average=2)
 
 
 def several() -> tuple[Ranks, dict[str, Any], PreparedLog]:
@@ -340,6 +357,18 @@ def killed() -> dict[str, Any]:
     return {}
 
 
+def off_from_best(step: Resumable, job: Job, folder: Path, ranks: Ranks = Ranks()) -> float:  # noqa: B008
+    """Of the newest of what a checkpoint's average is of; the best weights are of the same evaluation."""
+    average = WeightAverage(step, job.training.weight_average)
+    restored = Checkpoints(folder, job, ranks).restore(step, average)
+    assert restored is not None
+    assert len(restored[0].curve) > 1
+    with average.in_place(restored[0].steps):
+        pass
+    held, best = step.weights(), restored[1] or {}  # type: ignore[attr-defined]
+    return max((float((held[name] - w).abs().max()) for name, w in best.items() if w.numel()), default=0.0)
+
+
 def two_ranks() -> dict[str, Any]:
     ranks, more, log = several()
     job, shared = one_pass(log), Path(os.environ["SHARED"])
@@ -347,8 +376,11 @@ def two_ranks() -> dict[str, Any]:
     for strategy in ON_TWO:
         whole = run(job, log, Told(), None, strategy=strategy, **more)
         copy = copied(shared / "interrupted", f"{strategy.name} on two", ranks)
+        model = build_model(job.model, job.features)
+        step = DistributedStep(model, job, strategy, ranks, more["cluster"], where=torch.device("cpu"))
+        off = off_from_best(step, job, copy, ranks)
         resumed = run(job, log, Told(), copy, strategy=strategy, **more)
-        found[strategy.name] = {"whole": whole.answer, "resumed": resumed.answer}
+        found[strategy.name] = {"whole": whole.answer, "resumed": resumed.answer, "off": off}
     whole = run(job, log, Told(), None, **more)
     again = run(job, log, Told(), shared / "killed", **more)
     found["killed"] = {"whole": whole.answer, "resumed": again.answer}
@@ -392,6 +424,7 @@ def test_four_ranks_go_on(on_four: dict[str, Any], strategy: Strategy) -> None:
 @pytest.mark.parametrize("strategy", ON_TWO, ids=lambda strategy: strategy.name)
 def test_two_ranks_go_on_from_four(on_two: dict[str, Any], strategy: Strategy) -> None:
     assert gap(on_two[strategy.name]["resumed"], on_two[strategy.name]["whole"]) < TOLERANCE
+    assert on_two[strategy.name]["off"] == 0.0
 
 
 @needs_torchrec
@@ -403,10 +436,10 @@ def test_ranks_go_on_after_one_was_killed(on_two: dict[str, Any]) -> None:
 def test_one_rank_goes_on_from_four(shared: Path, on_four: dict[str, Any]) -> None:
     log, copy = PreparedLog.open(shared / "log"), shared / "for one"
     shutil.copytree(shared / "interrupted", copy)
-    assert (
-        gap(run(one_pass(log), log, Told(), copy).answer, run(one_pass(log), log, Told(), None).answer)
-        < TOLERANCE
-    )
+    job = one_pass(log)
+    step = TrainStep(build_model(job.model, job.features), job.training, job.features)
+    assert off_from_best(step, job, copy) == 0.0
+    assert gap(run(job, log, Told(), copy).answer, run(job, log, Told(), None).answer) < TOLERANCE
 
 
 def by_itself() -> None:

@@ -35,6 +35,7 @@ from trials.planner.strategies import Strategy, ladder
 from trials.ranks import Ranks
 from trials.scoring import score
 from trials.step import TrainStep
+from trials.weight_average import WeightAverage
 
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
@@ -101,8 +102,8 @@ def batches(ranks: Ranks) -> list[Batch]:
 
 
 def trained(step: TrainStep | DistributedStep, ranks: Ranks, steps: int) -> dict[str, Any]:
-    """With evaluations in between, which must leave no trace."""
-    losses, metrics = [], []
+    """With evaluations in between, which must leave no trace, and of a mean of weights at the end."""
+    losses, metrics, average = [], [], WeightAverage(step, 2)
     for number, batch in enumerate(batches(ranks)[:steps]):
         factor = 1.0 - number / STEPS
         step.scale_learning_rates(dense=factor, tables=factor)
@@ -113,8 +114,13 @@ def trained(step: TrainStep | DistributedStep, ranks: Ranks, steps: int) -> dict
         if number in EVALUATE_AT:
             step.settle()
             metrics.append(step.evaluate(log(), "validation").to_dict())
+            average.note()
     step.settle()
-    return {"losses": losses, "metrics": metrics, "finite": step.is_finite(), "weights": step.weights()}
+    average.note()
+    with average.in_place(steps):
+        of_mean = step.evaluate(log(), "validation").ne
+    found = {"losses": losses, "metrics": metrics, "finite": step.is_finite(), "weights": step.weights()}
+    return found | {"of_mean": of_mean}
 
 
 def apart(mine: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -138,6 +144,7 @@ def on_a_rank() -> dict[str, Any]:
         weights = mine.pop("weights")
         held = {kind: sum(len(p.values) for p in each.pieces) for kind, each in step.dense_state().items()}
         mine["held"] = held
+        mine["means_apart"] = mine["of_mean"] - plain[steps]["of_mean"] if ranks.first else None
         mine["apart"] = apart(weights, plain[steps]["weights"]) if ranks.first else None
         found[strategy.name] = mine
     found["mixed"] = mixed(ranks, cluster)
@@ -145,7 +152,7 @@ def on_a_rank() -> dict[str, Any]:
 
 
 def one_process(steps: int, model: ModelConfig = MODEL) -> dict[str, Any]:
-    return trained(TrainStep(fresh(model), job(log()).training), Ranks(), steps)
+    return trained(TrainStep(fresh(model), job(log()).training, log().features), Ranks(), steps)
 
 
 def mixed(ranks: Ranks, cluster: Cluster) -> dict[str, Any]:
@@ -226,6 +233,7 @@ def test_every_strategy_follows_one_process(answers: dict[str, Any]) -> None:
         steps = steps_of(strategy, answers["ranks"])
         assert found["losses"] == pytest.approx(plain["losses"][:steps], abs=TOLERANCE), strategy.name
         assert found["apart"] < CLOSE_WEIGHTS, strategy.name
+        assert abs(found["means_apart"]) < TOLERANCE, strategy.name
         assert found["finite"]
         assert len(found["metrics"]) == sum(at < steps for at in EVALUATE_AT)
         for mine, other in zip(found["metrics"], plain["metrics"], strict=False):

@@ -75,6 +75,25 @@ def assert_counted(data: dict[str, object]) -> None:
     assert space_size(space).architectures == len(distinct)
 
 
+def test_a_modules_own_dropout_is_an_axis() -> None:
+    """null is the model's, and so is the same number; a point with either is the same network."""
+    data = {
+        "depth": [1, 2],
+        "slots": 2,
+        "modules": {"mlp": {"dropout": [None, 0.0, 0.2]}, "dcn_v2": {}},
+        "out_embeddings": [2],
+        "model": {"dropout": [0.0, 0.1]},
+    }
+    space = Space("test", parse(SpaceConfig, data, "test"))
+    labels = [axis.labels for axis in space.axes if isinstance(axis, Choice)]
+    names = [axis.name for axis in space.axes]
+    points = [dict(zip(names, each, strict=True)) for each in itertools.product(*labels)]
+    candidates = [space.decode(point) for point in points]
+    assert all(space.decode(space.encode(candidate)) == candidate for candidate in candidates)
+    distinct = {fingerprint(candidate.model.to_dict()) for candidate in candidates}
+    assert space_size(space).architectures == len(distinct)
+
+
 def test_one_space_has_every_module_and_ensemble() -> None:
     config = load_space("beyond").config
     assert set(config.modules) == set(BLOCKS)
@@ -107,6 +126,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("modules: {}", "at least 1"),
         ("modules: {linar: {}}", "Did you mean 'linear'"),
         ("modules: {conv: {kernal: [3]}}", "Did you mean 'kernel'"),
+        ("modules: {linear: {dropout: [0.1]}}", "'linear' has no dropout.*those that have: attention, dlrm"),
         ("modules: {linear: {}}\ndepht: 3", "Did you mean 'depth'"),
         ("modules: {linear: {}}\nnorm: [batch]", "impossible.*'layer', 'rms' or 'none'"),
         ("modules: {linear: {}}\nensemble: [mean]", "unknown ensemble 'mean'"),

@@ -109,7 +109,7 @@ class Pricing:
         """Of a GPU's context, libraries' workspaces, a communicator where there are several ranks; random bits."""
         rounding = ring_bytes(self.cluster.device) if self.training.optimizer_precision == "bf16" else 0
         if self.cluster.device == "cpu":
-            return rounding + (POOL_BYTES if self.model.dropout else 0)
+            return rounding + (POOL_BYTES if self.model.uses_dropout else 0)
         communicator = NCCL_COMMUNICATOR_BYTES if self.cluster.ranks > 1 else 0
         return rounding + CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES + communicator
 

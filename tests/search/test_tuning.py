@@ -1,0 +1,127 @@
+"""The last stage: the best architectures keep what they are, and only the rest is proposed anew."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import SMALL, Run, start, wait_for_trials
+
+from dhen.errors import UserError
+from dhen.schema import FeatureSchema, Table
+from dhen.values import parse
+from search.appraisal import Appraiser
+from search.directory import read_record
+from search.proposals import Proposals
+from search.samplers import SAMPLERS
+from search.tuning import best_architectures, check_tunable
+from spaces.load import load_space, random_point
+from spaces.space import Point, Space, SpaceConfig
+from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+
+FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",))
+DATA: dict[str, Any] = {
+    "depth": [1, 2],
+    "slots": 2,
+    "modules": {"mlp": {"mlp": [[8], [16]], "dropout": [None, 0.0, 0.2]}, "dcn_v2": {}, "linear": {}},
+    "model": {"embedding_dim": [4, 8], "dropout": [0.0, 0.1]},
+    "training": {
+        "learning_rate": {"low": 0.001, "high": 0.01, "log": True},
+        "schedule": ["linear", "cosine"],
+    },
+}
+SPACE = Space("test", parse(SpaceConfig, DATA, "test"))
+TUNED = {"training.learning_rate", "training.schedule", "dropout"}
+OF_MLP = "layer.mlp.dropout"
+
+
+def completed(number: int, point: Point, ne: float, **more: Any) -> TrialRecord:
+    return TrialRecord(
+        number=number,
+        kind=TrialKind.CANDIDATE,
+        outcome=Outcome.COMPLETED,
+        fingerprint=str(number),
+        point=point,
+        model=SPACE.decode(point).model.to_dict(),
+        training={},
+        validation=Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
+        **more,
+    )
+
+
+def a_point(**changes: Any) -> Point:
+    fixed = {"depth": 1, "layer.block0": "linear", "layer.block1": "none", "layer.ensemble": "sum"}
+    return random_point(SPACE, random.Random(0)) | fixed | changes
+
+
+def test_the_best_the_knee_and_the_next_each_once() -> None:
+    mlp = a_point(**{"layer.block0": "mlp"})
+    records = [
+        completed(0, a_point(), 0.80, flops=1e4),
+        completed(1, a_point(**{"layer.block1": "dcn_v2"}), 0.72, flops=2e4),  # the knee
+        completed(2, mlp, 0.71, flops=9e5),
+        completed(3, mlp | {OF_MLP: 0.2, "dropout": 0.0, "training.schedule": "cosine"}, 0.70, flops=9e5),
+        completed(4, a_point(depth=2), 0.1, flops=1e3, tuned_from=0),
+        completed(5, a_point(**{"layer.block0": "dcn_v2"}), 0.9, flops=5e5),
+    ]
+    found = best_architectures(records, SPACE, 9)
+    assert [each.trial for each in found] == [3, 1, 0, 5]
+    assert [each.trial for each in best_architectures(records, SPACE, 2)] == [3, 1]
+    names = {axis.name for axis in SPACE.axes}
+    assert names - found[0].fixed.keys() == TUNED | {OF_MLP}
+    assert names - found[1].fixed.keys() == TUNED  # it has no MLP
+    assert found[1].fixed.items() <= records[1].point.items()
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_samplers_propose_what_is_not_fixed(sampler: str) -> None:
+    """Low learning rates and dropout are good: those that learn propose them for an architecture never seen."""
+    proposals = Proposals(
+        sampler=sampler, seed=1, appraiser=Appraiser(SPACE, FEATURES, lambda candidate: True)
+    )
+    known: list[TrialRecord] = []
+    for number in range(16):
+        point = random_point(SPACE, random.Random(number))
+        rate = float(point["training.learning_rate"] or 0)
+        ne = 0.7 + rate + 0.01 * (point["training.schedule"] == "linear")
+        known.append(completed(number, point, ne, flops=1e4))
+    proposals.remember(known)
+    fixed = {name: value for name, value in a_point().items() if name not in TUNED}
+    asked = [proposals.ask(number, fixed, start_is_fixed=True)[0] for number in range(16, 19)]
+    assert all(fixed.items() <= point.items() for point in asked)
+    assert len({str(point) for point in asked}) == len(asked)
+    if sampler in ("tpe", "gp", "ranker"):
+        assert sorted(float(point["training.learning_rate"] or 1) for point in asked)[1] < 0.004
+
+
+def test_a_space_with_nothing_to_tune() -> None:
+    check_tunable(SPACE)
+    check_tunable(Space("t", parse(SpaceConfig, {"modules": {"mlp": {"dropout": [0.0, 0.1]}}}, "t")))
+    constant = {"modules": {"mlp": {}}, "model": {"dropout": 0.1}, "training": {"schedule": "linear"}}
+    for space in (load_space("paper_table1"), Space("t", parse(SpaceConfig, constant, "t"))):
+        with pytest.raises(UserError, match="leaves none of them open"):
+            check_tunable(space)
+
+
+def test_a_study_goes_on_in_its_tuning(
+    dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    out, words = tmp_path / "study", ("trials=2", "tune=2", "tune_best=1")
+    process = start(click_log, out, environment, *words)
+    wait_for_trials(out, 3)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    done = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words)
+    record = read_record(out)
+    best = min(record.candidates[:2], key=lambda trial: trial.validation.ne if trial.validation else 1.0)
+    assert [trial.tuned_from for trial in record.candidates] == [None, None, best.number, best.number]
+    assert {str(trial.model) for trial in record.candidates[2:]} == {str(best.model)}
+    assert len({trial.training["learning_rate"] for trial in record.candidates}) == 4
+    assert f"(tuned of trial {best.number})" in done.stdout
+    assert "Training settings tuned again: trial" in done.stdout
+    assert (record.finished, record.trials_budget) == (True, 4)

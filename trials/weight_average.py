@@ -1,0 +1,82 @@
+"""The mean of a training's weights at its last K evaluations, tried at each beside the weights themselves.
+
+Latest weight averaging (arXiv 2209.14981): as in SWA (arXiv 1803.05407) points along one training are averaged,
+but the newest K, so that nothing has to be known of when the training will end. The training itself goes on
+from its own weights. Dense part and tables are averaged: the dense part alone, with tables that it was not trained
+with, gained less (docs/log.md). No batch statistics have to be made anew: networks here have none.
+
+Each rank averages what it holds, whatever the strategy, in host memory: K copies of its weights as they are
+stored, none on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from trials.flat_pieces import FlatPieces, Piece
+from trials.memory_limit import on_host
+from trials.resume import Resumable
+
+WEIGHT = "weight"
+"""What weights are called in a step's dense state, and before the dot in its table state."""
+
+
+class WeightAverage:
+    """Of one step's weights; every rank makes the same calls in the same order."""
+
+    def __init__(self, step: Resumable, evaluations: int) -> None:
+        """`evaluations`: K, how many there are at most in the mean."""
+        self._step = step
+        self._noted: deque[dict[str, Tensor]] = deque(maxlen=evaluations)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether there are two weights at least to be averaged."""
+        return len(self._noted) > 1
+
+    def note(self) -> None:
+        """The weights as they are; the step must be settled."""
+        with on_host():
+            self._noted.append(
+                {name: tensor.to("cpu", copy=True) for name, tensor in _held(self._step).items()}
+            )
+
+    @contextlib.contextmanager
+    def in_place(self, steps: int) -> Iterator[None]:
+        """Inside, the step, which has made so many updates, has the mean; afterwards what was noted last."""
+        self._write([*self._noted], steps)
+        try:
+            yield
+        finally:
+            self._write([self._noted[-1]], steps)
+
+    def state(self) -> Iterator[tuple[FlatPieces, dict[str, Tensor]]]:
+        """For a checkpoint: of each in the mean, oldest first, the dense weights and the blocks of the tables."""
+        dense = self._step.dense_state()[WEIGHT]
+        for noted in self._noted:
+            pieces = (Piece(start, noted[f"{WEIGHT}{start}"]) for start, _ in dense.pieces)
+            blocks = {name: tensor for name, tensor in noted.items() if name.startswith(f"{WEIGHT}.")}
+            yield FlatPieces(dense.length, tuple(pieces)), blocks
+
+    @torch.no_grad()
+    def _write(self, noted: list[dict[str, Tensor]], steps: int) -> None:
+        """The mean of some, one tensor after another, rounded on the host to what the step stores."""
+        for name, tensor in _held(self._step).items():
+            with on_host():
+                mean = noted[0][name].float()
+                for other in noted[1:]:
+                    mean = mean + other[name]
+                mean = (mean / len(noted)).to(tensor.dtype)
+            tensor.copy_(mean)
+        self._step.restored(self._step.table_state(), steps)
+
+
+def _held(step: Resumable) -> dict[str, Tensor]:
+    """All weights of this rank, as views of what trains: the dense part's by where they begin, tables' blocks."""
+    dense = {f"{WEIGHT}{start}": values for start, values in step.dense_state()[WEIGHT].pieces}
+    return dense | {name: t for name, t in step.table_state().items() if name.startswith(f"{WEIGHT}.")}
