@@ -103,7 +103,8 @@ def _retrainings(
 ) -> Retrainings:
     """Trained as the study's trials were: the same ranks, precision and memory."""
     parallel, threads = slots(config.parallel, config.threads, ranks_here(config))
-    facts = Facts(ledger, config, directory, log, load_space(config.space), side_by_side=parallel)
+    shares = {"side_by_side": parallel, "threads": threads}
+    facts = Facts(ledger, config, directory, log, load_space(config.space), **shares)
     ledger.settle(facts.setting)
     trainer = Trainer(
         launcher,
