@@ -13,6 +13,7 @@ from rich.console import Console
 from dashboards.winners import retrained_line
 from dhen.errors import UserError
 from dhen.values import load_yaml, parse
+from search.cli import INTERRUPTED
 from search.config import StudyConfig
 from search.directory import STUDY_FILE, database_url, only_driver, read_record, study_name
 from search.execution import execution, ranks_here
@@ -21,7 +22,7 @@ from search.facts import Facts
 from search.log import open_log
 from search.objective import Trainer
 from search.publisher import Publisher
-from search.session import BEST, INTERRUPTED, other_hosts
+from search.session import BEST, other_hosts
 from search.slots import slots
 from search.terminal import step_progress
 from search.winners.retraining import Retrainings
