@@ -66,7 +66,7 @@ def main() -> None:
         candidate = space.decode(point)
         for batch_size in BATCHES:
             training = TrainingConfig.model_validate({**candidate.training, "batch_size": batch_size})
-            job = job_on(log, candidate.model, training, 0, preferred_precision())
+            job = job_on(log, candidate.model, training, 0, options.precision)
             found[batch_size].append(_measured(job, log, cluster))
             _print(number, batch_size, found[batch_size][-1])
     _print_constants(found, cluster)
@@ -79,6 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--space", default="default")
     parser.add_argument("--networks", type=int, default=8)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default=preferred_precision())
     return parser.parse_args()
 
 
