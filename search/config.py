@@ -16,6 +16,7 @@ from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import parse_bytes
 from trials.job import TrainingConfig
+from trials.planner.strategies import Prefer
 from trials.serving import ServingConfig
 
 DEMO = "demo"
@@ -88,7 +89,7 @@ class StudyConfig(LogConfig):
     """Memory a rank, e.g. 24GiB, in place of the cluster's own; `local` shares this machine's among trials."""
     address: Address | None = None
     """`host:port` of this machine, where other hosts of `ranks=` join; without it all ranks are on this one."""
-    prefer: Literal["least", "fastest"] = "least"
+    prefer: Prefer = "least"
     """Of the techniques that fit: as few as may be, or the fastest."""
     storage: str | None = None
     """SQLAlchemy URL of the study's database; study.db in the run's directory where not given."""

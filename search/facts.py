@@ -35,6 +35,7 @@ class Facts:
         space: Space,
         *,
         side_by_side: int = 1,
+        threads: int | None = None,
     ) -> None:
         """Settles them for a new study, and holds a known one to them.
 
@@ -42,7 +43,7 @@ class Facts:
             UserError: where the ledger knows the study with another log, space, seed or cluster.
         """
         self._ledger = ledger
-        self._facts = _settled(ledger, config, directory, log, space, side_by_side)
+        self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
         self.cluster = parse(Cluster, self._facts["cluster"], "the study's cluster")
         """What every trial is planned for: as declared, or this machine as measured when the study began."""
         self.precision: Precision = self._facts["precision"]
@@ -94,6 +95,7 @@ def _settled(
     log: PreparedLog,
     space: Space,
     side_by_side: int,
+    threads: int | None,
 ) -> dict[str, Any]:
     """This machine is measured for a new study alone: measured again it would not quite be the same."""
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
@@ -104,6 +106,7 @@ def _settled(
             config.ranks,
             config.hbm,
             side_by_side=side_by_side,
+            threads=threads,
             hosts_apart=config.address is not None,
         )
         facts["cluster"] = cluster.to_dict()

@@ -37,7 +37,7 @@ def open_log(config: LogConfig, progress: OnProgress | None = None) -> PreparedL
 def log_files(
     names: Sequence[str], demo: DemoConfig | None = None, progress: OnProgress | None = None
 ) -> list[Path]:
-    """The paths that `--data` names; `demo` is the demo log, where no file has that name.
+    """The paths that `--data` names; `demo` alone is the demo log.
 
     Raises:
         UserError: naming the first that is missing.
@@ -45,7 +45,7 @@ def log_files(
     if "" in names:  # an unset variable of a shell; as a path it would be the current folder
         raise UserError(f"--data is empty; name a log, a prepared log, or `{DEMO}`.")
     paths = [Path(name) for name in names]
-    if list(names) == [DEMO] and not paths[0].exists():
+    if list(names) == [DEMO]:
         return [_demo_file(demo or DemoConfig(), progress)]
     missing = [path for path in paths if not path.exists()]
     if missing:

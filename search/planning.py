@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dhen.errors import UserError
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS, load_cluster
+from trials.cluster.shared import shared
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import Plan, Prefer, plan
@@ -30,12 +31,14 @@ def declared_cluster(
     hbm: int | str | None = None,
     *,
     side_by_side: int = 1,
+    threads: int | None = None,
     hosts_apart: bool = False,
 ) -> Cluster:
     """The cluster of this name or file, with the ranks and the memory declared.
 
-    This machine (`local`, `this`) is measured, which takes a second or two. Its memory is shared: by trials
-    side by side, and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`.
+    This machine (`local`, `this`) is measured, which takes a second or two, and shared: by trials side by side,
+    and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`. A rank then has
+    the speed of its `threads`.
 
     Raises:
         UserError: for an unknown name, a file that is none, ranks or sizes that are none.
@@ -43,21 +46,12 @@ def declared_cluster(
     here = name in (LOCAL, THIS)
     cluster = load_cluster(THIS if here else name)
     cluster = cluster.with_ranks(ranks) if ranks is not None else cluster
-    if hbm is not None:
-        return cluster.with_hbm(hbm)
-    ranks_here = cluster.gpus_a_host if hosts_apart else cluster.ranks
-    return _shared(cluster, side_by_side, ranks_here) if here else cluster
-
-
-def _shared(machine: Cluster, side_by_side: int, ranks_here: int) -> Cluster:
-    """What one rank of one of so many trials has of this machine's memory."""
-    owners = side_by_side * (ranks_here if machine.device == "cpu" else 1)
-    if owners == 1:
-        return machine
-    source = f"{machine.sources.get('hbm_bytes', 'as detected')}; shared by {owners}"
-    return machine.model_copy(
-        update={"hbm_bytes": machine.hbm_bytes // owners, "sources": machine.sources | {"hbm_bytes": source}}
-    )
+    if here:
+        owners = side_by_side
+        if cluster.device == "cpu":
+            owners *= cluster.gpus_a_host if hosts_apart else cluster.ranks
+        cluster = shared(cluster, owners, threads)
+    return cluster.with_hbm(hbm) if hbm is not None else cluster
 
 
 def cluster_summary(cluster: Cluster) -> ClusterSummary:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dashboards.summary import sentences
 from dhen.errors import UserError
+from search.cli import INTERRUPTED
 from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config
 from search.directory import STUDY_FILE, only_driver
 from search.export import export
@@ -26,7 +27,6 @@ from trials.record import StudyRecord
 from trials.rendezvous import check_devices
 
 BEST = "best"
-INTERRUPTED = 130
 
 
 def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, launcher: Launcher) -> None:
@@ -53,7 +53,9 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {directory / REPORT}\nbrowse: dhen-search ui {directory}", soft_wrap=True)
     if record.front:
-        console.print(f"bundle: {directory / BEST} (dhen-search predict {directory / BEST} --data ...)")
+        console.print(
+            f"bundle: {directory / BEST} (dhen-search predict {directory / BEST} --data ...)", soft_wrap=True
+        )
 
 
 def _search(

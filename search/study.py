@@ -97,7 +97,8 @@ class Study:
         name = study_name(directory, config.name)
         self._ledger = Ledger(database_url(directory, config.storage), name)
         self._parallel, threads = slots(side_by_side(config), config.threads, ranks_here(config))
-        self._facts = Facts(self._ledger, config, directory, log, self._space, side_by_side=self._parallel)
+        shares = {"side_by_side": self._parallel, "threads": threads}
+        self._facts = Facts(self._ledger, config, directory, log, self._space, **shares)
         self._standing = Standing(
             self._facts.head, map(cut_short, self._ledger.trials()), averages=config.averages > 0
         )

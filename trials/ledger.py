@@ -125,7 +125,7 @@ class Ledger:
 
     def write(self, connection: sa.Connection, record: TrialRecord) -> set[str]:
         """The same within a transaction of the caller's; ids of the job and the plan that it makes sure of."""
-        if record.fingerprint and record.fingerprint not in self._written:
+        if record.fingerprint:
             self._write_job(connection, record, seed=self._seed + record.seed_offset)
         plan = self._write_plan(connection, record) if record.plan else None
         self.database.upsert(
@@ -162,6 +162,7 @@ class Ledger:
                 outcome=record.outcome.value,
                 record=record.model_dump_json(exclude=RETRAINING_IN_COLUMNS),
             )
+        self._written.add(record.fingerprint)
 
     def retrainings(self) -> list[Retraining]:
         """All of the study, in the order of their numbers."""
@@ -214,6 +215,8 @@ class Ledger:
         return self._setting.seed
 
     def _write_job(self, connection: sa.Connection, record: TrialRecord, *, seed: int) -> None:
+        if record.fingerprint in self._written:
+            return
         assert self._setting is not None, "settle before save"
         self.database.insert_new(
             connection,

@@ -120,8 +120,7 @@ def _ranker(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> Ranker:
     kernel = Kernel.drawn(x_NF.shape[1], rng)
     k_KK = kernel(x_NF[rows], x_NF[rows])
     dual_K = _most_likely(k_KK, pairs.among(rows, rows))
-    found = Ranker(kernel, x_NF[rows], dual_K, held_out, loss=0.0)
-    ahead = found.scores(x_NF[held_out])[:, None] - k_KK @ dual_K
+    ahead = (kernel(x_NF[held_out], x_NF[rows]) @ dual_K)[:, None] - k_KK @ dual_K
     loss = _cross_entropy(ahead, pairs.among(held_out, rows))
     return Ranker(kernel, x_NF[rows], dual_K, held_out, loss)
 

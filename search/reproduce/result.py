@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from dhen.errors import UserError
 from dhen.values import Value
@@ -15,13 +14,12 @@ from search.reproduce.config import TableConfig
 from search.reproduce.statistics import Estimate, compared
 from search.reproduce.tables import Claim, Row, Table
 from trials.job import Job
-from trials.record import TrialRecord
+from trials.record import Better, TrialRecord
 
 SOURCE = (
     "The paper's values (arXiv 2203.11014) were read from a secondary source; its log is not public, and "
     "larger by orders of magnitude."
 )
-Verdict = Literal["yes", "no", "cannot tell"]
 Curve = tuple[float | None, ...]
 """NE by milestone, or by seed; None where a training did not get there."""
 
@@ -58,7 +56,7 @@ class Comparison(Value):
     row: str
     against: str
     difference: Estimate | None
-    verdict: Verdict
+    verdict: Better
     """Whether the row is better: where the interval excludes zero."""
 
 
@@ -68,7 +66,7 @@ class Finding(Value):
     text: str
     in_paper: bool
     """False for what others ask about the paper."""
-    holds: Verdict
+    holds: Better
     """Yes where all comparisons say so, no where one says the opposite."""
     comparisons: tuple[Comparison, ...]
 
@@ -171,14 +169,16 @@ def finding(claim: Claim, last_ne: Mapping[str, Sequence[float | None]], confide
             Comparison(row=row, against=against, difference=difference, verdict=_better(difference))
         )
     verdicts = {each.verdict for each in comparisons}
-    holds: Verdict = "no" if "no" in verdicts else "yes" if verdicts == {"yes"} else "cannot tell"
+    all_say_so = Better.YES if verdicts == {Better.YES} else Better.CANNOT_TELL
+    holds = Better.NO if Better.NO in verdicts else all_say_so
     return Finding(text=claim.text, in_paper=claim.in_paper, holds=holds, comparisons=tuple(comparisons))
 
 
-def _better(difference: Estimate | None) -> Verdict:
+def _better(difference: Estimate | None) -> Better:
     if difference is None or difference.low is None or difference.high is None:
-        return "cannot tell"
-    return "yes" if difference.high < 0 else "no" if difference.low > 0 else "cannot tell"
+        return Better.CANNOT_TELL
+    not_worse = Better.YES if difference.high < 0 else Better.CANNOT_TELL
+    return Better.NO if difference.low > 0 else not_worse
 
 
 def _at(milestones: Sequence[int], record: TrialRecord) -> Curve:

@@ -73,6 +73,8 @@ class Trainings:
         """
         unique = {job.fingerprint: job for job in jobs}
         done = self.finished(unique.values())
+        for name in done:  # of one that ended as Ctrl-C came, before its folder was removed
+            shutil.rmtree(self._folder / name, ignore_errors=True)
         waiting = [job for name, job in unique.items() if name not in done]
         examples = 0
         with killed_on_error(self._running):

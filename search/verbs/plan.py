@@ -25,6 +25,7 @@ from dhen.errors import UserError
 from search.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
 from search.planning import declared_cluster
 from search.sweep import depths, sweep
+from search.verbs.data_option import files_first
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.planner.estimates import PricedStrategy
@@ -49,7 +50,12 @@ Examples:
 @click.option("--ranks", help="Hosts x ranks a host in place of the cluster's own, e.g. 2x4.")
 @click.option("--hbm", help="Memory a rank in place of the cluster's own, e.g. 24GiB.")
 @click.option("--prefer", type=click.Choice(["least", "fastest"]), default="least", show_default=True)
-@click.option("--data", multiple=True, help="A log that gives the inputs, where CONFIG has no schema.")
+@click.option(
+    "--data",
+    multiple=True,
+    callback=files_first,
+    help="A log that gives the inputs, where CONFIG has no schema.",
+)
 @click.option("--all", "everything", is_flag=True, help="Every strategy of the ladder.")
 @click.option("--json", "as_json", is_flag=True, help="All of it, in bytes and seconds.")
 @click.option("--sweep", "swept", metavar="depth=A..B", help="Throughput and memory against depth, a figure.")

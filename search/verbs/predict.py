@@ -14,6 +14,7 @@ from dhen.errors import UserError
 from search.bundle import read_bundle
 from search.log import log_files
 from search.terminal import step_progress
+from search.verbs.data_option import files_first
 from trials.data.loader import feature_batch
 from trials.data.scoring import encode_rows
 from trials.hardware import device
@@ -24,7 +25,13 @@ BATCH_ROWS = 8192
 
 @click.command(epilog="Example: dhen-search predict runs/demo/best --data new.csv --out scores.csv")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--data", multiple=True, required=True, help="Raw rows, files or a folder; no label needed.")
+@click.option(
+    "--data",
+    multiple=True,
+    callback=files_first,
+    required=True,
+    help="Raw rows, files or a folder; no label needed.",
+)
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV of row,score.")
 def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from search.cli import INTERRUPTED
+from search.verbs.data_option import files_first
 from trials.launcher import Launcher
-
-INTERRUPTED = 130
 
 
 @click.command(
@@ -24,7 +24,11 @@ Examples:
 @click.argument("table", metavar="table1|table2|table3")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @click.option(
-    "--data", multiple=True, required=True, help="The log: files, a folder, a prepared log, `demo`."
+    "--data",
+    multiple=True,
+    callback=files_first,
+    required=True,
+    help="The log: files, a folder, a prepared log, `demo`.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/reproduce-NAME).")
 @click.option("--json", "as_json", is_flag=True, help="The table as JSON (search.reproduce.result).")

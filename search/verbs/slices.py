@@ -14,6 +14,7 @@ from search.directory import read_record
 from search.export import study_log
 from search.front import picked
 from search.terminal import print_table
+from search.verbs.data_option import files_first
 from search.verbs.verify import log_of
 from search.winners.slices import MOST, Slice, bundle_slices, slices
 from trials.record import Better
@@ -42,7 +43,12 @@ Examples:
 """
 )
 @click.argument("what", metavar="DIR|BUNDLE", type=click.Path(path_type=Path))
-@click.option("--data", multiple=True, help="Of a bundle: the log on whose test split it is scored.")
+@click.option(
+    "--data",
+    multiple=True,
+    callback=files_first,
+    help="Of a bundle: the log on whose test split it is scored.",
+)
 @click.option("--column", required=True, help="Categorical: its values; numeric: ten slices of equal size.")
 @click.option(
     "--pick", "how", default="best", show_default=True, help="best, knee, 'flops<=X', 'ms<=X', a number."

@@ -22,6 +22,7 @@ from search.log import log_files, open_log
 from search.objective import Trainer, job_on, new_record
 from search.planning import LOCAL, declared_cluster, planned
 from search.terminal import step_progress
+from search.verbs.data_option import files_first
 from trials.data.cache import PreparedLog
 from trials.data.prepare import prepare
 from trials.events import WEIGHTS, Progress
@@ -48,7 +49,11 @@ Examples:
 @click.argument("what", metavar="BUNDLE|CONFIG.yaml|MODEL")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @click.option(
-    "--data", multiple=True, required=True, help="The log: files, a folder, a prepared log, `demo`."
+    "--data",
+    multiple=True,
+    callback=files_first,
+    required=True,
+    help="The log: files, a folder, a prepared log, `demo`.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The new bundle's folder.")
 @click.option("--from-weights", is_flag=True, help="Go on from the bundle's weights, in its encoding.")

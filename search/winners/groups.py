@@ -31,13 +31,21 @@ def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
     Raises:
         UserError: for a column that is neither.
     """
-    tables = [table.name for table in log.features.categorical]
-    if column in tables:
-        return _by_value(log, column, np.asarray(split.categorical[:, tables.index(column)]), most)
+    ids = categorical_ids(log, split)
+    if column in ids:
+        return _by_value(log, column, ids[column], most)
     if column in log.schema.numeric:
         return _by_tenth(log.encoding.numbers(column, np.asarray(split.numeric)))
-    known = ", ".join((*tables, *log.schema.numeric))
+    known = ", ".join((*ids, *log.schema.numeric))
     raise UserError(f"--column {column!r}: expected a categorical or numeric column of the log: {known}.")
+
+
+def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.int32]]:
+    """Ids of the rows (N) by categorical column, in the log's order; views."""
+    return {
+        table.name: np.asarray(split.categorical[:, place])
+        for place, table in enumerate(log.features.categorical)
+    }
 
 
 def _by_value(log: PreparedLog, column: str, id_N: NDArray[np.int32], most: int) -> Groups:

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
+from search.winners.groups import categorical_ids
 from trials.data.cache import PreparedLog, Split
 from trials.data.vocabulary import UNKNOWN_ID
-from trials.data.weights import example_weights
+from trials.data.weights import Floats, example_weights
 from trials.mean import mean_of_logits
 from trials.metrics import PROBABILITY_FLOOR
 
-Floats = NDArray[np.float64]
 BLOCKS = 200
 """So many at most: the standard error of a block bootstrap is then known to 5 %, and blocks are long."""
 LEAST_ROWS = 10
@@ -103,11 +103,11 @@ def _by_value(
     log: PreparedLog, split: Split, column: str, in_time_N: NDArray[np.integer[Any]], count: int
 ) -> NDArray[np.integer[Any]]:
     """All rows of a value together; those whose value is not known apart, as they lie in time."""
-    tables = [table.name for table in log.features.categorical]
-    if column not in tables:
+    ids = categorical_ids(log, split)
+    if column not in ids:
         raise UserError(
-            f"--block-by {column!r}: expected a categorical column of the log: {', '.join(tables) or 'none'}."
+            f"--block-by {column!r}: expected a categorical column of the log: {', '.join(ids) or 'none'}."
         )
-    id_N = np.asarray(split.categorical[:, tables.index(column)])
+    id_N = ids[column]
     hashed_N = ((id_N.astype(np.uint64) * HASH) >> np.uint64(32)) % np.uint64(count)
     return np.where(id_N > UNKNOWN_ID, hashed_N.astype(np.int32), in_time_N)

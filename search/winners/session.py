@@ -13,6 +13,7 @@ from rich.console import Console
 from dashboards.winners import retrained_line
 from dhen.errors import UserError
 from dhen.values import load_yaml, parse
+from search.cli import INTERRUPTED
 from search.config import StudyConfig
 from search.directory import STUDY_FILE, database_url, only_driver, read_record, study_name
 from search.execution import execution, ranks_here
@@ -21,7 +22,7 @@ from search.facts import Facts
 from search.log import open_log
 from search.objective import Trainer
 from search.publisher import Publisher
-from search.session import BEST, INTERRUPTED, other_hosts
+from search.session import BEST, other_hosts
 from search.slots import slots
 from search.terminal import step_progress
 from search.winners.retraining import Retrainings
@@ -103,7 +104,8 @@ def _retrainings(
 ) -> Retrainings:
     """Trained as the study's trials were: the same ranks, precision and memory."""
     parallel, threads = slots(config.parallel, config.threads, ranks_here(config))
-    facts = Facts(ledger, config, directory, log, load_space(config.space), side_by_side=parallel)
+    shares = {"side_by_side": parallel, "threads": threads}
+    facts = Facts(ledger, config, directory, log, load_space(config.space), **shares)
     ledger.settle(facts.setting)
     trainer = Trainer(
         launcher,

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run, write_log
 
+from search.config import DemoConfig, StudyConfig
 from search.directory import read_record, trial_folder
+from search.log import log_files
 from search.objective import CHECKPOINTS
 from trials.record import Outcome, TrialKind
 from trials.resume import PREFIX, STANDS, Stand
@@ -113,6 +115,19 @@ def test_a_log_that_changed_under_a_study(dhen_search: Run, tmp_path: Path) -> N
     write_log(log, 1600, seed=2)
     assert "another log" in dhen_search(*words, code=2).stderr
     assert read_record(out) == before
+
+
+def test_something_named_demo_is_read_where_it_is_asked_for(
+    dhen_search: Run, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo").mkdir()
+    said = dhen_search("plan", "dcn_v2", "--data", "demo", code=2, cwd=tmp_path).stderr
+    assert "the folder of this name here is read, not the built-in demo log" in said
+    assert "demo: the folder holds no files" in said
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", environment["DHEN_SEARCH_CACHE"])
+    (path,) = log_files(StudyConfig().data, DemoConfig(rows=2000))
+    assert path.is_file()
 
 
 def test_a_damaged_study_database(

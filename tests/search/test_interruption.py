@@ -32,12 +32,24 @@ def children_of(session: int) -> list[int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def undisturbed(
+    dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, ...], Path]:
+    """A study that nothing happens to, one and two at a time."""
+    found = {at_once: tmp_path_factory.mktemp("undisturbed") / "study" for at_once in (ONE, TWO)}
+    for at_once, out in found.items():
+        dhen_search("run", "--data", click_log, "--out", out, "trials=3", *SMALL, *at_once)
+    return found
+
+
 @pytest.mark.parametrize("at_once", [ONE, TWO], ids=["one at a time", "two at a time"])
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
 def test_goes_on_from_where_it_was(
     dhen_search: Run,
     click_log: Path,
     environment: dict[str, str],
+    undisturbed: dict[tuple[str, ...], Path],
     tmp_path: Path,
     how: signal.Signals,
     at_once: tuple[str, ...],
@@ -71,9 +83,7 @@ def test_goes_on_from_where_it_was(
     assert all(trial.outcome is Outcome.COMPLETED for trial in record.trials)
     for trial in finished:
         assert record.trial(trial.number).model_copy(update={"test": None}) == trial
-    undisturbed = tmp_path / "undisturbed"
-    dhen_search("run", "--data", click_log, "--out", undisturbed, "trials=3", *SMALL, *at_once)
-    points = [[trial.point for trial in read_record(each).trials] for each in (out, undisturbed)]
+    points = [[trial.point for trial in read_record(each).trials] for each in (out, undisturbed[at_once])]
     assert points[0] == points[1]
 
 

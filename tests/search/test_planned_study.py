@@ -163,6 +163,8 @@ def test_this_machine_is_shared_by_what_runs_on_it() -> None:
     whole, halved = declared_cluster(LOCAL), declared_cluster(LOCAL, side_by_side=2)
     assert halved.hbm_bytes == whole.hbm_bytes // 2
     assert "shared by 2" in halved.sources["hbm_bytes"]
+    assert halved.peak_flops.fp32 == pytest.approx(whole.peak_flops.fp32 / 2)
+    assert "threads a rank" in halved.sources["peak_flops.fp32"]
     assert declared_cluster(LOCAL, None, "1GiB", side_by_side=2).hbm_bytes == 2**30
     assert declared_cluster("h100", side_by_side=4) == load_cluster("h100")
 

@@ -112,13 +112,15 @@ def test_export_and_verify(dhen_search: Run, study: Path, click_log: Path, tmp_p
     assert "another one" in dhen_search("verify", bundle, "--data", other).stdout
 
 
-def test_predict_scores_every_row_in_order(dhen_search: Run, study: Path, tmp_path: Path) -> None:
+def test_predict_scores_every_row_in_order(
+    dhen_search: Run, dhen_search_process: Run, study: Path, tmp_path: Path
+) -> None:
     log = write_log(tmp_path / "new.csv", 700, seed=3, label=False)
     lines = log.read_text().splitlines()
     unseen = "2026-02-01 00:00:00,never-seen,u99999999,q|r,,"
     log.write_text("\n".join([*lines, unseen]) + "\n")
     out = tmp_path / "scores.csv"
-    dhen_search("predict", study / "best", "--data", log, "--out", out)
+    dhen_search_process("predict", study / "best", "--data", log, "--out", out)
     rows = list(csv.reader(out.read_text().splitlines()))
     assert rows[0] == ["row", "score"]
     assert [int(row[0]) for row in rows[1:]] == list(range(701))

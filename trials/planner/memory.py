@@ -309,6 +309,46 @@ def _fully_sharded_state(segments: Sequence[Segment], itemsizes: Itemsizes, rank
     )
 
 
+class _Walk(NamedTuple):
+    """What the passes of zero2, fsdp and hsdp through the segments go by; sizes in bytes."""
+
+    segments: Sequence[Segment]
+    activations: Activations
+    state: _Sharded
+    dense: str
+    itemsizes: Itemsizes
+    several: bool
+    """Micro-batches."""
+    on_device: int
+    """0 where shards and their gradients live in the host's memory, else 1."""
+    batch: Batch
+
+    @property
+    def last(self) -> int:
+        """Index of the head."""
+        return len(self.segments) - 1
+
+    @property
+    def root(self) -> int:
+        """Gathered parameters of features and head."""
+        return self.state.gathered[0] + self.state.gathered[self.last]
+
+    @property
+    def arriving(self) -> list[int]:
+        """The all-gather's output for each segment, apart from the parameters."""
+        return [0 if self.state.ranks == 1 else size for size in self.state.gathered]
+
+    @property
+    def beside(self) -> int:
+        """Embeddings of the micro-batches that are not at work."""
+        return self.batch.embeddings if self.several else 0
+
+    @property
+    def done(self) -> int:
+        """Gradients of the micro-batches before."""
+        return self.on_device * self.state.shard_bytes if self.several else 0
+
+
 def _fully_sharded(
     segments: Sequence[Segment],
     activations: Activations,
@@ -319,74 +359,65 @@ def _fully_sharded(
     workspace: int,
 ) -> Iterator[Moment]:
     """zero2, fsdp and hsdp, unit by unit: the layers, and the root (features and head)."""
-    gathered, own, shards, low, reduced, reduced_low, _, _, _ = state
-    last = len(segments) - 1
-    root, one = gathered[0] + gathered[last], state.ranks == 1
-    zero2, several = strategy.dense == "zero2", strategy.micro_batches > 1
-    cast = itemsizes.computed != FP32_BYTES
-    on_device = 0 if strategy.offload else 1
-    beside = batch.embeddings if several else 0
-    arriving = [0 if one else size for size in gathered]  # the all-gather's output, apart from the parameters
-    root_arriving = 0 if one else root
-    done = on_device * state.shard_bytes if several else 0
+    on_device, several = 0 if strategy.offload else 1, strategy.micro_batches > 1
+    walk = _Walk(segments, activations, state, strategy.dense, itemsizes, several, on_device, batch)
+    yield from _sharded_forward(walk)
+    yield from _sharded_backward(walk)
+    yield Moment("optimizer step", 0, 0, on_device * state.shard_bytes, buffers=workspace)
 
-    def forward(index: int, unsharded: int, buffers: int, what: str = "forward of") -> Moment:
-        running = activations.forward[index] if what == "forward of" else activations.after_backward[index]
-        return Moment(f"{what} {segments[index].name}", index, running + beside, done, unsharded, buffers)
+
+def _sharded_forward(walk: _Walk) -> Iterator[Moment]:
+    gathered, arriving, root = walk.state.gathered, walk.arriving, walk.root
+    flattened = walk.itemsizes.computed != FP32_BYTES and walk.state.ranks > 1
+
+    def moment(index: int, unsharded: int, buffers: int, what: str = "forward of") -> Moment:
+        own = walk.activations.forward if what == "forward of" else walk.activations.after_backward
+        at, running = f"{what} {walk.segments[index].name}", own[index] + walk.beside
+        return Moment(at, index, running, walk.done, unsharded, buffers)
 
     kept = 0  # gathered parameters of the layers so far (zero2)
-    yield forward(0, root, root_arriving)
-    previous = root_arriving
-    for index in range(1, last):
-        flat = low[index] if cast and not one else 0
-        yield forward(index, root + kept, previous + arriving[index] + flat, "all-gather of")
-        if zero2:  # what arrived before is still there while parameters are copied to their places
-            copied = root + kept + gathered[index]
-            yield forward(index, copied, previous + arriving[index], "all-gather of")
-        yield forward(index, root + kept + gathered[index], arriving[index])
-        previous = arriving[index]
-        kept += gathered[index] if zero2 else 0
-    yield forward(last, root + kept, previous)
-
-    unsharded, reducing, loose = root + kept, 0, 0
-    held = 0  # hsdp keeps what every unit's all-reduce puts out until the end of backward
-    for index in reversed(range(len(segments))):
-        layer = 0 < index < last
-        if layer and not zero2:
-            unsharded = root + gathered[index]
-        ahead = 0 if zero2 or index <= 1 else arriving[index - 1]
-        at, acts = f"backward of {segments[index].name}", activations.backward[index] + beside
-        grads = done + loose + activations.backward_gradients[index]
-        yield Moment(at, index, acts, grads, unsharded, ahead + reducing + held)
-        if not layer:
-            loose += own[index]  # the root's gradients wait for its features'
-            continue
-        unsharded -= gathered[index]
-        after = activations.after_backward[index] + beside
-        yield Moment(
-            f"reduce-scatter of {segments[index].name}",
-            index,
-            after,
-            done + loose + own[index],
-            unsharded,
-            ahead + reduced[index] + held,
-        )
-        reducing = reduced[index]
-        yield Moment(
-            f"reduce-scatter of {segments[index].name}",
-            index,
-            after,
-            done + loose + shards[index],
-            unsharded,
-            ahead + reducing + held + reduced_low[index],
-        )
-        if not several:
-            done += on_device * shards[index]
+    previous = 0 if walk.state.ranks == 1 else root
+    yield moment(0, root, previous)
+    for index in range(1, walk.last):
+        flat = walk.state.low[index] if flattened else 0
+        yield moment(index, root + kept, previous + arriving[index] + flat, "all-gather of")
         if (
-            strategy.dense == "hsdp"
-        ):  # in fp32 it is the gradient itself, unless it is added to an earlier one
-            held += reduced_low[index] or (shards[index] if several else 0)
-    embeddings = batch.embeddings if several else batch.micro_embeddings
-    sent = reduced[0] + reduced[last]
+            walk.dense == "zero2"
+        ):  # what arrived before is still there while parameters are copied to their places
+            copied = root + kept + gathered[index]
+            yield moment(index, copied, previous + arriving[index], "all-gather of")
+        yield moment(index, root + kept + gathered[index], arriving[index])
+        previous = arriving[index]
+        kept += gathered[index] if walk.dense == "zero2" else 0
+    yield moment(walk.last, root + kept, previous)
+
+
+def _sharded_backward(walk: _Walk) -> Iterator[Moment]:
+    state, zero2, done = walk.state, walk.dense == "zero2", walk.done
+    root, arriving = walk.root, walk.arriving
+    unsharded = root + (sum(state.gathered[1 : walk.last]) if zero2 else 0)
+    reducing = loose = 0
+    held = 0  # hsdp keeps what every unit's all-reduce puts out until the end of backward
+    for index in reversed(range(len(walk.segments))):
+        name, layer = walk.segments[index].name, 0 < index < walk.last
+        if layer and not zero2:
+            unsharded = root + state.gathered[index]
+        ahead = 0 if zero2 or index <= 1 else arriving[index - 1]
+        running = walk.activations.backward[index] + walk.beside
+        gradients = done + loose + walk.activations.backward_gradients[index]
+        yield Moment(f"backward of {name}", index, running, gradients, unsharded, ahead + reducing + held)
+        if not layer:
+            loose += state.whole[index]  # the root's gradients wait for its features'
+            continue
+        unsharded -= state.gathered[index]
+        reducing, low = state.reduced[index], state.reduced_low[index]
+        for shard, buffers in ((state.whole[index], 0), (state.shards[index], low)):
+            at, after = f"reduce-scatter of {name}", walk.activations.after_backward[index] + walk.beside
+            yield Moment(at, index, after, done + loose + shard, unsharded, ahead + reducing + held + buffers)
+        if not walk.several:
+            done += walk.on_device * state.shards[index]
+        if walk.dense == "hsdp":  # in fp32 it is the gradient itself, unless it is added to an earlier one
+            held += low or (state.shards[index] if walk.several else 0)
+    embeddings = walk.batch.embeddings if walk.several else walk.batch.micro_embeddings
+    sent = state.reduced[0] + state.reduced[walk.last]
     yield Moment("reduce-scatter of the root", 0, embeddings, done + loose, 0, sent + held)
-    yield Moment("optimizer step", 0, 0, on_device * state.shard_bytes, buffers=workspace)

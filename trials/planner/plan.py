@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Literal
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
@@ -22,10 +21,9 @@ from trials.planner.estimates import PricedStrategy
 from trials.planner.placement import PlacementError
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
+from trials.planner.strategies import Prefer as Prefer
 from trials.planner.strategies import Strategy, ladder
 from trials.planner.words import faster_sentence, lacking_sentence, reason
-
-Prefer = Literal["least", "fastest"]
 
 
 class Plan(Value):

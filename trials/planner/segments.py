@@ -17,6 +17,7 @@ from dhen.schema import FeatureSchema
 from dhen.segment import Setting, Taped
 from dhen.tape import Device, Shape, Tape
 from trials.hardware import Precision
+from trials.planner.device_constants import KERNELS_A_SEGMENT
 
 ITEMSIZES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 
@@ -36,6 +37,8 @@ class Segment(NamedTuple):
     buffer_bytes: int = 0
     undeclared: tuple[str, ...] = ()
     """Kinds of its modules that declare no memory, so that a trace was taken."""
+    operations: int = KERNELS_A_SEGMENT
+    """Of forward, as it declares them; an assumption where a trace was taken."""
 
 
 def segments(
@@ -65,7 +68,9 @@ def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
         return _found(taped, traced.shapes, traced.buffer_bytes, traced.footprint)
     tape = taped.tape
     assert tape is not None
-    return _found(taped, tuple(tape.parameters), tape.buffer_bytes, _replayed(tape, taped.output).at(batch))
+    footprint = _replayed(tape, taped.output).at(batch)
+    found = _found(taped, tuple(tape.parameters), tape.buffer_bytes, footprint)
+    return found._replace(operations=len(tape.operations))
 
 
 def _found(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint: Footprint) -> Segment:

@@ -1,7 +1,8 @@
 """How long a training step takes: roofline for compute, the alpha-beta model for collectives, their overlap.
 
 A segment's forward takes the longer of its FLOPs at the reachable peak and its traffic at the reachable memory
-bandwidth (roofline, Williams et al. 2009), and the time to start its kernels. Backward counts twice: a product
+bandwidth (roofline, Williams et al. 2009), and the time to start its kernels; on a CPU its operations have costs
+of their own, which are most of the step of a small model. Backward counts twice: a product
 has two of the same size (gradients of weights and of inputs), and other operations read the output's
 gradient and what was saved, and write the input's. `collectives` prices communication, `timeline` says what of
 it hides behind compute, and compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathers
@@ -28,8 +29,10 @@ from trials.planner.device_constants import (
     HOST_MEMORY_BANDWIDTH,
     KERNEL_SECONDS,
     KERNELS_A_SEGMENT,
+    LAYER_MEMORY_SHARE,
     MATMUL_SHARE,
     MEMORY_SHARE,
+    OPERATION_SECONDS,
     OVERLAP_SLOWDOWN,
 )
 from trials.planner.estimates import StepTime
@@ -143,9 +146,9 @@ def prepare(
     ranks = cluster.gpus_a_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
     peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
+    reached = bandwidth * (LAYER_MEMORY_SHARE if cluster.device == "cpu" else 1.0)
     forward = [
-        max(segment.flops * examples / peak, segment.footprint.traffic / bandwidth)
-        + KERNELS_A_SEGMENT * KERNEL_SECONDS
+        max(segment.flops * examples / peak, segment.footprint.traffic / reached) + _starts(segment, cluster)
         for segment in segments
     ]
     everywhere = collectives(cluster, cluster.hosts, cluster.gpus_a_host)
@@ -167,6 +170,13 @@ def prepare(
         all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
         tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
     )
+
+
+def _starts(segment: Segment, cluster: Cluster) -> float:
+    """Seconds of a segment's forward pass that do not depend on the sizes of its tensors."""
+    if cluster.device == "cpu":
+        return segment.operations * OPERATION_SECONDS
+    return KERNELS_A_SEGMENT * KERNEL_SECONDS
 
 
 def price(step: Step, strategy: Strategy) -> StepTime:

@@ -25,6 +25,8 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Steps of gradient accumulation that are considered."""
 
 
+Prefer = Literal["least", "fastest"]
+"""Of the strategies that fit: as few techniques as may be, or the shortest step."""
 RECOMPUTED: dict[Checkpointing, slice] = {
     "none": slice(0, 0),
     "selective": slice(0, None, 2),

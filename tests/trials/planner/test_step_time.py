@@ -162,7 +162,7 @@ def test_ranks_of_a_cpu_share_it() -> None:
     changes: dict[str, Any] = {"device": "cpu", "hosts": 1}
     alone, four = (
         prepare(
-            model(traffic=10**10),
+            model(traffic=10**11),
             cluster(**changes, gpus_a_host=ranks),
             NO_TABLES,
             examples=256,

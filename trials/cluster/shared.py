@@ -1,0 +1,44 @@
+"""What one rank has of a machine that several share: its part of the memory, and the speed of its threads.
+
+A machine's speeds are measured with all the threads that torch takes there. Of those a rank has its own, or as
+many as the others leave it; what no rank uses is nobody's. On an accelerator trials side by side take turns.
+"""
+
+from __future__ import annotations
+
+from trials.cluster.cluster import Cluster, PeakFlops
+
+
+def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster:
+    """The cluster of one trial, where so many ranks or trials, each with so many threads, share the machine.
+
+    Args:
+        machine: as measured; with `gpus_a_host` ranks, who on a CPU share its speeds among themselves
+            (`trials.planner.step_time`).
+        owners: on a CPU all ranks of all trials, on an accelerator the trials side by side.
+        threads: of a rank; None for as many as there are for it.
+    """
+    part, words = 1.0 / owners, f"shared by {owners}"
+    if machine.device == "cpu":
+        import torch
+
+        measured = torch.get_num_threads()
+        each = min(threads or measured, measured / owners)
+        part, words = machine.gpus_a_host * each / measured, f"{each:g} of {measured} threads a rank"
+    sources = dict(machine.sources)
+    if owners > 1:
+        sources["hbm_bytes"] = f"{sources.get('hbm_bytes', 'as detected')}; shared by {owners}"
+    if part != 1.0:
+        speeds = [
+            key for key in machine.numbers() if key.startswith("peak_flops.") or key == "memory_bandwidth"
+        ]
+        sources |= {key: f"{sources.get(key, 'as detected')}; {words}" for key in speeds}
+    peaks = {key: part * peak for key, peak in machine.peak_flops.to_dict().items() if peak is not None}
+    return machine.model_copy(
+        update={
+            "hbm_bytes": machine.hbm_bytes // owners,
+            "memory_bandwidth": part * machine.memory_bandwidth,
+            "peak_flops": PeakFlops(**peaks),
+            "sources": sources,
+        }
+    )
