@@ -17,6 +17,7 @@ from trials.data.weights import example_weights
 from trials.evaluation import logit_metrics
 from trials.mean import corrected_probability, mean_of_logits
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.serving import ServingConfig, summed_ms
 
 AVERAGE = "average"
 """In place of a model's family."""
@@ -38,6 +39,16 @@ def choose(
     )
     sets = ([pool[place] for place in each.members] for each in found)
     return [tuple(sorted(networks, key=lambda each: each.number)) for networks in sets]
+
+
+def meets(limits: ServingConfig, members: Members) -> bool:
+    """Whether all members together, one after another, are within the limits of serving."""
+    demands = limits.demands(
+        flops=sum(each.flops or 0.0 for each in members),
+        weights_bytes=sum(each.weights_bytes or 0 for each in members),
+        ms=summed_ms(each.serving_ms for each in members),
+    )
+    return all(demand.excess <= 0 for demand in demands)
 
 
 def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsOf) -> Metrics:
@@ -67,6 +78,8 @@ def average_record(number: int, members: Members, validation: Metrics) -> TrialR
         flops=sum(each.flops or 0.0 for each in members),
         parameters=sum(each.parameters or 0 for each in members),
         embedding_parameters=sum(each.embedding_parameters or 0 for each in members),
+        weights_bytes=sum(each.weights_bytes or 0 for each in members),
+        serving_ms=summed_ms(each.serving_ms for each in members),
         validation=validation,
         seconds=0.0,
         members=tuple(each.number for each in members),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.winners import retrained_line
-from search.averages import Members, average_record, choose, mean_metrics
+from search.averages import Members, average_record, choose, mean_metrics, meets
 from search.config import StudyConfig
 from search.export import trained_job
 from search.objective import Trainer, new_record
@@ -95,14 +95,16 @@ class Finals:
         at_hand = (each for each in verdict.runners_up if self._weights.has(each))
         pool = (*verdict.networks, *at_hand, *verdict.seeds)
         self._keep_logits((*pool, *verdict.members), "validation")
-        found = choose(pool, self._log, "validation", self._logits("validation"), most=self._config.averages)
+        chosen = choose(pool, self._log, "validation", self._logits("validation"), most=self._config.averages)
+        found = [members for members in chosen if meets(self._config.serving, members)]
         standing = [self._members(each) for each in verdict.front if each.members]
         for members in (*found, *standing):
             self._take_in(members)
         if not found:
-            self._driver.say(
-                f"no average of the {len(pool)} best networks is better than they are, for its FLOPs"
+            lacking = (
+                "is within the limits of serving" if chosen else "is better than they are, for its FLOPs"
             )
+            self._driver.say(f"no average of the {len(pool)} best networks {lacking}")
         self._weights.drop(())
 
     def score_winners(self) -> None:
