@@ -55,10 +55,11 @@ def log(study: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatc
 
 def reused(study: Path, log: PreparedLog, space: Space, **training: Any) -> Any:
     config = read_study_config(study / STUDY_FILE, [], warm_start=str(study), **training)
+    precision = read_record(study).trials[0].training["precision"]
 
     def job_of(candidate: Candidate) -> Job:
         settings = config.training.to_dict() | candidate.training
-        return job_on(log, candidate.model, TrainingConfig(**settings), config.seed, "fp32")
+        return job_on(log, candidate.model, TrainingConfig(**settings), config.seed, precision)
 
     return read_reused(config, log, space, job_of, lambda record, _: record)
 
