@@ -24,7 +24,7 @@ def tables_owner(standing: Standing) -> TrialRecord:
     Another may be the best since, if weights were lost and one was trained again; all candidates start alike.
     """
     begun = next((trial.tables_from for trial in standing.candidates if trial.tables_from), None)
-    tuned = (trial for trial in standing.trials.values() if trial.kind is TrialKind.BASELINE)
+    tuned = (trial for trial in standing.completed if trial.kind is TrialKind.BASELINE)
     best = standing.verdict.baseline
     assert best is not None
     return next((trial for trial in tuned if trial.fingerprint == begun), best)

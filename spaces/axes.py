@@ -17,6 +17,9 @@ from dhen.errors import UserError
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
+Scalar = None | bool | int | float | str
+RANGE_KEYS = {"low", "high", "log", "step"}
+
 
 class OutsideError(UserError):
     """A value that an axis does not have."""
@@ -25,10 +28,6 @@ class OutsideError(UserError):
         super().__init__(f"{axis}: {value!r} lies outside this space.")
         self.shortly = axis if isinstance(value, float) else f"{axis}: {value!r}"
         """For counting: alike for all real numbers."""
-
-
-Scalar = None | bool | int | float | str
-RANGE_KEYS = {"low", "high", "log", "step"}
 
 
 @dataclass(frozen=True, kw_only=True)

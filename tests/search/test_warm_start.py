@@ -55,10 +55,11 @@ def log(study: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatc
 
 def reused(study: Path, log: PreparedLog, space: Space, **training: Any) -> Any:
     config = read_study_config(study / STUDY_FILE, [], warm_start=str(study), **training)
+    precision = read_record(study).trials[0].training["precision"]
 
     def job_of(candidate: Candidate) -> Job:
         settings = config.training.to_dict() | candidate.training
-        return job_on(log, candidate.model, TrainingConfig(**settings), config.seed, "fp32")
+        return job_on(log, candidate.model, TrainingConfig(**settings), config.seed, precision)
 
     return read_reused(config, log, space, job_of, lambda record, _: record)
 
@@ -114,7 +115,8 @@ def test_the_rest_is_left_with_reasons(study: Path, log: PreparedLog) -> None:
     everything = reused(study, log, space)
     assert [record.number for record in everything.records] == list(range(-count, 0))
     assert everything.studies[0].left == {}
-    once = reused(study, log, space, training={"epochs": 1, "schedule": "constant", "evaluate_every": 1600})
+    half = log.manifest.rows["train"] // 2
+    once = reused(study, log, space, training={"epochs": 1, "schedule": "constant", "evaluate_every": half})
     assert once.records == ()
     assert once.studies[0].left == {OTHERWISE: {"epochs 2, here 1": count}}
     small = load_space("tiny").config.to_dict() | {"model": {"embedding_dim": 5, "head": [[]]}}
