@@ -139,7 +139,7 @@ def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
     are = "1 is an average" if len(averages) == 1 else f"{len(averages)} are averages"
     return (
         f"Of the {len(record.front)} on the front {are}: the mean of what several networks predict, at the FLOPs "
-        f"of all of them. The lowest NE of one network is {_ne(alone)} (trial {alone.number}{at}). Averages are "
+        f"of all of them. The lowest NE of one candidate is {_ne(alone)} (trial {alone.number}{at}). Averages are "
         f"chosen among many on validation, where they look a little better than they are."
     )
 

@@ -9,7 +9,7 @@ import click
 from dhen.errors import UserError
 from dhen.values import load_yaml, parse
 from search.config import StudyConfig
-from search.directory import STUDY_FILE
+from search.directory import STUDY_FILE, read_record
 from search.session import run_session
 from search.winners.session import finished_record
 from trials.launcher import Launcher
@@ -38,15 +38,17 @@ def command(directory: Path, most: int, seeds: int) -> None:
 
     Chosen on validation for what they are worth at their FLOPs, they are trials like others: on the front, in the
     report, in MLflow, scored on test, exported as one bundle. The same as `dhen-search run` with averages=N, and
-    with average_seeds=S, from the start or later.
+    with average_seeds=S, from the start or later. After Ctrl-C the same command goes on.
     """
     if most < 2:
         raise UserError(f"--most {most}: an average is of two networks at least, such as --most 3.")
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: 1 takes the best network as it is, 3 trains it twice more.")
-    if finished_record(directory).running:
+    if read_record(directory).running:
         raise UserError(f"{directory}: another process is running this study; wait for it to end.")
     config = parse(StudyConfig, load_yaml(directory / STUDY_FILE), STUDY_FILE)
+    if (config.averages, config.average_seeds) != (most, seeds):  # else this very command was cut short
+        finished_record(directory)
     launcher = Launcher(several_ranks=config.ranks is not None)
     launcher.warm_up()
     run_session((f"averages={most}", f"average_seeds={seeds}"), (), directory, launcher)

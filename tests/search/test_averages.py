@@ -96,7 +96,7 @@ def test_it_is_shown(averaged: Path) -> None:
     page = (averaged / "report.html").read_text()
     assert "average of trials" in page
     assert "triangles: averages" in page
-    assert "The lowest NE of one network is" in page
+    assert "The lowest NE of one candidate is" in page
     with sqlite3.connect(averaged / "mlflow.db") as store:
         kinds = [value for (value,) in store.execute("select value from tags where key = 'kind'")]
     assert kinds.count("average") == len(averages_of(record))
