@@ -15,8 +15,9 @@ UNNAMED = "model"
 def short_name(model: Mapping[str, Any]) -> str:
     """Layers bottom to top (equal neighbours counted), how modules are ensembled, embedding dimension.
 
-    `2x[attention+dlrm] > [linear] concat d16` (`d16 n^-0.25` where that falls with a table's rows); a family without layers is called by its own name, with the
-    widths of its MLP and its number of experts: `advanced_dlrm 256-128 4 experts d16`.
+    `2x[attention+dlrm] > [linear] concat d16`, or `d16 n^-0.25` where larger tables have shorter embeddings; a
+    family without layers is called by its own name, with the widths of its MLP and its number of experts:
+    `advanced_dlrm 256-128 4 experts d16`.
     """
     layers = [layer for layer in _sequence(model.get("layers")) if isinstance(layer, Mapping)]
     body = _layers(layers) if layers else _family(model)
