@@ -103,7 +103,7 @@ def _measured(job: Job, log: PreparedLog, cluster: Cluster) -> Measured:
     assert best is not None
     its = segments(job.model, job.features, training.precision, "cpu", training.batch_size)
     model = build_model(job.model, job.features).train()
-    step = TrainStep(model, training, job.features)
+    step = TrainStep(model, training)
     order = train_batches(log.split("train"), batch_size=training.batch_size, seed=0, epoch=0)
     batches = list(islice(order, WARM_UP + STEPS))
     for batch in batches[:WARM_UP]:

@@ -187,7 +187,7 @@ def _fresh_step(
         if start_from is not None:
             model.load_state_dict(start_from)
         if tables_from is not None:
-            start_tables_from(tables_from, model, ranks)
+            start_tables_from(tables_from, model, job.features, ranks)
         if job.training.table_precision == "fp16":
             store_tables_in_half(model)  # before a device would need room for them in fp32
     if ranks.world == 1 and strategy == PLAIN_DP:

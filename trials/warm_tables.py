@@ -10,38 +10,61 @@ optimizer's state is not taken over. What this does to the ranking of candidates
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from dhen.errors import UserError
+from dhen.features import FeatureProcessing, matrices
+from dhen.schema import FeatureSchema
 from trials.checkpoint import read_weights
-from trials.distributed_step import TABLES
 from trials.ranks import Ranks
+
+TABLES = "features.tables.weight"
+"""What a model whose tables all have one length calls their matrix."""
 
 
 @torch.no_grad()
-def start_tables_from(weights: Path, model: nn.Module, ranks: Ranks) -> None:
+def start_tables_from(weights: Path, model: nn.Module, schema: FeatureSchema, ranks: Ranks) -> None:
     """Puts trained tables into a fresh model, alike on all ranks; a collective where there are several.
 
     Args:
-        weights: of a model of any family on the same log; read by the first rank alone, as hosts need not share
-            a disk.
+        weights: of a model of any family on the same log, whose tables all have one length; read by the first
+            rank alone, as hosts need not share a disk.
         model: in host memory, its tables in fp32.
+        schema: its inputs.
         ranks: that train it together.
 
     Raises:
-        UserError: for weights that are missing, damaged, without tables, or of another log.
+        UserError: for weights that are missing, damaged, without such tables, or of another log.
     """
-    table_RD = model.get_parameter(TABLES).detach()
+    features = model.features
+    assert isinstance(features, FeatureProcessing)
+    assert features.tables is not None
+    own = list(matrices(features.tables).values())
     if ranks.first:
-        trained_RD = read_weights(weights).get(TABLES)
-        if trained_RD is None or len(trained_RD) != len(table_RD):
-            found = "no tables" if trained_RD is None else f"tables of {len(trained_RD):,} rows"
-            raise UserError(f"{weights} has {found}; this log's have {len(table_RD):,} rows.")
-        common = min(trained_RD.shape[1], table_RD.shape[1])
-        table_RD[:, :common] = trained_RD[:, :common]
+        trained = _trained_tables(weights, schema)
+        for matrix in own:
+            rows = torch.split(matrix.weight, [table.rows for table in matrix.tables])
+            for table, fresh_RD in zip(matrix.tables, rows, strict=True):
+                common = min(trained[table.name].shape[1], fresh_RD.shape[1])
+                fresh_RD[:, :common] = trained[table.name][:, :common]
     if ranks.world > 1:
-        dist.broadcast(table_RD, 0)
+        for matrix in own:
+            dist.broadcast(matrix.weight, 0)
+
+
+def _trained_tables(weights: Path, schema: FeatureSchema) -> dict[str, Tensor]:
+    """By name."""
+    trained_RD = read_weights(weights).get(TABLES)
+    if trained_RD is None or len(trained_RD) != schema.total_rows:
+        found = "no tables of one length" if trained_RD is None else f"tables of {len(trained_RD):,} rows"
+        raise UserError(f"{weights} has {found}; this log's have {schema.total_rows:,} rows.")
+    starts = itertools.accumulate((table.rows for table in schema.tables), initial=0)
+    return {
+        table.name: trained_RD[first : first + table.rows]
+        for table, first in zip(schema.tables, starts, strict=False)
+    }

@@ -9,9 +9,9 @@ import click
 from rich.console import Console
 
 from dhen.errors import UserError
+from search.cli import INTERRUPTED
+from search.verbs.data_option import files_first
 from trials.launcher import Launcher
-
-INTERRUPTED = 130
 
 
 @click.command(
@@ -23,7 +23,9 @@ Examples:
 """
 )
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
-@click.option("--data", multiple=True, help="The log: files, a folder, a prepared log, `demo`.")
+@click.option(
+    "--data", multiple=True, callback=files_first, help="The log: files, a folder, a prepared log, `demo`."
+)
 @click.option(
     "--from", "directory", type=click.Path(path_type=Path), help="A finished study, whose candidates to take."
 )

@@ -437,7 +437,7 @@ def test_one_rank_goes_on_from_four(shared: Path, on_four: dict[str, Any]) -> No
     log, copy = PreparedLog.open(shared / "log"), shared / "for one"
     shutil.copytree(shared / "interrupted", copy)
     job = one_pass(log)
-    step = TrainStep(build_model(job.model, job.features), job.training, job.features)
+    step = TrainStep(build_model(job.model, job.features), job.training)
     assert off_from_best(step, job, copy) == 0.0
     assert gap(run(job, log, Told(), copy).answer, run(job, log, Told(), None).answer) < TOLERANCE
 

@@ -152,7 +152,7 @@ def on_a_rank() -> dict[str, Any]:
 
 
 def one_process(steps: int, model: ModelConfig = MODEL) -> dict[str, Any]:
-    return trained(TrainStep(fresh(model), job(log()).training, log().features), Ranks(), steps)
+    return trained(TrainStep(fresh(model), job(log()).training), Ranks(), steps)
 
 
 def mixed(ranks: Ranks, cluster: Cluster) -> dict[str, Any]:

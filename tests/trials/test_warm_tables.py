@@ -18,11 +18,10 @@ from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.checkpoint import Weights, save_weights
 from trials.data.prepare import prepare
-from trials.distributed_step import TABLES
 from trials.job import Job, TrainingConfig
 from trials.loop import train
 from trials.ranks import Ranks
-from trials.warm_tables import start_tables_from
+from trials.warm_tables import TABLES, start_tables_from
 
 SCHEMA = FeatureSchema(tables=(Table(name="a", rows=30), Table(name="b", rows=5)), numeric=("x",))
 
@@ -42,12 +41,24 @@ def started_on_a_rank() -> dict[str, bool]:
     folder = Path(os.environ["FOLDER"])
     torch.manual_seed(ranks.rank)
     mine = build_model(model(4), SCHEMA)
-    start_tables_from(folder / ("tables" if ranks.first else "none"), mine, ranks)
+    start_tables_from(folder / ("tables" if ranks.first else "none"), mine, SCHEMA, ranks)
     table_RD = mine.get_parameter(TABLES).detach()
     everywhere = [torch.empty_like(table_RD) for _ in range(2)]
     dist.all_gather(everywhere, table_RD)
     taken = torch.equal(table_RD[:, :3], trained_tables(SCHEMA, 3))
     return {"alike": torch.equal(*everywhere), "taken": taken}
+
+
+def test_tables_of_several_lengths_start_from_those_of_one(tmp_path: Path) -> None:
+    trained_RD = trained_tables(SCHEMA, 8)
+    save_weights({TABLES: trained_RD}, tmp_path / "tables")
+    mixed = model(8).model_copy(update={"table_dim_exponent": 0.5})
+    mine = build_model(mixed, SCHEMA)
+    start_tables_from(tmp_path / "tables", mine, SCHEMA, Ranks())
+    held = {len(weight): weight for name, weight in mine.named_parameters() if "tables" in name}
+    assert {weight.shape[1] for weight in held.values()} == {4, 8}
+    for rows, first in ((30, 0), (5, 30)):
+        assert torch.equal(held[rows], trained_RD[first : first + rows, : held[rows].shape[1]])
 
 
 def test_several_ranks_start_alike(tmp_path: Path) -> None:
@@ -90,7 +101,7 @@ def test_a_job_from_fresh_tables_is_what_it_was() -> None:
 def test_weights_of_another_log_are_refused(tmp_path: Path) -> None:
     save_weights({TABLES: trained_tables(SCHEMA, 3)[1:]}, tmp_path / "tables")
     with pytest.raises(UserError, match="tables of 34 rows; this log's have 35"):
-        start_tables_from(tmp_path / "tables", build_model(model(4), SCHEMA), Ranks())
+        start_tables_from(tmp_path / "tables", build_model(model(4), SCHEMA), SCHEMA, Ranks())
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def batch(seed: int) -> Batch:
 def test_the_mean_is_in_place_for_a_while(settings: dict[str, object]) -> None:
     config = TrainingConfig.model_validate({"learning_rate": 0.05} | settings).resolved(1000, "fp32")
     torch.manual_seed(0)
-    step = TrainStep(build_model(MODEL, SCHEMA).train(), config, SCHEMA)
+    step = TrainStep(build_model(MODEL, SCHEMA).train(), config)
     average, seen = WeightAverage(step, 3), []
     for number in range(5):
         step(batch(number))

@@ -226,6 +226,21 @@ def test_the_compact_placement_where_only_that_fits() -> None:
     assert compact.replicated == ()
 
 
+def test_tables_of_several_lengths_weigh_as_many_columns_as_they_have() -> None:
+    tables, dims = zipf_tables(12, 3, largest=1e7), (64, 4, 8) * 4
+    found = place(tables, dims, ZIONEX.with_ranks("1x4"), global_batch=4096)
+    columns = {
+        name: sum(s.columns for s in found.shards if s.table == name)
+        for name in {s.table for s in found.shards}
+    }
+    by_name = {table.name: (table.rows, dim) for table, dim in zip(tables, dims, strict=True)}
+    assert all(by_name[name][1] == width for name, width in columns.items())
+    weights = sum(rows * dim * 4 for name, (rows, dim) in by_name.items() if name in columns)
+    states = sum(4 * by_name[shard.table][0] for shard in found.shards)
+    copies = sum(by_name[name][0] * (4 * by_name[name][1] + 4) for name in found.replicated)
+    assert sum(found.bytes_a_rank) == weights + states + 4 * copies
+
+
 def test_placements_are_deterministic_and_kept() -> None:
     tables, cluster = zipf_tables(60, 5), ZIONEX.with_ranks("2x8")
     first = place(tables, 64, cluster, global_batch=4096)
