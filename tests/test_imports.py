@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_dashboards_read_records_only() -> None:
 def test_mlflow_is_imported_in_one_file() -> None:
     users = [path for room in ROOMS for path in files_of(room) if "mlflow" in imports_of(path)]
     assert [path.relative_to(ROOT).as_posix() for path in users] in ([], ["trials/tracking.py"])
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {path.parent.relative_to(ROOT) for room in ROOMS for path in files_of(room)}
+    assert sorted(listed) == sorted(path.as_posix().replace("/", ".") for path in there)
 
 
 HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
