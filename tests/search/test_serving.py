@@ -162,7 +162,7 @@ def test_the_ranker_draws_only_what_meets_size_and_flops() -> None:
     bound = Appraiser(space, FEATURES, lambda _: True, limits)
     for appraiser in (free, bound):
         drawn = [
-            each.appraisal for each, _ in zip(evenly(appraiser, set(), Random(0)), range(30), strict=False)
+            each.appraisal for each, _ in zip(evenly(appraiser, set(), Random(0), {}), range(30), strict=False)
         ]
         within = [each.flops <= 2000 and each.weights_bytes <= 8000 for each in drawn]
         assert all(within) == (appraiser is bound)

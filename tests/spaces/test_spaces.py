@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dhen.blocks import BLOCKS
@@ -23,6 +23,7 @@ NAMES = sorted(catalog())
 every_space = pytest.mark.parametrize("name", NAMES)
 
 
+@settings(deadline=None)  # the largest space takes long on a busy machine
 @given(st.sampled_from(NAMES), st.integers(0, 10_000))
 def test_points_decode_and_encode_back(name: str, seed: int) -> None:
     space = load_space(name)
@@ -47,9 +48,9 @@ def test_the_size_is_counted_exactly() -> None:
         "layers": "each",
         "depth": [1, 2],
         "slots": 2,
-        "modules": {"linear": {}, "conv": {"channels": [2, 4]}, "cross": {}},
+        "modules": {"linear": {}, "conv": {"channels": [2, 4]}},
         "ensemble": ["sum", "concat"],
-        "out_embeddings": [2, 3],
+        "out_embeddings": [2],
         "raw_numeric": False,
         "norm": ["layer", "none"],
         "norm_placement": ["post", "pre"],
