@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -161,14 +162,12 @@ def test_the_ranker_draws_only_what_meets_size_and_flops() -> None:
     limits = ServingConfig(max_flops=2000, max_bytes=8000)
     bound = Appraiser(space, FEATURES, lambda _: True, limits)
     for appraiser in (free, bound):
-        drawn = [
-            each.appraisal for each, _ in zip(evenly(appraiser, set(), Random(0), {}), range(30), strict=False)
-        ]
+        drawn = [each.appraisal for each in islice(evenly(appraiser, set(), Random(0), {}), 30)]
         within = [each.flops <= 2000 and each.weights_bytes <= 8000 for each in drawn]
         assert all(within) == (appraiser is bound)
         assert drawn
     impossible = Appraiser(space, FEATURES, lambda _: True, ServingConfig(max_flops=1))
-    assert list(evenly(impossible, set(), Random(0))) == []
+    assert list(evenly(impossible, set(), Random(0), {})) == []
 
 
 def test_the_ranker_learns_the_forward_time() -> None:
