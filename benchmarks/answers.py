@@ -1,14 +1,14 @@
 """What answers a sampler in place of a training: a made-up function, or a surrogate of really trained candidates.
 
 Both know the NE that is expected of any candidate (`ne`), what a training of it would show (`measured`, with
-noise) and how long that would take (`seconds`).
+noise), how it would come there (`curve`) and how long that would take (`seconds`).
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +20,16 @@ from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold
+from sklearn.neighbors import KNeighborsRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from dhen.schema import FeatureSchema, Table
 from search.appraisal import Appraisal, Appraiser
 from search.ranking.features import Encoder, describe
 from spaces.load import load_space
 from spaces.space import Space
+from trials.record import CurvePoint, Metrics
 
 FOLDS = 5
 TABLES, NUMERIC = 20, 8
@@ -64,6 +68,8 @@ class Answers(Protocol):
 
     def measured(self, appraisal: Appraisal, rng: random.Random) -> float: ...
 
+    def curve(self, appraisal: Appraisal, ne: float) -> tuple[CurvePoint, ...]: ...
+
     def seconds(self, appraisal: Appraisal) -> float: ...
 
 
@@ -87,6 +93,9 @@ class Synthetic:
 
     def measured(self, appraisal: Appraisal, rng: random.Random) -> float:
         return self.ne(appraisal) + rng.gauss(0.0, NOISE)
+
+    def curve(self, appraisal: Appraisal, ne: float) -> tuple[CurvePoint, ...]:
+        return curve_of([(1, 0.0, ne)])
 
     def seconds(self, appraisal: Appraisal) -> float:
         return 5.0 + appraisal.flops / 2e5
@@ -142,6 +151,9 @@ class Surrogate:
         self.noise = self.check.error if noise is None else noise
         self._models = _fitted(kind, x_NF, y_N)
         seconds_N = np.array([max(row["seconds"] or 0.0, 1e-3) for _, row in known])
+        self._likeness = make_pipeline(StandardScaler(), KNeighborsRegressor(1))
+        self._likeness.fit(x_NF, np.arange(len(known)))
+        self._curves = [(row["ne"], row["curve"]) for _, row in known]
         self._seconds = HistGradientBoostingRegressor(random_state=0).fit(x_NF, np.log(seconds_N))
 
     def ne(self, appraisal: Appraisal) -> float:
@@ -150,6 +162,12 @@ class Surrogate:
 
     def measured(self, appraisal: Appraisal, rng: random.Random) -> float:
         return self.ne(appraisal) + rng.gauss(0.0, self.noise)
+
+    def curve(self, appraisal: Appraisal, ne: float) -> tuple[CurvePoint, ...]:
+        """Of the candidate of the table that is most like it, moved so that its best is `ne`."""
+        nearest = self._likeness.predict(self._encoder.matrix([describe(appraisal)]))[0]
+        final, points = self._curves[round(nearest)]
+        return curve_of([(examples, seconds, ne + then - final) for examples, seconds, then in points])
 
     def seconds(self, appraisal: Appraisal) -> float:
         return math.exp(self._seconds.predict(self._encoder.matrix([describe(appraisal)]))[0])
@@ -166,6 +184,26 @@ class Surrogate:
             tau_of_better_half=kendalltau(found_N[better], ne_N[better])[0],
             error=float(np.std(ne_N[better] - found_N[better])),
         )
+
+
+def curve_of(points: Iterable[tuple[int, float, float]]) -> tuple[CurvePoint, ...]:
+    """From examples, seconds and NE."""
+    return tuple(
+        CurvePoint(
+            examples=examples,
+            epoch=0.0,
+            train_loss=0.0,
+            learning_rate=0.0,
+            seconds=seconds,
+            validation=metrics(ne),
+        )
+        for examples, seconds, ne in points
+    )
+
+
+def metrics(ne: float) -> Metrics:
+    """Of which NE alone is known."""
+    return Metrics(ne=ne, log_loss=0.0, auc=0.5, calibration=1.0, examples=0)
 
 
 def _fitted(kind: str, x_NF: np.ndarray, y_N: np.ndarray) -> list[Any]:

@@ -2,10 +2,13 @@
 
     python benchmarks/samplers.py --synthetic --repeats 10            a made-up function
     python benchmarks/samplers.py table.json --out found.jsonl        a surrogate of really trained candidates
+    python benchmarks/samplers.py table.json --samplers random tpe tpe+curve tpe+rungs:expected
+                                                  with a stopping rule, and what samplers learn of the stopped
     python benchmarks/samplers.py table.json --fits 0.5               half of the space does not fit in memory
 
 What a sampler is told carries the noise of a training; what it found is counted by the noise-free NE of the
 candidates on the front that it saw. The hypervolume is taken between NE and log10 FLOPs up to a fixed corner.
+Where candidates are stopped, their curves are those of the table's most similar one, moved to their NE.
 Repeats of equal number have the same noise, so samplers are compared in pairs. Each finished repeat is a line of
 --out; the same command goes on from there, and `--repeats 0` prints what there is.
 """
@@ -20,32 +23,54 @@ import statistics
 import sys
 import time
 import warnings
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from answers import Answers, Surrogate, Synthetic
+from answers import Answers, Surrogate, Synthetic, metrics
 from common import machine, markdown
 
 from dhen.cost import dense_parameters
 from dhen.model import model_cost
-from search.appraisal import Appraiser
+from search.appraisal import Appraisal, Appraiser
 from search.proposals import Proposals
 from search.ranking.gain import hypervolume
 from search.samplers import SAMPLERS
+from search.stopping import RULES
+from search.stopping.rule import first_stop
 from spaces.load import random_point
 from spaces.space import Candidate, Point
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 
 BYTES_A_PARAMETER = 16
 """Of the made-up memory limit: weights, gradients and two moments in fp32."""
 POINTS_FOR_LIMIT = 400
 MARKS = (50, 100, 200)
+STOPPED_AS = ("", "pruned", "expected")
 AGAINST = "random"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A sampler, with a stopping rule or without."""
+
+    sampler: str
+    stopping: str
+    stopped_as: Literal["pruned", "expected"]
+
+    @staticmethod
+    def read(text: str) -> Variant:
+        """From `tpe`, `tpe+curve` or `tpe+curve:expected`."""
+        sampler, _, rest = text.partition("+")
+        stopping, _, stopped_as = rest.partition(":")
+        if sampler not in SAMPLERS or (stopping or "none") not in RULES or stopped_as not in STOPPED_AS:
+            raise argparse.ArgumentTypeError(f"{text!r}: SAMPLER[+RULE[:expected]], such as tpe+curve")
+        return Variant(sampler, stopping or "none", "expected" if stopped_as == "expected" else "pruned")
 
 
 @dataclass(frozen=True)
@@ -80,12 +105,18 @@ def limit(setting: Setting) -> float:
 
 
 class Run:
-    """One sampler, one repeat."""
+    """One variant, one repeat."""
 
-    def __init__(self, setting: Setting, sampler: str, repeat: int) -> None:
+    def __init__(self, setting: Setting, variant: Variant, repeat: int) -> None:
         self.answers, self.limit = answers_of(setting), limit(setting)
         self.appraiser = Appraiser(self.answers.space, self.answers.features, self._fits)
-        self.proposals = Proposals(sampler=sampler, seed=repeat, appraiser=self.appraiser)
+        self.proposals = Proposals(
+            sampler=variant.sampler,
+            seed=repeat,
+            appraiser=self.appraiser,
+            stopped_as=variant.stopped_as,
+        )
+        self.rule = RULES[variant.stopping]
         self.noise = random.Random(f"noise {repeat}")
         self.setting = setting
         self.records: list[TrialRecord] = []
@@ -117,20 +148,29 @@ class Run:
             "training": {},
             "sampler_notes": notes,
         }
-        outcome, ne, excess = Outcome.INFEASIBLE, None, 0.0
+        common["fingerprint"] = appraisal.fingerprint if appraisal else ""
+        record = TrialRecord(outcome=Outcome.INFEASIBLE, **common)
         if appraisal is not None:
-            excess = appraisal.parameters / self.limit - 1.0
-            common |= {"flops": appraisal.flops, "memory_excess": excess}
-            if excess <= 0:
-                outcome, ne = Outcome.COMPLETED, self.answers.measured(appraisal, self.noise)
-                seconds = self.answers.seconds(appraisal)
-                self.front.append((math.log10(appraisal.flops), ne, self.answers.ne(appraisal)))
-        validation = None if ne is None else Metrics(ne=ne, log_loss=ne, auc=0.5, calibration=1.0, examples=1)
-        fingerprint = appraisal.fingerprint if appraisal else ""
-        self.proposals.tell(
-            TrialRecord(outcome=outcome, fingerprint=fingerprint, validation=validation, **common)
-        )
+            fit = {"flops": appraisal.flops, "memory_excess": appraisal.parameters / self.limit - 1.0}
+            record = record.model_copy(update=fit)
+            if fit["memory_excess"] <= 0:
+                record, seconds = self._trained(record, appraisal)
+        self.records.append(record)
+        self.proposals.tell(record)
         self._trace(seconds)
+
+    def _trained(self, record: TrialRecord, appraisal: Appraisal) -> tuple[TrialRecord, float]:
+        """With its result, and the seconds that it took; at its last evaluation a training has ended."""
+        ne, seconds = self.answers.measured(appraisal, self.noise), self.answers.seconds(appraisal)
+        curve = self.answers.curve(appraisal, ne)
+        ended = {"outcome": Outcome.COMPLETED, "validation": metrics(ne), "curve": curve}
+        whole = record.model_copy(update=ended)
+        training = whole.model_copy(update={"outcome": Outcome.RUNNING, "curve": curve[:-1]})
+        stopped = first_stop(self.rule, training, 0, self.records)
+        if stopped is not None:
+            return stopped, seconds * stopped.curve[-1].examples / curve[-1].examples
+        self.front.append((math.log10(appraisal.flops), ne, self.answers.ne(appraisal)))
+        return whole, seconds
 
     def _fits(self, candidate: Candidate) -> bool:
         return dense_parameters(model_cost(candidate.model, self.answers.features)) <= self.limit
@@ -148,9 +188,9 @@ class Run:
         self.trace["seconds"].append(before + seconds)
 
 
-def one(setting: Setting, sampler: str, repeat: int) -> dict[str, Any]:
+def one(setting: Setting, name: str, repeat: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    return {"sampler": sampler, "repeat": repeat, **Run(setting, sampler, repeat).all()}
+    return {"sampler": name, "repeat": repeat, **Run(setting, Variant.read(name), repeat).all()}
 
 
 def finished(path: Path | None, setting: Setting) -> list[dict[str, Any]]:
@@ -203,7 +243,29 @@ def report(found: list[dict[str, Any]], setting: Setting) -> None:
         for mark in marks
     ]
     print(f"\nahead in hypervolume at {', '.join(ahead)}")
+    print_at_equal_seconds(by_sampler, marks)
     print_speed(by_sampler, 100 if setting.trials >= 100 else setting.trials)
+
+
+def print_at_equal_seconds(by_sampler: dict[str, dict[int, dict[str, Any]]], marks: Sequence[int]) -> None:
+    """Hypervolume after the seconds of training that random search needs for so many trials."""
+    if AGAINST not in by_sampler:
+        return
+    budgets = [mean_at(by_sampler[AGAINST], "seconds", mark) for mark in marks]
+    rows = []
+    for name, lines in sorted(by_sampler.items()):
+        found = [[after(line, seconds) for line in lines.values()] for seconds in budgets]
+        rows.append([name, *("-" if None in each else spread(each, 2) for each in found)])  # type: ignore[arg-type]
+    print("\nhypervolume x 1e3 after so many seconds of training (-: 200 trials take less)\n")
+    print(markdown(["sampler", *(f"{seconds:,.0f} s" for seconds in budgets)], rows))
+
+
+def after(line: dict[str, Any], seconds: float) -> float | None:
+    """The hypervolume when so many seconds are over; None where the trials took less."""
+    trials = bisect_right(line["trace"]["seconds"], seconds)
+    if trials == len(line["trace"]["seconds"]) and line["trace"]["seconds"][-1] < 0.98 * seconds:
+        return None
+    return at(line, "hypervolume", trials) if trials else 0.0
 
 
 def print_speed(by_sampler: dict[str, dict[int, dict[str, Any]]], mark: int) -> None:
@@ -276,7 +338,9 @@ def main() -> None:
     parser.add_argument("--synthetic", action="store_true", help="a made-up function in place of a table")
     parser.add_argument("--surrogate", choices=("trees", "gp"), default="trees")
     parser.add_argument("--noise", type=float, help="standard deviation of NE between two trainings")
-    parser.add_argument("--samplers", nargs="+", choices=sorted(SAMPLERS), default=sorted(SAMPLERS))
+    parser.add_argument(
+        "--samplers", nargs="+", default=sorted(SAMPLERS), metavar="SAMPLER[+RULE[:expected]]"
+    )
     parser.add_argument("--trials", type=int, default=max(MARKS))
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument(
@@ -292,6 +356,9 @@ def main() -> None:
         options.table, options.surrogate, options.noise, options.fits, options.trials, options.side_by_side
     )
     answers = answers_of(setting)
+    stops = [name for name in options.samplers if Variant.read(name).stopping != "none"]
+    if stops and options.synthetic:
+        parser.error(f"{', '.join(stops)}: the made-up function has no curves; give a table")
     print(machine())
     print(f"{setting}; area up to log10 FLOPs, NE = {answers.reference}")
     if isinstance(answers, Surrogate):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from answers import curve_of, metrics
 from candidate_table import read_table, table
 from common import machine, markdown
 
@@ -28,7 +29,7 @@ from search.ranking.gain import hypervolume
 from search.stopping import RULES
 from search.stopping.forecast import CONFIDENCE, forecast
 from search.stopping.rule import FEWEST, Rule, first_stop, like, went_on
-from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,7 @@ def finished(paths: Sequence[Path]) -> list[TrialRecord]:
 
 
 def record(number: int, row: dict[str, Any]) -> TrialRecord:
-    curve = tuple(
-        CurvePoint(
-            examples=examples,
-            epoch=0.0,
-            train_loss=0.0,
-            learning_rate=0.0,
-            seconds=seconds,
-            validation=metrics(ne),
-        )
-        for examples, seconds, ne in row["curve"]
-    )
+    curve = curve_of((examples, seconds, ne) for examples, seconds, ne in row["curve"])
     return TrialRecord(
         number=number,
         kind=TrialKind.CANDIDATE,
@@ -79,10 +70,6 @@ def record(number: int, row: dict[str, Any]) -> TrialRecord:
         curve=curve,
         validation=metrics(row["ne"]),
     )
-
-
-def metrics(ne: float) -> Metrics:
-    return Metrics(ne=ne, log_loss=0.0, auc=0.5, calibration=1.0, examples=0)
 
 
 def replay(rule: Rule, order: Sequence[TrialRecord]) -> Replay:
