@@ -21,7 +21,7 @@ def promotion(record: StudyRecord) -> str | None:
     done = [trial for trial in record.promoted if trial.outcome is Outcome.COMPLETED]
     if not record.promoted:
         return f"{part}; when it is over, the front and the baseline are trained on all of them."
-    best = next((trial for trial in done if trial.number == record.best), None)
+    best = min((t for t in done if t.kind is TrialKind.CANDIDATE), key=_ne, default=None)
     if best is None or record.baseline not in {trial.number for trial in done}:
         return f"{part}; of the front and the baseline {len(done)} have been trained on all of them so far."
     own = sum(trial.kind is TrialKind.CANDIDATE for trial in done)
@@ -48,8 +48,9 @@ def _first(best: TrialRecord, done: list[TrialRecord], record: StudyRecord) -> s
     field = [record.trial(_source(trial)) for trial in done if trial.kind is TrialKind.CANDIDATE]
     before = min(field, key=_ne)
     if before.number == best.promoted_from:
-        return f"The best on all rows is the search's own best, trial {before.number}."
-    return f"The best on all rows is trial {best.promoted_from} of the search, whose own best was {before.number}."
+        return f"The best of them on all rows is the search's own best, trial {before.number}."
+    own = f"trial {best.promoted_from} of the search, whose own best was {before.number}"
+    return f"The best of them on all rows is {own}."
 
 
 def _source(trial: TrialRecord) -> int:

@@ -62,7 +62,9 @@ def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None)
 def _baseline_ne_for(trial: TrialRecord, record: StudyRecord) -> float | None:
     """Of the tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
     baseline = find(record, record.baseline)
-    if baseline is None or (baseline.promoted_from is None) == (trial.promoted_from is None):
+    made_of_winners = trial.kind in (TrialKind.AVERAGE, TrialKind.SEED) and bool(record.promoted)
+    on_all_rows = trial.promoted_from is not None or made_of_winners
+    if baseline is None or (baseline.promoted_from is not None) == on_all_rows:
         return _known_ne(baseline)
     return _known_ne(find(record, baseline.promoted_from))
 

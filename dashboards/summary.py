@@ -129,9 +129,7 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
 def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
     """What averages are worth, where there are any on the front."""
     averages = [trial for trial in record.trials if trial.members and trial.number in record.front]
-    networks = [
-        trial for trial in record.candidates if trial.outcome is Outcome.COMPLETED and trial.validation
-    ]
+    networks = [trial for trial in record.field if trial.outcome is Outcome.COMPLETED and trial.validation]
     if not averages or best is None:
         return None
     alone = min(networks, key=lambda trial: trial.validation.ne if trial.validation else 0.0)

@@ -31,7 +31,7 @@ def _most(reasons: dict[str, int]) -> str:
 
 def warm_tables(record: StudyRecord) -> str | None:
     """Where candidates did not start from fresh embedding tables, as the baseline did."""
-    jobs = {trial.tables_from for trial in record.candidates if trial.tables_from}
+    jobs = {trial.tables_from for trial in record.field if trial.tables_from}
     owners = [str(trial.number) for trial in record.trials if trial.fingerprint in jobs and not trial.shared]
     if not jobs:
         return None

@@ -62,7 +62,8 @@ class StudyConfig(LogConfig):
     trials: int | None = Field(default=20, gt=0)
     """Candidates in all; the baseline's own trials come on top."""
     tune: int = Field(default=0, ge=0)
-    """Candidates more, which tune training settings and dropouts again for the best architectures, in turn."""
+    """Candidates more, which tune training settings and dropouts again for the best architectures, in turn. In
+    all: a study whose `trials` are raised wants more of them too."""
     tune_best: int = Field(default=3, gt=0)
     """How many architectures: the best by NE, the knee of the front, then the next best."""
     minutes: float | None = Field(default=None, gt=0)

@@ -77,7 +77,7 @@ class Finals:
         while lost := [each for each in self._standing.verdict.trained if not self._weights.has(each)]:
             self.train_again(lost, "won, its weights are gone: trained here before its test")
         self._driver.require_baseline()
-        self._weights.drop(())
+        self._weights.drop()
 
     def train_again(self, lost: Iterable[TrialRecord], why: str) -> None:
         """Finished trials whose weights are gone, and says so."""
@@ -105,7 +105,7 @@ class Finals:
                 "is within the limits of serving" if chosen else "is better than they are, for its FLOPs"
             )
             self._driver.say(f"no average of the {len(pool)} best networks {lacking}")
-        self._weights.drop(())
+        self._weights.drop()
 
     def score_winners(self) -> None:
         """The test split, after selection is frozen: the baseline and the front, each look counted.

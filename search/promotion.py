@@ -26,15 +26,28 @@ JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
 """Of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
 
+def to_promote(standing: Standing) -> tuple[TrialRecord, ...]:
+    """Trials on a part whose configuration goes on: those cut short on all rows, though others have won since, the
+    front's candidates by FLOPs, and last the baseline."""
+    searched = standing.searched
+    cut_short = (trial.promoted_from for trial in standing.promoted if trial.outcome in UNFINISHED)
+    begun = [standing.trials[number] for number in cut_short if number is not None]
+    wanted = {trial.number: trial for trial in (*begun, *searched.networks)}
+    if searched.baseline is not None:
+        wanted.pop(searched.baseline.number, None)
+        wanted[searched.baseline.number] = searched.baseline
+    return tuple(wanted.values())
+
+
 def promotions(
     standing: Standing, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf
 ) -> Iterator[tuple[TrialRecord, Job]]:
-    """Trials that are still to be trained on all rows: the front's candidates, by FLOPs, and last the baseline.
+    """Trials that are still to be trained on all rows.
 
-    With it the last has begun, so that all have ended once none of them runs (`Standing.verdict`).
+    With the baseline the last has begun, so that all have ended once none of them runs (`Standing.verdict`).
+    Embedding tables are fresh, also where candidates started from the baseline's, which have seen a part alone.
     """
-    searched = standing.searched
-    for selected in (*searched.networks, *([searched.baseline] if searched.baseline else [])):
+    for selected in to_promote(standing):
         known = next((t for t in standing.promoted if t.promoted_from == selected.number), None)
         if known is None or known.outcome in UNFINISHED:
             whole = _whole_log_job(selected, config, space, baseline, job)

@@ -44,6 +44,15 @@ class Serving:
             return record.model_copy(update={"outcome": Outcome.FAILED, "error": str(error)} | _ended(began))
         return self._verdict(record, began)
 
+    def judged_by_size(self, record: TrialRecord) -> TrialRecord:
+        """One that another study has trained, by what is known of it without measuring."""
+        demands = self._demands(record)
+        if not demands:
+            return record
+        excess = max(demand.excess for demand in demands)
+        over = {"outcome": Outcome.INFEASIBLE} if excess > 0 else {}
+        return record.model_copy(update={"serving_excess": excess} | over)
+
     def _measured(self, record: TrialRecord, job: Job) -> TrialRecord:
         """With the forward time, where it decides or is the baseline's."""
         decided = record.outcome is Outcome.INFEASIBLE or self._excess(record) > 0

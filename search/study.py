@@ -34,7 +34,7 @@ from search.slots import slots
 from search.standing import Standing
 from search.stopping import stopping_rule
 from search.stopping.rule import Rule, first_stop
-from search.tuning import best_architectures, check_tunable, untuned
+from search.tuning import best_architectures, check_tunable, least_tuned, untuned
 from search.warm_start import Reused, read_reused
 from search.warm_tables import check_has_tables, tables_owner
 from search.weights import KeptWeights
@@ -84,7 +84,7 @@ class Study:
         self._baseline: Baseline = read_baseline(config)
         check_training_axes(self._space, config.training)
         if config.tables_from is not None:
-            check_has_tables(log.features)
+            check_has_tables(self._baseline.model, log.features)
         if config.tune:
             check_tunable(self._space)
         self._stopping: Rule = stopping_rule(config.stopping)
@@ -188,9 +188,9 @@ class Study:
             return Earlier(Reused(), self._space, self._job)
 
         def plan(record: TrialRecord, job: Job) -> TrialRecord:
-            return planned(
-                record, job, self._facts.cluster, self._config.prefer, margin_bytes=self._margin_bytes
-            )
+            cluster, prefer = self._facts.cluster, self._config.prefer
+            record = planned(record, job, cluster, prefer, margin_bytes=self._margin_bytes)
+            return self._serving.judged_by_size(record)
 
         def read() -> dict[str, Any]:
             return read_reused(self._config, self._log, self._space, self._job, plan).to_dict()
@@ -243,13 +243,9 @@ class Study:
 
     def _tuning_trials(self) -> Iterator[Upcoming]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
-        config, first = self._config, len(untuned(self._standing.candidates))
-        best = best_architectures(self._standing.candidates, self._space, config.tune_best)
-        while best and not self._time_is_over():
-            turn = len(self._standing.candidates) - first
-            if turn >= config.tune:
-                return
-            number, architecture = len(self._standing.trials), best[turn % len(best)]
+        best = best_architectures(self._standing.candidates, self._space, self._config.tune_best)
+        while best and self._still_to_tune() and not self._time_is_over():
+            number, architecture = len(self._standing.trials), least_tuned(best, self._standing.candidates)
             proposed = self._proposals.ask(number, architecture.fixed, start_is_fixed=True)
             yield self._candidate(number, *proposed, tuned_from=architecture.trial)
 
@@ -461,7 +457,11 @@ class Study:
     def _tuning_seconds(self) -> float:
         """What the last stage will take at the pace so far."""
         done = max(1, len(self._standing.trials))
-        return self._config.tune * self._standing.elapsed_seconds() / done
+        return self._still_to_tune() * self._standing.elapsed_seconds() / done
+
+    def _still_to_tune(self) -> int:
+        candidates = self._standing.candidates
+        return max(0, self._config.tune - (len(candidates) - len(untuned(candidates))))
 
 
 def _infeasible(number: int, point: Point, error: str) -> TrialRecord:

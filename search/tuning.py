@@ -6,6 +6,7 @@ others, by what all candidates have shown of them. Architectures take turns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,12 @@ def best_architectures(
                 fingerprint(_without_dropout(trial.model)), Architecture(trial=trial.number, fixed=fixed)
             )
     return tuple(found.values())[:most]
+
+
+def least_tuned(best: Sequence[Architecture], candidates: Iterable[TrialRecord]) -> Architecture:
+    """The next one's turn: the first of those that were tuned least often."""
+    often = Counter(trial.tuned_from for trial in candidates)
+    return min(best, key=lambda each: often[each.trial])
 
 
 def _dropouts(space: Space) -> list[Axis]:

@@ -31,14 +31,17 @@ from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
 from trials.job import Job
-from trials.record import EarlierStudy, LogSummary, Origin, Outcome, StudyRecord, TrialRecord
+from trials.record import EarlierStudy, LogSummary, Origin, Outcome, StudyRecord, TrialKind, TrialRecord
+from trials.serving import weights_bytes
 from trials.shared_ledger import Stamp
 
 OUTSIDE, OTHERWISE, NO_RESULT = "outside this space", "trained otherwise", "without a result"
 """Why a candidate is left."""
 NO_MEMORY = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
 USABLE = (Outcome.COMPLETED, Outcome.STOPPED, Outcome.DIVERGED, *NO_MEMORY)
-RESULTS_ALONE: dict[str, Any] = {"cost": (), "plan": None, "attempts": (), "test": None, "reused_from": None}
+RESULTS_ALONE: dict[str, Any] = {"cost": (), "plan": None, "attempts": (), "test": None} | dict.fromkeys(
+    ("reused_from", "promoted_from", "tuned_from")
+)
 """Of a record that is kept for the sampler, what is not needed."""
 
 JobOf = Callable[[Candidate], Job]
@@ -77,7 +80,9 @@ def read_reused(
         _check_log(name, there.log, log.summary(), config)
         left: dict[str, Counter[str]] = {}
         reused = 0
-        for trial in there.candidates:
+        promoted = (trial for trial in there.promoted if trial.kind is TrialKind.CANDIDATE)
+        candidates = (*there.candidates, *promoted)
+        for trial in candidates:
             try:
                 if config.tables_from or trial.tables_from:
                     raise _LeftError(OTHERWISE, "from a baseline's embedding tables, here or there")
@@ -88,7 +93,7 @@ def read_reused(
                 left.setdefault(group, Counter())[reason] += 1
         studies.append(
             EarlierStudy(
-                directory=name, seed=there.seed, candidates=len(there.candidates), reused=reused, left=left
+                directory=name, seed=there.seed, candidates=len(candidates), reused=reused, left=left
             )
         )
     records = [
@@ -136,10 +141,17 @@ def _here(
     _check_training(trial, job, own)
     origin = Origin(study=there.name, directory=str(Path(there.directory).resolve()), trial=trial.owner)
     notes = {"point": point, "reused_from_study": origin, "sampler_notes": FIRST_GENERATION}
-    record = planned(trial.model_copy(update=notes), own)
+    record = planned(trial.model_copy(update=notes | _to_be_judged(trial)), own)
     if trial.outcome in NO_MEMORY and record.outcome is not Outcome.INFEASIBLE:
-        raise _LeftError(NO_RESULT, f"{trial.outcome.value.replace('_', ' ')} there, fits here")
+        raise _LeftError(NO_RESULT, f"{trial.outcome.value.replace('_', ' ')} there, not here")
     return record.model_copy(update=RESULTS_ALONE)
+
+
+def _to_be_judged(trial: TrialRecord) -> dict[str, Any]:
+    """What only that study's memory and limits of serving say of it."""
+    size = trial.weights_bytes if trial.weights_bytes is not None else weights_bytes(trial.cost)
+    found: dict[str, Any] = {"weights_bytes": size, "serving_ms": None, "serving_excess": None}
+    return found | ({"outcome": Outcome.RUNNING} if trial.outcome is Outcome.INFEASIBLE else {})
 
 
 def _candidate(job: Job, space: Space) -> Candidate:
@@ -153,8 +165,8 @@ def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
     """All but the seed is equal."""
     if job.fingerprint != trial.fingerprint:
         raise _LeftError(OTHERWISE, "by another version of dhen-search")
-    there, here = job.training.to_dict(), own.training.to_dict()
-    differ = [f"{key} {there[key]}, here {here[key]}" for key in here if there[key] != here[key]]
+    pairs = {key: (getattr(job.training, key), here) for key, here in own.training}
+    differ = [f"{key} {there}, here {here}" for key, (there, here) in pairs.items() if there != here]
     if differ:
         raise _LeftError(OTHERWISE, "; ".join(differ))
 

@@ -6,14 +6,21 @@ from other seeds, which decide whether a winner is better, start both from fresh
 
 from __future__ import annotations
 
+from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
+from dhen.table_dims import table_groups
 from search.standing import Standing
 from trials.record import TrialKind, TrialRecord
 
 
-def check_has_tables(features: FeatureSchema) -> None:
-    """Raises UserError for a log without tables."""
+def check_has_tables(baseline: ModelConfig, features: FeatureSchema) -> None:
+    """Raises UserError for a log without tables, or a baseline whose tables have several lengths."""
+    if len(table_groups(baseline, features)) > 1:
+        raise UserError(
+            f"tables_from=baseline: the baseline's table_dim_exponent={baseline.table_dim_exponent:g} gives its "
+            "tables several lengths, and they cannot lend; give it an exponent of 0, or leave tables_from out."
+        )
     if not features.tables:
         raise UserError("tables_from=baseline: this log has no categorical columns, so there are no tables.")
 

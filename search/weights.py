@@ -52,10 +52,11 @@ class KeptWeights:
         shutil.rmtree(self._trainer.folder(ended.number) / CHECKPOINTS, ignore_errors=True)
         self._there.add(ended.number)
 
-    def drop(self, running: Collection[int]) -> None:
-        """All that are not wanted any more; those of running trials stay."""
+    def drop(self, running: Collection[int] | None = None) -> None:
+        """What is not wanted any more; of a search that goes on, running trials and those on all rows stay."""
         lender = [self.lender] if self.lender else []
-        kept = {trial.owner for trial in (*self._standing.verdict.kept, *lender)}
-        for number in self._there - kept - set(running):
+        whole = self._standing.promoted if running is not None else []
+        kept = {trial.owner for trial in (*self._standing.verdict.kept, *lender, *whole)}
+        for number in self._there - kept - set(running or ()):
             (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
         self._there = kept

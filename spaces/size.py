@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
@@ -40,30 +40,34 @@ def space_size(space: Space) -> SpaceSize:
     }
     training = list(space.training_axes.values())
     return SpaceSize(
-        architectures=sum(_stack_count(space, each) for each in dropouts) * _model_count(others),
+        architectures=sum(
+            stacks * _model_count(others, depth)
+            for each in dropouts
+            for depth, stacks in _stack_counts(space, each)
+        ),
         training_choices=math.prod(axis.size for axis in training if axis.size < math.inf),
         real_axes=sum(axis.size == math.inf for axis in training),
         axes=len(space.axes),
     )
 
 
-def _model_count(axes: Mapping[str, Axis]) -> float:
-    """Distinct settings outside of layers; where members part is one where there is one member."""
+def _model_count(axes: Mapping[str, Axis], depth: int) -> float:
+    """Distinct settings outside of so many layers; where members part is one where there is one member."""
     one = Choice(name="members", values=(1,))
     members, parting = axes.get("members", one), axes.get("members_from", one)
+    places = len({min(place, depth) for place in _values(parting)})
     low = min(members.values) if isinstance(members, Choice) else members.low
     alone = int(low == 1)
     others = math.prod(axis.size for name, axis in axes.items() if name not in ("members", "members_from"))
-    return others * ((members.size - alone) * parting.size + alone)
+    return others * ((members.size - alone) * places + alone)
 
 
-def _stack_count(space: Space, model_dropout: float) -> float:
-    """Distinct stacks of layers in models of this dropout."""
+def _stack_counts(space: Space, model_dropout: float) -> Iterator[tuple[int, float]]:
+    """Each depth, and the distinct stacks of so many layers in models of this dropout."""
     layers = [_layer_count(space, axes, model_dropout) for axes in space.layer_axes.values()]
-    depths = _values(space.depth)
-    if space.config.layers == "shared":
-        return len(depths) * layers[0]
-    return sum(math.prod(layers[:depth]) for depth in depths)
+    shared = space.config.layers == "shared"
+    for depth in _values(space.depth):
+        yield depth, layers[0] if shared else math.prod(layers[:depth])
 
 
 def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> float:

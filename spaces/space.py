@@ -135,6 +135,8 @@ class Space:
         layers = [self._decode_layer(prefix, point) for prefix in self._prefixes()[:depth]]
         if self.config.layers == "shared":
             layers *= depth
+        if "members_from" in values:  # after the last layer only heads differ
+            values["members_from"] = min(values["members_from"], depth)
         model = parse_model({"family": "dhen", **values, "layers": layers}, f"a point of space {self.name!r}")
         assert isinstance(model, DhenConfig)
         training = {key: _value(axis, point) for key, axis in self.training_axes.items()}
@@ -152,7 +154,9 @@ class Space:
         for prefix, layer in zip(self._prefixes(), layers, strict=False):
             point |= self._encode_layer(prefix, layer, candidate.model.dropout)
         for key, axis in self.model_axes.items():
-            if key != "members_from" or candidate.model.members > 1:  # one member parts nowhere
+            if key == "members_from":
+                point |= _encoded_parting(axis, candidate.model)
+            else:
                 point |= _encoded(axis, getattr(candidate.model, key))
         for key, axis in self.training_axes.items():
             point |= _encoded(axis, candidate.training[key])
@@ -263,3 +267,13 @@ def _first(axis: Axis) -> Scalar:
 def _encoded(axis: Axis, value: Any) -> Point:
     label = axis.encode(value)  # of a constant too: another value lies outside
     return {axis.name: label} if axis.size > 1 else {}
+
+
+def _encoded_parting(axis: Axis, model: DhenConfig) -> Point:
+    """One member parts nowhere; behind the last layer any value of the axis does."""
+    behind = model.members_from == len(model.layers)
+    if model.members == 1:
+        return {}
+    if behind and isinstance(axis, Choice) and model.members_from not in axis.values:
+        return _encoded(axis, next((v for v in axis.values if v > model.members_from), model.members_from))
+    return _encoded(axis, model.members_from)

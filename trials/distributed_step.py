@@ -24,7 +24,7 @@ from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
 from trials.dense_batch import DenseBatch, DenseInputs, take_tables
 from trials.embeddings import table_engine
-from trials.evaluation import EVAL_BATCH, Keep, evaluate_over_ranks
+from trials.evaluation import Keep, eval_rows, evaluate_over_ranks
 from trials.flat_pieces import FlatPieces
 from trials.job import Job
 from trials.memory_limit import is_counted, keep_on_host, on_device_for_good, on_host
@@ -125,7 +125,8 @@ class DistributedStep:
         Where memory is short, no more rows at a time than were planned for.
         """
         self._model.eval()
-        rows = min(self._micro_batch, EVAL_BATCH) if self._short else EVAL_BATCH
+        most = eval_rows(self._model)
+        rows = min(self._micro_batch, most) if self._short else most
         found = evaluate_over_ranks(self._score, log, split_name, self._ranks, rows, keep)
         self._model.train()
         return found

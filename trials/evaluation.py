@@ -30,21 +30,26 @@ Keep = Callable[[Tensor], None]
 """Is given the logits (N) of all rows in order, fp32 and not corrected, before metrics are made of them."""
 
 
+def eval_rows(model: nn.Module) -> int:
+    """Rows a forward pass; of a network of several members, each of which computes them all, fewer."""
+    return max(1, EVAL_BATCH // getattr(model, "members", 1))
+
+
 def evaluate(
     model: nn.Module,
     log: PreparedLog,
     split_name: str,
-    batch_size: int = EVAL_BATCH,
+    batch_size: int | None = None,
     keep: Keep | None = None,
 ) -> Metrics:
     """Metrics on a split of the log, corrected for negative sampling where its schema states a rate.
 
-    `batch_size` rows go forward at a time. The model computes in the precision that its dense part has
-    (`trials.master_weights.compute_in`).
+    `batch_size` rows go forward at a time, `eval_rows` where not given. The model computes in the precision that
+    its dense part has (`trials.master_weights.compute_in`).
     """
     split = log.split(split_name)
     with torch.no_grad():
-        logit_N = _split_logits(model, split, batch_size)
+        logit_N = _split_logits(model, split, batch_size or eval_rows(model))
     if keep is not None:
         keep(logit_N)
     return logit_metrics(logit_N, split, log)

@@ -131,8 +131,6 @@ class TrainingConfig(Value):
         return self.model_copy(
             update={
                 "epochs": epochs,
-                "warmup_examples": self.warmup_examples or round(self.warmup_share * epochs * used),
-                "warmup_share": 0.0,
                 "batch_size": min(self.batch_size or power, used),
                 "evaluate_every": max(1, min(every, used)),
                 "precision": computed,

@@ -221,7 +221,9 @@ def _train(run: _Run) -> None:
     first_steps, stretch_first = state.steps, state.examples
     for batch, last in _mark_last(on_device(_epochs(run), device())):
         factor = _rate_factor(config, state, run.total_examples)
-        rate = step.scale_learning_rates(dense=factor * _warmup(config, state), tables=factor)
+        rate = step.scale_learning_rates(
+            dense=factor * _warmup(config, state, run.total_examples), tables=factor
+        )
         loss = step(batch)
         state.steps += 1
         state.examples += config.batch_size
@@ -285,11 +287,12 @@ def _rate_factor(config: TrainingConfig, state: TrainingState, total_examples: i
     return left[config.schedule] * state.rate_factor
 
 
-def _warmup(config: TrainingConfig, state: TrainingState) -> float:
+def _warmup(config: TrainingConfig, state: TrainingState, total_examples: int) -> float:
     """What the dense learning rate is multiplied by beside that: a share that rises to 1 with the examples."""
     assert config.batch_size is not None
     seen = state.examples + config.batch_size  # with this step's
-    return min(1.0, seen / config.warmup_examples) if config.warmup_examples else 1.0
+    over = config.warmup_examples or config.warmup_share * total_examples
+    return min(1.0, seen / over) if over else 1.0
 
 
 def _evaluate(run: _Run) -> tuple[Metrics, bool]:

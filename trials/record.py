@@ -403,8 +403,8 @@ class StudyRecord(Value):
     @property
     def field(self) -> tuple[TrialRecord, ...]:
         """The candidates that best, knee and front are of: trained on all rows, once the selected ones are."""
-        best = next((trial for trial in self.trials if trial.number == self.best), None)
-        if best is None or best.promoted_from is None:
+        baseline = next((trial for trial in self.trials if trial.number == self.baseline), None)
+        if baseline is None or baseline.promoted_from is None:
             return self.candidates
         return tuple(trial for trial in self.promoted if trial.kind is TrialKind.CANDIDATE)
 

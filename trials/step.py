@@ -11,7 +11,7 @@ from trials.adamw import adamw, moments, set_steps
 from trials.checkpoint import Weights
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
-from trials.evaluation import EVAL_BATCH, evaluate
+from trials.evaluation import eval_rows, evaluate
 from trials.flat_pieces import FlatPieces, Piece
 from trials.half_tables import store_tables_in_half
 from trials.job import TrainingConfig
@@ -85,8 +85,9 @@ class TrainStep:
 
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
         """On a split of the log; under a declared memory with no more rows at a time than training has."""
-        batch = min(self._batch_size or EVAL_BATCH, EVAL_BATCH) if is_counted() else EVAL_BATCH
-        return evaluate(self.model, log, split_name, batch)
+        most = eval_rows(self.model)
+        rows = min(self._batch_size or most, most) if is_counted() else most
+        return evaluate(self.model, log, split_name, rows)
 
     def dense_state(self) -> dict[str, FlatPieces]:
         """Weights and AdamW's moments, for `trials.resume`, to save or to load into."""

@@ -20,6 +20,7 @@ from search.config import StudyConfig
 from search.directory import read_record
 from search.export import study_log
 from search.facts import check_training_axes
+from search.promotion import to_promote
 from search.standing import Standing
 from spaces.space import Space, SpaceConfig
 from trials.job import TrainingConfig
@@ -55,6 +56,15 @@ def test_a_fraction_of_one_leaves_fingerprints_alone() -> None:
     for wrong in (0.0, -0.5, 1.5):
         with pytest.raises(UserError, match="train_fraction"):
             parse(TrainingConfig, {"train_fraction": wrong}, "training")
+
+
+def test_what_was_cut_short_ends_though_others_have_won_since() -> None:
+    trials = searched()
+    cut_short = promoted(3, trials[1], 0.85, Outcome.INTERRUPTED)
+    better = bare(4, ne=0.6, flops=1e5, training=PART)
+    standing = Standing(study(), [*trials, cut_short, better])
+    assert [trial.number for trial in standing.searched.networks] == [4]
+    assert [trial.number for trial in to_promote(standing)] == [1, 4, 0]
 
 
 def test_a_part_is_trained_as_the_whole_is() -> None:

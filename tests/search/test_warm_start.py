@@ -119,6 +119,14 @@ def test_the_rest_is_left_with_reasons(study: Path, log: PreparedLog) -> None:
     once = reused(study, log, space, training={"epochs": 1, "schedule": "constant", "evaluate_every": half})
     assert once.records == ()
     assert once.studies[0].left == {OTHERWISE: {"epochs 2, here 1": count}}
+    given = read_record(study).trials[-1].training  # a setting that is left out of plain data by default
+    part = reused(
+        study,
+        log,
+        space,
+        training={"epochs": 2, "train_fraction": 0.5, "evaluate_every": given["evaluate_every"]},
+    )
+    assert part.studies[0].left == {OTHERWISE: {"train_fraction 1.0, here 0.5": count}}
     small = load_space("tiny").config.to_dict() | {"model": {"embedding_dim": 5, "head": [[]]}}
     left = reused(study, log, Space("small", SpaceConfig.model_validate(small))).studies[0].left
     assert set(left) == {OUTSIDE}

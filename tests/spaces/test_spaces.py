@@ -60,8 +60,13 @@ def test_the_size_is_counted_exactly() -> None:
 
 
 def test_one_member_parts_nowhere() -> None:
-    model = {"members": [1, 2], "members_from": [0, 1]}
-    assert_counted({"depth": [1, 2], "slots": 1, "modules": {"linear": {}}, "model": model})
+    model = {"members": [1, 2], "members_from": [0, 1, 3]}
+    data = {"depth": [1, 2], "slots": 1, "modules": {"linear": {}}, "model": model}
+    assert_counted(data)
+    space = Space("test", parse(SpaceConfig, data, "test"))
+    for seed in range(20):
+        candidate = space.decode(random_point(space, random.Random(seed)))
+        assert space.decode(space.encode(candidate)) == candidate
 
 
 def assert_counted(data: dict[str, object]) -> None:

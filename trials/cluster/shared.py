@@ -1,10 +1,13 @@
 """What one rank has of a machine that several share: its part of the memory, and the speed of its threads.
 
-A machine's speeds are measured with all the threads that torch takes there. Of those a rank has its own, or as
-many as the others leave it; what no rank uses is nobody's. On an accelerator trials side by side take turns.
+A machine's speeds are measured with the threads that torch takes there, all cores or fewer. A rank has the speed
+of its own threads, or of its share of the cores; what no rank uses is nobody's. On an accelerator trials side by
+side take turns.
 """
 
 from __future__ import annotations
+
+import os
 
 from trials.cluster.cluster import Cluster, PeakFlops
 
@@ -23,7 +26,7 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
         import torch
 
         measured = torch.get_num_threads()
-        each = min(threads or measured, measured / owners)
+        each = min(threads or measured, max(measured, len(os.sched_getaffinity(0))) / owners)
         part, words = machine.gpus_a_host * each / measured, f"{each:g} of {measured} threads a rank"
     sources = dict(machine.sources)
     if owners > 1:
