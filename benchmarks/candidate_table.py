@@ -19,6 +19,7 @@ from typing import Any
 from common import machine
 
 from dhen.schema import FeatureSchema
+from search.config import written_config
 from search.directory import read_record
 from search.export import study_log
 from spaces.load import load_space
@@ -54,7 +55,7 @@ def table(directories: list[Path]) -> dict[str, Any]:
     for directory in directories:
         record, log = read_record(directory), study_log(directory)
         head = {
-            "space": load_space(record.space).config.to_dict(),
+            "space": load_space(written_config(directory).space).config.to_dict(),
             "features": log.features.to_dict(),
             "log": record.log.model_dump(mode="json"),
         }

@@ -32,17 +32,16 @@ from common import machine, markdown
 from scipy.stats import kendalltau
 
 from dashboards.names import short_name
-from dhen.values import parse
 from search.baseline import read_baseline
 from search.config import StudyConfig, read_study_config
 from search.log import open_log
-from search.objective import Trainer, new_record
+from search.objective import Trainer, candidate_training, new_record
 from search.reproduce.trainings import Trainings, measured_precision
 from spaces.load import load_space, random_point
 from spaces.space import Candidate
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
-from trials.job import Job, TrainingConfig
+from trials.job import Job
 from trials.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
 
@@ -129,8 +128,7 @@ class Trials:
 
     def jobs(self, candidate: Candidate, tables_from: str) -> dict[str, Job]:
         """From fresh tables with two seeds, and from warm ones."""
-        settings = self.config.training.to_dict() | candidate.training
-        training, seed = parse(TrainingConfig, settings, "space"), self.config.seed
+        training, seed = candidate_training(self.config.training, candidate), self.config.seed
         fresh, other = (self.trainer.job(candidate.model, training, each) for each in (seed, seed + 1))
         return {FRESH: fresh, OTHER: other, WARM: fresh.model_copy(update={"tables_from": tables_from})}
 

@@ -56,17 +56,7 @@ class TrialRow:
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
     """All trials in order, or these alone."""
     shown = record.trials if trials is None else trials
-    return tuple(_row(trial, record, _baseline_ne_for(trial, record)) for trial in shown)
-
-
-def _baseline_ne_for(trial: TrialRecord, record: StudyRecord) -> float | None:
-    """Of the tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
-    baseline = find(record, record.baseline)
-    made_of_winners = trial.kind in (TrialKind.AVERAGE, TrialKind.SEED) and bool(record.promoted)
-    on_all_rows = trial.promoted_from is not None or made_of_winners
-    if baseline is None or (baseline.promoted_from is not None) == on_all_rows:
-        return _known_ne(baseline)
-    return _known_ne(find(record, baseline.promoted_from))
+    return tuple(_row(trial, record, _known_ne(record.baseline_for(trial))) for trial in shown)
 
 
 def baseline_ne(record: StudyRecord) -> float | None:
@@ -127,7 +117,7 @@ def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> Tri
 
 
 def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
-    baseline = find(record, record.baseline)
+    baseline = record.baseline_for(trial)
     pairs = relative_ne_curve(trial.curve[-1:], baseline.curve if baseline else ())
     return pairs[0][1] if pairs and known(pairs[0][1]) else None
 

@@ -15,6 +15,8 @@ from trials.launcher import POLL_SECONDS, AnyRun, wait_for
 from trials.record import Metrics, TrialRecord
 from trials.serving import ForwardTime
 
+E = TypeVar("E", bound=Event)
+
 
 class Activity(Protocol):
     """Something that goes on in a process of its own."""
@@ -64,17 +66,34 @@ class Training:
         return time.monotonic() - self._began
 
 
-class Scoring:
-    """A trained trial that is scored on a split."""
+class _Asked:
+    """A process that is to give one answer."""
 
-    def __init__(self, record: TrialRecord, job: Job, split: str, run: AnyRun) -> None:
-        self.record, self.job, self.run = record, job, run
-        self._split = split
+    def __init__(self, run: AnyRun) -> None:
+        self.run = run
         self._said: list[Event] = []
 
     def take(self, events: list[Event]) -> None:
         """See `Activity`."""
         self._said += events
+
+    def _answer(self, kind: type[E]) -> E | None:
+        """None where there is none."""
+        return next((event for event in self._said if isinstance(event, kind)), None)
+
+    @property
+    def _reasons(self) -> str:
+        """Why there is none."""
+        return "; ".join(event.error for event in self._said if isinstance(event, Failed))
+
+
+class Scoring(_Asked):
+    """A trained trial that is scored on a split."""
+
+    def __init__(self, record: TrialRecord, job: Job, split: str, run: AnyRun) -> None:
+        super().__init__(run)
+        self.record, self.job = record, job
+        self._split = split
 
     @property
     def killed(self) -> bool:
@@ -88,26 +107,17 @@ class Scoring:
         Raises:
             UserError: where it ended without a result.
         """
-        for event in self._said:
-            if isinstance(event, Scored):
-                return event.metrics
-        reasons = "; ".join(event.error for event in self._said if isinstance(event, Failed))
+        scored = self._answer(Scored)
+        if scored is not None:
+            return scored.metrics
         raise UserError(
-            f"trial {self.record.number} could not be scored on {self._split}: {reasons}. "
+            f"trial {self.record.number} could not be scored on {self._split}: {self._reasons}. "
             "What was trained is safe; the same command scores again."
         )
 
 
-class Timing:
+class Timing(_Asked):
     """A model whose forward pass is measured."""
-
-    def __init__(self, run: AnyRun) -> None:
-        self.run = run
-        self._said: list[Event] = []
-
-    def take(self, events: list[Event]) -> None:
-        """See `Activity`."""
-        self._said += events
 
     @property
     def forward(self) -> ForwardTime:
@@ -116,11 +126,10 @@ class Timing:
         Raises:
             UserError: where it ended without a result.
         """
-        for event in self._said:
-            if isinstance(event, Timed):
-                return event.forward
-        reasons = "; ".join(event.error for event in self._said if isinstance(event, Failed))
-        raise UserError(f"its forward time could not be measured: {reasons}")
+        timed = self._answer(Timed)
+        if timed is not None:
+            return timed.forward
+        raise UserError(f"its forward time could not be measured: {self._reasons}")
 
 
 A = TypeVar("A", bound=Activity)

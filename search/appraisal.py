@@ -63,8 +63,8 @@ class Appraiser:
 
     def serves(self, appraisal: Appraisal) -> bool:
         """Whether it meets the limits of serving on size and FLOPs; its forward time is not known yet."""
-        demands = self.serving.demands(flops=appraisal.flops, weights_bytes=appraisal.weights_bytes)
-        return all(demand.excess <= 0 for demand in demands)
+        excess = self.serving.excess(flops=appraisal.flops, weights_bytes=appraisal.weights_bytes)
+        return (excess or 0.0) <= 0
 
     def _cost(self, key: str, candidate: Candidate) -> tuple[float, int, int]:
         """Priced once a network: many points differ in training settings alone."""

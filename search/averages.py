@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,12 +44,7 @@ def choose(
 
 def meets(limits: ServingConfig, members: Members) -> bool:
     """Whether all members together, one after another, are within the limits of serving."""
-    demands = limits.demands(
-        flops=sum(each.flops or 0.0 for each in members),
-        weights_bytes=sum(each.weights_bytes or 0 for each in members),
-        ms=summed_ms(each.serving_ms for each in members),
-    )
-    return all(demand.excess <= 0 for demand in demands)
+    return (limits.excess(**_price(members)) or 0.0) <= 0
 
 
 def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsOf) -> Metrics:
@@ -65,7 +61,7 @@ def average_model(members: Members) -> dict[str, object]:
 
 def average_record(number: int, members: Members, validation: Metrics) -> TrialRecord:
     """The trial that an average is: complete from birth, with the FLOPs and parameters of all its members."""
-    model = average_model(members)
+    model, price = average_model(members), _price(members)
     return TrialRecord(
         number=number,
         kind=TrialKind.AVERAGE,
@@ -75,13 +71,22 @@ def average_record(number: int, members: Members, validation: Metrics) -> TrialR
         model=model,
         training={},
         cost=tuple(row for i, each in enumerate(members) for row in within(f"member{i}", each.cost)),
-        flops=sum(each.flops or 0.0 for each in members),
+        flops=price["flops"],
         parameters=sum(each.parameters or 0 for each in members),
         embedding_parameters=sum(each.embedding_parameters or 0 for each in members),
-        weights_bytes=sum(each.weights_bytes or 0 for each in members),
-        serving_ms=summed_ms(each.serving_ms for each in members),
+        weights_bytes=price["weights_bytes"],
+        serving_ms=price["ms"],
         validation=validation,
         seconds=0.0,
         members=tuple(each.number for each in members),
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     )
+
+
+def _price(members: Members) -> dict[str, Any]:
+    """What serving has limits on, of all members one after another."""
+    return {
+        "flops": sum(each.flops or 0.0 for each in members),
+        "weights_bytes": sum(each.weights_bytes or 0 for each in members),
+        "ms": summed_ms(each.serving_ms for each in members),
+    }

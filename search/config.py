@@ -229,8 +229,7 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
     """
     path = directory / STUDY_FILE
     if path.exists():
-        earlier = parse(StudyConfig, load_yaml(path), str(path))
-        before, now = earlier.to_dict(), config.to_dict()
+        before, now = written_config(directory).to_dict(), config.to_dict()
         changed = [key for key in now if now[key] != before[key] and key not in BUDGET_KEYS]
         if changed:
             differences = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in changed)
@@ -245,3 +244,13 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
 def write_config(directory: Path, config: StudyConfig) -> None:
     """The run directory's `study.yaml`, complete."""
     write_atomically(directory / STUDY_FILE, dump_yaml(config.to_dict()))
+
+
+def written_config(directory: Path) -> StudyConfig:
+    """What `write_config` left there.
+
+    Raises:
+        UserError: for a file that was edited into something else.
+    """
+    path = directory / STUDY_FILE
+    return parse(StudyConfig, load_yaml(path), str(path))

@@ -17,11 +17,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trials.data.weights import Floats
 from trials.metrics import PROBABILITY_FLOOR
-
-Floats = NDArray[np.float64]
 
 
 class Chosen(NamedTuple):

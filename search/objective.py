@@ -11,14 +11,14 @@ from pathlib import Path
 from dhen.config import ModelConfig
 from dhen.cost import dense_parameters, embedding_parameters, headline_flops
 from dhen.model import model_cost
+from dhen.values import parse
 from search.activity import Scoring, Timing, Training, killed_on_error, look
 from search.directory import trial_folder
 from search.execution import DP, Execution
-from search.slots import cores
-from spaces.space import Point
+from spaces.space import Candidate, Point
 from trials.data.cache import PreparedLog
 from trials.events import Progress
-from trials.hardware import Precision, fastest_threads, preferred_precision
+from trials.hardware import Precision, cores, fastest_threads, preferred_precision
 from trials.job import Job, TrainingConfig
 from trials.launcher import POLL_SECONDS, AnyLauncher
 from trials.planner.plan import Prefer
@@ -55,6 +55,11 @@ def new_record(
         tables_from=job.tables_from,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     )
+
+
+def candidate_training(shared: TrainingConfig, candidate: Candidate) -> TrainingConfig:
+    """What all candidates share, with what the space decides for this one; the rest is left open."""
+    return parse(TrainingConfig, shared.to_dict() | candidate.training, "space")
 
 
 def job_on(

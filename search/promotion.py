@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
-from dhen.values import parse
 from search.baseline import Baseline
 from search.config import StudyConfig
-from search.objective import new_record
+from search.objective import candidate_training, new_record
 from search.samplers.known import UNFINISHED
 from search.standing import Standing
 from spaces.space import Candidate, Space
 from trials.job import Job, TrainingConfig
 from trials.record import TrialKind, TrialRecord
 
+ALL_ROWS = {"train_fraction": 1.0}
 JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
 """Of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
@@ -32,11 +32,9 @@ def to_promote(standing: Standing) -> tuple[TrialRecord, ...]:
     searched = standing.searched
     cut_short = (trial.promoted_from for trial in standing.promoted if trial.outcome in UNFINISHED)
     begun = [standing.trials[number] for number in cut_short if number is not None]
-    wanted = {trial.number: trial for trial in (*begun, *searched.networks)}
-    if searched.baseline is not None:
-        wanted.pop(searched.baseline.number, None)
-        wanted[searched.baseline.number] = searched.baseline
-    return tuple(wanted.values())
+    last = (searched.baseline,) if searched.baseline is not None else ()
+    wanted = {trial.number: trial for trial in (*begun, *searched.networks) if trial not in last}
+    return (*wanted.values(), *last)
 
 
 def promotions(
@@ -74,8 +72,7 @@ def require_promoted(standing: Standing) -> None:
 
 def on_all_rows(training: TrainingConfig, candidate: Candidate) -> TrainingConfig:
     """A candidate's training, with what is left open; `training` is what all candidates share."""
-    data = training.to_dict() | candidate.training | {"train_fraction": 1.0}
-    return parse(TrainingConfig, data, "space")
+    return candidate_training(training, candidate).model_copy(update=ALL_ROWS)
 
 
 def _whole_log_job(
@@ -84,6 +81,6 @@ def _whole_log_job(
     """Of the configuration, not of the record: what was left open is decided anew for all rows."""
     if trial.kind is TrialKind.BASELINE:
         _, model, training = baseline.variant(trial.number, config.seed)
-        return job(model, training.model_copy(update={"train_fraction": 1.0}), config.seed)
+        return job(model, training.model_copy(update=ALL_ROWS), config.seed)
     candidate = space.decode(trial.point)
     return job(candidate.model, on_all_rows(config.training, candidate), config.seed)

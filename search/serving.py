@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from dhen.errors import UserError
 from dhen.values import fingerprint
@@ -17,7 +18,7 @@ from search.objective import Trainer
 from trials.hardware import device
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.serving import Demand, ServingConfig
+from trials.serving import ServingConfig
 
 
 class Serving:
@@ -46,10 +47,9 @@ class Serving:
 
     def judged_by_size(self, record: TrialRecord) -> TrialRecord:
         """One that another study has trained, by what is known of it without measuring."""
-        demands = self._demands(record)
-        if not demands:
+        excess = self._config.excess(**_taken(record))
+        if excess is None:
             return record
-        excess = max(demand.excess for demand in demands)
         over = {"outcome": Outcome.INFEASIBLE} if excess > 0 else {}
         return record.model_copy(update={"serving_excess": excess} | over)
 
@@ -65,7 +65,8 @@ class Serving:
 
     def _verdict(self, record: TrialRecord, began: float) -> TrialRecord:
         record = record.model_copy(update={"serving_excess": self._excess(record)})
-        over = "; ".join(demand.words for demand in self._demands(record) if demand.excess > 0)
+        demands = self._config.demands(**_taken(record))
+        over = "; ".join(demand.words for demand in demands if demand.excess > 0)
         if not over or record.kind is TrialKind.BASELINE:
             return record
         error = f"{record.error}; {over}" if record.error else over
@@ -73,14 +74,14 @@ class Serving:
 
     def _excess(self, record: TrialRecord) -> float:
         """Over the worst limit of those that are judged so far; 0 where none is."""
-        return max((demand.excess for demand in self._demands(record)), default=0.0)
+        return self._config.excess(**_taken(record)) or 0.0
 
-    def _demands(self, record: TrialRecord) -> tuple[Demand, ...]:
-        assert record.flops is not None
-        assert record.weights_bytes is not None
-        return self._config.demands(
-            flops=record.flops, weights_bytes=record.weights_bytes, ms=record.serving_ms
-        )
+
+def _taken(record: TrialRecord) -> dict[str, Any]:
+    """What serving has limits on, of a trial, as far as it is known."""
+    assert record.flops is not None
+    assert record.weights_bytes is not None
+    return {"flops": record.flops, "weights_bytes": record.weights_bytes, "ms": record.serving_ms}
 
 
 def _ended(began: float) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from rich.console import Console
 
 from dashboards.summary import sentences
 from dhen.errors import UserError
-from search.cli import INTERRUPTED
 from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config
 from search.directory import STUDY_FILE, only_driver
 from search.export import export
 from search.log import open_log
 from search.publisher import REPORT, Publisher
 from search.study import Study
-from search.terminal import StudyView, step_progress
+from search.terminal import StudyView, resumable, step_progress
 from trials.data.cache import PreparedLog
 from trials.hosts import Hosts
 from trials.hosts_run import HostsLauncher
@@ -73,13 +71,11 @@ def _search(
         study = Study(config, directory, log, starts, view, publisher)
         write_config(directory, config)
         try:
-            if hosts:
-                hosts.open(log, directory)
-                hosts.wait_for_all()
-            return study.run()
-        except KeyboardInterrupt:
-            console.print(f"\ninterrupted; the same command goes on ({directory}).")
-            sys.exit(INTERRUPTED)
+            with resumable(console, directory):
+                if hosts:
+                    hosts.open(log, directory)
+                    hosts.wait_for_all()
+                return study.run()
         finally:
             publisher.finish(study.record())
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
-from trials.hardware import device, fastest_threads
+from trials.hardware import cores, device, fastest_threads
 
 MOST = 4
 """Candidates side by side where the study does not say (docs/decisions/0007-candidates-side-by-side.md)."""
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slots(parallel: int | None, threads: int | None, ranks: int = 1) -> tuple[int, int]:

@@ -12,18 +12,18 @@ from typing import Any
 
 from dashboards.warm import warm_starts
 from dhen.errors import UserError
-from dhen.values import parse
 from search.absorb import cut_short
 from search.activity import Training, look
 from search.appraisal import Appraiser
 from search.baseline import Baseline, read_baseline
+from search.budget import Budget
 from search.config import StudyConfig
 from search.directory import database_url, study_name
 from search.earlier import Earlier
 from search.execution import execution, margin_bytes, ranks_here
 from search.facts import Facts, check_training_axes
 from search.finals import Driver, Finals
-from search.objective import Trainer, new_record
+from search.objective import Trainer, candidate_training, new_record
 from search.planning import plan_of, planned
 from search.promotion import promotions, require_promoted
 from search.proposals import Proposals
@@ -42,13 +42,10 @@ from spaces.load import load_space
 from spaces.space import Candidate, Point, Space
 from trials.data.cache import PreparedLog
 from trials.events import Progress
-from trials.job import Job, TrainingConfig
+from trials.job import Job
 from trials.launcher import POLL_SECONDS, AnyLauncher
 from trials.ledger import Ledger
 from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
-
-NOTHING_NEW = 100
-"""Proposals in a row that needed no training, after which a study without a number of trials ends."""
 
 AGAIN = (Outcome.OUT_OF_MEMORY, Outcome.INTERRUPTED)
 """Ends of an attempt after which there may be another."""
@@ -102,6 +99,7 @@ class Study:
         self._standing = Standing(
             self._facts.head, map(cut_short, self._ledger.trials()), averages=config.averages > 0
         )
+        self._budget = Budget(config, self._standing)
         self._trainer = Trainer(
             launcher,
             log,
@@ -234,7 +232,7 @@ class Study:
                 yield self._candidate(
                     record.number, record.point, record.sampler_notes, tuned_from=record.tuned_from
                 )
-        while not self._spent():
+        while not self._budget.search_is_over(self._fruitless):
             number = len(self._standing.trials)
             candidates = self._standing.candidates
             start = self._space.start_point(len(untuned(candidates)), baseline.training)
@@ -244,7 +242,7 @@ class Study:
     def _tuning_trials(self) -> Iterator[Upcoming]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
         best = best_architectures(self._standing.candidates, self._space, self._config.tune_best)
-        while best and self._still_to_tune() and not self._time_is_over():
+        while best and not self._budget.tuning_is_over():
             number, architecture = len(self._standing.trials), least_tuned(best, self._standing.candidates)
             proposed = self._proposals.ask(number, architecture.fixed, start_is_fixed=True)
             yield self._candidate(number, *proposed, tuned_from=architecture.trial)
@@ -262,7 +260,7 @@ class Study:
         return self._planned(record.model_copy(update=known), job)
 
     def _job(self, candidate: Candidate) -> Job:
-        training = parse(TrainingConfig, self._config.training.to_dict() | candidate.training, "space")
+        training = candidate_training(self._config.training, candidate)
         job = self._trainer.job(candidate.model, training, self._config.seed)
         return job.model_copy(update={"tables_from": self._tables.fingerprint}) if self._tables else job
 
@@ -439,29 +437,6 @@ class Study:
         )
         own = self._config, self._log, self._ledger, self._standing, self._trainer, self._weights
         return Finals(*own, driver, parallel=self._parallel)
-
-    def _spent(self) -> bool:
-        config = self._config
-        if config.trials is not None and len(untuned(self._standing.candidates)) >= config.trials:
-            return True
-        if self._time_is_over(reserved_seconds=self._tuning_seconds()):
-            return True
-        return config.trials is None and self._fruitless >= NOTHING_NEW
-
-    def _time_is_over(self, *, reserved_seconds: float = 0.0) -> bool:
-        minutes = self._config.minutes
-        return minutes is not None and (
-            self._standing.elapsed_seconds() >= 60.0 * minutes - min(reserved_seconds, 30.0 * minutes)
-        )
-
-    def _tuning_seconds(self) -> float:
-        """What the last stage will take at the pace so far."""
-        done = max(1, len(self._standing.trials))
-        return self._still_to_tune() * self._standing.elapsed_seconds() / done
-
-    def _still_to_tune(self) -> int:
-        candidates = self._standing.candidates
-        return max(0, self._config.tune - (len(candidates) - len(untuned(candidates))))
 
 
 def _infeasible(number: int, point: Point, error: str) -> TrialRecord:

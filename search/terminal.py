@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -19,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dashboards.table import progress_line, trial_line, trial_table
+from search.cli import INTERRUPTED
 from trials.events import Progress
 
 if TYPE_CHECKING:
@@ -87,6 +89,16 @@ def _training(number: int, progress: Progress) -> str:
     share = progress.examples / progress.total_examples
     speed = progress.examples / max(progress.seconds, 1e-9)
     return f"  trial {number} trains: {share:.0%} of its passes at most, {speed:,.0f} examples a second"
+
+
+@contextmanager
+def resumable(console: Console, directory: Path) -> Iterator[None]:
+    """Ctrl-C inside ends this process (exit code 130), and says that the same command goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"\ninterrupted; the same command goes on ({directory}).", soft_wrap=True)
+        sys.exit(INTERRUPTED)
 
 
 @contextmanager

@@ -380,6 +380,15 @@ class StudyRecord(Value):
         """The trial with this number."""
         return next(trial for trial in self.trials if trial.number == number)
 
+    def baseline_for(self, trial: TrialRecord) -> TrialRecord | None:
+        """The tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
+        baseline = next((each for each in self.trials if each.number == self.baseline), None)
+        made_of_winners = trial.kind in (TrialKind.AVERAGE, TrialKind.SEED) and bool(self.promoted)
+        on_all_rows = trial.promoted_from is not None or made_of_winners
+        if baseline is None or (baseline.promoted_from is not None) == on_all_rows:
+            return baseline
+        return None if baseline.promoted_from is None else self.trial(baseline.promoted_from)
+
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
         """What a trial consists of: the members of an average, or itself."""
         return tuple(map(self.trial, trial.members)) or (trial,)

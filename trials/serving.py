@@ -58,6 +58,11 @@ class ServingConfig(Value):
         rows = "1 row" if self.batch == 1 else f"{self.batch:,} rows"
         return f"{rows}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
+    def excess(self, *, flops: float, weights_bytes: int, ms: float | None = None) -> float | None:
+        """Of a model over the worst of the limits, over that limit; None where nothing known of it has one."""
+        demands = self.demands(flops=flops, weights_bytes=weights_bytes, ms=ms)
+        return max((demand.excess for demand in demands), default=None)
+
     def demands(self, *, flops: float, weights_bytes: int, ms: float | None = None) -> tuple[Demand, ...]:
         """What of a model has a limit, and is known."""
         asked = (

@@ -78,7 +78,7 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
     start = _start_ms(trial)
     ended = trial.outcome is not Outcome.RUNNING
     config = {"model": trial.model, "training": trial.training}
-    baseline = next((each for each in record.trials if each.number == record.baseline), None)
+    baseline = record.baseline_for(trial)
     series = _curve_series(trial, baseline)
     if ended:
         series |= _final_series(trial, baseline) | _attempt_series(trial)

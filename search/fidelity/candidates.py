@@ -12,10 +12,8 @@ from dashboards.names import short_name
 from dashboards.units import byte_size
 from dhen.config import DhenConfig
 from dhen.errors import UserError
-from dhen.values import load_yaml, parse
 from search.appraisal import Appraiser
-from search.config import StudyConfig
-from search.directory import STUDY_FILE
+from search.config import StudyConfig, written_config
 from search.fidelity.config import FEWEST, FidelityConfig
 from search.front import eligible
 from search.objective import job_on
@@ -117,7 +115,7 @@ def studied(directory: Path) -> Studied:
         UserError: where there is none, it is not finished, or it was on a part of its log itself.
     """
     record = finished_record(directory)
-    config = parse(StudyConfig, load_yaml(directory / STUDY_FILE), STUDY_FILE)
+    config = written_config(directory)
     if config.training.train_fraction != 1.0:
         raise UserError(
             f"{directory}: its candidates trained on {100 * config.training.train_fraction:g} % of the log; an "

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from dhen.errors import UserError
-from dhen.values import load_yaml, parse
-from search.config import StudyConfig
-from search.directory import STUDY_FILE, read_record
+from search.config import written_config
+from search.directory import read_record
 from search.session import run_session
 from search.winners.session import finished_record
 from trials.launcher import Launcher
@@ -46,7 +45,7 @@ def command(directory: Path, most: int, seeds: int) -> None:
         raise UserError(f"--seeds {seeds}: 1 takes the best network as it is, 3 trains it twice more.")
     if read_record(directory).running:
         raise UserError(f"{directory}: another process is running this study; wait for it to end.")
-    config = parse(StudyConfig, load_yaml(directory / STUDY_FILE), STUDY_FILE)
+    config = written_config(directory)
     if (config.averages, config.average_seeds) != (most, seeds):  # else this very command was cut short
         finished_record(directory)
     launcher = Launcher(several_ranks=config.ranks is not None)

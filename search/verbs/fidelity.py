@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from dhen.errors import UserError
-from search.cli import INTERRUPTED
 from search.verbs.data_option import files_first
 from trials.launcher import Launcher
 
@@ -59,17 +57,15 @@ def command(
     from search.fidelity.config import read_fidelity_config  # torch is imported here and there side by side
     from search.fidelity.session import fidelity
     from search.fidelity.show import key, remarks, table, verdict
+    from search.terminal import resumable
 
     study = studied(directory) if directory else None
     config = read_fidelity_config(overrides, study.config if study else None, data=data or None, **options)
     name = directory.resolve().name if directory else Path(data[0]).name.split(".")[0] or "log"
     out = out or Path("runs") / f"fidelity-{name}"
     console = Console(stderr=as_json)
-    try:
+    with resumable(console, out):
         result = fidelity(config, out, launcher, console, study=study)
-    except KeyboardInterrupt:
-        console.print(f"\ninterrupted; the same command goes on ({out}).", soft_wrap=True)
-        sys.exit(INTERRUPTED)
     if as_json:
         click.echo(result.model_dump_json(indent=1))
         return

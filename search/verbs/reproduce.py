@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from search.cli import INTERRUPTED
 from search.verbs.data_option import files_first
 from trials.launcher import Launcher
 
@@ -48,15 +46,13 @@ def command(
     from search.reproduce.config import read_table_config  # torch is imported here and there side by side
     from search.reproduce.session import reproduce
     from search.reproduce.show import findings, findings_heading, markdown, remarks, rich_table
+    from search.terminal import resumable
 
     config = read_table_config(table, overrides, data)
     directory = out or Path("runs") / f"reproduce-{Path(data[0]).name.split('.')[0] or 'log'}"
     console = Console(stderr=as_json)
-    try:
+    with resumable(console, directory):
         result = reproduce(table, config, directory, launcher, console)
-    except KeyboardInterrupt:
-        console.print(f"\ninterrupted; the same command goes on ({directory}).", soft_wrap=True)
-        sys.exit(INTERRUPTED)
     if as_json:
         click.echo(result.model_dump_json(indent=1))
         return

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from dhen.values import Value
+from trials.data.weights import Floats
 
-Floats = NDArray[np.float64]
 RESAMPLES = 4000
 """The standard error of a standard error is 1.1 % of it with so many."""
 CONFIDENCE, POWER = 0.95, 0.8

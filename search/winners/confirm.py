@@ -17,11 +17,11 @@ import numpy as np
 
 from dhen.errors import UserError
 from search.export import trained_job
-from search.winners.bootstrap import CONFIDENCE, Estimate, Floats, holm, paired_bootstrap
+from search.winners.bootstrap import CONFIDENCE, Estimate, holm, paired_bootstrap
 from search.winners.losses import Blocks, block_sums, blocks_of
 from search.winners.retraining import SPLIT, Retrainings, Wanted
 from trials.data.cache import PreparedLog
-from trials.data.weights import example_weights
+from trials.data.weights import Floats, example_weights
 from trials.ledger import Ledger
 from trials.metrics import entropy
 from trials.record import Better, Comparison, Retraining, StudyRecord, TrialRecord

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,8 @@ from rich.console import Console
 
 from dashboards.winners import retrained_line
 from dhen.errors import UserError
-from dhen.values import load_yaml, parse
-from search.cli import INTERRUPTED
-from search.config import StudyConfig
-from search.directory import STUDY_FILE, database_url, only_driver, read_record, study_name
+from search.config import StudyConfig, written_config
+from search.directory import database_url, only_driver, read_record, study_name
 from search.execution import execution, ranks_here
 from search.export import export
 from search.facts import Facts
@@ -24,7 +21,7 @@ from search.objective import Trainer
 from search.publisher import Publisher
 from search.session import BEST, other_hosts
 from search.slots import slots
-from search.terminal import step_progress
+from search.terminal import resumable, step_progress
 from search.winners.retraining import Retrainings
 from spaces.load import load_space
 from trials.data.cache import PreparedLog
@@ -70,26 +67,24 @@ def finished_study(directory: Path, console: Console) -> Iterator[Finished]:
     """
     if finished_record(directory).running:  # before anything is locked, opened or written
         raise UserError(f"{directory}: another process is running this study; wait for it to end.")
-    config = parse(StudyConfig, load_yaml(directory / STUDY_FILE), STUDY_FILE)
+    config = written_config(directory)
     launcher = Launcher(several_ranks=config.ranks is not None)
     launcher.warm_up()
     try:
-        with only_driver(directory), other_hosts(config, console) as hosts:
-            record = finished_record(directory)
-            with step_progress(console) as progress:
-                log = open_log(config, progress)
-            starts = HostsLauncher(launcher, hosts) if hosts else launcher
-            ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
-            with contextlib.closing(ledger):
-                retrainings = _retrainings(config, directory, log, ledger, starts, console)
-                if hosts:
-                    hosts.open(log, directory)
-                    hosts.wait_for_all()
-                yield Finished(record=record, log=log, ledger=ledger, retrainings=retrainings)
-        export(read_record(directory), log, "best", directory / BEST)
-    except KeyboardInterrupt:
-        console.print(f"\ninterrupted; the same command goes on ({directory}).", soft_wrap=True)
-        sys.exit(INTERRUPTED)
+        with resumable(console, directory):
+            with only_driver(directory), other_hosts(config, console) as hosts:
+                record = finished_record(directory)
+                with step_progress(console) as progress:
+                    log = open_log(config, progress)
+                starts = HostsLauncher(launcher, hosts) if hosts else launcher
+                ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
+                with contextlib.closing(ledger):
+                    retrainings = _retrainings(config, directory, log, ledger, starts, console)
+                    if hosts:
+                        hosts.open(log, directory)
+                        hosts.wait_for_all()
+                    yield Finished(record=record, log=log, ledger=ledger, retrainings=retrainings)
+            export(read_record(directory), log, "best", directory / BEST)
     finally:
         Publisher(directory, console).finish(read_record(directory))
 

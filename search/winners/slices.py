@@ -19,13 +19,13 @@ from dhen.values import Value
 from search.bundle import Bundle
 from search.directory import trial_folder
 from search.export import trained_job
-from search.winners.bootstrap import Estimate, Floats, holm, paired_bootstrap
+from search.winners.bootstrap import Estimate, holm, paired_bootstrap
 from search.winners.confirm import better
 from search.winners.groups import groups_of
 from search.winners.losses import blocks_of, losses
 from search.winners.retraining import FOLDER, SPLIT
 from trials.data.cache import PreparedLog
-from trials.data.weights import example_weights
+from trials.data.weights import Floats, example_weights
 from trials.evaluation import evaluate
 from trials.hardware import device
 from trials.mean import mean_of_logits

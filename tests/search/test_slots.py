@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from search import slots as module
-from search.slots import cores, slots
+from search.slots import slots
+from trials.hardware import cores
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from records import judged, metrics, study, trial
 
-from trials.record import Attempt, Origin, Outcome, TrialKind, TrialRecord, relative_ne_percent
+from trials.record import Attempt, Origin, Outcome, StudyRecord, TrialKind, TrialRecord, relative_ne_percent
 from trials.sheets import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
 
 
@@ -29,6 +29,28 @@ def test_metrics_stand_against_training_examples_seen() -> None:
     ]
     assert [r.value for r in series["ne_vs_baseline_percent"]] == pytest.approx(expected)
     assert {"log_loss", "auc", "calibration", "train_loss", "learning_rate"} <= set(series)
+
+
+def test_a_trial_stands_beside_the_baseline_of_as_many_rows() -> None:
+    """On a part of the log and on all of it the same network has another NE: the two are never compared."""
+    part = study()
+    baseline, best = part.trial(part.baseline), part.trial(part.best)
+
+    def promoted(trial: TrialRecord, number: int, ne: float) -> TrialRecord:
+        changes = {"number": number, "promoted_from": trial.number, "validation": metrics(ne)}
+        return trial.model_copy(update=changes)
+
+    on_all = (promoted(best, 1000, 0.70), promoted(baseline, 1001, 0.75))
+    record = part.model_copy(update={"trials": (*part.trials, *on_all), "baseline": 1001, "best": 1000})
+
+    def relative(trial: TrialRecord, record: StudyRecord) -> float | None:
+        found = trial_sheet(trial, record).series.get("best_ne_vs_baseline_percent")
+        return found[0].value if found else None
+
+    assert relative(on_all[0], record) == pytest.approx(relative_ne_percent(0.70, 0.75))
+    assert relative(best, record) == relative(best, part)
+    waiting = part.model_copy(update={"trials": (*part.trials, on_all[0])})
+    assert relative(on_all[0], waiting) is None
 
 
 def test_final_metrics_come_with_the_end_of_a_trial() -> None:

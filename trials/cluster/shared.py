@@ -7,8 +7,6 @@ side take turns.
 
 from __future__ import annotations
 
-import os
-
 from trials.cluster.cluster import Cluster, PeakFlops
 
 
@@ -25,8 +23,10 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
     if machine.device == "cpu":
         import torch
 
+        from trials.hardware import cores
+
         measured = torch.get_num_threads()
-        each = min(threads or measured, max(measured, len(os.sched_getaffinity(0))) / owners)
+        each = min(threads or measured, max(measured, cores()) / owners)
         part, words = machine.gpus_a_host * each / measured, f"{each:g} of {measured} threads a rank"
     sources = dict(machine.sources)
     if owners > 1:
