@@ -11,8 +11,7 @@ together are a model's headline FLOPs. `elementwise` (activations, sums, norms, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from dhen.values import Value
+from dataclasses import dataclass
 
 MATMUL = "matmul"
 ATTENTION = "attention"
@@ -27,8 +26,9 @@ SOFTMAX_FLOPS = 5
 """Elementwise operations a value in a softmax (maximum, subtraction, exponential, sum, division)."""
 
 
-class CostRow(Value):
-    """One line of a model's cost table."""
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """One line of a model's cost table; plain, not pydantic's: samplers price hundreds of models a proposal."""
 
     name: str
     """Where in the model, e.g. `layer0.attention.products`."""
@@ -42,7 +42,7 @@ class CostRow(Value):
 
     def within(self, prefix: str) -> CostRow:
         """The same row, named as part of `prefix`."""
-        return self.model_copy(update={"name": f"{prefix}.{self.name}"})
+        return CostRow(f"{prefix}.{self.name}", self.kind, self.flops, self.parameters, self.bytes)
 
 
 Costs = tuple[CostRow, ...]

@@ -12,6 +12,7 @@ together, so every interaction module works as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -64,10 +65,7 @@ def adapter_tape(tape: Tape, x: int, members: int, embeddings: int, dim: int) ->
 def of_members(members: int, rows: Costs, *, shared: bool) -> Costs:
     """The rows of one member's part for all: FLOPs of each, parameters once where they are shared."""
     each = 1 if shared else members
-    return tuple(
-        row.model_copy(update={"flops": members * row.flops, "parameters": each * row.parameters})
-        for row in rows
-    )
+    return tuple(replace(row, flops=members * row.flops, parameters=each * row.parameters) for row in rows)
 
 
 class MemberLinear(nn.Module):

@@ -182,7 +182,8 @@ def _cost(flops: float) -> tuple[CostRow, ...]:
         )
         for name, share in shares.items()
     ]
-    return (*rows, CostRow(name="features.tables", kind="lookup", flops=0, parameters=2_400_000, bytes=768))
+    tables = CostRow(name="features.tables", kind="lookup", flops=0.0, parameters=2_400_000, bytes=768.0)
+    return (*rows, tables)
 
 
 def bare(number: int, *, ne: float, flops: float, **changes: Any) -> TrialRecord:
