@@ -21,7 +21,7 @@ SAMPLERS: dict[str, Callable[[int, Known], BaseSampler]] = {
     "ranker": ranker.make,
     "tpe": tpe.make,
 }
-AUTO = "tpe"
+AUTO = "ranker"
 """What `auto` means (docs/benchmarks.md has the comparison)."""
 
 
