@@ -1,11 +1,14 @@
 """What a search finds, beside the field's usual baselines, on the same split of a log.
 
-Runs a study through the command line, then trains the candidate chosen on validation and the tuned
-AdvancedDLRM baseline again with several seeds, and fits logistic regression (one-hot ids, standardised
-numbers) and scikit-learn's histogram gradient boosting (native categories, early stopping on validation)
-on the same encoded rows. All are scored on the test split, which took no part in any choice.
+Runs a study through the command line, then trains its best and the tuned AdvancedDLRM baseline again with several
+seeds, and a network of two layers of each single interaction module, with the baseline's training settings. Fits
+logistic regression (one-hot ids, standardised numbers) and scikit-learn's histogram gradient boosting (native
+categories, early stopping on validation) on the same encoded rows. All are scored on the test split, which took no
+part in any choice; differences are paired, and their intervals are over seeds and blocks of rows.
 
-    python benchmarks/search_quality.py log.csv [more files] --out runs/quality [--trials 30] [--seeds 3]
+    python benchmarks/search_quality.py log.csv [more files] [key=value ...] --out runs/quality [--trials 30]
+
+A study that is in --out already is taken as it is, if its settings are these.
 """
 
 from __future__ import annotations
@@ -16,25 +19,46 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from common import machine, markdown
 from scipy.sparse import hstack
+from scipy.special import expit, logit
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import OneHotEncoder
 
+from dashboards.names import trial_name
+from dhen.config import ModelConfig
+from dhen.cost import headline_flops
+from dhen.model import model_cost, parse_model
+from search.config import written_config
 from search.directory import read_record
 from search.export import study_log, trained_job
 from search.objective import Trainer, new_record
+from search.winners.bootstrap import paired_bootstrap
+from search.winners.losses import block_sums, blocks_of
+from spaces.load import load_space
 from trials.data.cache import PreparedLog
+from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher
+from trials.mean import mean_of_logits
 from trials.metrics import evaluate_predictions
 from trials.record import Metrics, StudyRecord, TrialKind, TrialRecord
+from trials.scoring import logits_file
 
+SPLIT = "test"
 MOST_CATEGORIES = 255
 """Histogram gradient boosting takes no more; rarer ids share the last."""
+SINGLE = {"family": "dhen", "embedding_dim": 16, "numeric_mlp": [64], "head": [64], "dropout": 0.1}
+"""Networks of a single interaction module, but for their layers."""
+
+Logits = np.ndarray
+"""Of the test split's rows (N)."""
+Model = Callable[[int], Logits]
+"""From a seed."""
 
 
 def arrays(log: PreparedLog, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -42,55 +66,126 @@ def arrays(log: PreparedLog, split: str) -> tuple[np.ndarray, np.ndarray, np.nda
     return np.asarray(part.categorical), np.asarray(part.numeric), np.asarray(part.labels, dtype=np.float64)
 
 
-def logistic_regression(log: PreparedLog, seed: int) -> Metrics:
-    ids, numeric, label = arrays(log, "train")
-    one_hot = OneHotEncoder(handle_unknown="ignore")
-    model = LogisticRegression(max_iter=1000, random_state=seed)
-    model.fit(hstack([one_hot.fit_transform(ids), numeric]).tocsr(), label)
-    test_ids, test_numeric, test_label = arrays(log, "test")
-    p = model.predict_proba(hstack([one_hot.transform(test_ids), test_numeric]).tocsr())[:, 1]
-    return evaluate_predictions(p, test_label)
+def logistic_regression(log: PreparedLog) -> Model:
+    def fit(seed: int) -> Logits:
+        ids, numeric, label = arrays(log, "train")
+        one_hot = OneHotEncoder(handle_unknown="ignore")
+        model = LogisticRegression(max_iter=1000, random_state=seed)
+        model.fit(hstack([one_hot.fit_transform(ids), numeric]).tocsr(), label)
+        test_ids, test_numeric, _ = arrays(log, SPLIT)
+        found: Logits = model.decision_function(hstack([one_hot.transform(test_ids), test_numeric]).tocsr())
+        return found
+
+    return fit
 
 
-def gradient_boosting(log: PreparedLog, seed: int) -> Metrics:
+def gradient_boosting(log: PreparedLog) -> Model:
     def features(split: str) -> tuple[np.ndarray, np.ndarray]:
         ids, numeric, label = arrays(log, split)
         return np.hstack([np.minimum(ids, MOST_CATEGORIES - 1), numeric]), label
 
-    x, label = features("train")
-    x_validation, validation_label = features("validation")
-    categorical = np.arange(x.shape[1]) < len(log.features.categorical)
-    model = HistGradientBoostingClassifier(
-        max_iter=1000,
-        learning_rate=0.05,
-        early_stopping=True,
-        categorical_features=categorical,
-        random_state=seed,
-    )
-    model.fit(x, label, X_val=x_validation, y_val=validation_label)
-    x_test, test_label = features("test")
-    return evaluate_predictions(model.predict_proba(x_test)[:, 1], test_label)
+    def fit(seed: int) -> Logits:
+        x, label = features("train")
+        x_validation, validation_label = features("validation")
+        categorical = np.arange(x.shape[1]) < len(log.features.categorical)
+        model = HistGradientBoostingClassifier(
+            max_iter=1000,
+            learning_rate=0.05,
+            early_stopping=True,
+            categorical_features=categorical,
+            random_state=seed,
+        )
+        model.fit(x, label, X_val=x_validation, y_val=validation_label)
+        found: Logits = logit(model.predict_proba(features(SPLIT)[0])[:, 1])
+        return found
+
+    return fit
 
 
-def retrained(log: PreparedLog, trial: TrialRecord, launcher: Launcher) -> Callable[[int], Metrics]:
-    def train(seed: int) -> Metrics:
+def trained(log: PreparedLog, launcher: Launcher, job_of: Callable[[Trainer, int], Job]) -> Model:
+    """A network trained on the study's log, in a folder that is gone afterwards."""
+
+    def train(seed: int) -> Logits:
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(launcher, log, Path(folder))
-            job = trained_job(trial, log, seed)
+            job = job_of(trainer, seed)
             record = new_record(0, TrialKind.CANDIDATE, {}, job)
             record = trainer.train(record, job, lambda _record, _progress: None)
-            return trainer.score(record, job, "test")
+            for _ in trainer.scores(iter([(record, job)]), SPLIT, keep_logits=True):
+                pass
+            return np.load(logits_file(trainer.folder(0), SPLIT))
 
     return train
 
 
-def row(name: str, found: Sequence[Metrics], flops: float | None) -> list[str]:
-    def cell(key: str) -> str:
-        values = [getattr(metrics, key) for metrics in found]
-        spread = f" ± {statistics.stdev(values):.5f}" if len(values) > 1 else ""
-        return f"{statistics.mean(values):.5f}{spread}"
+def again(log: PreparedLog, launcher: Launcher, networks: Sequence[TrialRecord]) -> Model:
+    """A trial of the study, all networks of an average, from other seeds."""
 
-    return [name, cell("ne"), cell("auc"), cell("log_loss"), f"{flops:,.0f}" if flops else ""]
+    def train(seed: int) -> Logits:
+        each = [
+            trained(log, launcher, lambda _trainer, seed, network=network: trained_job(network, log, seed))
+            for network in networks
+        ]
+        return mean_of_logits([one(seed) for one in each], log.schema.negative_sampling_rate)
+
+    return train
+
+
+def single_modules(
+    record: StudyRecord, log: PreparedLog, launcher: Launcher, kinds: Sequence[str]
+) -> dict[str, tuple[Model, float]]:
+    """Networks of a single interaction module, with their FLOPs, by kind."""
+    assert record.baseline is not None
+    training = trained_job(record.trial(record.baseline), log, record.seed).training
+    found = {}
+    for kind in kinds:
+        layer = {"modules": [{"kind": kind}], "ensemble": "sum", "out_embeddings": 16}
+        model = parse_model(SINGLE | {"layers": [layer] * 2}, kind)
+        flops = headline_flops(model_cost(model, log.features))
+        job = partial(_job, model, training)
+        found[f"2x[{kind}]"] = (trained(log, launcher, job), flops)
+    return found
+
+
+def _job(model: ModelConfig, training: TrainingConfig, trainer: Trainer, seed: int) -> Job:
+    return trainer.job(model, training, seed)
+
+
+class Table:
+    """Test metrics of models over seeds, beside a first one that all others are compared with."""
+
+    def __init__(self, log: PreparedLog, seeds: Sequence[int]) -> None:
+        self._split, self._rate = log.split(SPLIT), log.schema.negative_sampling_rate
+        self._blocks, self._seeds = blocks_of(log, self._split), seeds
+        self._first: np.ndarray | None = None
+        self.rows: list[list[str]] = []
+
+    def add(self, name: str, model: Model, flops: float | None = None) -> None:
+        logits = [model(seed) for seed in self._seeds]
+        labels = np.asarray(self._split.labels, dtype=np.float64)
+        metrics = [evaluate_predictions(expit(each.astype(np.float64)), labels) for each in logits]
+        sums_SK = np.stack([self._sums(each) for each in logits])
+        beside = ""
+        if self._first is None:
+            self._first = sums_SK
+        else:
+            found = paired_bootstrap(self._first, sums_SK)
+            low, high = found.interval()
+            beside = f"{found.percent:+.2f} % ({low:+.2f} to {high:+.2f})"
+        cells = [spread(metrics, key) for key in ("ne", "auc", "log_loss")]
+        self.rows.append([name, *cells, f"{flops:,.0f}" if flops else "", beside])
+        print(f"{name}: NE {cells[0]}", file=sys.stderr, flush=True)
+
+    def _sums(self, logit_N: Logits) -> np.ndarray:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "logits.npy"
+            np.save(file, logit_N.astype(np.float32))
+            return block_sums([file], self._split, self._rate, self._blocks)
+
+
+def spread(found: Sequence[Metrics], key: str) -> str:
+    values = [getattr(metrics, key) for metrics in found]
+    return f"{statistics.mean(values):.5f} ± {statistics.stdev(values):.5f}"
 
 
 def run_study(data: list[str], out: Path, trials: int, words: list[str]) -> StudyRecord:
@@ -102,33 +197,38 @@ def run_study(data: list[str], out: Path, trials: int, words: list[str]) -> Stud
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
-    files = [each for each in arguments.data if "=" not in each]
-    words = [each for each in arguments.data if "=" in each]
-    record = run_study(files, arguments.out, arguments.trials, words)
-    log, launcher = study_log(arguments.out), Launcher()
+    options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("--seeds: an interval needs two at least")
+    files = [each for each in options.data if "=" not in each]
+    words = [each for each in options.data if "=" in each]
+    record = run_study(files, options.out, options.trials, words)
+    log, launcher = study_log(options.out), Launcher()
     assert record.best is not None
     assert record.baseline is not None
     best, baseline = record.trial(record.best), record.trial(record.baseline)
-    seeds = range(arguments.seeds)
-    rows = [
-        row("logistic regression", [logistic_regression(log, 0)], None),
-        row("histogram gradient boosting", [gradient_boosting(log, seed) for seed in seeds], None),
-        row("AdvancedDLRM, tuned", [*map(retrained(log, baseline, launcher), seeds)], baseline.flops),
-        row(
-            f"chosen by {len(record.candidates)} candidates",
-            [*map(retrained(log, best, launcher), seeds)],
-            best.flops,
-        ),
-    ]
+    table = Table(log, range(options.seeds))
+    name = f"best of {len(record.candidates)} candidates: {trial_name(best)}"
+    table.add(name, again(log, launcher, record.networks(best)), best.flops)
+    table.add("histogram gradient boosting", gradient_boosting(log))
+    table.add("logistic regression", logistic_regression(log))
+    table.add("AdvancedDLRM, tuned", again(log, launcher, [baseline]), baseline.flops)
+    kinds = list(load_space(written_config(options.out).space).config.modules)
+    for single, (model, flops) in single_modules(record, log, launcher, kinds).items():
+        table.add(single, model, flops)
     print(machine())
-    print(f"{record.log.name}: {record.log.rows}; study {record.elapsed_seconds:,.0f} s")
-    print(markdown(["model", "test NE", "test AUC", "test log loss", "FLOPs"], rows))
+    print(
+        f"{record.log.name}: {record.log.rows}; study {record.elapsed_seconds:,.0f} s, {options.seeds} seeds"
+    )
+    header = ["model", "test NE", "test AUC", "test log loss", "FLOPs", "the best less this, 95 % interval"]
+    print(markdown(header, table.rows))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.model import parse_model
-from dhen.values import load_yaml, parse
+from dhen.values import parse
 from search.bundle import BundleInfo, Member, library_versions, write_bundle
-from search.config import StudyConfig
+from search.config import written_config
 from search.directory import trial_folder
 from search.front import picked
 from search.log import open_log
@@ -59,7 +59,7 @@ def trained_job(trial: TrialRecord, log: PreparedLog, seed: int, *, tables_from:
 
 def study_log(directory: Path) -> PreparedLog:
     """The prepared log of the study in a run directory, prepared again where the cache is gone."""
-    return open_log(parse(StudyConfig, load_yaml(directory / "study.yaml"), "study.yaml"))
+    return open_log(written_config(directory))
 
 
 def bundle_info(
