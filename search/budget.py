@@ -13,12 +13,15 @@ NOTHING_NEW = 100
 class Budget:
     """What the study's settings leave, as its trials stand."""
 
-    def __init__(self, config: StudyConfig, standing: Standing) -> None:
-        self._config, self._standing = config, standing
+    def __init__(self, config: StudyConfig, standing: Standing, *, spent: bool) -> None:
+        """`spent`: the study has come to its end with these settings, whatever they would leave."""
+        self._config, self._standing, self._spent = config, standing, spent
 
     def search_is_over(self, fruitless: int) -> bool:
         """Whether no further candidate is proposed; `fruitless`: proposals in a row that needed no training."""
         trials = self._config.trials
+        if self._spent:
+            return True
         if trials is not None and len(untuned(self._standing.candidates)) >= trials:
             return True
         if self._over(reserved_seconds=self._tuning_seconds()):
@@ -27,7 +30,7 @@ class Budget:
 
     def tuning_is_over(self) -> bool:
         """Whether no further candidate tunes one of the best architectures."""
-        return not self._still_to_tune() or self._over()
+        return self._spent or not self._still_to_tune() or self._over()
 
     def _over(self, *, reserved_seconds: float = 0.0) -> bool:
         minutes = self._config.minutes

@@ -73,6 +73,8 @@ class Facts:
             seconds_budget=60.0 * config.minutes if config.minutes else None,
         )
         """The study's record without its trials."""
+        self.had_finished = self._had_finished()
+        """Whether it has come to its end with this very budget: minutes that were left over then stay so."""
 
     def once(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What the study noted under this key when it began; made for one that begins, and noted with its head."""
@@ -80,6 +82,13 @@ class Facts:
             self._facts[key] = make()
         noted: dict[str, Any] = self._facts[key]
         return noted
+
+    def _had_finished(self) -> bool:
+        earlier = self._facts.get(HEAD) or {}
+        budgets = ("trials_budget", "seconds_budget")
+        return bool(earlier.get("finished")) and all(
+            earlier.get(key) == getattr(self.head, key) for key in budgets
+        )
 
     def note(self, *, finished: bool) -> None:
         """Commits the head, so that readers have it."""

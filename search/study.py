@@ -99,7 +99,7 @@ class Study:
         self._standing = Standing(
             self._facts.head, map(cut_short, self._ledger.trials()), averages=config.averages > 0
         )
-        self._budget = Budget(config, self._standing)
+        self._budget = Budget(config, self._standing, spent=self._facts.had_finished)
         self._trainer = Trainer(
             launcher,
             log,

@@ -138,3 +138,5 @@ def test_minutes_are_of_the_wall_clock(dhen_search: Run, click_log: Path, tmp_pa
     record: StudyRecord = read_record(out)
     assert record.finished
     assert sum(trial.reused_from is None for trial in record.candidates) == 1
+    dhen_search("run", "--data", click_log, "--out", out, *words)
+    assert len(read_record(out).candidates) == len(record.candidates)  # minutes that were left stay so
