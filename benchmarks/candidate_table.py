@@ -48,20 +48,32 @@ def row(trial: TrialRecord) -> dict[str, Any]:
     }
 
 
+def searched_space(directory: Path) -> SpaceConfig:
+    """Of the study in a run directory, named or of a file."""
+    return load_space(written_config(directory).space).config
+
+
+def check_alike(directory: Path, first: Path) -> None:
+    """Ends the program where two studies are of another space or log."""
+    heads = [
+        (searched_space(each), study_log(each).features, read_record(each).log) for each in (directory, first)
+    ]
+    if heads[0] != heads[1]:
+        raise SystemExit(f"{directory} searched another space or log than {first}")
+
+
 def table(directories: list[Path]) -> dict[str, Any]:
     """The studies' candidates together; those of another space or log are an error."""
     found: dict[str, Any] = {}
     candidates: dict[str, dict[str, Any]] = {}
     for directory in directories:
         record, log = read_record(directory), study_log(directory)
-        head = {
-            "space": load_space(written_config(directory).space).config.to_dict(),
+        check_alike(directory, directories[0])
+        found = {
+            "space": searched_space(directory).to_dict(),
             "features": log.features.to_dict(),
             "log": record.log.model_dump(mode="json"),
         }
-        if found and any(found[key] != head[key] for key in head):
-            raise SystemExit(f"{directory} searched another space or log than {directories[0]}")
-        found = head
         for trial in record.candidates:
             if trial.outcome in KEPT and not trial.shared:
                 candidates.setdefault(trial.fingerprint or json.dumps(trial.point), row(trial))

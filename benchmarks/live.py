@@ -13,36 +13,20 @@ those that were stopped. Start points and the baseline are the same for all samp
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from candidate_table import check_alike
 from common import machine, markdown
 from samplers import spread
+from stopping import corners, final, reference
 
-from search.config import written_config
 from search.directory import read_record
+from search.front import eligible
 from search.ranking.gain import hypervolume
-from spaces.load import load_space
-from trials.record import Outcome, StudyRecord, TrialRecord
-
-Corner = tuple[float, float]
-"""log10 FLOPs and NE."""
-
-
-def read(directories: Sequence[Path]) -> list[StudyRecord]:
-    """The studies; those of another space or log are an error."""
-    records = [read_record(directory) for directory in directories]
-    heads = [
-        (load_space(written_config(directory).space).config, record.log)
-        for directory, record in zip(directories, records, strict=True)
-    ]
-    for directory, head in zip(directories, heads, strict=True):
-        if head != heads[0]:
-            raise SystemExit(f"{directory} searched another space or log than {directories[0]}")
-    return records
+from trials.record import StudyRecord, TrialRecord
 
 
 def in_order(record: StudyRecord) -> list[TrialRecord]:
@@ -51,29 +35,17 @@ def in_order(record: StudyRecord) -> list[TrialRecord]:
     return sorted(ended, key=lambda trial: (trial.started_at or "", trial.number))
 
 
-def corner(trial: TrialRecord) -> Corner | None:
-    """None where its training did not come to its end."""
-    if trial.outcome is not Outcome.COMPLETED or trial.validation is None or math.isnan(trial.validation.ne):
-        return None
-    return math.log10(trial.flops or 1.0), trial.validation.ne
-
-
-def corners(trials: Sequence[TrialRecord]) -> list[Corner]:
-    return [found for trial in trials if (found := corner(trial)) is not None]
-
-
 def report(records: Sequence[StudyRecord], marks: Sequence[int]) -> None:
     """By sampler: area, best NE, examples and seconds of training."""
-    everything = [found for record in records for found in corners(record.candidates)]
-    quartiles = statistics.quantiles((ne for _, ne in everything), n=4)
-    reference = max(flops for flops, _ in everything), quartiles[2]
+    corner = reference(eligible(trial for record in records for trial in record.candidates))
     by_sampler: dict[str, list[list[TrialRecord]]] = defaultdict(list)
     for record in records:
         by_sampler[record.sampler].append(in_order(record))
     rows = []
     for sampler, studies in sorted(by_sampler.items()):
-        areas = [[1e3 * hypervolume(corners(each[:mark]), reference) for each in studies] for mark in marks]
-        best = [[min(ne for _, ne in corners(each[:mark])) for each in studies] for mark in marks]
+        ended = [[eligible(each[:mark]) for each in studies] for mark in marks]
+        areas = [[1e3 * hypervolume(corners(each), corner) for each in found] for found in ended]
+        best = [[min(map(final, each)) for each in found] for found in ended]
         seconds = [sum(trial.seconds or 0.0 for trial in each) for each in studies]
         rows.append(
             [
@@ -86,7 +58,7 @@ def report(records: Sequence[StudyRecord], marks: Sequence[int]) -> None:
         )
     header = ["sampler", "studies", *(f"area x 1e3, {mark}" for mark in marks)]
     header += [*(f"best NE, {mark}" for mark in marks), "seconds of training"]
-    print(f"area up to log10 FLOPs, NE = {reference[0]:.3f}, {reference[1]:.5f}\n")
+    print(f"area up to log10 FLOPs, NE = {corner[0]:.3f}, {corner[1]:.5f}\n")
     print(markdown(header, rows))
 
 
@@ -98,7 +70,9 @@ def main() -> None:
     parser.add_argument("--marks", nargs="+", type=int, default=[20, 40])
     options = parser.parse_args()
     print(machine())
-    report(read(options.directories), options.marks)
+    for directory in options.directories:
+        check_alike(directory, options.directories[0])
+    report([read_record(directory) for directory in options.directories], options.marks)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ from trials.job import TRAINING_VERSION, TrainingConfig
 from trials.ledger import Ledger, Setting
 from trials.record import StudyRecord
 
+BUDGET = "budget"
+"""Under which key it is noted how much the study was to do."""
+
 
 class Facts:
     """A study's facts in the ledger."""
@@ -73,7 +76,9 @@ class Facts:
             seconds_budget=60.0 * config.minutes if config.minutes else None,
         )
         """The study's record without its trials."""
-        self.had_finished = self._had_finished()
+        self._budget = [config.trials, config.tune, config.minutes]
+        earlier = self._facts.get(HEAD, {})
+        self.had_finished: bool = earlier.get("finished", False) and self._facts.get(BUDGET) == self._budget
         """Whether it has come to its end with this very budget: minutes that were left over then stay so."""
 
     def once(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -83,18 +88,12 @@ class Facts:
         noted: dict[str, Any] = self._facts[key]
         return noted
 
-    def _had_finished(self) -> bool:
-        earlier = self._facts.get(HEAD) or {}
-        budgets = ("trials_budget", "seconds_budget")
-        return bool(earlier.get("finished")) and all(
-            earlier.get(key) == getattr(self.head, key) for key in budgets
-        )
-
     def note(self, *, finished: bool) -> None:
         """Commits the head, so that readers have it."""
         self.head = self.head.model_copy(update={"finished": finished})
         self._ledger.settle(self.setting)
-        self._ledger.note_facts(self._facts | {HEAD: self.head.model_dump(mode="json")})
+        noted = {BUDGET: self._budget, HEAD: self.head.model_dump(mode="json")}
+        self._ledger.note_facts(self._facts | noted)
 
 
 def _settled(

@@ -382,7 +382,7 @@ class StudyRecord(Value):
 
     def baseline_for(self, trial: TrialRecord) -> TrialRecord | None:
         """The tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
-        baseline = next((each for each in self.trials if each.number == self.baseline), None)
+        baseline = self._tuned_baseline
         made_of_winners = trial.kind in (TrialKind.AVERAGE, TrialKind.SEED) and bool(self.promoted)
         on_all_rows = trial.promoted_from is not None or made_of_winners
         if baseline is None or (baseline.promoted_from is not None) == on_all_rows:
@@ -412,10 +412,14 @@ class StudyRecord(Value):
     @property
     def field(self) -> tuple[TrialRecord, ...]:
         """The candidates that best, knee and front are of: trained on all rows, once the selected ones are."""
-        baseline = next((trial for trial in self.trials if trial.number == self.baseline), None)
+        baseline = self._tuned_baseline
         if baseline is None or baseline.promoted_from is None:
             return self.candidates
         return tuple(trial for trial in self.promoted if trial.kind is TrialKind.CANDIDATE)
+
+    @property
+    def _tuned_baseline(self) -> TrialRecord | None:
+        return next((trial for trial in self.trials if trial.number == self.baseline), None)
 
 
 def relative_ne_percent(ne: float, baseline_ne: float) -> float:
