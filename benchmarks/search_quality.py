@@ -80,14 +80,19 @@ def logistic_regression(log: PreparedLog) -> Model:
 
 
 def gradient_boosting(log: PreparedLog) -> Model:
+    # trees cut numbers themselves, more finely
+    kept = [
+        place for place, table in enumerate(log.features.categorical) if table.name not in log.schema.bucketed
+    ]
+
     def features(split: str) -> tuple[np.ndarray, np.ndarray]:
         ids, numeric, label = arrays(log, split)
-        return np.hstack([np.minimum(ids, MOST_CATEGORIES - 1), numeric]), label
+        return np.hstack([np.minimum(ids[:, kept], MOST_CATEGORIES - 1), numeric]), label
 
     def fit(seed: int) -> Logits:
         x, label = features("train")
         x_validation, validation_label = features("validation")
-        categorical = np.arange(x.shape[1]) < len(log.features.categorical)
+        categorical = np.arange(x.shape[1]) < len(kept)
         model = HistGradientBoostingClassifier(
             max_iter=1000,
             learning_rate=0.05,

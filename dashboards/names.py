@@ -26,15 +26,21 @@ def short_name(model: Mapping[str, Any]) -> str:
     """Layers bottom to top (equal neighbours counted), how modules are ensembled, embedding dimension.
 
     `2x[attention+dlrm] > [linear] concat d16` (`d16 n^-0.25` where that falls with a table's rows), with
-    `4 members` behind it where it has several; a family without layers is called by its own name, with the
-    widths of its MLP and its number of experts: `advanced_dlrm 256-128 4 experts d16`.
+    `buckets apart` behind it where they are not summed, and `4 members` where it has several; a family without
+    layers is called by its own name, with the widths of its MLP and its number of experts:
+    `advanced_dlrm 256-128 4 experts d16`.
     """
     layers = [layer for layer in _sequence(model.get("layers")) if isinstance(layer, Mapping)]
     body = _layers(layers) if layers else _family(model)
     dimension, exponent = model.get("embedding_dim"), model.get("table_dim_exponent")
     shorter = f" n^-{exponent}" if exponent else ""  # where larger tables have shorter embeddings
-    name, members = body if dimension is None else f"{body} d{dimension}{shorter}", model.get("members", 1)
-    return name if members == 1 else f"{name} {members} members"
+    members = model.get("members", 1)
+    parts = (
+        body if dimension is None else f"{body} d{dimension}{shorter}",
+        "buckets apart" if model.get("buckets") == "apart" else "",
+        "" if members == 1 else f"{members} members",
+    )
+    return " ".join(part for part in parts if part)
 
 
 def _family(model: Mapping[str, Any]) -> str:

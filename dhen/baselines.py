@@ -21,6 +21,7 @@ from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_w
 from dhen.parts import Widths, mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema
 from dhen.segment import Setting, Taped
+from dhen.table_dims import num_embeddings
 from dhen.tape import Tape
 
 
@@ -43,7 +44,7 @@ class AdvancedDlrm(nn.Module):
         super().__init__()
         width = _width(config, schema)
         self.features = FeatureProcessing(config, schema)
-        self.interactions = PairwiseDots(schema.num_embeddings, config.rank)
+        self.interactions = PairwiseDots(num_embeddings(config, schema), config.rank)
         self.mlp: nn.Module = mlp(width, config.mlp, dropout=config.dropout)
         if config.experts > 1:
             self.mlp = MoeMlp(width, config.mlp, config.experts, dropout=config.dropout)
@@ -62,7 +63,7 @@ def advanced_dlrm_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Cos
 
 def taped_advanced_dlrm(config: AdvancedDlrmConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
     """`AdvancedDlrm` as features and head."""
-    width, dim, m = _width(config, schema), config.embedding_dim, schema.num_embeddings
+    width, dim, m = _width(config, schema), config.embedding_dim, num_embeddings(config, schema)
     tape = Tape(*setting)
     x = pairwise_tape(tape, tape.input(m * dim), m, dim, config.rank)
     if config.experts > 1:
@@ -78,11 +79,13 @@ def _head_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Costs:
     width = _width(config, schema)
     experts = moe_cost(width, config.mlp, config.experts)
     return (
-        *within("interactions", pairwise_cost(schema.num_embeddings, config.embedding_dim, config.rank)),
+        *within(
+            "interactions", pairwise_cost(num_embeddings(config, schema), config.embedding_dim, config.rank)
+        ),
         *(within("moe", experts) if config.experts > 1 else mlp_cost("mlp", width, config.mlp)),
         linear_cost("logit", config.mlp[-1], 1),
     )
 
 
 def _width(config: AdvancedDlrmConfig, schema: FeatureSchema) -> int:
-    return pairwise_width(schema.num_embeddings, config.embedding_dim, config.rank)
+    return pairwise_width(num_embeddings(config, schema), config.embedding_dim, config.rank)

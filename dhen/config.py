@@ -112,6 +112,11 @@ class ModelConfig(Value):
     )
     """alpha of `dhen.table_dims`: how fast embeddings get shorter with their table's rows, before a linear map
     lifts them to D; 0: all have D. Left out of plain data where it is 0, as before there was a choice."""
+    buckets: Literal["summed", "apart"] = Field(
+        default="summed", exclude_if=lambda buckets: buckets == "summed"
+    )
+    """How the embeddings of numbers' buckets enter: summed into that of the numeric inputs, or each apart, for
+    interaction modules to cross, at more FLOPs. Left out of plain data where summed, as before there were any."""
     numeric_mlp: Widths = (64,)
     """Hidden widths of the MLP that turns the numeric inputs into one embedding."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)

@@ -16,6 +16,7 @@ from dhen.members import MemberLinear, by_member, heads_cost, heads_tape, mean_l
 from dhen.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema
 from dhen.segment import Setting, Taped
+from dhen.table_dims import num_embeddings
 from dhen.tape import Tape
 
 
@@ -93,7 +94,7 @@ def _head_cost(config: DhenConfig) -> Costs:
 
 def _shapes(config: DhenConfig, schema: FeatureSchema) -> list[LayerShape]:
     """What reaches each layer."""
-    inputs = [schema.num_embeddings, *(layer.embeddings for layer in config.layers)]
+    inputs = [num_embeddings(config, schema), *(layer.embeddings for layer in config.layers)]
     return [
         LayerShape(
             embeddings=m,

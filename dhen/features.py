@@ -1,8 +1,9 @@
 """Feature processing: sparse ids and raw numbers become the embeddings x_BMD (paper, section 3.1).
 
-One embedding a table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP. Tables
-of one dimension lie in one matrix, so all their categorical columns are looked up at once; its gradient
-is sparse. What a table's first row is belongs to `row_offsets`; sharding is not decided here.
+One embedding a table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP, to which those of
+their buckets are added unless the configuration has them apart. Tables of one dimension lie in one matrix, so all
+their categorical columns are looked up at once; its gradient is sparse. What a table's first row is belongs to
+`row_offsets`; sharding is not decided here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dhen.linear import Linear, linear_tape
 from dhen.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema, Table
 from dhen.segment import Setting, Taped
-from dhen.table_dims import TableGroup, looked_up, table_dims, table_groups
+from dhen.table_dims import TableGroup, looked_up, summed_tables, table_dims, table_groups
 from dhen.tape import FP32_BYTES, Tape
 
 EMBEDDING_INIT_STD = 0.05
@@ -112,6 +113,7 @@ class FeatureProcessing(nn.Module):
         super().__init__()
         n, dim = len(schema.numeric), config.embedding_dim
         mixed = len(table_groups(config, schema)) > 1
+        self.summed = summed_tables(config, schema)
         self.tables: Tables | None = None
         if schema.tables:
             self.tables = MixedTables(config, schema) if mixed else EmbeddingTables(schema, dim)
@@ -129,6 +131,9 @@ class FeatureProcessing(nn.Module):
         """
         parts = [e.to(dtype) for e in self.tables(batch)] if self.tables is not None else []
         numeric_BD = self.numeric(batch.numeric_BK.to(dtype)) if self.numeric is not None else None
+        if self.summed:
+            parts[0], buckets_BND = parts[0].split([parts[0].shape[1] - self.summed, self.summed], dim=1)
+            numeric_BD = numeric_BD + buckets_BND.sum(dim=1)
         if self.mixed is not None:
             return self.mixed(parts, numeric_BD)  # type: ignore[no-any-return]
         if numeric_BD is not None:
@@ -151,19 +156,24 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     dim, n = config.embedding_dim, len(schema.numeric)
     tape = Tape(*setting)
     groups = looked_up(config, schema)
-    embeddings = [tape.cast(_given(tape, group, dim), tape.itemsize) for group in groups]
+    wholes = [tape.cast(_given(tape, group, dim), tape.itemsize) for group in groups]
+    embeddings = list(wholes)
     casts, numeric = tape.itemsize != FP32_BYTES, []
     if n:
         given = tape.scratch(n) if casts else tape.beside(n)
         hidden = mlp_tape(tape, given, n, config.numeric_mlp, dropout=0.0, x_needs_gradient=False)
         width = (n, *config.numeric_mlp)[-1]
         numeric.append(linear_tape(tape, hidden, width, dim, x_needs_gradient=bool(config.numeric_mlp)))
+    if summed := summed_tables(config, schema) * dim:
+        embeddings[0], buckets = tape.split(embeddings[0], [tape.values(embeddings[0]) - summed, summed])
+        numeric = [tape.add(*numeric, tape.operation(dim, [buckets], passes=True))]
     if len(table_groups(config, schema)) > 1:
         x = mixed_tape(tape, embeddings, numeric, config, schema)
     else:
         parts = [*embeddings, *numeric]
         x = parts[0] if len(parts) == 1 else tape.concat(parts)
         tape.refer(*parts)
+    tape.refer(*wholes)
     if raw and casts:
         tape.operation(0, [], saves=[tape.scratch(n)])
     return Taped("features", headline_flops(_dense_cost(config, schema)), tape, x)
@@ -196,4 +206,7 @@ def _dense_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
 def _numeric_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
     if not schema.numeric:
         return ()
-    return mlp_cost("numeric", len(schema.numeric), (*config.numeric_mlp, config.embedding_dim))[:-1]
+    rows = mlp_cost("numeric", len(schema.numeric), (*config.numeric_mlp, config.embedding_dim))[:-1]
+    summed = summed_tables(config, schema)
+    sums = CostRow(name="numeric.buckets", kind=ELEMENTWISE, flops=float(summed * config.embedding_dim))
+    return (*rows, sums) if summed else rows

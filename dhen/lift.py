@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dhen.config import ModelConfig
 from dhen.cost import Costs, linear_cost
 from dhen.schema import FeatureSchema
-from dhen.table_dims import TableGroup, looked_up, table_dims
+from dhen.table_dims import TableGroup, crossed, table_dims
 from dhen.tape import Tape
 
 
@@ -35,7 +35,7 @@ class MixedEmbeddings(nn.Module):
 
     def __init__(self, config: ModelConfig, schema: FeatureSchema) -> None:
         super().__init__()
-        longest, groups = config.embedding_dim, looked_up(config, schema)
+        longest, groups = config.embedding_dim, crossed(config, schema)
         self._order = _order(groups)
         self.lifts = nn.ModuleList(
             Lift(len(places), dim, longest) if dim < longest else nn.Identity() for dim, places in groups
@@ -64,7 +64,7 @@ def mixed_tape(
     tape: Tape, embeddings: Sequence[int], numeric: Sequence[int], config: ModelConfig, schema: FeatureSchema
 ) -> int:
     """The memory of `MixedEmbeddings`; `numeric` has one tensor or none."""
-    longest, groups = config.embedding_dim, looked_up(config, schema)
+    longest, groups = config.embedding_dim, crossed(config, schema)
     columns, wholes = [], []
     for e, (dim, places) in zip(embeddings, groups, strict=True):
         wholes.append(_lifted(tape, e, len(places), dim, longest) if dim < longest else e)

@@ -23,13 +23,15 @@ class Table(Value):
     """True: an example has any number of ids, their embeddings are averaged (none gives zeros)."""
     mean_ids: float = Field(default=1.0, ge=0)
     """Mean number of ids an example (the pooling factor); 1 where the column is not multi-hot."""
+    buckets: bool = False
+    """Whether its ids are the buckets of a number, which is a numeric input as well (`ModelConfig.buckets`)."""
 
 
 class FeatureSchema(Value):
     """The inputs of a model, in the order in which batches hold them."""
 
     tables: tuple[Table, ...] = ()
-    """All embedding tables, categorical first, then multi-hot."""
+    """All embedding tables: categorical first, those of buckets, then multi-hot."""
     numeric: tuple[str, ...] = ()
     """Numeric inputs after transformation, missing-value indicators included."""
 
@@ -40,9 +42,11 @@ class FeatureSchema(Value):
             raise ValueError("two tables have the same name")
         if not names and not self.numeric:
             raise ValueError("a log needs at least one feature column besides its label")
-        flags = [table.multi_hot for table in self.tables]
-        if flags != sorted(flags):
-            raise ValueError("categorical tables go before multi-hot ones")
+        kinds = [(table.multi_hot, table.buckets) for table in self.tables]
+        if kinds != sorted(kinds) or (True, True) in kinds:
+            raise ValueError("categorical tables go first, then those of buckets, then multi-hot ones")
+        if self.bucketed and not self.numeric:
+            raise ValueError("tables of buckets are of numeric inputs, of which there are none")
         return self
 
     @property
@@ -56,9 +60,9 @@ class FeatureSchema(Value):
         return tuple(table for table in self.tables if table.multi_hot)
 
     @property
-    def num_embeddings(self) -> int:
-        """M of x_BMD: one embedding a table, and one for all numeric inputs together."""
-        return len(self.tables) + bool(self.numeric)
+    def bucketed(self) -> tuple[Table, ...]:
+        """Tables of the buckets of numbers, the last of the categorical ones."""
+        return tuple(table for table in self.tables if table.buckets)
 
     @property
     def total_rows(self) -> int:

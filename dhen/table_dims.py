@@ -2,7 +2,8 @@
 
 The paper's power law: d_t = D (n_t / n_min)^-alpha for a table of n_t rows, where the smallest has n_min and keeps
 D. A row of a large table is seen seldom, and has too few examples for many numbers. As its authors do, lengths are
-rounded to powers of two; none is below `SHORTEST`. Left out is how many ids of a table an example has.
+rounded to powers of two; none is below `SHORTEST`. Left out is how many ids of a table an example has. Tables of
+buckets keep D: they are as small as one likes.
 """
 
 from __future__ import annotations
@@ -27,9 +28,22 @@ class TableGroup(NamedTuple):
 
 def table_dims(config: ModelConfig, schema: FeatureSchema) -> tuple[int, ...]:
     """d of each table, at most D."""
-    fewest = min((table.rows for table in schema.tables), default=1)
-    halvings = [config.table_dim_exponent * math.log2(table.rows / fewest) for table in schema.tables]
+    fewest = min((table.rows for table in schema.tables if not table.buckets), default=1)
+    halvings = [
+        0.0 if table.buckets else config.table_dim_exponent * math.log2(table.rows / fewest)
+        for table in schema.tables
+    ]
     return tuple(_shortened(config.embedding_dim, round(each)) for each in halvings)
+
+
+def summed_tables(config: ModelConfig, schema: FeatureSchema) -> int:
+    """Tables of buckets whose embeddings are summed into that of the numeric inputs."""
+    return len(schema.bucketed) if config.buckets == "summed" else 0
+
+
+def num_embeddings(config: ModelConfig, schema: FeatureSchema) -> int:
+    """M of x_BMD: one embedding a table that is not summed, and one for all numeric inputs together."""
+    return len(schema.tables) - summed_tables(config, schema) + bool(schema.numeric)
 
 
 def table_groups(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...]:
@@ -49,6 +63,13 @@ def looked_up(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, .
         bags = [(place,) for place in places if schema.tables[place].multi_hot]
         found += [TableGroup(dim, each) for each in (categorical, *bags) if each]
     return tuple(found)
+
+
+def crossed(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...]:
+    """The same without the tables that are summed, the last ones of the first tensor."""
+    first, *others = looked_up(config, schema)
+    kept = len(first.places) - summed_tables(config, schema)
+    return (TableGroup(first.dim, first.places[:kept]), *others)
 
 
 def _shortened(longest: int, halvings: int) -> int:

@@ -174,9 +174,13 @@ class Tape:
 
     def unbind(self, x: int, parts: int) -> list[int]:
         """Views of equal parts, whose gradients are stacked into one."""
-        values = self.values(x) // parts
-        others = [self.scratch(values) for _ in range(parts - 1)]
-        return [self.operation(values, [x], view=True, more_outputs=others), *others]
+        return self.split(x, [self.values(x) // parts] * parts)
+
+    def split(self, x: int, values: Sequence[int]) -> list[int]:
+        """Views of parts of so many numbers, whose gradients are put one after another."""
+        first, *more = values
+        others = [self.scratch(each) for each in more]
+        return [self.operation(first, [x], view=True, more_outputs=others), *others]
 
     def concat(self, parts: Sequence[int]) -> int:
         """One after another."""

@@ -10,13 +10,17 @@ from rich.console import Console
 
 from dashboards.summary import sentences
 from dhen.errors import UserError
+from search.baseline import read_baseline
 from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config
 from search.directory import STUDY_FILE, only_driver
 from search.export import export
 from search.log import open_log
 from search.publisher import REPORT, Publisher
+from search.samplers import check_sampler
+from search.stopping import stopping_rule
 from search.study import Study
 from search.terminal import StudyView, resumable, step_progress
+from spaces.load import load_space
 from trials.data.cache import PreparedLog
 from trials.hosts import Hosts
 from trials.hosts_run import HostsLauncher
@@ -40,6 +44,7 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
     config = read_study_config(base, overrides, data=data or None)
     if config.trials is None and config.minutes is None:
         raise UserError("a study needs a budget: give trials=N, minutes=M, or both.")
+    _check_names(config)
     with only_driver(directory), other_hosts(config, console) as hosts:
         check_directory(directory, config)
         with step_progress(console) as progress:
@@ -78,6 +83,14 @@ def _search(
                 return study.run()
         finally:
             publisher.finish(study.record())
+
+
+def _check_names(config: StudyConfig) -> None:
+    """What is misspelt is said before the log is read, which may take long."""
+    check_sampler(config.sampler)
+    stopping_rule(config.stopping)
+    load_space(config.space)
+    read_baseline(config)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ LAYER_FIELDS = ("ensemble", "out_embeddings", "raw_numeric", "norm", "norm_place
 MODEL_FIELDS = (
     "embedding_dim",
     "table_dim_exponent",
+    "buckets",
     "numeric_mlp",
     "head",
     "dropout",
@@ -59,7 +60,7 @@ class SpaceConfig(Value):
     norm_placement: Any = Field(default="post", exclude_if=lambda leaf: leaf == "post")
     shortcut: Any = Field(default=True, exclude_if=lambda leaf: leaf is True)
     model: dict[str, Any] = Field(default_factory=dict)
-    """embedding_dim, table_dim_exponent, numeric_mlp, head, dropout, members, members_from."""
+    """embedding_dim, table_dim_exponent, buckets, numeric_mlp, head, dropout, members, members_from."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Any key of a training configuration."""
     start: tuple[dict[str, Any], ...] = ()

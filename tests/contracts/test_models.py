@@ -21,9 +21,12 @@ FULL = FeatureSchema(
     ),
     numeric=("x", "y"),
 )
+BUCKETS = FULL.model_copy(
+    update={"tables": (*FULL.tables[:2], Table(name="x__bucket", rows=66, buckets=True), FULL.tables[2])}
+)
 ONLY_NUMERIC = FeatureSchema(numeric=("x", "y"))
 ONLY_TABLES = FeatureSchema(tables=(Table(name="a", rows=10), Table(name="b", rows=7)))
-SCHEMAS = {"full": FULL, "only numeric": ONLY_NUMERIC, "only tables": ONLY_TABLES}
+SCHEMAS = {"full": FULL, "buckets": BUCKETS, "only numeric": ONLY_NUMERIC, "only tables": ONLY_TABLES}
 
 SHARED = {
     "members": {"layers": [{"modules": ["linear"], "raw_numeric": True}, {"modules": ["mlp"]}], "members": 3},

@@ -187,6 +187,7 @@ def assert_declared(layer: LayerConfig, shape: LayerShape) -> None:
 SCHEMA = FeatureSchema(
     tables=(
         *(Table(name=f"c{i}", rows=50 if i % 2 else 200) for i in range(6)),
+        *(Table(name=f"{name}__bucket", rows=34, buckets=True) for name in "abc"),
         Table(name="bag", rows=800, multi_hot=True),
     ),
     numeric=tuple("abcde"),
@@ -207,6 +208,8 @@ MODELS: list[ModelConfig] = [
     AdvancedDlrmConfig(experts=3, rank=4, dropout=0.1),
     AdvancedDlrmConfig(experts=2, mlp=(64,)),
     DhenConfig(layers=(LayerConfig(modules=("linear",)),), table_dim_exponent=0.5),  # type: ignore[arg-type]
+    DhenConfig(layers=(LayerConfig(modules=("linear",)),), buckets="apart"),  # type: ignore[arg-type]
+    AdvancedDlrmConfig(table_dim_exponent=0.5, buckets="apart"),
 ]
 
 
@@ -229,7 +232,7 @@ def test_features_and_head_allocate_what_their_tapes_say(config: ModelConfig, dt
     model = build_model(config, SCHEMA).train()
     model.features.tables = _Given(embeddings)  # type: ignore[assignment, union-attr]
     model.to(dtype)
-    batch = FeatureBatch(ids_BT=torch.zeros(BATCH, 6), bags=(), numeric_BK=torch.ones(BATCH, 5))
+    batch = FeatureBatch(ids_BT=torch.zeros(BATCH, 9), bags=(), numeric_BK=torch.ones(BATCH, 5))
     given, features, leaves = (
         [batch.numeric_BK, *model.buffers()],
         model.features,

@@ -27,9 +27,10 @@ from trials.training_state import TrainingState
         (("run", "--data", "{log}", "trials=0"), "greater than 0"),
         (("run", "--data", "{log}", "trials=many"), "valid integer"),
         (("run", "--data", "{log}", "trials=null"), "needs a budget"),
-        (("run", "--data", "{log}", "space=tyni"), "Did you mean 'tiny'"),
-        (("run", "--data", "{log}", "sampler=tpee"), "Did you mean 'tpe'"),
-        (("run", "--data", "{log}", "baseline=none.yaml"), "neither a shipped model"),
+        (("run", "--data", "none.csv", "space=tyni"), "Did you mean 'tiny'"),  # before the log is read
+        (("run", "--data", "none.csv", "sampler=tpee"), "Did you mean 'tpe'"),
+        (("run", "--data", "none.csv", "stopping=curv"), "Did you mean 'curve'"),
+        (("run", "--data", "none.csv", "baseline=none.yaml"), "neither a shipped model"),
         (("run", "--data", "{log}", "label=clicked"), "clicked"),
         (("run", "--data", "{log}", "trials"), "no such file"),
         (("run", "none.yaml", "--data", "{log}"), "no such file"),

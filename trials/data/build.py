@@ -59,7 +59,7 @@ class Request:
             len(self.schema.numeric),
         )
         staged = 4 * tables + 36 * bags + 8 * numbers + 21
-        cache = 4 * tables + 40 * bags + 5 * numbers + 24
+        cache = 4 * (tables + len(self.schema.bucketed)) + 40 * bags + 5 * numbers + 24
         return estimate_rows(self.log) * (staged + cache)
 
 
@@ -114,6 +114,9 @@ def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
     for cycle in schema.cycles:
         if cycle not in resolved.cycles:
             notes.append(f"no table {cycle}: the training rows do not span it")
+    for derived, name in schema.bucketed.items():
+        if derived not in resolved.bucketed:
+            notes.append(f"no table {derived}: {name!r} does not vary in the training rows")
     for name, table in resolved.tables.items():
         if schema.tables[name].hash_buckets == "auto" and table.hash_buckets:
             notes.append(

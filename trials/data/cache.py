@@ -32,7 +32,7 @@ from trials.data.schema_yaml import read_schema
 from trials.data.splits import SPLITS
 from trials.record import LogSummary
 
-VERSION = 1
+VERSION = 2
 """Of the layout of the cache and of the rules by which rows are encoded."""
 MANIFEST = "manifest.json"
 

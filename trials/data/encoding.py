@@ -1,8 +1,9 @@
 """Encoding: what was fitted on the training rows, and how typed columns become a model's inputs.
 
 Ids: 0 is a missing value, 1 one that is out of vocabulary, 2 and above the vocabulary by frequency (or
-the hash buckets, or the hour or the week day). Numbers: standardised, 0 where missing, with a 0/1 input
-`<column>__missing` besides where training rows had missing values. An exported model carries its encoding.
+the hash buckets, the hour or the week day, the quantiles of a number). Numbers: standardised, 0 where
+missing, with a 0/1 input `<column>__missing` besides where training rows had missing values. An exported
+model carries its encoding.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pydantic import Field
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import Value, fingerprint, parse
+from trials.data.buckets import Buckets
 from trials.data.log_schema import LogSchema
 from trials.data.raw.stamps import cycle_of
 from trials.data.raw.text import Codes
@@ -36,7 +38,7 @@ CLIP = 100.0
 
 
 class NumericScale(Value):
-    """How one numeric column is standardised."""
+    """How one numeric column is standardised, and cut into the buckets of its table."""
 
     transform: str
     mean: float
@@ -45,6 +47,8 @@ class NumericScale(Value):
     """Of the transformed training values; 1 where they do not vary."""
     indicator: bool
     """Whether there is an input that says the value is missing."""
+    buckets: Buckets | None = None
+    """Those of its table; None where it has none."""
 
     def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Standardised values (N), 0 where missing."""
@@ -87,7 +91,7 @@ class Encoding:
         Args:
             schema: with every `hash_buckets` resolved to a number or None, and only the derived tables kept.
             vocabularies: by column, for tables that are not hashed.
-            scales: by numeric column.
+            scales: by numeric column; with buckets where the schema has them.
             mean_ids: by multi-hot column.
         """
         self.schema = schema
@@ -101,6 +105,9 @@ class Encoding:
         tables = [Table(name=name, rows=self._rows(name)) for name in self.schema.categorical]
         tables += [Table(name=cycle, rows=FIRST_ID + CYCLE_LENGTH[cycle]) for cycle in self.schema.cycles]
         tables += [
+            Table(name=name, rows=FIRST_ID + len(each), buckets=True) for name, each in self._buckets.items()
+        ]
+        tables += [
             Table(name=name, rows=self._rows(name), multi_hot=True, mean_ids=self._mean_ids[name])
             for name in self.schema.multi_hot
         ]
@@ -111,12 +118,14 @@ class Encoding:
         return FIRST_ID + (buckets if isinstance(buckets, int) else len(self._vocabularies[name]))
 
     def value_names(self, table: str, ids: Iterable[int]) -> list[str]:
-        """What ids of a categorical table stand for, to be read: values, hours, days or buckets."""
+        """What ids of a categorical table stand for, to be read: values, hours, days, ranges or buckets."""
         shared = {MISSING_ID: "(missing)", UNKNOWN_ID: "(not in training)"}
         vocabulary = self._vocabularies.get(table)
         word = "" if table in CYCLE_LENGTH else "bucket "
 
         def name(place: int) -> str:
+            if table in self._buckets:
+                return self._buckets[table].name(place)
             return str(vocabulary.values[place]) if vocabulary is not None else f"{word}{place}"
 
         return [shared.get(each) or name(each - FIRST_ID) for each in ids]
@@ -140,6 +149,12 @@ class Encoding:
         return {name: f"{name}__missing" for name, scale in self._scales.items() if scale.indicator}
 
     @cached_property
+    def _buckets(self) -> dict[str, Buckets]:
+        """By the table's name."""
+        found = {table: self._scales[name].buckets for table, name in self.schema.bucketed.items()}
+        return {table: each for table, each in found.items() if each is not None}
+
+    @cached_property
     def fingerprint(self) -> str:
         """16 hex digits of all that decides how a row is encoded."""
         vocabularies = {name: one.checksum() for name, one in self._vocabularies.items()}
@@ -154,10 +169,12 @@ class Encoding:
         scaled = pool.map(lambda name: self._scales[name].apply(numbers[name]), self._scales)
         missing = (np.isnan(numbers[name]) for name in self._indicators)
         cycles = (self._cycle_ids(cycle, columns) for cycle in self.schema.cycles)
+        of_number = self.schema.bucketed
+        bucketed = pool.map(lambda name: self._buckets[name].ids(numbers[of_number[name]]), self._buckets)
         rows = len(next(iter(columns.values())))
         ids = np.empty((rows, len(self.features.categorical)), dtype=np.int32)
         inputs = np.empty((rows, len(self.features.numeric)), dtype=np.float32)
-        _fill(ids, (*categorical, *cycles))
+        _fill(ids, (*categorical, *cycles, *bucketed))
         _fill(inputs, (*scaled, *missing))
         return EncodedRows(categorical=ids, bags=tuple(bags), numeric=inputs)
 

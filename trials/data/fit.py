@@ -1,4 +1,4 @@
-"""Fits an Encoding on the training rows alone: vocabularies, means and deviations, what can be missing."""
+"""Fits an Encoding on the training rows alone: vocabularies, means, quantiles, what can be missing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trials.data.encoding import Encoding
+from trials.data.encoding import Encoding, NumericScale
 from trials.data.log_schema import LogSchema, TableColumn, TimestampColumn
 from trials.data.splits import TRAIN, SplitPlan
 from trials.data.staging import Progress, Staged
-from trials.data.statistics import Moments, StampRange, ValueCounts
+from trials.data.statistics import Moments, Quantiles, StampRange, ValueCounts
 from trials.data.vocabulary import Vocabulary
 
 MAX_VOCABULARY = 5_000_000
@@ -51,11 +51,15 @@ class _Fitting:
         self._rows = 0
         self._counts = {name: ValueCounts() for name in schema.tables}
         self._moments = {name: Moments(column.transform) for name, column in schema.numeric.items()}
+        self._quantiles = {
+            name: Quantiles(column.buckets) for name, column in schema.numeric.items() if column.buckets
+        }
         self._span = StampRange()
 
     def add(self, batch: pa.RecordBatch, pool: Executor) -> None:
         """Takes in typed training rows, each column in a thread of the pool."""
         tasks = [pool.submit(one.add, batch.column(name)) for name, one in self._moments.items()]
+        tasks += [pool.submit(one.add, batch.column(name)) for name, one in self._quantiles.items()]
         for name, counts in self._counts.items():
             column = batch.column(name)
             values = column.flatten() if name in self._schema.multi_hot else column
@@ -70,12 +74,19 @@ class _Fitting:
     def encoding(self) -> Encoding:
         """What follows from them."""
         tables = {name: _table(column, self._counts[name]) for name, column in self._schema.tables.items()}
+        scales = {name: self._scale(name) for name in self._moments}
         return Encoding(
-            schema=_resolved(self._schema, tables, self._span),
+            schema=_resolved(self._schema, tables, scales, self._span),
             vocabularies={name: table for name, table in tables.items() if isinstance(table, Vocabulary)},
-            scales={name: one.scale() for name, one in self._moments.items()},
+            scales=scales,
             mean_ids={name: self._counts[name].total / self._rows for name in self._schema.multi_hot},
         )
+
+    def _scale(self, name: str) -> NumericScale:
+        """Of a numeric column; with buckets where they were asked for and there are at least two."""
+        buckets = self._quantiles[name].buckets() if name in self._quantiles else None
+        varies = buckets is not None and len(buckets) > 1
+        return self._moments[name].scale().model_copy(update={"buckets": buckets if varies else None})
 
 
 def _table(column: TableColumn, counts: ValueCounts) -> Vocabulary | int:
@@ -89,12 +100,20 @@ def _table(column: TableColumn, counts: ValueCounts) -> Vocabulary | int:
     return Vocabulary.fit(counted, column.min_count)
 
 
-def _resolved(schema: LogSchema, tables: Mapping[str, Vocabulary | int], span: StampRange) -> LogSchema:
+def _resolved(
+    schema: LogSchema,
+    tables: Mapping[str, Vocabulary | int],
+    scales: Mapping[str, NumericScale],
+    span: StampRange,
+) -> LogSchema:
     """The schema with nothing left open."""
     columns = dict(schema.columns)
     for name, table in tables.items():
-        buckets = table if isinstance(table, int) else None
-        columns[name] = schema.tables[name].model_copy(update={"hash_buckets": buckets})
+        hashed = table if isinstance(table, int) else None
+        columns[name] = schema.tables[name].model_copy(update={"hash_buckets": hashed})
+    for name, scale in scales.items():
+        found = len(scale.buckets) if scale.buckets is not None else None
+        columns[name] = schema.numeric[name].model_copy(update={"buckets": found})
     if schema.timestamp:
         column = columns[schema.timestamp]
         assert isinstance(column, TimestampColumn)

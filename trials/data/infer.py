@@ -28,6 +28,9 @@ from trials.data.roles import names
 from trials.data.roles.rules import Judged, judge, seen
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
 
+MOST_BUCKETS = 64
+ROWS_A_BUCKET = 100
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inferred:
@@ -69,10 +72,10 @@ def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False)
     judged = {name: _judge(log, name, label, sample) for name in log.columns}
     _keep_finest_stamp(judged, sample)
     _check_features(log, label, judged)
-    min_count = default_min_count(estimate_rows(log))
+    rows = estimate_rows(log)
     stamped = any(isinstance(one.column, TimestampColumn) for one in judged.values())
     schema = LogSchema(
-        columns={name: _with_min_count(one.column, min_count) for name, one in judged.items()},
+        columns={name: _for_rows(one.column, rows) for name, one in judged.items()},
         split=SplitRule(by="timestamp" if stamped else "order"),
     )
     return Inferred(schema=schema, notes={name: one.note for name, one in judged.items()})
@@ -106,9 +109,17 @@ def default_min_count(rows: int) -> int:
     return 2 if rows < 1_000_000 else 5 if rows < 10_000_000 else 10
 
 
-def _with_min_count(column: Column, min_count: int) -> Column:
+def default_buckets(rows: int) -> int:
+    """Quantiles of a number: 64, fewer where one would have less than a hundred rows (docs/benchmarks.md)."""
+    return max(2, min(MOST_BUCKETS, rows // ROWS_A_BUCKET))
+
+
+def _for_rows(column: Column, rows: int) -> Column:
+    """With what depends on the size of the log."""
     if isinstance(column, CategoricalColumn | MultiHotColumn):
-        return column.model_copy(update={"min_count": min_count})
+        return column.model_copy(update={"min_count": default_min_count(rows)})
+    if isinstance(column, NumericColumn):
+        return column.model_copy(update={"buckets": default_buckets(rows)})
     return column
 
 

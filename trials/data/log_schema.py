@@ -63,6 +63,8 @@ class NumericColumn(Value):
     role: Literal["numeric"] = "numeric"
     transform: Literal["standard", "log"] = "standard"
     """log takes sign(x) log(1 + |x|) first: for counts and amounts with a heavy tail."""
+    buckets: Annotated[int, Field(ge=2)] | None = None
+    """A number makes a table `<column>__bucket` besides, of at most so many quantiles of the training rows."""
 
 
 class TimestampColumn(Value):
@@ -194,6 +196,11 @@ class LogSchema(Value):
                 raise ValueError(
                     f"{name}__missing is the name of {name}'s missing-value input: ignore one of them"
                 )
+        for table, name in self.bucketed.items():
+            if table in self.tables:
+                raise ValueError(
+                    f"{table} is the name of {name}'s table of buckets: ignore it, or give {name} no `buckets`"
+                )
 
     def _only(self, role: str) -> str | None:
         return next((name for name, column in self.columns.items() if column.role == role), None)
@@ -245,6 +252,11 @@ class LogSchema(Value):
     def numeric(self) -> dict[str, NumericColumn]:
         """Numeric columns by name."""
         return {name: column for name, column in self.columns.items() if isinstance(column, NumericColumn)}
+
+    @property
+    def bucketed(self) -> dict[str, str]:
+        """Tables derived from numeric columns, with the column."""
+        return {f"{name}__bucket": name for name, column in self.numeric.items() if column.buckets}
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ _HEAD = """\
 #       categorical   an embedding table; values seen fewer than min_count times in the training rows share an id;
 #                     hash_buckets: null (a vocabulary), a number, or auto (hashed above 5 million values)
 #       multi_hot     the same with any number of values an example, between `separator`s
-#       numeric       transform: standard, or log for a heavy tail
+#       numeric       transform: standard, or log for a heavy tail; buckets: a table besides, of so many
+#                     quantiles of the training rows, or null
 #       timestamp     splits rows by time; format: iso, seconds, milliseconds, microseconds, yymmddhh,
 #                     yyyymmdd, yyyymmddhh or yyyymmddhhmmss; derive: tables made of it
 #       weight        weight of the example in the loss and all metrics

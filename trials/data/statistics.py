@@ -1,16 +1,19 @@
-"""Running statistics of the training rows: how often values occur, means and deviations, time spans."""
+"""Running statistics of the training rows: how often values occur, means and deviations, quantiles, time spans."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
+from trials.data.buckets import Buckets, quantile_buckets
 from trials.data.encoding import CYCLE_LENGTH, NumericScale, transformed
 from trials.data.log_schema import Cycle
 from trials.data.raw.stamps import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle_of
 
 COMPACT_AT = 1 << 16
 """Counted values that may wait before equal ones are added up."""
+SAMPLE = 1 << 18
+"""Values of a numeric column from which its quantiles are taken: of 64 buckets, each to 2 %."""
 
 
 class ValueCounts:
@@ -79,6 +82,33 @@ class Moments:
             std=std if varies else 1.0,
             indicator=self._missing > 0,
         )
+
+
+class Quantiles:
+    """A uniform sample of a numeric column, batch by batch: the values that drew the least random numbers.
+
+    The draws follow the rows, hence equal rows give equal samples, however they are batched.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Takes how many buckets there may be."""
+        self._most = most
+        self._random = np.random.default_rng(0)
+        self._values = self._draws = np.empty(0)
+
+    def add(self, column: pa.Array) -> None:
+        """Takes in more values."""
+        values = column.to_numpy()
+        known = values[~np.isnan(values)]
+        self._values = np.concatenate([self._values, known])
+        self._draws = np.concatenate([self._draws, self._random.random(len(known))])
+        if len(self._values) > SAMPLE:
+            least = np.argpartition(self._draws, SAMPLE)[:SAMPLE]
+            self._values, self._draws = self._values[least], self._draws[least]
+
+    def buckets(self) -> Buckets:
+        """The buckets between them."""
+        return quantile_buckets(self._values, self._most)
 
 
 class StampRange:

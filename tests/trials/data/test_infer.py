@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dhen.errors import UserError
-from trials.data.infer import default_min_count, infer, infer_schema
+from trials.data.infer import default_buckets, default_min_count, infer, infer_schema
 from trials.data.log_schema import LabelColumn, NumericColumn, SplitRule
 from trials.data.raw.sources import CRITEO_COLUMNS, open_log
 from trials.data.roles import sample
@@ -29,8 +29,8 @@ def test_a_click_log(clicks: Columns, write_csv: Callable[..., Path]) -> None:
         "example_weight": "weight",
         "click": "label",
     }
-    assert schema.columns["price"] == NumericColumn(transform="log")
-    assert schema.columns["dwell_seconds"] == NumericColumn(transform="standard")
+    assert schema.columns["price"] == NumericColumn(transform="log", buckets=6)  # of a hundred rows
+    assert schema.columns["dwell_seconds"] == NumericColumn(transform="standard", buckets=6)
     assert schema.split == SplitRule(by="timestamp")
 
 
@@ -40,7 +40,7 @@ def test_criteo_with_and_without_header(tmp_path: Path) -> None:
     raw.write_text("\n".join(rows))
     named.write_text("\t".join((*CRITEO_COLUMNS, "extra")) + "\n" + "".join(f"{row}\t7\n" for row in rows))
     schema = infer_schema([raw])
-    assert [schema.columns[name] for name in ("I1", "I13")] == [NumericColumn(transform="log")] * 2
+    assert [schema.columns[name] for name in ("I1", "I13")] == [NumericColumn(transform="log", buckets=2)] * 2
     assert {schema.columns[f"C{i}"].role for i in range(1, 27)} == {"categorical"}
     assert schema.split.by == "order"
     columns = dict(infer_schema([named]).columns)
@@ -118,7 +118,8 @@ def test_nothing_to_learn_from(tmp_path: Path) -> None:
         infer_schema([path])
 
 
-def test_min_count_grows_with_the_log() -> None:
+def test_min_count_and_buckets_grow_with_the_log() -> None:
+    assert [default_buckets(rows) for rows in (10, 600, 5_000, 10**7)] == [2, 6, 50, 64]
     counts = [default_min_count(rows) for rows in (10, 999_999, 1_000_000, 9_999_999, 45_000_000)]
     assert counts == [2, 2, 5, 5, 10]
 

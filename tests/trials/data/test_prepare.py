@@ -20,7 +20,7 @@ import pytest
 from dhen.errors import UserError
 from trials.data import atomic
 from trials.data import prepare as prepare_module
-from trials.data.cache import MANIFEST, PreparedLog, Split
+from trials.data.cache import MANIFEST, VERSION, PreparedLog, Split
 from trials.data.infer import infer_schema
 from trials.data.log_schema import CategoricalColumn, IgnoredColumn, LogSchema, SplitRule
 from trials.data.prepare import cache_root, prepare
@@ -88,7 +88,7 @@ def test_the_arrays_hold_the_log(clicks: Columns, write_csv: WriteCsv) -> None:
         assert split.base_rate == pytest.approx(np.average(split.labels, weights=split.weight))
     summary = log.summary()
     assert sum(summary.rows.values()) == 600
-    assert (summary.tables, summary.numeric, summary.ne_floor) == (5, 3, None)
+    assert (summary.tables, summary.numeric, summary.ne_floor) == (7, 3, None)
     with pytest.raises(UserError, match="Did you mean 'train'"):
         log.split("tran")
     with pytest.raises(ValueError, match="read-only"):
@@ -380,7 +380,7 @@ def test_damage_is_noticed_and_repaired(clicks: Columns, write_csv: WriteCsv, da
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-9])
     else:
-        manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 0'))
+        manifest.write_text(manifest.read_text().replace(f'"version": {VERSION}', '"version": 0'))
     with pytest.raises(UserError, match=r"damaged: train/labels.npy|cannot be read|another version"):
         PreparedLog.open(log.directory)
     assert prepare([path]).split("train").rows == log.manifest.rows["train"]

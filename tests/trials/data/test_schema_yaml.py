@@ -69,7 +69,7 @@ def test_what_is_written_is_read_back(schema: LogSchema, note: str) -> None:
 def test_it_is_made_to_be_edited(tmp_path: Path) -> None:
     schema = LogSchema(columns={"click": LabelColumn(), "age": NumericColumn()})
     text = schema_to_yaml(schema, {"age": "73 values"})
-    assert "  age: {role: numeric, transform: standard}  # 73 values\n" in text
+    assert "  age: {role: numeric, transform: standard, buckets: null}  # 73 values\n" in text
     path = tmp_path / "schema.yaml"
     path.write_text(text.replace("transform: standard", "transform: log"))
     assert read_schema(path).columns["age"] == NumericColumn(transform="log")
