@@ -26,7 +26,7 @@ from search.verbs.train import command as train
 from search.verbs.verify import command as verify
 from trials.record import StudyRecord, TrialKind, TrialRecord
 
-WORDS = ("trials=3", "averages=3", "confirm=2", *SMALL)
+WORDS = ("trials=3", "averages=3", "confirm=2", "seed=3", *SMALL)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,95 @@
+"""What buckets of numbers bring: the same networks on a log prepared with and without them.
+
+    python benchmarks/buckets.py log.csv [more files] [--seeds 3] [--counts 16 64 256]
+
+Networks are trained for one epoch with the default settings and averages of weights; NE is on validation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from common import machine, markdown
+
+from dashboards.names import short_name
+from dhen.config import ModelConfig
+from dhen.cost import headline_flops
+from dhen.model import model_cost, parse_model
+from search.objective import Trainer, new_record
+from trials.data.cache import PreparedLog
+from trials.data.infer import infer_schema
+from trials.data.log_schema import LogSchema, NumericColumn
+from trials.data.prepare import prepare
+from trials.job import TrainingConfig
+from trials.launcher import Launcher
+from trials.record import TrialKind
+
+TRAINING = TrainingConfig(weight_average=4)
+DHEN = {"family": "dhen", "embedding_dim": 16, "head": [64], "dropout": 0.1}
+NETWORKS = (
+    {"family": "advanced_dlrm", "dropout": 0.1},
+    DHEN | {"layers": [{"modules": ["dcn_v2"], "ensemble": "sum", "out_embeddings": 16}] * 2},
+    DHEN | {"layers": [{"modules": ["dlrm", "linear"], "ensemble": "concat", "out_embeddings": 8}] * 2},
+)
+
+
+def with_buckets(schema: LogSchema, count: int | None) -> LogSchema:
+    columns = {
+        name: column.model_copy(update={"buckets": count}) if isinstance(column, NumericColumn) else column
+        for name, column in schema.columns.items()
+    }
+    return schema.model_copy(update={"columns": columns})
+
+
+def networks(log: PreparedLog) -> Iterator[ModelConfig]:
+    for data in NETWORKS:
+        yield parse_model(data, "network")
+        if log.features.bucketed:
+            yield parse_model(data | {"buckets": "apart"}, "network")
+
+
+def validation_ne(log: PreparedLog, launcher: Launcher, model: ModelConfig, seed: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(launcher, log, Path(folder), threads=1)
+        job = trainer.job(model, TRAINING, seed)
+        record = new_record(0, TrialKind.CANDIDATE, {}, job)
+        return trainer.train(record, job, lambda _record, _progress: None).validation.ne
+
+
+def table(files: Sequence[Path], counts: Sequence[int | None], seeds: int) -> list[list[str]]:
+    """A row a network and way of its numbers."""
+    schema, launcher = infer_schema(files), Launcher()
+    rows = []
+    for count in counts:
+        log = prepare(files, schema=with_buckets(schema, count))
+        for model in networks(log):
+            found = [validation_ne(log, launcher, model, seed) for seed in range(seeds)]
+            spread = f"{statistics.mean(found):.5f} ± {statistics.stdev(found):.5f}"
+            flops = f"{headline_flops(model_cost(model, log.features)):,.0f}"
+            rows.append([short_name(model.to_dict()), str(count or "none"), spread, flops])
+            print(*rows[-1], file=sys.stderr, flush=True)
+    return sorted(rows, key=lambda row: row[0].removesuffix(" buckets apart"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", nargs="+", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--counts", type=int, nargs="+", default=[16, 64, 256])
+    options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("--seeds: a spread needs two at least")
+    rows = table(options.data, [None, *options.counts], options.seeds)
+    print(machine())
+    print(markdown(["network", "buckets", "validation NE", "FLOPs"], rows))
+
+
+if __name__ == "__main__":
+    main()
