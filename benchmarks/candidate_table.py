@@ -50,7 +50,7 @@ def row(trial: TrialRecord) -> dict[str, Any]:
 
 def searched_space(directory: Path) -> SpaceConfig:
     """Of the study in a run directory, named or of a file."""
-    return load_space(written_config(directory).space).config
+    return load_space(written_config(directory).space, study_log(directory).features).config
 
 
 def check_alike(directory: Path, first: Path) -> None:

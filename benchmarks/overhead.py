@@ -109,7 +109,8 @@ def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launc
     """A ledger with `known` candidates: one real trial, and worse and dearer copies of it at random points."""
     study = Study(config.model_copy(update={"trials": 1}), directory, log, launcher)
     record = study.run()
-    ledger, space = Ledger(database_url(directory, None), record.name), load_space(config.space)
+    ledger = Ledger(database_url(directory, None), record.name)
+    space = load_space(config.space, log.features)
     ledger.settle(study.setting)
     rng, one = random.Random(0), record.trials[-1]
     assert one.validation is not None

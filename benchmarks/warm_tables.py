@@ -133,9 +133,9 @@ class Trials:
         return {FRESH: fresh, OTHER: other, WARM: fresh.model_copy(update={"tables_from": tables_from})}
 
 
-def candidates(config: StudyConfig, count: int) -> list[Candidate]:
+def candidates(config: StudyConfig, log: PreparedLog, count: int) -> list[Candidate]:
     """Random ones of the space, the same for the same seed."""
-    space, rng = load_space(config.space), random.Random(config.seed)
+    space, rng = load_space(config.space, log.features), random.Random(config.seed)
     return [space.decode(random_point(space, rng)) for _ in range(count)]
 
 
@@ -147,7 +147,7 @@ def measure(config: StudyConfig, out: Path, count: int) -> list[Row]:
     trials = Trials(config, log, trainer)
     baseline, weights = trials.baseline()
     trainer.weights[baseline.fingerprint] = weights
-    drawn = candidates(config, count)
+    drawn = candidates(config, log, count)
     wanted = [trials.jobs(candidate, baseline.fingerprint) for candidate in drawn]
     every = [job for jobs in wanted for job in jobs.values()]
     trainings = Trainings(trainer, out, parallel=config.parallel or 1)

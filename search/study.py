@@ -77,7 +77,7 @@ class Study:
                 or a database that holds another study of this name.
         """
         self._config, self._log, self._watchers = config, log, watchers
-        self._space: Space = load_space(config.space)
+        self._space: Space = load_space(config.space, log.features)
         self._baseline: Baseline = read_baseline(config)
         check_training_axes(self._space, config.training)
         if config.tables_from is not None:

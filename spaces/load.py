@@ -7,9 +7,10 @@ from importlib import resources
 from pathlib import Path
 
 from dhen.errors import UserError, unknown_name
+from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
 from spaces.axes import random_value
-from spaces.space import Point, Space, SpaceConfig
+from spaces.space import Point, Space, SpaceConfig, first_label
 
 PROBES = 64
 """Random points tried before a space is called impossible."""
@@ -22,8 +23,10 @@ def catalog() -> dict[str, SpaceConfig]:
         return {file.stem: parse(SpaceConfig, load_yaml(file), file.name) for file in files}
 
 
-def load_space(name: str) -> Space:
+def load_space(name: str, features: FeatureSchema | None = None) -> Space:
     """A space by its name in the catalog or by the path of a YAML file.
+
+    With the inputs of a log, without the axes that change nothing on it.
 
     Raises:
         UserError: when there is none, a key or value is wrong, or no point of it decodes.
@@ -36,6 +39,8 @@ def load_space(name: str) -> Space:
         if name not in named:
             raise unknown_name("space", name, named)
         space = Space(name, named[name])
+    if features is not None:
+        space = Space(space.name, _with_effect(space, features))
     _check_possible(space)
     return space
 
@@ -43,6 +48,21 @@ def load_space(name: str) -> Space:
 def random_point(space: Space, rng: random.Random) -> Point:
     """A point with every axis drawn evenly."""
     return {axis.name: random_value(axis, rng) for axis in space.axes}
+
+
+def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
+    """Settings of inputs that the log does not have keep their first value: they make no other network."""
+    acts_on = {
+        "buckets": features.bucketed,
+        "numeric_mlp": features.numeric,
+        "table_dim_exponent": features.tables,
+    }
+    idle = [key for key in space.config.model if key in acts_on and not acts_on[key]]
+    first = {key: [space.model_axes[key].decode(first_label(space.model_axes[key]))] for key in idle}
+    start = tuple(
+        {name: value for name, value in point.items() if name not in idle} for point in space.config.start
+    )
+    return space.config.model_copy(update={"model": space.config.model | first, "start": start})
 
 
 def _check_possible(space: Space) -> None:

@@ -149,7 +149,7 @@ class Space:
         Raises:
             UserError: where it lies outside this space.
         """
-        point: Point = {axis.name: _first(axis) for axis in self.axes}
+        point: Point = {axis.name: first_label(axis) for axis in self.axes}
         layers = candidate.model.layers
         point |= _encoded(self.depth, len(layers))
         for prefix, layer in zip(self._prefixes(), layers, strict=False):
@@ -253,7 +253,7 @@ class Space:
 
 def _value(axis: Axis, point: Point) -> Any:
     """The axis's value at a point; a constant where it is no axis of the point."""
-    return axis.decode(point[axis.name] if axis.name in point else _first(axis))
+    return axis.decode(point[axis.name] if axis.name in point else first_label(axis))
 
 
 def _has(axis: Axis, value: Any) -> bool:
@@ -261,7 +261,8 @@ def _has(axis: Axis, value: Any) -> bool:
     return value in axis.values if isinstance(axis, Choice) else axis.holds(value)
 
 
-def _first(axis: Axis) -> Scalar:
+def first_label(axis: Axis) -> Scalar:
+    """The point's value where nothing else is said."""
     return axis.labels[0] if isinstance(axis, Choice) else axis.low
 
 

@@ -52,7 +52,8 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     Raises:
         UserError: where the space has too few that fit the declared memory, saying what would.
     """
-    space, cluster = load_space(config.space), declared_cluster(config.cluster, config.ranks, config.hbm)
+    space = load_space(config.space, log.features)
+    cluster = declared_cluster(config.cluster, config.ranks, config.hbm)
     found, closest = [], None
     for each in _points(space, log, config):
         training = on_all_rows(config.training, each.appraisal.candidate)
@@ -141,7 +142,7 @@ def taken(study: Studied, log: PreparedLog, precision: Precision) -> list[Subjec
     Raises:
         UserError: for fewer than an audit needs, or one that this version would train otherwise.
     """
-    space, config = load_space(study.config.space), study.config
+    space, config = load_space(study.config.space, log.features), study.config
     own = [trial for trial in eligible(study.record.candidates) if trial.reused_from is None]
     if len(own) < FEWEST:
         raise UserError(

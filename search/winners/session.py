@@ -100,7 +100,7 @@ def _retrainings(
     """Trained as the study's trials were: the same ranks, precision and memory."""
     parallel, threads = slots(config.parallel, config.threads, ranks_here(config))
     shares = {"side_by_side": parallel, "threads": threads}
-    facts = Facts(ledger, config, directory, log, load_space(config.space), **shares)
+    facts = Facts(ledger, config, directory, log, load_space(config.space, log.features), **shares)
     ledger.settle(facts.setting)
     trainer = Trainer(
         launcher,

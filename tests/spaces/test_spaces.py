@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dhen.blocks import BLOCKS
 from dhen.ensemble import ENSEMBLES
 from dhen.errors import UserError
+from dhen.schema import FeatureSchema, Table
 from dhen.values import fingerprint, parse
 from spaces.axes import Choice
 from spaces.load import catalog, load_space, random_point
@@ -157,6 +158,23 @@ def test_impossible_spaces(tmp_path: Path, text: str, says: str) -> None:
     file.write_text(text)
     with pytest.raises(UserError, match=says):
         load_space(str(file))
+
+
+def test_axes_that_change_nothing_on_a_log_are_left_out(tmp_path: Path) -> None:
+    numbers = FeatureSchema(tables=(Table(name="n__bucket", rows=9, buckets=True),), numeric=("n",))
+    whole, without = load_space("beyond", numbers), load_space("beyond", FeatureSchema(numeric=("n",)))
+    assert {axis.name for axis in whole.axes} - {axis.name for axis in without.axes} == {
+        "buckets",
+        "table_dim_exponent",
+    }
+    assert without.decode(random_point(without, random.Random(0))).model.buckets == "summed"
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "modules: {mlp: {}}\nmodel: {numeric_mlp: [[8], [16]]}\nstart: [{numeric_mlp: '16', depth: 2}]"
+    )
+    ids = load_space(str(file), FeatureSchema(tables=(Table(name="a", rows=9),)))
+    assert ids.start_point(0, {}) == {"depth": 2}
+    assert ids.decode(random_point(ids, random.Random(0))).model.numeric_mlp == (8,)
 
 
 def test_start_points_come_first_and_begin_where_the_baseline_is() -> None:
