@@ -48,8 +48,12 @@ def command(
     summary = log.summary()
     for split, rows in summary.rows.items():
         console.print(f"{split}: {rows:,} rows, {summary.base_rate[split]:.2%} positive")
+    bucketed = len(log.features.bucketed)
+    of_numbers = f", {bucketed} of them of numbers' buckets" if bucketed else ""
     console.print(
-        f"{summary.tables} embedding tables ({log.features.total_rows:,} rows), {summary.numeric} numeric inputs"
+        f"{summary.tables} embedding tables ({log.features.total_rows:,} rows{of_numbers}), "
+        f"{summary.numeric} numeric inputs",
+        soft_wrap=True,
     )
     for note in log.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)

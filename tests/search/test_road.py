@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,39 @@ def test_every_block_and_ensemble_trains(dhen_search: Run, click_log: Path, tmp_
     config.write_text(dump_yaml({"model": {"embedding_dim": 4, "layers": layers}, "training": {"epochs": 1}}))
     dhen_search("train", config, "--data", click_log, "--out", tmp_path / "all")
     dhen_search("verify", tmp_path / "all")
+
+
+@pytest.mark.parametrize("buckets", ["summed", "apart"])
+def test_numbers_as_buckets(dhen_search: Run, click_log: Path, tmp_path: Path, buckets: str) -> None:
+    """From schema.yaml to scores: one number has five buckets, one none."""
+    prepared, config, scores = tmp_path / "prepared", tmp_path / "model.yaml", tmp_path / "scores.csv"
+    dhen_search("prepare", click_log, "--out", prepared)
+    schema = (prepared / "schema.yaml").read_text()
+    price, visits = (
+        line for line in schema.splitlines() if line.split(":")[0].strip() in ("price", "visits")
+    )
+    assert all(re.search(r"buckets: \d\d}", line) for line in (price, visits))
+    schema = schema.replace(price, "  price: {role: numeric, buckets: 5}").replace(
+        visits, "  visits: {role: numeric}"
+    )
+    (prepared / "schema.yaml").write_text(schema)
+    said = dhen_search("prepare", click_log, "--out", prepared).stdout
+    said = dhen_search("prepare", click_log, "--out", prepared).stdout
+    assert "1 of them of numbers' buckets" in said
+    config.write_text(
+        f"model: {{layers: [{{modules: [dlrm]}}], buckets: {buckets}}}\ntraining: {{epochs: 1}}"
+    )
+    dhen_search("train", config, "--data", prepared, "--out", tmp_path / "bundle")
+    dhen_search("verify", tmp_path / "bundle")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("time,site,user,tags,price,visits\n" + "2026-01-02 00:00:00,a,u1,x,{},1\n" * 4)
+    rows.write_text(rows.read_text().format(0.1, 0.2, 9.9, ""))
+    dhen_search("predict", tmp_path / "bundle", "--data", rows, "--out", scores)
+    low, lowest, high, missing = (
+        float(row["score"]) for row in csv.DictReader(scores.read_text().splitlines())
+    )
+    assert abs(low - lowest) < abs(low - high)  # one bucket, and another
+    assert missing not in (low, high)
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2"])

@@ -12,8 +12,8 @@ from trials.data.raw.stamps import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle
 
 COMPACT_AT = 1 << 16
 """Counted values that may wait before equal ones are added up."""
-SAMPLE = 1 << 18
-"""Values of a numeric column from which its quantiles are taken: of 64 buckets, each to 2 %."""
+SAMPLE = 1 << 17
+"""Values of a numeric column from which its quantiles are taken: of 64 buckets, each has its share to 2 %."""
 
 
 class ValueCounts:
@@ -94,21 +94,29 @@ class Quantiles:
         """Takes how many buckets there may be."""
         self._most = most
         self._random = np.random.default_rng(0)
-        self._values = self._draws = np.empty(0)
+        self._drawn = np.empty((2, 0))
+        """Draws, and their values."""
+        self._bound = 1.0
+        """A draw from here on is none of the least."""
 
     def add(self, column: pa.Array) -> None:
         """Takes in more values."""
         values = column.to_numpy()
         known = values[~np.isnan(values)]
-        self._values = np.concatenate([self._values, known])
-        self._draws = np.concatenate([self._draws, self._random.random(len(known))])
-        if len(self._values) > SAMPLE:
-            least = np.argpartition(self._draws, SAMPLE)[:SAMPLE]
-            self._values, self._draws = self._values[least], self._draws[least]
+        drawn = np.stack([self._random.random(len(known)), known])
+        self._drawn = np.concatenate([self._drawn, drawn[:, drawn[0] < self._bound]], axis=1)
+        if self._drawn.shape[1] > 1.5 * SAMPLE:
+            self._keep_least()
 
     def buckets(self) -> Buckets:
         """The buckets between them."""
-        return quantile_buckets(self._values, self._most)
+        if self._drawn.shape[1] > SAMPLE:
+            self._keep_least()
+        return quantile_buckets(self._drawn[1], self._most)
+
+    def _keep_least(self) -> None:
+        self._drawn = self._drawn[:, np.argpartition(self._drawn[0], SAMPLE)[:SAMPLE]]
+        self._bound = float(self._drawn[0].max())
 
 
 class StampRange:
