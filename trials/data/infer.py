@@ -28,7 +28,7 @@ from trials.data.roles import names
 from trials.data.roles.rules import Judged, judge, seen
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
 
-MOST_BUCKETS = 64
+MOST_BUCKETS = 256
 ROWS_A_BUCKET = 100
 
 
@@ -110,7 +110,7 @@ def default_min_count(rows: int) -> int:
 
 
 def default_buckets(rows: int) -> int:
-    """Quantiles of a number: 64, fewer where one would have less than a hundred rows (docs/benchmarks.md)."""
+    """Quantiles of a number: 256, fewer where one would have less than a hundred rows (docs/benchmarks.md)."""
     return max(2, min(MOST_BUCKETS, rows // ROWS_A_BUCKET))
 
 

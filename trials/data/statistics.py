@@ -13,7 +13,7 @@ from trials.data.raw.stamps import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle
 COMPACT_AT = 1 << 16
 """Counted values that may wait before equal ones are added up."""
 SAMPLE = 1 << 17
-"""Values of a numeric column from which its quantiles are taken: of 64 buckets, each has its share to 2 %."""
+"""Values of a numeric column from which its quantiles are taken: of 256 buckets, each has its share to 5 %."""
 
 
 class ValueCounts:

@@ -119,7 +119,7 @@ def test_nothing_to_learn_from(tmp_path: Path) -> None:
 
 
 def test_min_count_and_buckets_grow_with_the_log() -> None:
-    assert [default_buckets(rows) for rows in (10, 600, 5_000, 10**7)] == [2, 6, 50, 64]
+    assert [default_buckets(rows) for rows in (10, 600, 5_000, 10**7)] == [2, 6, 50, 256]
     counts = [default_min_count(rows) for rows in (10, 999_999, 1_000_000, 9_999_999, 45_000_000)]
     assert counts == [2, 2, 5, 5, 10]
 
