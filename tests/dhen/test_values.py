@@ -34,7 +34,7 @@ def test_yaml_errors_name_the_file(tmp_path: Path) -> None:
         ({"tables": [{"name": "a", "rows": 3}, {"name": "a", "rows": 4}]}, "same name"),
         (
             {"tables": [{"name": "m", "rows": 3, "multi_hot": True}, {"name": "a", "rows": 4}]},
-            "before multi-hot",
+            "then multi-hot",
         ),
         ({"tables": [{"name": "a", "rows": 0}]}, "greater than 0"),
         ([1], "expected a mapping"),
