@@ -24,8 +24,8 @@ class Table(Value):
     mean_ids: float = Field(default=1.0, ge=0)
     """Mean number of ids an example (the pooling factor); 1 where the column is not multi-hot."""
     buckets: bool = Field(default=False, exclude_if=lambda buckets: not buckets)
-    """Whether its ids are the buckets of a number, which is a numeric input as well (`ModelConfig.buckets`). Left out
-    of plain data where not, as before there were any."""
+    """Whether its ids are the buckets of a number, which is a numeric input as well (`ModelConfig.buckets`). Left
+    out of plain data where not, as before there were any."""
 
 
 class FeatureSchema(Value):
