@@ -8,13 +8,12 @@ Networks are trained for one epoch with the default settings and averages of wei
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common import machine, markdown
+from common import machine, markdown, spread
 
 from dashboards.names import short_name
 from dhen.config import ModelConfig
@@ -23,7 +22,7 @@ from dhen.model import model_cost, parse_model
 from search.objective import Trainer, new_record
 from trials.data.cache import PreparedLog
 from trials.data.infer import infer_schema
-from trials.data.log_schema import LogSchema, NumericColumn
+from trials.data.log_schema import LogSchema
 from trials.data.prepare import prepare
 from trials.job import TrainingConfig
 from trials.launcher import Launcher
@@ -39,11 +38,8 @@ NETWORKS = (
 
 
 def with_buckets(schema: LogSchema, count: int | None) -> LogSchema:
-    columns = {
-        name: column.model_copy(update={"buckets": count}) if isinstance(column, NumericColumn) else column
-        for name, column in schema.columns.items()
-    }
-    return schema.model_copy(update={"columns": columns})
+    numeric = {name: column.model_copy(update={"buckets": count}) for name, column in schema.numeric.items()}
+    return schema.model_copy(update={"columns": {**schema.columns, **numeric}})
 
 
 def networks(log: PreparedLog) -> Iterator[ModelConfig]:
@@ -69,9 +65,8 @@ def table(files: Sequence[Path], counts: Sequence[int | None], seeds: int) -> li
         log = prepare(files, schema=with_buckets(schema, count))
         for model in networks(log):
             found = [validation_ne(log, launcher, model, seed) for seed in range(seeds)]
-            spread = f"{statistics.mean(found):.5f} ± {statistics.stdev(found):.5f}"
             flops = f"{headline_flops(model_cost(model, log.features)):,.0f}"
-            rows.append([short_name(model.to_dict()), str(count or "none"), spread, flops])
+            rows.append([short_name(model.to_dict()), str(count or "none"), spread(found), flops])
             print(*rows[-1], file=sys.stderr, flush=True)
     return sorted(rows, key=lambda row: row[0].removesuffix(" buckets apart"))
 

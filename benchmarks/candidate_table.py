@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,36 +49,33 @@ def row(trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def searched_space(directory: Path) -> SpaceConfig:
-    """Of the study in a run directory, named or of a file."""
-    return load_space(written_config(directory).space, study_log(directory).features).config
+def check_alike(directories: Sequence[Path]) -> dict[str, Any]:
+    """The space and the log of all these studies; ends the program where one has others."""
+    heads = [_head(directory) for directory in directories]
+    for directory, head in zip(directories, heads, strict=True):
+        if head != heads[0]:
+            raise SystemExit(f"{directory} searched another space or log than {directories[0]}")
+    return heads[0]
 
 
-def check_alike(directory: Path, first: Path) -> None:
-    """Ends the program where two studies are of another space or log."""
-    heads = [
-        (searched_space(each), study_log(each).features, read_record(each).log) for each in (directory, first)
-    ]
-    if heads[0] != heads[1]:
-        raise SystemExit(f"{directory} searched another space or log than {first}")
+def _head(directory: Path) -> dict[str, Any]:
+    features = study_log(directory).features
+    return {
+        "space": load_space(written_config(directory).space, features).config.to_dict(),
+        "features": features.to_dict(),
+        "log": read_record(directory).log.model_dump(mode="json"),
+    }
 
 
 def table(directories: list[Path]) -> dict[str, Any]:
     """The studies' candidates together; those of another space or log are an error."""
-    found: dict[str, Any] = {}
+    head = check_alike(directories)
     candidates: dict[str, dict[str, Any]] = {}
     for directory in directories:
-        record, log = read_record(directory), study_log(directory)
-        check_alike(directory, directories[0])
-        found = {
-            "space": searched_space(directory).to_dict(),
-            "features": log.features.to_dict(),
-            "log": record.log.model_dump(mode="json"),
-        }
-        for trial in record.candidates:
+        for trial in read_record(directory).candidates:
             if trial.outcome in KEPT and not trial.shared:
                 candidates.setdefault(trial.fingerprint or json.dumps(trial.point), row(trial))
-    return {"machine": machine(), **found, "candidates": list(candidates.values())}
+    return {"machine": machine(), **head, "candidates": list(candidates.values())}
 
 
 def read_table(path: Path) -> tuple[Space, FeatureSchema, list[dict[str, Any]]]:

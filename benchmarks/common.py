@@ -1,10 +1,11 @@
-"""What the benchmarks share: the machine in words, tables in Markdown."""
+"""What the benchmarks share: the machine in words, means with their deviations, tables in Markdown."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 
 from trials.hardware import processor_name
@@ -18,6 +19,12 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     today = datetime.date.today().isoformat()
     return f"{today}, {processor_name()}, {memory:.0f} GiB, Python {platform.python_version()}"
+
+
+def spread(values: Sequence[float], digits: int = 5, unit: str = "") -> str:
+    """Mean and standard deviation; 0 of a single value."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}{unit}"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from candidate_table import check_alike
-from common import machine, markdown
-from samplers import spread
+from common import machine, markdown, spread
 from stopping import corners, final, reference
 
 from search.directory import read_record
@@ -52,7 +51,7 @@ def report(records: Sequence[StudyRecord], marks: Sequence[int]) -> None:
                 sampler,
                 len(studies),
                 *(spread(each, 2) for each in areas),
-                *(spread(each, 5) for each in best),
+                *(spread(each) for each in best),
                 f"{statistics.mean(seconds):,.0f}",
             ]
         )
@@ -70,8 +69,7 @@ def main() -> None:
     parser.add_argument("--marks", nargs="+", type=int, default=[20, 40])
     options = parser.parse_args()
     print(machine())
-    for directory in options.directories:
-        check_alike(directory, options.directories[0])
+    check_alike(options.directories)
     report([read_record(directory) for directory in options.directories], options.marks)
 
 

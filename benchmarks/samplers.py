@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from answers import Answers, Surrogate, Synthetic, metrics
-from common import machine, markdown
+from common import machine, markdown, spread
 
 from dhen.cost import dense_parameters
 from dhen.model import model_cost
@@ -311,11 +311,6 @@ def at(line: dict[str, Any], key: str, trials: int) -> float:
 
 def mean_at(lines: dict[int, dict[str, Any]], key: str, trials: int) -> float:
     return statistics.mean(at(line, key, trials) for line in lines.values())
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
 def paired(

@@ -14,7 +14,6 @@ A study that is in --out already is taken as it is, if its settings are these.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from common import machine, markdown
+from common import machine, markdown, spread
 from scipy.sparse import hstack
 from scipy.special import expit, logit
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -46,7 +45,7 @@ from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher
 from trials.mean import mean_of_logits
 from trials.metrics import evaluate_predictions
-from trials.record import Metrics, StudyRecord, TrialKind, TrialRecord
+from trials.record import StudyRecord, TrialKind, TrialRecord
 from trials.scoring import logits_file
 
 SPLIT = "test"
@@ -81,9 +80,7 @@ def logistic_regression(log: PreparedLog) -> Model:
 
 def gradient_boosting(log: PreparedLog) -> Model:
     # trees cut numbers themselves, more finely
-    kept = [
-        place for place, table in enumerate(log.features.categorical) if table.name not in log.schema.bucketed
-    ]
+    kept = [place for place, table in enumerate(log.features.categorical) if not table.buckets]
 
     def features(split: str) -> tuple[np.ndarray, np.ndarray]:
         ids, numeric, label = arrays(log, split)
@@ -177,7 +174,7 @@ class Table:
             found = paired_bootstrap(self._first, sums_SK)
             low, high = found.interval()
             beside = f"{found.percent:+.2f} % ({low:+.2f} to {high:+.2f})"
-        cells = [spread(metrics, key) for key in ("ne", "auc", "log_loss")]
+        cells = [spread([getattr(each, key) for each in metrics]) for key in ("ne", "auc", "log_loss")]
         self.rows.append([name, *cells, f"{flops:,.0f}" if flops else "", beside])
         print(f"{name}: NE {cells[0]}", file=sys.stderr, flush=True)
 
@@ -186,11 +183,6 @@ class Table:
             file = Path(folder) / "logits.npy"
             np.save(file, logit_N.astype(np.float32))
             return block_sums([file], self._split, self._rate, self._blocks)
-
-
-def spread(found: Sequence[Metrics], key: str) -> str:
-    values = [getattr(metrics, key) for metrics in found]
-    return f"{statistics.mean(values):.5f} ± {statistics.stdev(values):.5f}"
 
 
 def run_study(data: list[str], out: Path, trials: int, words: list[str]) -> StudyRecord:

@@ -22,7 +22,7 @@ from typing import Any
 
 from answers import curve_of, metrics
 from candidate_table import read_table, table
-from common import machine, markdown
+from common import machine, markdown, spread
 
 from search.front import pareto_front
 from search.ranking.gain import hypervolume
@@ -134,7 +134,7 @@ def report(orders: Sequence[Sequence[TrialRecord]]) -> None:
                 spread([100 * each.stopped for each in replays], 0, " %"),
                 f"{100 * statistics.mean(each.same_front for each in replays):.0f} %",
                 spread([100 * each.lost for each in replays], 2, " %"),
-                spread([each.wrongly for each in replays], 2, ""),
+                spread([each.wrongly for each in replays], 2),
             ]
         )
     header = ["stopping", "examples", "seconds", "stopped", "same front", "hypervolume lost"]
@@ -144,11 +144,6 @@ def report(orders: Sequence[Sequence[TrialRecord]]) -> None:
         print(
             f"\nof {count:,} bounds, held {100 * (1 - below / count):.1f} % (nominal {100 * CONFIDENCE:.0f} %)"
         )
-
-
-def spread(values: Sequence[float], digits: int, unit: str) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}{unit}"
 
 
 def main() -> None:
