@@ -83,10 +83,9 @@ class _Fitting:
         )
 
     def _scale(self, name: str) -> NumericScale:
-        """Of a numeric column; with buckets where they were asked for and there are at least two."""
-        buckets = self._quantiles[name].buckets() if name in self._quantiles else None
-        varies = buckets is not None and len(buckets) > 1
-        return self._moments[name].scale().model_copy(update={"buckets": buckets if varies else None})
+        """Of a numeric column; with buckets where they were asked for and it varies."""
+        scale, quantiles = self._moments[name].scale(), self._quantiles.get(name)
+        return scale.model_copy(update={"buckets": quantiles.buckets()}) if quantiles else scale
 
 
 def _table(column: TableColumn, counts: ValueCounts) -> Vocabulary | int:

@@ -108,11 +108,12 @@ class Quantiles:
         if self._drawn.shape[1] > 1.5 * SAMPLE:
             self._keep_least()
 
-    def buckets(self) -> Buckets:
-        """The buckets between them."""
+    def buckets(self) -> Buckets | None:
+        """The buckets between them; None where the values do not vary."""
         if self._drawn.shape[1] > SAMPLE:
             self._keep_least()
-        return quantile_buckets(self._drawn[1], self._most)
+        found = quantile_buckets(self._drawn[1], self._most)
+        return found if len(found) > 1 else None
 
     def _keep_least(self) -> None:
         self._drawn = self._drawn[:, np.argpartition(self._drawn[0], SAMPLE)[:SAMPLE]]

@@ -74,7 +74,9 @@ def test_the_sample_is_one_of_the_rows_not_of_the_batches(monkeypatch: pytest.Mo
         quantiles = Quantiles(8)
         for first in range(0, len(values), batch):
             quantiles.add(pa.array(values[first : first + batch]))
-        return quantiles.buckets()
+        found = quantiles.buckets()
+        assert found is not None
+        return found
 
     found = sampled(64)
     assert found == sampled(20_000) == sampled(3_333)
