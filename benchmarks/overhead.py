@@ -81,12 +81,12 @@ class Marks:
         self.rows: list[list[str]] = []
 
     def __call__(self, study: Study) -> None:
-        if len(study.ended) == self._seen:
+        if len(study.news.ended) == self._seen:
             return
         now, parts = time.perf_counter(), dict(self._watch.seconds)
         if self._seen:  # the first one waits for the fork server's imports
-            self._take(study.record().trial(study.ended[-1]), now - self._then, parts)
-        self._seen, self._then, self._before = len(study.ended), now, parts
+            self._take(study.record().trial(study.news.ended[-1]), now - self._then, parts)
+        self._seen, self._then, self._before = len(study.news.ended), now, parts
         if self._counts and self._seen - 1 >= self._counts[0]:
             self._row(self._known + self._counts.pop(0))
 

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dashboards.winners import retrained_line
+from search.admission import Upcoming
 from search.averages import Members, average_record, choose, mean_metrics, meets
-from search.config import StudyConfig
 from search.export import trained_job
-from search.objective import Trainer, new_record
+from search.objective import new_record
+from search.parts import Parts
 from search.samplers.known import UNFINISHED
-from search.standing import Standing
-from search.weights import KeptWeights
+from search.trainings import Trainings
 from search.winners.confirm import confirm
 from search.winners.retraining import Retrainings
-from trials.data.cache import PreparedLog
 from trials.job import Job
-from trials.ledger import Ledger
 from trials.record import Metrics, Retraining, TrialKind, TrialRecord
 
 SEED_STRIDE = 1000
@@ -33,41 +30,18 @@ SAME_NE = 1e-9
 """Relative; what the order of a sum may change."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Driver:
-    """What a study does for its finals."""
-
-    train: Callable[[Iterator[tuple[TrialRecord, Job | None]]], None]
-    """Trains what comes up."""
-    planned: Callable[[TrialRecord, Job], tuple[TrialRecord, Job | None]]
-    """A trial with its plan."""
-    require_baseline: Callable[[], None]
-    end: Callable[[TrialRecord], None]
-    """Takes in a trial that has ended."""
-    note: Callable[[TrialRecord], None]
-    """Takes in a trial that has changed."""
-    say: Callable[[str], None]
-    """Something beside how trials end; watchers are told."""
-
-
 class Finals:
     """The end of one study."""
 
-    def __init__(
-        self,
-        config: StudyConfig,
-        log: PreparedLog,
-        ledger: Ledger,
-        standing: Standing,
-        trainer: Trainer,
-        weights: KeptWeights,
-        driver: Driver,
-        *,
-        parallel: int,
-    ) -> None:
-        """`parallel`: scorings and trainings side by side."""
-        self._config, self._log, self._ledger, self._standing = config, log, ledger, standing
-        self._trainer, self._weights, self._driver, self._parallel = trainer, weights, driver, parallel
+    def __init__(self, parts: Parts, trainings: Trainings) -> None:
+        self._parts, self._trainings = parts, trainings
+        self._config, self._log, self._ledger = parts.config, parts.log, parts.ledger
+        self._standing, self._weights = parts.standing, parts.weights
+        self.confirmed: dict[str, Any] = {
+            "retrainings": tuple(self._ledger.retrainings()),
+            "comparisons": self._ledger.comparisons(),
+        }
+        """What the study's record has of whether its winners are better than the baseline."""
 
     def recover_weights(self) -> None:
         """Every winner has weights: fetched from the study that has trained it, or trained here after all.
@@ -76,12 +50,12 @@ class Finals:
         """
         while lost := [each for each in self._standing.verdict.trained if not self._weights.has(each)]:
             self.train_again(lost, "won, its weights are gone: trained here before its test")
-        self._driver.require_baseline()
+        self._standing.require_baseline()
         self._weights.drop()
 
     def train_again(self, lost: Iterable[TrialRecord], why: str) -> None:
         """Finished trials whose weights are gone, and says so."""
-        self._driver.train(self._again(lost, why))
+        self._trainings.train(self._again(lost, why))
 
     def make_averages(self) -> None:
         """Means of networks on the front, and next to it, that nothing beats become trials of the study.
@@ -90,7 +64,7 @@ class Finals:
         """
         if not self._config.averages or not self._standing.verdict.networks:
             return
-        self._driver.train(self._further_seeds())
+        self._trainings.train(self._further_seeds())
         verdict = self._standing.verdict
         at_hand = (each for each in verdict.runners_up if self._weights.has(each))
         pool = (*verdict.networks, *at_hand, *verdict.seeds)
@@ -104,7 +78,7 @@ class Finals:
             lacking = (
                 "is within the limits of serving" if chosen else "is better than they are, for its FLOPs"
             )
-            self._driver.say(f"no average of the {len(pool)} best networks {lacking}")
+            self._parts.news.say(f"no average of the {len(pool)} best networks {lacking}")
         self._weights.drop()
 
     def score_winners(self) -> None:
@@ -123,38 +97,41 @@ class Finals:
                 winners.setdefault(member.owner, [])
         for scored, metrics in self._scores(winners, "test", keep_logits=bool(averages)):
             for winner in winners[scored.number]:
-                self._driver.note(winner.model_copy(update={"test": metrics}))
+                self._note(winner.model_copy(update={"test": metrics}))
         for average in averages:
             self._ledger.count_test_look(average.number)
             metrics = mean_metrics(self._members(average), self._log, "test", self._logits("test"))
-            self._driver.note(average.model_copy(update={"test": metrics}))
+            self._note(average.model_copy(update={"test": metrics}))
 
-    def confirm_winners(self, confirmed: dict[str, Any]) -> None:
-        """Whether they are better than the baseline, where the study is to say so; told by `confirmed`."""
+    def confirm_winners(self) -> None:
+        """Whether they are better than the baseline, where the study is to say so."""
         if not self._config.confirm or not self._standing.verdict.front:
             return
 
         def watch(each: Retraining) -> None:
-            confirmed["retrainings"] = retrainings.all
-            self._driver.say(retrained_line(each))
+            self.confirmed["retrainings"] = retrainings.all
+            self._parts.news.say(retrained_line(each))
 
-        retrainings = Retrainings(self._ledger, self._trainer, parallel=self._parallel, watch=watch)
+        retrainings = Retrainings(
+            self._ledger, self._parts.trainer, parallel=self._parts.parallel, watch=watch
+        )
         seeds, record = self._config.confirm, self._standing.record()
-        confirmed["comparisons"], failed = confirm(record, self._log, self._ledger, retrainings, seeds=seeds)
+        comparisons, failed = confirm(record, self._log, self._ledger, retrainings, seeds=seeds)
+        self.confirmed["comparisons"] = comparisons
         for line in failed:
-            self._driver.say(line)
+            self._parts.news.say(line)
 
-    def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[tuple[TrialRecord, Job | None]]:
+    def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[Upcoming]:
         for owner in {winner.owner: None for winner in lost}:
             known = self._standing.trials[owner]
             job = self._own_job(known)
-            self._driver.say(f"trial {owner} {why}")
+            self._parts.news.say(f"trial {owner} {why}")
             fresh = new_record(owner, known.kind, known.point, job)
             kept = ("sampler_notes", "attempts", "seed_offset", "promoted_from", "tuned_from")
             fresh = fresh.model_copy(update={name: getattr(known, name) for name in kept})
-            yield self._driver.planned(fresh, job)
+            yield self._parts.admission.planned(fresh, job)
 
-    def _further_seeds(self) -> Iterator[tuple[TrialRecord, Job | None]]:
+    def _further_seeds(self) -> Iterator[Upcoming]:
         """Trainings of the best network from other seeds, those that have not ended."""
         best = self._standing.verdict.networks[-1]
         for offset in range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE):
@@ -164,7 +141,7 @@ class Finals:
                 continue
             number = known[0].number if known else len(self._standing.trials)
             record = new_record(number, TrialKind.SEED, best.point, job)
-            yield self._driver.planned(record.model_copy(update={"seed_offset": offset}), job)
+            yield self._parts.admission.planned(record.model_copy(update={"seed_offset": offset}), job)
 
     def _take_in(self, members: Members) -> None:
         """An average that is new, or whose members have other weights than when it was made."""
@@ -173,11 +150,11 @@ class Finals:
         same = (each for each in self._standing.trials.values() if each.fingerprint == fresh.fingerprint)
         known = next(same, None)
         if known is None:
-            self._driver.end(fresh)
+            self._trainings.end(fresh)
         elif known.validation is None or not math.isclose(
             known.validation.ne, validation.ne, rel_tol=SAME_NE
         ):
-            self._driver.note(known.model_copy(update={"validation": validation, "test": None}))
+            self._note(known.model_copy(update={"validation": validation, "test": None}))
 
     def _keep_logits(self, networks: Iterable[TrialRecord], split: str) -> None:
         missing = {each.owner: () for each in networks if not self._weights.have_logits(each, split)}
@@ -196,7 +173,13 @@ class Finals:
                     self._ledger.count_test_look(looking.number)
                 yield trained, self._own_job(trained)
 
-        return self._trainer.scores(jobs(), split, side_by_side=self._parallel, keep_logits=keep_logits)
+        trainer, parallel = self._parts.trainer, self._parts.parallel
+        return trainer.scores(jobs(), split, side_by_side=parallel, keep_logits=keep_logits)
+
+    def _note(self, record: TrialRecord) -> None:
+        """A trial that has changed; the watchers have it at once."""
+        self._trainings.note(record)
+        self._parts.news.tell()
 
     def _own_job(self, trial: TrialRecord) -> Job:
         return trained_job(trial, self._log, self._config.seed, tables_from=trial.tables_from)

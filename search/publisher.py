@@ -47,8 +47,8 @@ class Publisher:
         if study.finished or (self._writing is not None and not self._writing.done()):
             return
         self._settle()
-        if study.ended and study.changes != self._changes and time.monotonic() >= self._due:
-            self._changes = study.changes
+        if study.news.ended and study.news.changes != self._changes and time.monotonic() >= self._due:
+            self._changes = study.news.changes
             self._writing = self._thread.submit(self._write, study.record())
 
     def finish(self, record: StudyRecord) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from dhen.errors import UserError
 from search.front import eligible, knee, pareto_front
 from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
 
@@ -101,6 +102,17 @@ class Standing:
             whole = self._judged(list(done))
             self._verdict = self.searched if whole.baseline is None or going else whole
         return self._verdict
+
+    def require_baseline(self) -> TrialRecord:
+        """The best of the baseline's own trials.
+
+        Raises:
+            UserError: where none of them completed.
+        """
+        if self.verdict.baseline is None:
+            errors = {trial.error for trial in self.trials.values() if trial.error}
+            raise UserError(f"no training of the baseline completed: {'; '.join(sorted(errors))}.")
+        return self.verdict.baseline
 
     def _is_whole(self, average: TrialRecord) -> bool:
         """Whether all members have a result: not one that is trained again because its weights are gone."""

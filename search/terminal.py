@@ -52,9 +52,9 @@ class StudyView:
 
     def __call__(self, study: Study) -> None:
         """Draws the study, some times a second at most, or says which trials have ended."""
-        for notice in study.notices[self._noticed :]:
+        for notice in study.news.notices[self._noticed :]:
             self._console.print(notice, style="yellow", soft_wrap=True, markup=False)
-        self._noticed = len(study.notices)
+        self._noticed = len(study.news.notices)
         if self._live is None:
             self._say_ended(study)
         elif study.finished or time.monotonic() - self._drawn > REFRESH_SECONDS:
@@ -66,13 +66,13 @@ class StudyView:
 
     def _say_ended(self, study: Study) -> None:
         """A line for each trial that has ended since the last call."""
-        if self._said == len(study.ended):
+        if self._said == len(study.news.ended):
             return
         record = study.record()
-        for number in study.ended[self._said :]:
+        for number in study.news.ended[self._said :]:
             self._console.print(trial_line(record, number), soft_wrap=True)
             self._console.print(progress_line(record), soft_wrap=True)
-        self._said = len(study.ended)
+        self._said = len(study.news.ended)
 
 
 def print_table(table: Table) -> None:

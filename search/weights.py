@@ -6,9 +6,8 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from search.earlier import Earlier
+from search.elsewhere import Elsewhere
 from search.objective import CHECKPOINTS, Trainer
-from search.reuse import Reuse
 from search.standing import Standing
 from trials.events import WEIGHTS
 from trials.record import TrialRecord
@@ -18,9 +17,8 @@ from trials.scoring import logits_file
 class KeptWeights:
     """Those of one study."""
 
-    def __init__(self, trainer: Trainer, standing: Standing, earlier: Earlier, reuse: Reuse | None) -> None:
-        """`earlier` and `reuse`: where other studies' weights are to be had."""
-        self._trainer, self._standing, self._earlier, self._reuse = trainer, standing, earlier, reuse
+    def __init__(self, trainer: Trainer, standing: Standing, elsewhere: Elsewhere) -> None:
+        self._trainer, self._standing, self._elsewhere = trainer, standing, elsewhere
         self._there = set(standing.trials)
         self.lender: TrialRecord | None = None
         """Whose tables candidates start from."""
@@ -28,9 +26,7 @@ class KeptWeights:
     def has(self, trial: TrialRecord) -> bool:
         """Whether a trial's weights are here; fetched now, where another study has them."""
         file, owner = self.file(trial), self._standing.trials[trial.owner]
-        if file.exists() or (self._reuse is not None and self._reuse.fetch_weights(owner)):
-            return True
-        return owner.reused_from_study is not None and self._earlier.fetch_weights(owner, file)
+        return file.exists() or self._elsewhere.fetch_weights(owner, file)
 
     def file(self, trial: TrialRecord) -> Path:
         """Of a trial, or of the one whose result it shares."""
