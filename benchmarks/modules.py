@@ -1,0 +1,104 @@
+"""What interaction modules, ensembles, norms and shortcuts bring: one thing changed at a time, on one log.
+
+Two equal layers of each module alone, of each beside DCN-V2, and of an MLP beside DCN-V2 in each other kind of
+layer. NE on validation, in percent of the group's reference, paired by seed.
+
+    python benchmarks/modules.py log.csv [more files] [--seeds 3] [--demo-rows 100000] [--raw FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common import machine, markdown, spread
+from networks import network_flops, parsed, stacked, validation_ne
+
+from dashboards.names import short_name
+from dhen.blocks import BLOCKS
+from dhen.ensemble import ENSEMBLES
+from search.config import LogConfig
+from search.log import open_log
+from trials.data.cache import PreparedLog
+from trials.job import TrainingConfig
+from trials.launcher import Launcher
+
+TRAINING = TrainingConfig(weight_average=4)
+PARTNER = "dcn_v2"
+PAIR = ("mlp", PARTNER)
+LAYERS: dict[str, dict[str, Any]] = {
+    **{f"ensemble {kind}": {"ensemble": kind} for kind in ENSEMBLES},
+    "norm rms": {"norm": "rms"},
+    "norm none": {"norm": "none"},
+    "pre-norm": {"norm_placement": "pre"},
+    "no shortcut": {"shortcut": False},
+    "raw numbers": {"raw_numeric": True},
+    "buckets apart": {"buckets": "apart"},
+    "4 members": {"members": 4},
+}
+
+
+def groups() -> Iterator[tuple[str, str, dict[str, dict[str, Any]]]]:
+    """What is compared: its title, the name of its reference, networks by name."""
+    yield "alone", "mlp", {kind: stacked(kind) for kind in BLOCKS}
+    yield (
+        f"beside {PARTNER}",
+        f"{PARTNER} alone",
+        {
+            f"{PARTNER} alone": stacked(PARTNER),
+            **{kind: stacked(kind, PARTNER) for kind in BLOCKS},
+        },
+    )
+    yield (
+        f"layers of {' and '.join(PAIR)}",
+        "ensemble sum",
+        {name: stacked(*PAIR, **others) for name, others in LAYERS.items()},
+    )
+
+
+def table(log: PreparedLog, seeds: int) -> tuple[list[list[str]], dict[str, Any]]:
+    """A row a network; NE by group and name."""
+    launcher, rows, raw = Launcher(), [], {}
+    for title, reference, networks in groups():
+        found = {}
+        for name in (reference, *(each for each in networks if each != reference)):
+            model = parsed(networks[name])
+            found[name] = [validation_ne(log, launcher, model, TRAINING, seed) for seed in range(seeds)]
+            pairs = zip(found[name], found[reference], strict=True)
+            percent = [100 * (ne / of_reference - 1) for ne, of_reference in pairs]
+            error = statistics.stdev(percent) / seeds**0.5
+            row = [title, name, short_name(model.to_dict()), spread(found[name], digits=4)]
+            row += [f"{statistics.mean(percent):+.2f} ± {error:.2f} %", f"{network_flops(model, log):,.0f}"]
+            print(*row, file=sys.stderr, flush=True)
+            rows.append(row)
+        raw[title] = found
+    return rows, raw
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--demo-rows", type=int, default=100_000)
+    parser.add_argument("--raw", type=Path, help="where NE of each seed goes")
+    options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("--seeds: a spread needs two at least")
+    given = {"data": tuple(options.data), "demo": {"rows": options.demo_rows}}
+    rows, raw = table(open_log(LogConfig.model_validate(given)), options.seeds)
+    if options.raw:
+        options.raw.write_text(json.dumps(raw))
+    print(machine())
+    header = ["group", "what", "network", "validation NE", "of the group's first", "FLOPs"]
+    print(markdown(header, rows))
+
+
+if __name__ == "__main__":
+    main()
