@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from candidate_table import read_table
 from scipy.stats import kendalltau
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
+from sklearn.feature_extraction import DictVectorizer
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold
@@ -26,7 +28,6 @@ from sklearn.preprocessing import StandardScaler
 
 from dhen.schema import FeatureSchema, Table
 from search.appraisal import Appraisal, Appraiser
-from search.ranking.features import Encoder, describe
 from spaces.load import load_space
 from spaces.space import Space
 from trials.record import CurvePoint, Metrics
@@ -130,16 +131,18 @@ class Check:
 
 
 class Surrogate:
-    """Fitted to a table: trees (boosted and extremely randomised, averaged) or a Gaussian process."""
+    """Fitted to a table: trees (boosted and extremely randomised, averaged) or a Gaussian process.
+
+    It sees candidates otherwise than samplers do (`seen`), or those that see them alike would have it easy.
+    """
 
     def __init__(self, path: Path, kind: str, noise: float | None) -> None:
         self.space, self.features, rows = read_table(path)
         appraiser = Appraiser(self.space, self.features, lambda _: True)
         appraised = [(appraiser.appraise(row["point"]), row) for row in rows]
         known = [(a, row) for a, row in appraised if a is not None and row["ne"] is not None]
-        described = [describe(appraisal) for appraisal, _ in known]
-        self._encoder = Encoder(described)
-        x_NF = self._encoder.matrix(described)
+        self._encoder = DictVectorizer(sparse=False)
+        x_NF = self._encoder.fit_transform([seen(appraisal) for appraisal, _ in known])
         ne_N = np.array([row["ne"] for _, row in known])
         log_flops = [math.log10(appraisal.flops) for appraisal, _ in known]
         self.reference = (max(log_flops), float(np.quantile(ne_N, 0.75)))
@@ -157,20 +160,23 @@ class Surrogate:
         self._seconds = HistGradientBoostingRegressor(random_state=0).fit(x_NF, np.log(seconds_N))
 
     def ne(self, appraisal: Appraisal) -> float:
-        x_1F = self._encoder.matrix([describe(appraisal)])
-        return self._floor + math.exp(_mean(self._models, x_1F)[0])
+        return self._floor + math.exp(_mean(self._models, self._encoded(appraisal))[0])
 
     def measured(self, appraisal: Appraisal, rng: random.Random) -> float:
         return self.ne(appraisal) + rng.gauss(0.0, self.noise)
 
     def curve(self, appraisal: Appraisal, ne: float) -> tuple[CurvePoint, ...]:
         """Of the candidate of the table that is most like it, moved so that its best is `ne`."""
-        nearest = self._likeness.predict(self._encoder.matrix([describe(appraisal)]))[0]
+        nearest = self._likeness.predict(self._encoded(appraisal))[0]
         final, points = self._curves[round(nearest)]
         return curve_of([(examples, seconds, ne + then - final) for examples, seconds, then in points])
 
     def seconds(self, appraisal: Appraisal) -> float:
-        return math.exp(self._seconds.predict(self._encoder.matrix([describe(appraisal)]))[0])
+        return math.exp(self._seconds.predict(self._encoded(appraisal))[0])
+
+    def _encoded(self, appraisal: Appraisal) -> np.ndarray:
+        x_1F: np.ndarray = self._encoder.transform([seen(appraisal)])
+        return x_1F
 
     def _checked(self, x_NF: np.ndarray, y_N: np.ndarray, ne_N: np.ndarray) -> Check:
         """By cross-validation."""
@@ -184,6 +190,26 @@ class Surrogate:
             tau_of_better_half=kendalltau(found_N[better], ne_N[better])[0],
             error=float(np.std(ne_N[better] - found_N[better])),
         )
+
+
+def seen(appraisal: Appraisal) -> dict[str, float]:
+    """A candidate as a surrogate sees it: the value of each setting one-hot, modules counted, rates as logarithms.
+
+    Costs are not among it, nor sizes as numbers, which the ranker sees.
+    """
+    model = appraisal.candidate.model
+    found = Counter({f"depth={len(model.layers)}": 1.0})
+    for layer in model.to_dict()["layers"]:
+        share = 1.0 / len(model.layers)
+        for block in layer.pop("modules"):
+            found[block["kind"]] += share
+            found.update({f"{block['kind']}.{key}={value}": share for key, value in block.items()})
+        found.update({f"layer.{key}={value}": share for key, value in layer.items()})
+    others = {key: value for key, value in model.to_dict().items() if key != "layers"}
+    found.update({f"{key}={value}": 1.0 for key, value in others.items()})
+    for key, value in appraisal.candidate.training.items():
+        found[key] = math.log(value) if isinstance(value, float) and value > 0 else float(value)
+    return dict(found)
 
 
 def curve_of(points: Iterable[tuple[int, float, float]]) -> tuple[CurvePoint, ...]:

@@ -1,7 +1,9 @@
 """The baseline that NE is relative to, with a small tuning budget of its own.
 
-The first trial is the configuration as given; further ones vary learning rates, regularisation and, for
-a shipped AdvancedDLRM, the embedding dimension, drawn at random. The best on validation is the baseline.
+The first trial is the configuration as given; further ones vary learning rates, regularisation and, for a shipped
+AdvancedDLRM, the embedding dimension and how buckets of numbers enter, drawn at random. Where there are buckets,
+the second is as given but for having them apart: what candidates may have for one axis, the baseline may. The
+best on validation is the baseline.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import catalog, named_model, parse_model
+from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
 from search.config import StudyConfig
 from spaces.axes import random_value, read_axis
@@ -26,6 +29,7 @@ TRAINING_AXES: dict[str, Any] = {
     "embedding_decay": {"low": 1e-6, "high": 1e-3, "log": True},
 }
 MODEL_AXES: dict[str, Any] = {"embedding_dim": [8, 16, 32], "dropout": [0.0, 0.1]}
+BUCKETS: dict[str, Any] = {"buckets": ["summed", "apart"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +40,12 @@ class Baseline:
     training: TrainingConfig
     incumbent: bool
     """A user's own configuration: its architecture is not varied."""
+    bucketed: bool = False
+    """Whether there are buckets of numbers to vary."""
 
     def variant(self, index: int, seed: int) -> tuple[Point, ModelConfig, TrainingConfig]:
         """The baseline's trial of this index (0: as given): what was drawn, and what it gives."""
-        if index == 0:
-            return {}, self.model, self.training
-        rng = random.Random(f"baseline {seed} {index}")
-        axes = {f"training.{key}": spec for key, spec in TRAINING_AXES.items()}
-        axes |= {} if self.incumbent else MODEL_AXES
-        point = {key: random_value(read_axis(key, spec), rng) for key, spec in axes.items()}
+        point = self._drawn(index, seed)
         model = {key: value for key, value in point.items() if not key.startswith("training.")}
         training = {key.removeprefix("training."): v for key, v in point.items() if key not in model}
         return (
@@ -53,16 +54,29 @@ class Baseline:
             parse(TrainingConfig, self.training.to_dict() | training, "baseline"),
         )
 
+    def _drawn(self, index: int, seed: int) -> Point:
+        if index == 0:
+            return {}
+        if index == 1 and self.bucketed:
+            return {"buckets": "apart"}
+        rng = random.Random(f"baseline {seed} {index}")
+        axes = {f"training.{key}": spec for key, spec in TRAINING_AXES.items()}
+        axes |= {} if self.incumbent else MODEL_AXES
+        axes |= BUCKETS if self.bucketed else {}
+        return {key: random_value(read_axis(key, spec), rng) for key, spec in axes.items()}
 
-def read_baseline(config: StudyConfig) -> Baseline:
-    """The study's baseline.
+
+def read_baseline(config: StudyConfig, features: FeatureSchema | None = None) -> Baseline:
+    """The study's baseline; with what there is to vary of it on a log with these inputs.
 
     Raises:
         UserError: where `baseline` names neither a shipped model nor a readable configuration.
     """
     if config.baseline in catalog():
         model = named_model(config.baseline)
-        return Baseline(model=model, training=config.training, incumbent=model.family != "advanced_dlrm")
+        incumbent = model.family != "advanced_dlrm"
+        bucketed = not incumbent and features is not None and bool(features.bucketed)
+        return Baseline(model=model, training=config.training, incumbent=incumbent, bucketed=bucketed)
     path = Path(config.baseline)
     if not path.exists():
         names = ", ".join(sorted(catalog()))

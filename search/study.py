@@ -72,7 +72,7 @@ class Study:
         """
         self._config, self._log, self._watchers = config, log, watchers
         self._space: Space = load_space(config.space, log.features)
-        self._baseline: Baseline = read_baseline(config)
+        self._baseline: Baseline = read_baseline(config, log.features)
         _check(config, self._space, self._baseline, log)
         stopping = stopping_rule(config.stopping)
         self._proposals = Proposals(
