@@ -9,31 +9,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common import machine, markdown, spread
+from networks import network_flops, parsed, stacked, validation_ne
 
 from dashboards.names import short_name
 from dhen.config import ModelConfig
-from dhen.cost import headline_flops
-from dhen.model import model_cost, parse_model
-from search.objective import Trainer, new_record
 from trials.data.cache import PreparedLog
 from trials.data.infer import infer_schema
 from trials.data.log_schema import LogSchema
 from trials.data.prepare import prepare
 from trials.job import TrainingConfig
 from trials.launcher import Launcher
-from trials.record import TrialKind
 
 TRAINING = TrainingConfig(weight_average=4)
-DHEN = {"family": "dhen", "embedding_dim": 16, "head": [64], "dropout": 0.1}
 NETWORKS = (
     {"family": "advanced_dlrm", "dropout": 0.1},
-    DHEN | {"layers": [{"modules": ["dcn_v2"], "ensemble": "sum", "out_embeddings": 16}] * 2},
-    DHEN | {"layers": [{"modules": ["dlrm", "linear"], "ensemble": "concat", "out_embeddings": 8}] * 2},
+    stacked("dcn_v2"),
+    stacked("dlrm", "linear", ensemble="concat", out_embeddings=8),
 )
 
 
@@ -44,17 +39,9 @@ def with_buckets(schema: LogSchema, count: int | None) -> LogSchema:
 
 def networks(log: PreparedLog) -> Iterator[ModelConfig]:
     for data in NETWORKS:
-        yield parse_model(data, "network")
+        yield parsed(data)
         if log.features.bucketed:
-            yield parse_model(data | {"buckets": "apart"}, "network")
-
-
-def validation_ne(log: PreparedLog, launcher: Launcher, model: ModelConfig, seed: int) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(launcher, log, Path(folder), threads=1)
-        job = trainer.job(model, TRAINING, seed)
-        record = new_record(0, TrialKind.CANDIDATE, {}, job)
-        return trainer.train(record, job, lambda _record, _progress: None).validation.ne
+            yield parsed(data | {"buckets": "apart"})
 
 
 def table(files: Sequence[Path], counts: Sequence[int | None], seeds: int) -> list[list[str]]:
@@ -64,8 +51,8 @@ def table(files: Sequence[Path], counts: Sequence[int | None], seeds: int) -> li
     for count in counts:
         log = prepare(files, schema=with_buckets(schema, count))
         for model in networks(log):
-            found = [validation_ne(log, launcher, model, seed) for seed in range(seeds)]
-            flops = f"{headline_flops(model_cost(model, log.features)):,.0f}"
+            found = [validation_ne(log, launcher, model, TRAINING, seed) for seed in range(seeds)]
+            flops = f"{network_flops(model, log):,.0f}"
             rows.append([short_name(model.to_dict()), str(count or "none"), spread(found), flops])
             print(*rows[-1], file=sys.stderr, flush=True)
     return sorted(rows, key=lambda row: row[0].removesuffix(" buckets apart"))

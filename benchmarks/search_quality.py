@@ -1,7 +1,8 @@
 """What a search finds, beside the field's usual baselines, on the same split of a log.
 
 Runs a study through the command line, then trains its best and the tuned AdvancedDLRM baseline again with several
-seeds, and a network of two layers of each single interaction module, with the baseline's training settings. Fits
+seeds, and a network of two layers of each single interaction module, with the baseline's training settings (the
+seeds are others than the study's, whose own trainings were selected). Fits
 logistic regression (one-hot ids, standardised numbers) and scikit-learn's histogram gradient boosting (native
 categories, early stopping on validation) on the same encoded rows. All are scored on the test split, which took no
 part in any choice; differences are paired, and their intervals are over seeds and blocks of rows.
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from common import machine, markdown, spread
+from networks import network_flops, parsed, stacked
 from scipy.sparse import hstack
 from scipy.special import expit, logit
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -31,13 +33,12 @@ from sklearn.preprocessing import OneHotEncoder
 
 from dashboards.names import trial_name
 from dhen.config import ModelConfig
-from dhen.cost import headline_flops
-from dhen.model import model_cost, parse_model
 from search.config import written_config
 from search.directory import read_record
 from search.export import study_log, trained_job
 from search.objective import Trainer, new_record
 from search.winners.bootstrap import paired_bootstrap
+from search.winners.confirm import fresh_seeds
 from search.winners.losses import block_sums, blocks_of
 from spaces.load import load_space
 from trials.data.cache import PreparedLog
@@ -51,8 +52,6 @@ from trials.scoring import logits_file
 SPLIT = "test"
 MOST_CATEGORIES = 255
 """Histogram gradient boosting takes no more; rarer ids share the last."""
-SINGLE = {"family": "dhen", "embedding_dim": 16, "numeric_mlp": [64], "head": [64], "dropout": 0.1}
-"""Networks of a single interaction module, but for their layers."""
 
 Logits = np.ndarray
 """Of the test split's rows (N)."""
@@ -139,13 +138,13 @@ def single_modules(
     """Networks of a single interaction module, with their FLOPs, by kind."""
     assert record.baseline is not None
     training = trained_job(record.trial(record.baseline), log, record.seed).training
+    # as they are better where numbers have buckets at all, and as candidates may have them
+    buckets = {"buckets": "apart"} if log.features.bucketed else {}
     found = {}
     for kind in kinds:
-        layer = {"modules": [{"kind": kind}], "ensemble": "sum", "out_embeddings": 16}
-        model = parse_model(SINGLE | {"layers": [layer] * 2}, kind)
-        flops = headline_flops(model_cost(model, log.features))
+        model = parsed(stacked(kind, **buckets))
         job = partial(_job, model, training)
-        found[f"2x[{kind}]"] = (trained(log, launcher, job), flops)
+        found[f"2x[{kind}]"] = (trained(log, launcher, job), network_flops(model, log))
     return found
 
 
@@ -211,7 +210,7 @@ def main() -> None:
     assert record.best is not None
     assert record.baseline is not None
     best, baseline = record.trial(record.best), record.trial(record.baseline)
-    table = Table(log, range(options.seeds))
+    table = Table(log, fresh_seeds(record.seed, options.seeds))
     name = f"best of {len(record.candidates)} candidates: {trial_name(best)}"
     table.add(name, again(log, launcher, record.networks(best)), best.flops)
     table.add("histogram gradient boosting", gradient_boosting(log))
