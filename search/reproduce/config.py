@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -34,11 +34,20 @@ Modules = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1
 
 class SinglePass(TrainingConfig):
     """One pass over the log, as in the paper, and every row to its end: nothing stops early or drops its rate
-    at a plateau, so that NE is compared at the same examples and learning rates."""
+    at a plateau, so that NE is compared at the same examples and learning rates. Rates rise first: without that,
+    deep rows may end as a constant (docs/log.md)."""
 
     epochs: int | None = Field(default=1, gt=0)
     patience: int = Field(default=1_000_000, gt=0)
     plateau_factor: float = Field(default=1.0, gt=0, le=1)
+    warmup_share: float = Field(default=0.1, ge=0, le=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _examples_in_place_of_a_share(cls, data: Any) -> Any:
+        return (
+            {"warmup_share": 0.0, **data} if isinstance(data, dict) and data.get("warmup_examples") else data
+        )
 
 
 class TableConfig(LogConfig):
@@ -58,6 +67,8 @@ class TableConfig(LogConfig):
     """l, embeddings that each interaction module puts out."""
     ensemble: str = "sum"
     """How a layer joins its modules."""
+    norm_placement: Literal["post", "pre"] = "post"
+    """Of a layer's norm: on its output, as in the paper, or on what its modules see."""
     head: Widths = (64,)
     """Hidden widths of the MLP from a DHEN's last layer to the logit."""
     training: SinglePass = SinglePass()

@@ -73,6 +73,11 @@ def table_of(config: TableConfig, schema: FeatureSchema) -> Table:
     Raises:
         UserError: where they give no valid model.
     """
+    table = _by_number(config, schema)
+    return table._replace(title=f"{table.title}; pre-norm") if config.norm_placement == "pre" else table
+
+
+def _by_number(config: TableConfig, schema: FeatureSchema) -> Table:
     if isinstance(config, Table1Config):
         return table1(config)
     if isinstance(config, Table3Config):
@@ -192,6 +197,7 @@ def _dhen(config: TableConfig, modules: list[dict[str, Any]], layers: int) -> Mo
         "modules": modules,
         "ensemble": config.ensemble,
         "out_embeddings": config.out_embeddings,
+        "norm_placement": config.norm_placement,
     }
     data = {"embedding_dim": config.embedding_dim, "layers": [layer] * layers, "head": config.head}
     return parse_model(data, "a row of the table")

@@ -37,9 +37,9 @@ def command(
 
     The same command goes on after Ctrl-C, and trains nothing twice; tables may share a folder.
 
-    Keys: seeds, seed, confidence, milestones, layers, embedding_dim, out_embeddings, ensemble, head,
-    parallel, threads, label, demo.rows, training.KEY; of table2 and table3 also modules and mlp, of table3
-    also experts.
+    Keys: seeds, seed, confidence, milestones, layers, embedding_dim, out_embeddings, ensemble,
+    norm_placement, head, parallel, threads, label, demo.rows, training.KEY; of table2 and table3 also modules
+    and mlp, of table3 also experts.
     """
     launcher = Launcher()
     launcher.warm_up()

@@ -92,6 +92,24 @@ def test_table_3_has_like_flops() -> None:
     }
 
 
+def test_norms_are_where_they_are_wanted() -> None:
+    (model,) = (
+        row.model
+        for row in table("table2", "norm_placement=pre").rows
+        if row.name.endswith("8 layers") and row.name.startswith("DHEN")
+    )
+    assert isinstance(model, DhenConfig)
+    assert {layer.norm_placement for layer in model.layers} == {"pre"}
+    assert table("table2", "norm_placement=pre").title.endswith("; pre-norm")
+
+
+def test_a_warm_up_is_said_once() -> None:
+    """In examples it takes the place of the share that there is by default."""
+    assert read_table_config("table1", (), ("demo",)).training.warmup_share == 0.1
+    given = read_table_config("table1", ("training.warmup_examples=64",), ("demo",)).training
+    assert (given.warmup_share, given.warmup_examples) == (0.0, 64)
+
+
 @pytest.mark.parametrize("name", ["table1", "table2", "table3"])
 def test_claims_are_about_rows(name: str) -> None:
     made = table(name)
