@@ -130,7 +130,7 @@ class Run:
         asking = 0.0
         for number in range(self.setting.trials):
             began = time.process_time()
-            waiting.append((number, *self.proposals.ask(number, {})))
+            waiting.append((number, *self.proposals.ask(number, {}, self.answers.space.left_for_tuning)))
             asking += time.process_time() - began
             while len(waiting) >= self.setting.side_by_side:
                 self._end(*waiting.popleft())

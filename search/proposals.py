@@ -73,17 +73,20 @@ class Proposals:
             self._known.points[record.number] = record.point
             self.note(record)
 
-    def ask(self, number: int, start: Point, *, start_is_fixed: bool = False) -> tuple[Point, dict[str, int]]:
-        """The point of the trial with this number, which has the values of `start`, and the sampler's notes.
+    def ask(self, number: int, start: Point, fixed: Point | None = None) -> tuple[Point, dict[str, int]]:
+        """The point of the trial with this number, and the sampler's notes.
 
-        `start_is_fixed`: the sampler is to choose the other axes for these values, not for the best it can
-        think of anywhere.
+        Args:
+            number: of the trial.
+            start: values that the point has, whatever the sampler would choose.
+            fixed: others that it has, for which the sampler is to choose the rest; not for the best it can think
+                of anywhere.
         """
         index = len(self._study.get_trials(deepcopy=False))
-        if start:
-            self._study.enqueue_trial(start)
+        fixed = self._known.fixed = fixed or {}
+        if fixed or start:
+            self._study.enqueue_trial(fixed | start)
         seed = int(fingerprint([self._seed, index]), 16) % 2**32
-        fixed = self._known.fixed = start if start_is_fixed else {}
         axes = {name: axis for name, axis in self._axes.items() if name not in fixed}
         self._study.sampler = make_sampler(self._sampler, seed, axes, self._known)
         trial = self._study.ask()

@@ -209,14 +209,14 @@ class Study:
             candidates = self._standing.candidates
             start = self._space.start_point(len(untuned(candidates)), baseline.training)
             start = start or self._earlier.start({trial.fingerprint for trial in candidates})
-            yield self._candidate(number, *self._proposals.ask(number, start))
+            yield self._candidate(number, *self._proposals.ask(number, start, self._space.left_for_tuning))
 
     def _tuning_trials(self) -> Iterator[Upcoming]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
         best = best_architectures(self._standing.candidates, self._space, self._config.tune_best)
         while best and not self._budget.tuning_is_over():
             number, architecture = len(self._standing.trials), least_tuned(best, self._standing.candidates)
-            proposed = self._proposals.ask(number, architecture.fixed, start_is_fixed=True)
+            proposed = self._proposals.ask(number, {}, architecture.fixed)
             yield self._candidate(number, *proposed, tuned_from=architecture.trial)
 
     def _candidate(

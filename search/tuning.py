@@ -1,13 +1,14 @@
-"""The last stage of a study: training settings and dropouts are tuned again for the few best architectures.
+"""The last stage of a study: regularisation and optimisation are tuned again for the few best architectures.
 
-An architecture's axes keep the values of the candidate it was found with; the sampler of the study proposes the
-others, by what all candidates have shown of them. Architectures take turns.
+That is, training settings, dropouts, and what the space has left for this stage (`SpaceConfig.tuning`). An
+architecture's other axes keep the values of the candidate it was found with; the sampler of the study proposes
+these, by what all candidates have shown of them. Architectures take turns.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +35,12 @@ class Architecture:
 def check_tunable(space: Space) -> None:
     """Raises UserError where the space leaves nothing for the last stage to tune."""
     tuned = {axis.name for axis in (*space.training_axes.values(), *_dropouts(space))}
-    if tuned & {axis.name for axis in space.axes}:
+    if space.left_for_tuning or tuned & {axis.name for axis in space.axes}:
         return
     raise UserError(
         f"tune= tunes training settings and dropouts, and space {space.name!r} leaves none of them open: give it "
-        f"axes under `training:`, `model: {{dropout: ...}}` or a module's `dropout`, or leave tune out."
+        f"axes under `training:`, `model: {{dropout: ...}}` or a module's `dropout`, name others under `tuning:`, "
+        "or leave tune out."
     )
 
 
@@ -52,13 +54,13 @@ def best_architectures(
 ) -> tuple[Architecture, ...]:
     """The best by NE, the knee, the rest of the front by NE, then the others, as far as they differ in more than
     what is tuned; of the search's own candidates, so that the stage can be resumed."""
-    searched = untuned(candidates)
+    searched, left = untuned(candidates), space.left_for_tuning
     front = pareto_front(searched)
     bend = knee(front)
     ordered = [*front[-1:], *([bend] if bend else []), *reversed(front), *sorted(eligible(searched), key=_ne)]
     found: dict[str, Architecture] = {}
     for trial in ordered:
-        free = _free(space, trial)
+        free = _free(space, trial, left)
         fixed = {name: value for name, value in trial.point.items() if name not in free}
         if free:
             found.setdefault(
@@ -79,14 +81,14 @@ def _dropouts(space: Space) -> list[Axis]:
     return [axis for axes in every for key, axis in axes.items() if key.split(".")[-1] == DROPOUT]
 
 
-def _free(space: Space, trial: TrialRecord) -> set[str]:
-    """Axes that are tuned: of training, the model's dropout, and the dropout of modules that it has."""
-    layers = trial.model["layers"]
+def _free(space: Space, trial: TrialRecord, left: Collection[str]) -> set[str]:
+    """Axes that are tuned: of training, dropouts, and what was left for this stage, of modules that it has."""
     named = {axis.name for axis in space.training_axes.values()}
-    named |= {axis.name for key, axis in space.model_axes.items() if key == DROPOUT}
-    for layer, axes in zip(layers, space.layer_axes.values(), strict=False):
-        own = (f"{module['kind']}.{DROPOUT}" for module in layer["modules"])
-        named |= {axes[key].name for key in own if key in axes}
+    named |= {axis.name for key, axis in space.model_axes.items() if key == DROPOUT or axis.name in left}
+    for layer, axes in zip(trial.model["layers"], space.layer_axes.values(), strict=False):
+        kinds = {module["kind"] for module in layer["modules"]}
+        own = {key: axis for key, axis in axes.items() if key.partition(".")[0] in kinds}
+        named |= {axis.name for key, axis in own.items() if key.endswith(f".{DROPOUT}") or axis.name in left}
     return named & {axis.name for axis in space.axes}
 
 

@@ -35,6 +35,8 @@ from trials.record import EarlierStudy, LogSummary, Origin, Outcome, StudyRecord
 from trials.serving import weights_bytes
 from trials.shared_ledger import Stamp
 
+FOUND_OUT = "auto"
+"""What a setting is before the log decides it."""
 OUTSIDE, OTHERWISE, NO_RESULT = "outside this space", "trained otherwise", "without a result"
 """Why a candidate is left."""
 NO_MEMORY = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
@@ -155,10 +157,13 @@ def _to_be_judged(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _candidate(job: Job, space: Space) -> Candidate:
+    """What it was there; a setting that was found out there is left to be found out here (`_check_training`)."""
     assert isinstance(job.model, DhenConfig)
-    return Candidate(
-        model=job.model, training={key: getattr(job.training, key) for key in space.training_axes}
-    )
+    training = {key: getattr(job.training, key) for key in space.training_axes}
+    for key, axis in space.training_axes.items():
+        if axis.holds(FOUND_OUT) and not axis.holds(training[key]):
+            training[key] = FOUND_OUT
+    return Candidate(model=job.model, training=training)
 
 
 def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:

@@ -8,7 +8,7 @@ layers one recipe, as the paper stacks them; `layers: each` gives each its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,6 +63,9 @@ class SpaceConfig(Value):
     """embedding_dim, table_dim_exponent, buckets, numeric_mlp, head, dropout, members, members_from."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Any key of a training configuration."""
+    tuning: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
+    """Settings that keep their first value until the last stage of a study tunes them: keys of `model`,
+    `training.KEY`, `KIND.SETTING` of a module."""
     start: tuple[dict[str, Any], ...] = ()
     """Points to try first, by axis name; axes left out are sampled."""
 
@@ -92,6 +95,7 @@ class Space:
         }
         self.layer_axes = {prefix: self._layer_axes(prefix) for prefix in self._prefixes()}
         self._check_start()
+        self._check_tuning()
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -99,6 +103,12 @@ class Space:
         layers = (axis for axes in self.layer_axes.values() for axis in axes.values())
         every = (self.depth, *layers, *self.model_axes.values(), *self.training_axes.values())
         return tuple(axis for axis in every if axis.size > 1)
+
+    @property
+    def left_for_tuning(self) -> Point:
+        """The axes of `tuning`, with the values that they keep until then."""
+        named = [axis for name, axis in self._by_setting() if name in self.config.tuning and axis.size > 1]
+        return {axis.name: first_label(axis) for axis in named}
 
     def start_point(self, index: int, training: Mapping[str, Any]) -> Point:
         """What the candidate of this index should try, as far as the space says so; empty past the last.
@@ -111,7 +121,7 @@ class Space:
         known = {
             axis.name: training[key]
             for key, axis in self.training_axes.items()
-            if axis.holds(training.get(key))
+            if axis.holds(training.get(key)) and axis.name not in self.left_for_tuning
         }
         return known | self.config.start[index]
 
@@ -243,6 +253,19 @@ class Space:
                 if name not in axes:
                     raise unknown_name("axis of a start point", name, axes)
                 axes[name].decode(value)
+
+    def _by_setting(self) -> Iterator[tuple[str, Axis]]:
+        """Axes by the names that `tuning` has for them; each layer has its own of a module's."""
+        yield from self.model_axes.items()
+        yield from ((f"training.{key}", axis) for key, axis in self.training_axes.items())
+        for axes in self.layer_axes.values():
+            yield from ((key, axis) for key, axis in axes.items() if "." in key)
+
+    def _check_tuning(self) -> None:
+        known = dict(self._by_setting())
+        for name in self.config.tuning:
+            if name not in known:
+                raise unknown_name("setting under `tuning`", name, known)
 
     def _check_point(self, point: Point) -> None:
         names = {axis.name for axis in self.axes}

@@ -64,7 +64,7 @@ def found_by(sampler: str, trials: int, seed: int = 0) -> float:
     proposals = Proposals(sampler=sampler, seed=seed, appraiser=appraiser_of(space))
     found = []
     for number in range(trials):
-        point, notes = proposals.ask(number, {})
+        point, notes = proposals.ask(number, {}, space.left_for_tuning)
         appraisal = appraiser_of(space).appraise(point)
         assert appraisal is not None
         ne = made_up_ne(appraisal)

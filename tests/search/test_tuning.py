@@ -91,11 +91,50 @@ def test_samplers_propose_what_is_not_fixed(sampler: str) -> None:
         known.append(completed(number, point, ne, flops=1e4))
     proposals.remember(known)
     fixed = {name: value for name, value in a_point().items() if name not in TUNED}
-    asked = [proposals.ask(number, fixed, start_is_fixed=True)[0] for number in range(16, 19)]
+    asked = [proposals.ask(number, {}, fixed)[0] for number in range(16, 19)]
     assert all(fixed.items() <= point.items() for point in asked)
     assert len({str(point) for point in asked}) == len(asked)
     if sampler in ("tpe", "gp", "ranker"):
         assert sorted(float(point["training.learning_rate"] or 1) for point in asked)[1] < 0.004
+
+
+LATE = Space(
+    "late",
+    parse(
+        SpaceConfig,
+        DATA | {"tuning": ["training.schedule", "mlp.dropout", "mlp.mlp", "embedding_dim"]},
+        "late",
+    ),
+)
+"""Leaves more for the last stage than it would tune of itself."""
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_what_is_left_for_the_last_stage_keeps_its_first_value_until_then(sampler: str) -> None:
+    left = {"training.schedule": "linear", OF_MLP: None, "layer.mlp.mlp": "8", "embedding_dim": 4}
+    assert LATE.left_for_tuning == left
+    proposals = Proposals(
+        sampler=sampler, seed=1, appraiser=Appraiser(LATE, FEATURES, lambda candidate: True)
+    )
+    for number in range(14):
+        point, _ = proposals.ask(number, {}, LATE.left_for_tuning)
+        assert left.items() <= point.items()
+        proposals.tell(completed(number, point, 0.7 + float(point["training.learning_rate"] or 0), flops=1e4))
+    assert proposals.ask(14, {"embedding_dim": 8}, LATE.left_for_tuning)[0]["embedding_dim"] == 8
+
+
+def test_the_last_stage_tunes_what_was_left_for_it_of_modules_that_are_there() -> None:
+    (with_mlp,) = best_architectures(
+        [completed(0, a_point(**{"layer.block1": "mlp"}), 0.8, flops=1e4)], LATE, 1
+    )
+    assert {axis.name for axis in LATE.axes} - with_mlp.fixed.keys() == TUNED | LATE.left_for_tuning.keys()
+    (without,) = best_architectures([completed(0, a_point(), 0.8, flops=1e4)], LATE, 1)
+    assert {axis.name for axis in LATE.axes} - without.fixed.keys() == TUNED | {"embedding_dim"}
+
+
+def test_what_is_left_must_be_there() -> None:
+    with pytest.raises(UserError, match=r"setting under `tuning` 'mlp.droput'.*Did you mean 'mlp.dropout'"):
+        Space("t", parse(SpaceConfig, DATA | {"tuning": ["mlp.droput"]}, "t"))
 
 
 def test_a_space_with_nothing_to_tune() -> None:
@@ -121,6 +160,11 @@ def test_a_study_goes_on_in_its_tuning(
     best = min(record.candidates[:2], key=lambda trial: trial.validation.ne if trial.validation else 1.0)
     assert [trial.tuned_from for trial in record.candidates] == [None, None, best.number, best.number]
     assert {str(trial.model) for trial in record.candidates[2:]} == {str(best.model)}
+    assert [trial.point["training.table_decay"] for trial in record.candidates[:2]] == [0.0, 0.0]
+    assert all(
+        trial.training["table_decay"] == trial.point["training.table_decay"] for trial in record.candidates
+    )
+    assert any(trial.training["table_decay"] for trial in record.candidates[2:])
     assert len({trial.training["learning_rate"] for trial in record.candidates}) == 4
     assert f"(tuned of trial {best.number})" in done.stdout
     assert "Training settings tuned again: trial" in done.stdout
