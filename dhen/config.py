@@ -37,7 +37,7 @@ def of_kind(registry: dict[str, type[K]], what: str, value: object) -> object:
     if not isinstance(value, dict):
         return value
     kind = value.get("kind")
-    if kind not in registry:
+    if not isinstance(kind, str) or kind not in registry:
         raise unknown_name(what, str(kind), registry)
     return parse(registry[kind], value, f"{what} {kind!r}")
 

@@ -53,7 +53,7 @@ def parse_model(data: object, source: str) -> ModelConfig:
     if not isinstance(data, dict):
         raise UserError(f"{source}: expected a model configuration, received {type(data).__name__}.")
     family = data.get("family", "dhen")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise UserError(f"{source}: {unknown_name('family', str(family), FAMILIES)}")
     return parse(FAMILIES[family], data, source)
 

@@ -21,7 +21,7 @@ class Table(Value):
     """Ids run from 0 to rows - 1, the ids for missing and out-of-vocabulary values included."""
     multi_hot: bool = False
     """True: an example has any number of ids, their embeddings are averaged (none gives zeros)."""
-    mean_ids: float = Field(default=1.0, ge=0)
+    mean_ids: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Mean number of ids an example (the pooling factor); 1 where the column is not multi-hot."""
     buckets: bool = Field(default=False, exclude_if=lambda buckets: not buckets)
     """Whether its ids are the buckets of a number, which is a numeric input as well (`ModelConfig.buckets`). Left

@@ -102,7 +102,8 @@ def read_configuration(path: Path, defaults: TrainingConfig) -> tuple[ModelConfi
     data = load_yaml(path)
     if isinstance(data, dict) and "model" in data:
         model = parse_model(data["model"], f"{path}: model")
-        overrides = data.get("training") or {}
-        training = parse(TrainingConfig, defaults.to_dict() | overrides, f"{path}: training")
-        return model, training
+        given = data.get("training") or {}
+        if isinstance(given, dict):  # what is none, `parse` refuses
+            given = defaults.to_dict() | given
+        return model, parse(TrainingConfig, given, f"{path}: training")
     return parse_model(data, str(path)), defaults

@@ -66,7 +66,7 @@ class StudyConfig(LogConfig):
     all: a study whose `trials` are raised wants more of them too."""
     tune_best: int = Field(default=3, gt=0)
     """How many architectures: the best by NE, the knee of the front, then the next best."""
-    minutes: float | None = Field(default=None, gt=0)
+    minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Wall-clock budget of all trials; no candidate is started after it."""
     seed: int = Field(default=0, ge=0)
     """Of proposals, initial weights and the order of examples."""

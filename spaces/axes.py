@@ -117,13 +117,18 @@ def read_axis(name: str, spec: Any) -> Axis:
     """An axis from YAML; a constant is a choice of one.
 
     Raises:
-        UserError: naming the axis, for an empty list, doubled values, or bounds that are none.
+        UserError: naming the axis, for an empty list, doubled values or such as cannot be chosen, and for bounds
+            or a step that are none.
     """
     if isinstance(spec, dict):
         return _read_range(name, spec)
     values = tuple(_frozen(value) for value in spec) if isinstance(spec, list) else (spec,)
     if not values:
         raise UserError(f"space: {name} has no values to choose among; give at least one.")
+    if not all(map(_has_label, values)):
+        raise UserError(
+            f"space: {name} may be finite numbers, words, true, false, null, or lists of these; received {spec}."
+        )
     if len(set(map(label, values))) < len(values):
         raise UserError(f"space: {name} lists a value twice: {spec}.")
     return Choice(name=name, values=values)
@@ -149,22 +154,42 @@ def label(value: Any) -> Scalar:
 
 def _read_range(name: str, spec: dict[str, Any]) -> Range:
     low, high = spec.get("low"), spec.get("high")
-    numbers = all(isinstance(bound, (int, float)) and not isinstance(bound, bool) for bound in (low, high))
-    if set(spec) - RANGE_KEYS or not numbers:
+    if set(spec) - RANGE_KEYS or not (_is_number(low) and _is_number(high)):
         raise UserError(
-            f"space: {name} is a range and needs numbers `low` and `high` (and may have `log`, `step`); "
+            f"space: {name} is a range and needs finite numbers `low` and `high` (and may have `log`, `step`); "
             f"received {spec}."
         )
     assert low is not None
     assert high is not None
-    log = bool(spec.get("log", False))
+    log = spec.get("log", False)
+    if not isinstance(log, bool):
+        raise UserError(f"space: {name} has log={log!r}; true or false would work.")
     if low > high or (log and low <= 0):
         raise UserError(
             f"space: {name} has low={low}, high={high}; low must not exceed high, "
             f"and a logarithmic range starts above 0."
         )
     whole = isinstance(low, int) and isinstance(high, int)
-    return Range(name=name, low=low, high=high, log=log, step=int(spec.get("step", 1)), whole=whole)
+    step = spec.get("step", 1)
+    if "step" in spec and not (_is_count(step) and whole and (step == 1 or not log)):
+        raise UserError(
+            f"space: {name}: `step` is a whole number above 0, for whole `low` and `high` and no logarithmic "
+            f"scale; received {spec}."
+        )
+    return Range(name=name, low=low, high=high, log=log, step=step, whole=whole)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def _has_label(value: Any) -> bool:
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(part is None or isinstance(part, (bool, str)) or _is_number(part) for part in parts)
 
 
 def _frozen(value: Any) -> Any:

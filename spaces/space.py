@@ -88,8 +88,11 @@ class Space:
         self.config = config
         self._check_names()
         self.depth = read_axis("depth", config.depth)
+        _check_layers(self.depth, least=1)
         self.max_depth = int(max(self.depth.values) if isinstance(self.depth, Choice) else self.depth.high)
         self.model_axes = {key: read_axis(key, spec) for key, spec in config.model.items()}
+        if "members_from" in self.model_axes:
+            _check_layers(self.model_axes["members_from"], least=0)
         self.training_axes = {
             key: read_axis(f"training.{key}", spec) for key, spec in config.training.items()
         }
@@ -243,7 +246,7 @@ class Space:
                 raise unknown_name("model field", key, MODEL_FIELDS)
         ensembles = self.config.ensemble
         for kind in ensembles if isinstance(ensembles, list) else [ensembles]:
-            if kind not in ENSEMBLES:
+            if not isinstance(kind, str) or kind not in ENSEMBLES:
                 raise unknown_name("ensemble", str(kind), ENSEMBLES)
 
     def _check_start(self) -> None:
@@ -272,6 +275,15 @@ class Space:
         if set(point) != names:
             odd = sorted(set(point) ^ names)
             raise UserError(f"the point is not of space {self.name!r}: {', '.join(odd)} differ.")
+
+
+def _check_layers(axis: Axis, least: int) -> None:
+    """Its values are numbers of layers."""
+    for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UserError(
+                f"space: {axis.name} is a whole number of layers, {least} or more; received {value!r}."
+            )
 
 
 def _value(axis: Axis, point: Point) -> Any:

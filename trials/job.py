@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
@@ -28,6 +28,8 @@ TRAINING_VERSION = 2
 
 class TrainingConfig(Value):
     """How a model learns: optimizers, batches, passes, when to stop."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     batch_size: int | None = Field(default=None, gt=0)
     """Examples a step, over all ranks; by default about 1/640 of a pass, a power of two from 256 to 4096."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dhen.errors import unknown_name
 from dhen.parts import Widths
@@ -21,13 +21,22 @@ def _several(value: Any) -> Any:
     return (value,) if isinstance(value, int) else value
 
 
+def _different(counts: tuple[int, ...]) -> tuple[int, ...]:
+    doubled = next((each for each in counts if counts.count(each) > 1), None)
+    if doubled is not None:
+        raise ValueError(f"{doubled} is given twice; each makes a row of its own, so give it once")
+    return counts
+
+
 def _names(value: Any) -> Any:
     return tuple(value.split("+")) if isinstance(value, str) else value
 
 
 Count = Annotated[int, Field(gt=0, le=1000)]
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_length=1)]
-"""Some numbers above 0; one alone may stand for itself."""
+Counts = Annotated[
+    tuple[Count, ...], BeforeValidator(_several), Field(min_length=1), AfterValidator(_different)
+]
+"""Some numbers above 0, each once; one alone may stand for itself."""
 Modules = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)]
 """Kinds of interaction modules, e.g. `dlrm+linear` or a list."""
 

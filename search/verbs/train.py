@@ -72,7 +72,7 @@ def command(
     goes on.
     """
     console = Console()
-    model, training, seed, config = _configuration(what, overrides, member)
+    model, training, config = _configuration(what, overrides, member)
     if from_weights and not is_bundle(Path(what)):
         raise UserError(f"--from-weights goes on from a bundle's weights; {what} is no bundle.")
     check_place(out)
@@ -83,7 +83,7 @@ def command(
             log = prepare(log_files(data), encoding=read_bundle(Path(what)).encoding, progress=progress)
         else:
             log = _open(what, data, progress)
-    job = job_on(log, model, training, seed, preferred_precision())
+    job = job_on(log, model, training, config.seed, preferred_precision())
     start = read_bundle(Path(what)).weights(member) if from_weights else None
     folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
     trainer, record = _begun(launcher, log, folder, job, config)
@@ -122,9 +122,9 @@ def _begun(
 
 def _configuration(
     what: str, overrides: tuple[str, ...], member: int | None
-) -> tuple[ModelConfig, TrainingConfig, int, StudyConfig]:
-    """Model, training and seed of a bundle, a file or a shipped model, with the overrides applied; and how it is
-    held, as a study's config."""
+) -> tuple[ModelConfig, TrainingConfig, StudyConfig]:
+    """Model and training of a bundle, a file or a shipped model, with the overrides applied; and its seed and how
+    it is held, as a study's config."""
     path, seed = Path(what), 0
     if member is not None and not is_bundle(path):
         raise UserError(
@@ -150,8 +150,7 @@ def _configuration(
     return (
         parse_model(data["model"], "model"),
         parse(TrainingConfig, data["training"], "training"),
-        int(data["seed"]),
-        parse(StudyConfig, {key: data[key] for key in HELD if key in data}, "train"),
+        parse(StudyConfig, {key: data[key] for key in ("seed", *HELD) if key in data}, "train"),
     )
 
 

@@ -127,7 +127,10 @@ def test_concat_widens_and_sum_does_not() -> None:
         ({"layers": [{"modules": []}]}, "at least 1"),
         ({"layers": [{"modules": ["linear"]}], "dropout": 1.0}, "less than 1"),
         ({"layers": [{"modules": ["linear"], "out_embeddings": 0}]}, "greater than 0"),
+        ({"layers": [{"modules": [{"kind": ["conv"]}]}]}, "unknown interaction module.*Did you mean 'conv'"),
+        ({"layers": [{"modules": ["linear"], "ensemble": {"kind": ["sum"]}}]}, "unknown ensemble"),
         ({"family": "transformer"}, "Known: advanced_dlrm, dhen"),
+        ({"family": ["dhen"]}, "unknown family.*Did you mean 'dhen'"),
         ("dhen", "expected a model configuration, received str"),
     ],
 )

@@ -37,6 +37,7 @@ def test_yaml_errors_name_the_file(tmp_path: Path) -> None:
             "then multi-hot",
         ),
         ({"tables": [{"name": "a", "rows": 0}]}, "greater than 0"),
+        ({"tables": [{"name": "a", "rows": 3, "mean_ids": float("inf")}]}, "finite"),
         ([1], "expected a mapping"),
     ],
 )

@@ -27,6 +27,12 @@ from trials.training_state import TrainingState
         (("run", "--data", "{log}", "trials=0"), "greater than 0"),
         (("run", "--data", "{log}", "trials=many"), "valid integer"),
         (("run", "--data", "{log}", "trials=null"), "needs a budget"),
+        (("run", "--data", "none.csv", "minutes=.inf"), "minutes: Input should be a finite number"),
+        (("run", "--data", "none.csv", "training.learning_rate=.inf"), "finite number (received inf)"),
+        (("run", "--data", "none.csv", "training.weight_decay=.nan"), "finite number (received nan)"),
+        (("run", "--data", "none.csv", "training.train_fraction=0"), "greater than 0"),
+        (("run", "--data", "none.csv", "training.train_fraction=1.5"), "less than or equal to 1"),
+        (("run", "--data", "none.csv", "confirm=1"), "an interval needs two seeds"),
         (("run", "--data", "none.csv", "space=tyni"), "Did you mean 'tiny'"),  # before the log is read
         (("run", "--data", "none.csv", "sampler=tpee"), "Did you mean 'tpe'"),
         (("run", "--data", "none.csv", "stopping=curv"), "Did you mean 'curve'"),
@@ -48,6 +54,17 @@ from trials.training_state import TrainingState
         (("train", "nowhere", "--data", "{log}", "--out", "b"), "no bundle, no configuration file"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--from-weights"), "is no bundle"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "epochs=3"), "known: seed"),
+        (
+            ("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=abc"),
+            "seed: Input should be a valid",
+        ),
+        (("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed="), "seed: Input should be a valid"),
+        (("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=1.7"), "fractional part"),
+        (("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=-1"), "greater than or equal to 0"),
+        (("confirm", "nowhere", "--seeds", "1"), "an interval needs 2 seeds"),
+        (("fidelity", "--data", "none.csv", "--fractions", "0,0.5"), "0 lies outside (0, 1]"),
+        (("fidelity", "--data", "none.csv", "--fractions", "1.5"), "1.5 lies outside (0, 1]"),
+        (("reproduce", "table2", "--data", "none.csv", "layers=[2,2]"), "2 is given twice"),
         (("spaces", "nothing"), "Known: beyond, default"),
         (("blocks", "nothing"), "Known: attention"),
         (("prepare", "none.csv"), "no such"),
@@ -61,6 +78,34 @@ def test_the_message_says_what_would_work(
 ) -> None:
     filled = [word.format(log=click_log) for word in words]
     assert says in dhen_search(*filled, code=2, cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model: {layers: [{modules: [linear]}]}\ntraining: [1]", "training: expected a mapping"),
+        ("model: {layers: [{modules: [linear]}]}\ntraining: fast", "training: expected a mapping"),
+        ("model: {family: [dhen], layers: [{modules: [linear]}]}", "unknown family"),
+        ("model: {layers: [{modules: [{kind: [linear]}]}]}", "unknown interaction module"),
+    ],
+    ids=["a list for training", "a word for training", "a list for a family", "a list for a kind"],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--data", "none.csv", "baseline=mine.yaml"),
+        ("train", "mine.yaml", "--data", "none.csv", "--out", "b"),
+        ("plan", "mine.yaml", "--data", "none.csv"),
+    ],
+    ids=["baseline", "train", "plan"],
+)
+def test_bad_configurations(
+    dhen_search: Run, tmp_path: Path, words: tuple[str, ...], text: str, says: str
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    said = dhen_search(*words, code=2, cwd=tmp_path).stderr
+    assert "mine.yaml: " in said
+    assert says in said
 
 
 @pytest.mark.parametrize(
