@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from trials.launcher import Launcher
 TRAINING = TrainingConfig(weight_average=4)
 PARTNER = "dcn_v2"
 PAIR = ("mlp", PARTNER)
+ALONE, BESIDE, LAYER = "alone", f"beside {PARTNER}", f"layers of {' and '.join(PAIR)}"
 LAYERS: dict[str, dict[str, Any]] = {
     **{f"ensemble {kind}": {"ensemble": kind} for kind in ENSEMBLES},
     "norm rms": {"norm": "rms"},
@@ -45,9 +46,9 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 def groups() -> Iterator[tuple[str, str, dict[str, dict[str, Any]]]]:
     """What is compared: its title, the name of its reference, networks by name."""
-    yield "alone", "mlp", {kind: stacked(kind) for kind in BLOCKS}
+    yield ALONE, "mlp", {kind: stacked(kind) for kind in BLOCKS}
     yield (
-        f"beside {PARTNER}",
+        BESIDE,
         f"{PARTNER} alone",
         {
             f"{PARTNER} alone": stacked(PARTNER),
@@ -55,16 +56,18 @@ def groups() -> Iterator[tuple[str, str, dict[str, dict[str, Any]]]]:
         },
     )
     yield (
-        f"layers of {' and '.join(PAIR)}",
+        LAYER,
         "ensemble sum",
         {name: stacked(*PAIR, **others) for name, others in LAYERS.items()},
     )
 
 
-def table(log: PreparedLog, seeds: int) -> tuple[list[list[str]], dict[str, Any]]:
+def table(log: PreparedLog, seeds: int, wanted: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
     """A row a network; NE by group and name."""
     launcher, rows, raw = Launcher(), [], {}
     for title, reference, networks in groups():
+        if title not in wanted:
+            continue
         found = {}
         for name in (reference, *(each for each in networks if each != reference)):
             model = parsed(networks[name])
@@ -87,12 +90,13 @@ def main() -> None:
     parser.add_argument("data", nargs="+")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--demo-rows", type=int, default=100_000)
+    parser.add_argument("--groups", nargs="+", default=[ALONE, BESIDE, LAYER], choices=[ALONE, BESIDE, LAYER])
     parser.add_argument("--raw", type=Path, help="where NE of each seed goes")
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("--seeds: a spread needs two at least")
     given = {"data": tuple(options.data), "demo": {"rows": options.demo_rows}}
-    rows, raw = table(open_log(LogConfig.model_validate(given)), options.seeds)
+    rows, raw = table(open_log(LogConfig.model_validate(given)), options.seeds, options.groups)
     if options.raw:
         options.raw.write_text(json.dumps(raw))
     print(machine())
