@@ -14,6 +14,7 @@ from search.serving import Serving
 from search.standing import Standing
 from trials.cluster.cluster import Cluster
 from trials.job import Job
+from trials.planner.plan import Plan
 from trials.record import Outcome, TrialRecord
 
 Upcoming = tuple[TrialRecord, Job | None]
@@ -29,13 +30,13 @@ class Admission:
         self._serving = Serving(config.serving, trainer, standing.trials.values())
         self._margin_bytes = margin_bytes(standing.trials.values())
 
-    def fits(self, job: Job) -> bool:
-        """Whether a plan makes it fit.
+    def plan(self, job: Job) -> Plan:
+        """Its plan, by what is known of how low plans are.
 
         Raises:
             UserError: for a batch smaller than the number of ranks.
         """
-        return plan_of(job, self._cluster, self._prefer, self._margin_bytes).chosen is not None
+        return plan_of(job, self._cluster, self._prefer, self._margin_bytes)
 
     def planned(self, record: TrialRecord, job: Job) -> Upcoming:
         """With its plan; one that fits nowhere or is over a limit of serving has ended."""

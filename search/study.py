@@ -23,6 +23,7 @@ from search.earlier import Earlier
 from search.elsewhere import Elsewhere
 from search.execution import execution, ranks_here
 from search.facts import Facts, check_training_axes
+from search.feasible import check_some_fit
 from search.finals import Finals
 from search.news import News
 from search.objective import Trainer, candidate_training, new_record
@@ -75,11 +76,9 @@ class Study:
         self._baseline: Baseline = read_baseline(config, log.features)
         _check(config, self._space, self._baseline, log)
         stopping = stopping_rule(config.stopping)
+        self._appraiser = Appraiser(self._space, log.features, self._fits, config.serving)
         self._proposals = Proposals(
-            sampler=config.sampler,
-            seed=config.seed,
-            appraiser=Appraiser(self._space, log.features, self._fits, config.serving),
-            stopped_as=config.stopped_as,
+            sampler=config.sampler, seed=config.seed, appraiser=self._appraiser, stopped_as=config.stopped_as
         )
         self._ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
         parallel, threads = slots(side_by_side(config), config.threads, ranks_here(config))
@@ -102,7 +101,7 @@ class Study:
         self._tables: TrialRecord | None = None
         self._earlier = self._earlier_studies()
         self._proposals.remember([*self._earlier.records, *self._standing.candidates])
-        next(self._baseline_trials(), None)  # what the ranks cannot share is an error before any trial
+        self._check_trials()
         self._elsewhere = Elsewhere(self._earlier, self._shared_ledger())
         self._weights = KeptWeights(self._trainer, self._standing, self._elsewhere)
         self.news = News(self._tell_watchers)
@@ -161,6 +160,14 @@ class Study:
     def finished(self) -> bool:
         """Whether the budget is spent and the winners are scored."""
         return self._standing.head.finished
+
+    def _check_trials(self) -> None:
+        """Before any trial: the ranks can share a batch, and there is a candidate that fits."""
+        next(self._baseline_trials(), None)
+        if not self._standing.candidates:
+            check_some_fit(
+                self._appraiser, self._facts.cluster, lambda each: self._admission.plan(self._job(each))
+            )
 
     def _earlier_studies(self) -> Earlier:
         """What this study was started from, as it was when it began."""
@@ -246,7 +253,7 @@ class Study:
     def _fits(self, candidate: Candidate) -> bool:
         """Whether a plan makes it fit on the study's cluster."""
         try:
-            return self._admission.fits(self._job(candidate))
+            return self._admission.plan(self._job(candidate)).chosen is not None
         except UserError:
             return False
 

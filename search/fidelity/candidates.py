@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dashboards.names import short_name
-from dashboards.units import byte_size
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.appraisal import Appraiser
 from search.config import StudyConfig, written_config
+from search.feasible import Unfit, too_little_memory
 from search.fidelity.config import FEWEST, FidelityConfig
 from search.front import eligible
 from search.objective import job_on
@@ -27,12 +27,10 @@ from trials.cluster.cluster import Cluster
 from trials.data.cache import PreparedLog
 from trials.hardware import Precision
 from trials.job import TrainingConfig
-from trials.planner.plan import Plan
 from trials.record import StudyRecord, TrialRecord
 
 TRIES = 20
 """Points drawn for each candidate that is wanted, before a space is said to have too few that fit."""
-MIB = 2**20
 
 
 class Subject(NamedTuple):
@@ -54,7 +52,8 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     """
     space = load_space(config.space, log.features)
     cluster = declared_cluster(config.cluster, config.ranks, config.hbm)
-    found, closest = [], None
+    found: list[Subject] = []
+    closest: Unfit | None = None
     for each in _points(space, log, config):
         training = on_all_rows(config.training, each.appraisal.candidate)
         plan = plan_of(
@@ -62,8 +61,8 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
         )
         if plan.chosen is not None:
             found.append(_subject(each.appraisal.candidate, training))
-        elif closest is None or plan.lacking_bytes < closest[1].lacking_bytes:
-            closest = each, plan
+        else:
+            closest = Unfit(each, plan).nearer(closest)
         if len(found) == config.candidates:
             return found
     raise _too_few(space, cluster, len(found), config, closest)
@@ -85,21 +84,15 @@ def _too_few(
     cluster: Cluster,
     found: int,
     config: FidelityConfig,
-    closest: tuple[Drawn, Plan] | None,
+    closest: Unfit | None,
 ) -> UserError:
     if closest is None:
         return UserError(
             f"space {space.name!r} has {found} candidates that differ, {config.candidates} are wanted: "
             f"give --candidates {max(FEWEST, found)} or a larger space."
         )
-    point, plan = closest
-    needed = -(-(plan.hbm_bytes + plan.lacking_bytes) // MIB)
     fit = f"only {found} of {config.candidates} wanted fit" if found else "nothing fits"
-    return UserError(
-        f"space {space.name!r}: {fit} {byte_size(plan.hbm_bytes)} a rank of cluster {cluster.name!r}, among "
-        f"{TRIES * config.candidates} candidates drawn at most. The nearest that does not is "
-        f"{short_name(point.appraisal.candidate.model.to_dict())}, and would with hbm={needed}MiB. {plan.remedy}"
-    )
+    return too_little_memory(space.name, fit, cluster, TRIES * config.candidates, closest)
 
 
 class Studied(NamedTuple):

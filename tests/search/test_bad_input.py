@@ -256,8 +256,9 @@ def test_tables_over_ranks_without_torchrec(
 def test_a_memory_in_which_nothing_fits(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
     words = ("run", "--data", click_log, "--out", tmp_path / "study", "trials=1", *SMALL, "hbm=20KiB")
     said = dhen_search(*words, code=2).stderr
-    assert "no training of the baseline completed" in said
-    assert "20 KiB are declared for a rank" in said
+    assert "space 'tiny': nothing fits 20.0 KiB a rank" in said
+    assert "would with hbm=1MiB" in said
+    assert not read_record(tmp_path / "study").trials
 
 
 def test_a_checkpoint_of_another_job(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
