@@ -15,8 +15,8 @@ from dashboards.serving import over_limits
 from dashboards.tuning import tuned
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from dashboards.warm import warm_starts, warm_tables
-from dashboards.winners import verdict
-from trials.record import Comparison, Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
+from dashboards.winners import confirm_command, verdict
+from trials.record import Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
 
 IN_WORDS = {
     Outcome.RUNNING: "running",
@@ -41,7 +41,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         promotion(record),
         _averages(record, best),
         _floor(record, best, baseline, "validation"),
-        _test(best, baseline, record.comparison(record.best)),
+        _test(best, baseline, record),
         _floor(record, best, baseline, "test"),
         *warm_starts(record),
         _outcomes(record),
@@ -165,10 +165,9 @@ def _metrics(trial: TrialRecord | None, split: str) -> Metrics | None:
     return trial.test if split == "test" else trial.validation
 
 
-def _test(
-    best: TrialRecord | None, baseline: TrialRecord | None, comparison: Comparison | None
-) -> str | None:
+def _test(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str | None:
     """What was found with several seeds, where it was; else of the one training that was selected."""
+    comparison = record.comparison(record.best)
     if comparison is not None:
         return verdict(comparison)
     after, before = _metrics(best, "test"), _metrics(baseline, "test")
@@ -178,7 +177,8 @@ def _test(
     if before is None:
         return f"{said}."
     relative = percent(relative_ne_percent(after.ne, before.ne))
-    return f"{said} against the baseline's {decimals(before.ne, 5)} ({relative})."
+    against = f"against the baseline's {decimals(before.ne, 5)} ({relative})"
+    return f"{said} {against}, each trained once; whether it is better: {confirm_command(record)}."
 
 
 def _outcomes(record: StudyRecord) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.names import trial_name
 from dashboards.units import MISSING, decimals, percent, percent_range, si
-from trials.record import Better, Comparison, Outcome, Retraining, StudyRecord
+from trials.record import Better, Comparison, Outcome, Retraining, StudyRecord, TrialRecord
 
 COLUMNS = (
     "Trial",
@@ -57,6 +57,22 @@ def verdict(comparison: Comparison) -> str:
         f"The smallest difference that this comparison could be expected to show is "
         f"{decimals(comparison.detectable_percent, 2)} %."
     )
+
+
+def better_line(record: StudyRecord, trial: TrialRecord) -> str:
+    """`better than the baseline: yes, -0.41 % (95 % interval -0.5 to -0.3 %)`, or how to find out."""
+    comparison = record.comparison(trial.number)
+    if comparison is not None:
+        difference = f"{percent(comparison.difference_percent)} (95 % interval {interval(comparison)})"
+        return f"better than the baseline: {comparison.better}, {difference}"
+    if trial.number not in record.front:
+        return "not confirmed: only what is on the front is compared with the baseline"
+    return f"not confirmed: {confirm_command(record)}"
+
+
+def confirm_command(record: StudyRecord) -> str:
+    """What compares the study's winners with the baseline."""
+    return f"dhen-search confirm {record.directory}"
 
 
 def interval(comparison: Comparison) -> str:

@@ -199,20 +199,14 @@ def write_bundle(
     check_place(directory)
     building = directory.with_name(f".{directory.name}.{os.getpid()}.building")
     shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    for file, name in zip(weights, weights_names(info), strict=True):
-        shutil.copyfile(file, building / name)
-    log.encoding.save(building / ENCODING)
-    model = _model(building, info)
-    _write_check(building, model, log)
-    forward = _forward_time(model, log.split("validation").inputs, serving or ServingConfig())
-    info = info.model_copy(update={"forward": forward})
-    (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
-    files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
-    (building / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
-    if directory.exists():
-        shutil.rmtree(directory)
-    os.replace(building, directory)
+    try:
+        building.mkdir(parents=True)
+        _write_files(building, info, weights, log, serving or ServingConfig())
+        if directory.exists():
+            shutil.rmtree(directory)
+        os.replace(building, directory)
+    finally:  # of a bundle that was broken off copies of weights would stay
+        shutil.rmtree(building, ignore_errors=True)
     return directory
 
 
@@ -244,6 +238,22 @@ def read_bundle(directory: Path) -> Bundle:
 def is_bundle(path: Path) -> bool:
     """Whether the folder says it is a bundle (whole or not)."""
     return (path / MANIFEST).is_file()
+
+
+def _write_files(
+    building: Path, info: BundleInfo, weights: Sequence[Path], log: PreparedLog, serving: ServingConfig
+) -> None:
+    """All of a bundle; the manifest last."""
+    for file, name in zip(weights, weights_names(info), strict=True):
+        shutil.copyfile(file, building / name)
+    log.encoding.save(building / ENCODING)
+    model = _model(building, info)
+    _write_check(building, model, log)
+    forward = _forward_time(model, log.split("validation").inputs, serving)
+    info = info.model_copy(update={"forward": forward})
+    (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
+    files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
+    (building / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
 
 
 def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:

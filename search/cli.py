@@ -21,7 +21,7 @@ VERBS = {
     "ui": "browse a study in MLflow",
     "average": "means of the front's networks, chosen on validation, on the same front",
     "confirm": "are the winners better than the baseline? retrained from several seeds, with intervals",
-    "ablate": "what each module and layer of a winner is worth, in NE and in FLOPs",
+    "ablate": "what each module, layer or member of a winner is worth, in NE and in FLOPs",
     "slices": "NE for each value of a column, of a winner and the baseline",
     "export": "take the best configuration away as a bundle",
     "verify": "does a bundle still give its numbers?",

@@ -99,6 +99,9 @@ class StudyConfig(LogConfig):
     weights where they are needed and still there."""
     confirm: int = Field(default=0, ge=0)
     """Seeds from which the front and the baseline are trained again at the end, for intervals; 0 for not then."""
+    block_by: str | None = None
+    """A categorical column whose rows `confirm` resamples together, such as a user's id; where not given, rows
+    that lie together in time."""
     averages: int = Field(default=0, ge=0)
     """Networks in an average at most: means of what the best networks predict, chosen on validation at the end,
     stand on the front beside them; 0 for none."""
@@ -178,6 +181,7 @@ BUDGET_KEYS = frozenset(
         "ledger",
         "address",
         "confirm",
+        "block_by",
         "averages",
         "average_seeds",
     }

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dashboards.winners import retrained_line
+from dashboards.winners import confirm_command, retrained_line
+from dhen.errors import UserError
 from search.admission import Upcoming
 from search.averages import Members, average_record, choose, mean_metrics, meets
 from search.export import trained_job
@@ -104,7 +105,11 @@ class Finals:
             self._note(average.model_copy(update={"test": metrics}))
 
     def confirm_winners(self) -> None:
-        """Whether they are better than the baseline, where the study is to say so."""
+        """Whether they are better than the baseline, where the study is to say so.
+
+        Where that cannot be told it says why, and the study ends all the same: the same command would come to
+        the same, and what was searched for is there.
+        """
         if not self._config.confirm or not self._standing.verdict.front:
             return
 
@@ -115,10 +120,14 @@ class Finals:
         retrainings = Retrainings(
             self._ledger, self._parts.trainer, parallel=self._parts.parallel, watch=watch
         )
-        seeds, record = self._config.confirm, self._standing.record()
-        comparisons, failed = confirm(record, self._log, self._ledger, retrainings, seeds=seeds)
-        self.confirmed["comparisons"] = comparisons
-        for line in failed:
+        asked, record = self._config, self._standing.record()
+        try:
+            self.confirmed["comparisons"], told = confirm(
+                record, self._log, self._ledger, retrainings, seeds=asked.confirm, block_by=asked.block_by
+            )
+        except UserError as error:
+            told = [f"{error} The study ends without a verdict; `{confirm_command(record)}` goes on."]
+        for line in told:
             self._parts.news.say(line)
 
     def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[Upcoming]:

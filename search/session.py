@@ -20,6 +20,8 @@ from search.samplers import check_sampler
 from search.stopping import stopping_rule
 from search.study import Study
 from search.terminal import StudyView, resumable, step_progress
+from search.winners.losses import blocks_of
+from search.winners.retraining import SPLIT
 from spaces.load import load_space
 from trials.data.cache import PreparedLog
 from trials.hosts import Hosts
@@ -49,9 +51,9 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
         check_directory(directory, config)
         with step_progress(console) as progress:
             log = open_log(config, progress)
+        if config.confirm or config.block_by:  # what is wrong with blocks is said before the search
+            blocks_of(log, log.split(SPLIT), config.block_by)
         record = _search(config, directory, log, launcher, hosts, console)
-    if record.front:
-        export(record, log, "best", directory / BEST)
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {directory / REPORT}\nbrowse: dhen-search ui {directory}", soft_wrap=True)
@@ -69,7 +71,7 @@ def _search(
     hosts: Hosts | None,
     console: Console,
 ) -> StudyRecord:
-    """The study, with the terminal, the report and MLflow following it."""
+    """The study and its best one's bundle, with the terminal, the report and MLflow following it."""
     publisher = Publisher(directory, console)
     with StudyView(console) as view:
         starts = HostsLauncher(launcher, hosts) if hosts else launcher
@@ -80,7 +82,10 @@ def _search(
                 if hosts:
                     hosts.open(log, directory)
                     hosts.wait_for_all()
-                return study.run()
+                record = study.run()
+                if record.front:
+                    export(record, log, "best", directory / BEST)
+                return record
         finally:
             publisher.finish(study.record())
 

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from search.cli import VERBS
+from search.cli import VERBS, cli
 from search.config import StudyConfig
+from search.reproduce.config import CONFIGS
 from trials.job import TrainingConfig
 from trials.serving import ServingConfig
 
@@ -37,6 +39,20 @@ def test_verbs_exist_and_are_all_named() -> None:
     assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= set(VERBS)
     log = (ROOT / "CHANGELOG.md").read_text()
     assert all(f"`{verb}`" in log for verb in VERBS)
+
+
+def keys_in_help(verb: str) -> set[str]:
+    """Of the lines `about   key, key, ...`; `demo.KEY` is `demo`, and the log is an option."""
+    text = CliRunner().invoke(cli, [verb, "--help"]).output
+    lines = text.partition("Keys, by what they are about:\n")[2].partition("\n\n")[0].splitlines()
+    listed = [re.split(r"\s{2,}", line.strip())[1].split(", ") for line in lines]
+    assert "--data" in text
+    return {"data"} | {key.partition(".")[0] for keys in listed for key in keys}
+
+
+def test_help_lists_all_keys() -> None:
+    assert keys_in_help("run") == set(StudyConfig.model_fields)
+    assert keys_in_help("reproduce") == {key for config in CONFIGS.values() for key in config.model_fields}
 
 
 def test_keys_exist() -> None:

@@ -1,4 +1,4 @@
-"""`ablate`: what is each part of a winner worth?"""
+"""`ablate`: what is each part of a winner, or each member of an average, worth?"""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from dashboards.units import MISSING, decimals, percent, percent_range, si
 from search.front import picked
 from search.terminal import print_table
 from search.winners.ablate import Ablation, ablate
-from search.winners.confirm import SEEDS, fresh_seeds
-from search.winners.session import finished_study
+from search.winners.members import ablate_average
+from search.winners.scored import SEEDS, fresh_seeds
+from search.winners.session import Finished, finished_study
+from trials.record import TrialRecord
 
 COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its share of FLOPs")
 
@@ -31,25 +33,35 @@ COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its
 def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     """Remove each module and each layer of a winner in turn, train the rest again, and say what it was worth.
 
-    In NE on validation relative to the whole network, over seeds, and in FLOPs. What is trained is kept: the same
-    command goes on.
+    In NE on validation relative to the whole network, over seeds, and in FLOPs. Of an average each member is
+    removed in turn, and NE is that on test of the retrainings that `dhen-search confirm` makes too. What is
+    trained is kept: the same command goes on.
     """
     fresh_seeds(0, seeds)
     console = Console(stderr=as_json)
     with finished_study(directory, console) as study:
         trial = picked(study.record, how)
-        found = ablate(study.record, trial, study.log, study.retrainings, seeds=seeds)
+        found = _ablation(study, trial, seeds)
     if as_json:
         click.echo(found.model_dump_json(indent=1))
         return
     console.print(
         f"trial {trial.number} ({trial_name(trial)}), {si(found.flops)} FLOPs, {len(found.seeds)} seeds; "
-        "above 0 the part is worth that much NE on validation",
+        f"above 0 the part is worth that much NE on {found.split}",
         soft_wrap=True,
         markup=False,
         highlight=False,
     )
     print_table(plain_table(COLUMNS, _rows(found), COLUMNS[:1]))
+
+
+def _ablation(study: Finished, trial: TrialRecord, seeds: int) -> Ablation:
+    """Of a network, or of an average over the blocks of its comparison with the baseline."""
+    if not trial.members:
+        return ablate(study.record, trial, study.log, study.retrainings, seeds=seeds)
+    compared = study.record.comparison(trial.number)
+    block_by = compared.blocked_by if compared else study.config.block_by
+    return ablate_average(study.record, trial, study.log, study.retrainings, seeds=seeds, block_by=block_by)
 
 
 def _rows(found: Ablation) -> list[tuple[str, ...]]:

@@ -13,7 +13,8 @@ from dashboards.winners import explanation, verdict
 from search.directory import read_record
 from search.publisher import REPORT
 from search.terminal import print_table
-from search.winners.confirm import SEEDS, confirm, fresh_seeds
+from search.winners.confirm import confirm
+from search.winners.scored import SEEDS, fresh_seeds
 from search.winners.session import finished_study
 
 
@@ -29,7 +30,9 @@ Examples:
     "--seeds", default=SEEDS, show_default=True, help="Trainings of each winner and of the baseline."
 )
 @click.option(
-    "--block-by", help="A categorical column whose rows are resampled together, such as a user's id."
+    "--block-by",
+    help="A categorical column whose rows are resampled together, such as a user's id; `time`: rows that lie "
+    "together in time. By default the study's block_by.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The comparisons as JSON (trials.record.Comparison).")
 def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) -> None:
@@ -43,7 +46,12 @@ def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) ->
     console = Console(stderr=as_json)
     with finished_study(directory, console) as study:
         found, failed = confirm(
-            study.record, study.log, study.ledger, study.retrainings, seeds=seeds, block_by=block_by
+            study.record,
+            study.log,
+            study.ledger,
+            study.retrainings,
+            seeds=seeds,
+            block_by=block_by or study.config.block_by,
         )
     if as_json:
         click.echo(json.dumps([each.to_dict() for each in found], indent=1))

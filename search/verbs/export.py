@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dashboards.winners import better_line
 from search.bundle import read_bundle
 from search.directory import read_record
 from search.export import export, study_log
@@ -18,7 +19,10 @@ from search.export import export, study_log
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle's folder.")
 def command(directory: Path, pick: str, out: Path) -> None:
-    """Write a bundle: configuration, weights, encoding, cost, metrics, environment, checksums."""
+    """Write a bundle: configuration, weights, encoding, cost, metrics, environment, checksums.
+
+    Says whether it is better than the baseline, where `dhen-search confirm` has compared them.
+    """
     record = read_record(directory)
     trial = export(record, study_log(directory), pick, out)
     assert trial.validation is not None
@@ -26,4 +30,5 @@ def command(directory: Path, pick: str, out: Path) -> None:
         f"{out}: trial {trial.number}, NE {trial.validation.ne:.5f} on validation, "
         f"{trial.flops:,.0f} FLOPs an example"
     )
+    click.echo(better_line(record, trial))
     click.echo(f"forward: {read_bundle(out).info.forward or 'not measured: this device cannot hold it'}")

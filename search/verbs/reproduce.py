@@ -37,9 +37,14 @@ def command(
 
     The same command goes on after Ctrl-C, and trains nothing twice; tables may share a folder.
 
-    Keys: seeds, seed, confidence, milestones, layers, embedding_dim, out_embeddings, ensemble,
-    norm_placement, head, parallel, threads, label, demo.rows, training.KEY; of table2 and table3 also modules
-    and mlp, of table3 also experts.
+    \b
+    Keys, by what they are about:
+      intervals   seeds, seed, confidence, milestones
+      rows        layers, embedding_dim, out_embeddings, ensemble, norm_placement, head
+      table2, 3   modules, mlp
+      table3      experts
+      trainings   training.KEY, parallel, threads
+      log         format, label, schema_file, skip_bad_rows, demo.KEY
     """
     launcher = Launcher()
     launcher.warm_up()

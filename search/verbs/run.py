@@ -30,9 +30,19 @@ Examples:
 def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> None:
     """Search for the DHEN with the best NE for its FLOPs; the same command resumes it.
 
-    Keys: trials, minutes, seed, space, sampler, stopping, label, baseline, baseline_trials, parallel, threads,
-    cluster, ranks, hbm, address, prefer, ledger, warm_start, tables_from, averages, average_seeds, confirm, and
-    dotted paths into the study file, e.g. training.batch_size=4096, serving.max_ms=5 or demo.rows=1000000.
+    \b
+    Keys, by what they are about:
+      budget      trials, tune, tune_best, minutes
+      proposals   space, sampler, seed, warm_start, stopping, stopped_as
+      trainings   training.KEY, tables_from, baseline, baseline_trials
+      winners     averages, average_seeds, confirm, block_by
+      serving     serving.KEY
+      machines    parallel, threads, cluster, ranks, hbm, address, prefer
+      log         format, label, schema_file, skip_bad_rows, demo.KEY
+      records     name, storage, ledger
+
+    Keys with a dot are paths into the study file, e.g. training.batch_size=4096, serving.max_ms=5 or
+    demo.rows=1000000; the run directory's study.yaml has them all with their values.
     """
     launcher = Launcher(several_ranks=any(word.startswith("ranks=") for word in words))
     launcher.warm_up()

@@ -31,6 +31,7 @@ COLUMNS = (
     "Verdict",
 )
 LEFT = ("Value", "Verdict")
+PICK = "best"
 WORDS = {Better.YES: "better", Better.NO: "WORSE", Better.CANNOT_TELL: ""}
 
 
@@ -51,18 +52,20 @@ Examples:
 )
 @click.option("--column", required=True, help="Categorical: its values; numeric: ten slices of equal size.")
 @click.option(
-    "--pick", "how", default="best", show_default=True, help="best, knee, 'flops<=X', 'ms<=X', a number."
+    "--pick", "how", help=f"Of a study: best, knee, 'flops<=X', 'ms<=X', a number.  [default: {PICK}]"
 )
 @click.option(
     "--top", default=MOST, show_default=True, type=click.IntRange(min=1), help="Values; others are joined."
 )
-@click.option("--block-by", help="As in `dhen-search confirm`.")
+@click.option(
+    "--block-by", help="Of a study: as in `dhen-search confirm`; by default what that has compared with."
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON (search.winners.slices.Slices).")
 def command(
     what: Path,
     data: tuple[str, ...],
     column: str,
-    how: str,
+    how: str | None,
     top: int,
     block_by: str | None,
     as_json: bool,
@@ -73,15 +76,14 @@ def command(
     seeds and blocks of rows, and Holm's correction over slices. Of a bundle its NE and calibration alone.
     """
     if is_bundle(what):
-        if not data:
-            raise UserError(f"{what} is a bundle: --data names the log on whose test split it is scored.")
+        _check_of_bundle(what, data, how, block_by)
         bundle = read_bundle(what)
         found = bundle_slices(bundle, log_of(bundle, data), column, most=top)
     elif data:
         raise UserError("--data goes with a bundle; of a study its own log's test split is what was scored.")
     else:
         record = read_record(what)
-        trial = picked(record, how)
+        trial = picked(record, how or PICK)
         found = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
     if as_json:
         click.echo(found.model_dump_json(indent=1))
@@ -94,6 +96,19 @@ def command(
         click.echo(
             f"worse than the baseline on: {', '.join(worse)}" if worse else "worse on no slice for sure"
         )
+        click.echo(f"intervals: over seeds and blocks of rows by {found.blocked_by}")
+
+
+def _check_of_bundle(what: Path, data: tuple[str, ...], how: str | None, block_by: str | None) -> None:
+    """A bundle is one model, and has no retrainings to draw intervals from."""
+    for option, value in (("--pick", how), ("--block-by", block_by)):
+        if value is not None:
+            raise UserError(
+                f"{option} {value!r} goes with a study; {what} is a bundle, of one model and without intervals: "
+                f"leave {option} out."
+            )
+    if not data:
+        raise UserError(f"{what} is a bundle: --data names the log on whose test split it is scored.")
 
 
 def _row(each: Slice) -> tuple[str, ...]:

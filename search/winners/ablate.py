@@ -1,7 +1,7 @@
 """What each part of a winner is worth: removed in turn, the rest trained again from the same seeds.
 
 NE is compared on validation: the test split is for the question whether a winner is one. The interval is over
-seeds, for each part by itself.
+seeds, for each part by itself. Of an average the parts are its members (`search.winners.members`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dhen.values import Value
 from search.export import trained_job
 from search.reproduce.statistics import Estimate, compared
 from search.winners.bootstrap import CONFIDENCE
-from search.winners.confirm import fresh_seeds
 from search.winners.retraining import Retrainings, Wanted
+from search.winners.scored import fresh_seeds
 from trials.data.cache import PreparedLog
 from trials.job import Job
 from trials.record import Retraining, StudyRecord, TrialRecord
@@ -28,7 +28,7 @@ class Part(Value):
     """A module or a layer, and what the network is without it."""
 
     removed: str
-    """`layer0: attention`, `layer1` for a whole layer, or `members` for all but one."""
+    """`layer0: attention`, `layer1` for a whole layer, or `members` for all but one; `trial 3` of an average."""
     ne_percent: Estimate | None
     """NE of the rest relative to the whole's, over seeds; positive: so much is the part worth.
     None: a training failed."""
@@ -39,10 +39,14 @@ class Part(Value):
 
 
 class Ablation(Value):
-    """All parts of one network, the most valuable first."""
+    """All parts of one network or average, the most valuable first."""
 
     trial: int
     seeds: tuple[int, ...]
+    split: str = "validation"
+    """On which NE is compared; of an average `test`."""
+    blocked_by: str | None = None
+    """Of an average: what the test rows of a block, which intervals are over too, have in common."""
     flops: float
     """Of the whole."""
     parts: tuple[Part, ...]
@@ -73,17 +77,12 @@ def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
 def ablate(
     study: StudyRecord, trial: TrialRecord, log: PreparedLog, retrainings: Retrainings, *, seeds: int
 ) -> Ablation:
-    """Of a trial of a finished study; what is trained already is not trained again.
+    """Of a network of a finished study; what is trained already is not trained again.
 
     Raises:
-        UserError: for too few seeds, an average, or a model that has no parts.
+        UserError: for too few seeds, or a model that has no parts.
     """
-    if trial.members:
-        numbers = ", ".join(map(str, trial.members))
-        raise UserError(
-            f"trial {trial.number} is the average of trials {numbers}, which has no modules of its own: ablate "
-            f"its members one by one, with --pick {trial.members[0]} and so on."
-        )
+    assert not trial.members
     whole = {seed: trained_job(trial, log, seed) for seed in fresh_seeds(study.seed, seeds)}
     model = next(iter(whole.values())).model
     variants = without_parts(model)
@@ -97,11 +96,22 @@ def ablate(
     whole_flops = headline_flops(model_cost(model, log.features))
     reference = _ne(whole, done)
     parts = [
-        _part(name, compared(_ne(jobs, done), reference, CONFIDENCE), variants[name], log, whole_flops)
+        part_of(
+            name,
+            compared(_ne(jobs, done), reference, CONFIDENCE),
+            headline_flops(model_cost(variants[name], log.features)),
+            whole_flops,
+        )
         for name, jobs in rest.items()
     ]
     parts.sort(key=lambda part: -part.ne_percent.mean if part.ne_percent else 0.0)
     return Ablation(trial=trial.number, seeds=tuple(whole), flops=whole_flops, parts=tuple(parts))
+
+
+def part_of(removed: str, ne_percent: Estimate | None, flops: float, whole_flops: float) -> Part:
+    """With its share of the whole's FLOPs; `flops` are the rest's."""
+    share = 100.0 * (whole_flops - flops) / whole_flops
+    return Part(removed=removed, ne_percent=ne_percent, flops=flops, flops_percent=share)
 
 
 def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -124,15 +134,3 @@ def _ne(jobs: dict[int, Job], done: dict[str, Retraining]) -> list[float | None]
     """On validation, by seed."""
     found = [done.get(job.fingerprint) for job in jobs.values()]
     return [each.validation.ne if each is not None and each.validation else None for each in found]
-
-
-def _part(
-    name: str, ne_percent: Estimate | None, rest: ModelConfig, log: PreparedLog, whole_flops: float
-) -> Part:
-    flops = headline_flops(model_cost(rest, log.features))
-    return Part(
-        removed=name,
-        ne_percent=ne_percent,
-        flops=flops,
-        flops_percent=100.0 * (whole_flops - flops) / whole_flops,
-    )

@@ -28,6 +28,8 @@ BLOCKS = 200
 LEAST_ROWS = 10
 """Of a block, on average."""
 ROWS_AT_ONCE = 1 << 20
+TIME, ORDER = "time", "order"
+"""What rows of a block have in common where no column is named; `order` in logs without time stamps."""
 HASH = np.uint64(0x9E3779B97F4A7C15)
 """Fibonacci hashing (Knuth, volume 3, 6.4): neighbouring ids go to blocks far apart."""
 
@@ -43,7 +45,7 @@ class Blocks:
 
 
 def blocks_of(log: PreparedLog, split: Split, column: str | None = None) -> Blocks:
-    """Of consecutive rows in time, or of a column's values where one is named.
+    """Of a column's values; of consecutive rows in time for None, and for what `Blocks.by` says then.
 
     Raises:
         UserError: for a column that is not categorical, or a split of fewer than two rows.
@@ -51,18 +53,20 @@ def blocks_of(log: PreparedLog, split: Split, column: str | None = None) -> Bloc
     if split.rows < 2:
         raise UserError(f"an interval over examples needs two {split.name} rows at least, not {split.rows}.")
     count = max(2, min(BLOCKS, split.rows // LEAST_ROWS))
-    by = "order" if split.timestamp is None else "time"
+    by = ORDER if split.timestamp is None else TIME
     place_N = np.arange(split.rows)
     if split.timestamp is not None and not split.chronological:
         place_N = np.empty_like(place_N)
         place_N[np.argsort(split.timestamp, kind="stable")] = np.arange(split.rows)
     block_N: NDArray[np.integer[Any]] = (place_N * count // split.rows).astype(np.int32)
+    if column in (TIME, ORDER) and column not in categorical_ids(log, split):
+        column = None
     if column is not None:
         by_value_N = _by_value(log, split, column, block_N, count)
         filled, block_N = np.unique(by_value_N, return_inverse=True)
         count, by = len(filled), column
     if count < 2:
-        raise UserError(f"--block-by {column!r}: all {split.name} rows have one value; name another column.")
+        raise UserError(f"blocks by {column!r}: all {split.name} rows have one value; name another column.")
     return Blocks(block_N=block_N, count=count, by=by)
 
 
@@ -106,7 +110,7 @@ def _by_value(
     ids = categorical_ids(log, split)
     if column not in ids:
         raise UserError(
-            f"--block-by {column!r}: expected a categorical column of the log: {', '.join(ids) or 'none'}."
+            f"blocks by {column!r}: expected a categorical column of the log: {', '.join(ids) or 'none'}."
         )
     id_N = ids[column]
     hashed_N = ((id_N.astype(np.uint64) * HASH) >> np.uint64(32)) % np.uint64(count)

@@ -35,6 +35,7 @@ from trials.record import Retraining, StudyRecord
 class Finished:
     """A finished study, opened for its winners to be retrained; nobody else drives it meanwhile."""
 
+    config: StudyConfig
     record: StudyRecord
     log: PreparedLog
     ledger: Ledger
@@ -83,7 +84,9 @@ def finished_study(directory: Path, console: Console) -> Iterator[Finished]:
                     if hosts:
                         hosts.open(log, directory)
                         hosts.wait_for_all()
-                    yield Finished(record=record, log=log, ledger=ledger, retrainings=retrainings)
+                    yield Finished(
+                        config=config, record=record, log=log, ledger=ledger, retrainings=retrainings
+                    )
             export(read_record(directory), log, "best", directory / BEST)
     finally:
         Publisher(directory, console).finish(read_record(directory))

@@ -65,6 +65,8 @@ class Slices(Value):
     trial: int
     baseline: int | None = None
     column: str
+    blocked_by: str | None = None
+    """What rows of a block have in common: `time`, `order`, or a column's name. None without intervals."""
     seeds: tuple[int, ...]
     slices: tuple[Slice, ...]
 
@@ -83,7 +85,7 @@ class _Sums:
     def __init__(self, log: PreparedLog, column: str, most: int, block_by: str | None) -> None:
         split = log.split(SPLIT)
         groups, blocks = groups_of(log, split, column, most), blocks_of(log, split, block_by)
-        self.names = groups.names
+        self.names, self.blocked_by = groups.names, blocks.by
         self._rate = log.schema.negative_sampling_rate
         self._label_N = np.asarray(split.labels)
         weights = example_weights(split, self._rate)
@@ -123,7 +125,7 @@ def slices(
     most: int = MOST,
     block_by: str | None = None,
 ) -> Slices:
-    """Of a winner that was compared with the baseline.
+    """Of a winner that was compared with the baseline; by default over the blocks of that comparison.
 
     Raises:
         UserError: where it was not, its logits are gone, or the column is not one of the log's.
@@ -134,12 +136,19 @@ def slices(
             f"trial {trial} was not compared with the baseline yet; "
             f"`dhen-search confirm {study.directory}` does that."
         )
-    sums = _Sums(log, column, most, block_by)
+    sums = _Sums(log, column, most, block_by or comparison.blocked_by)
     own, reference = (
         sums.of(_kept_logits(study, number, log, comparison.seeds)) for number in (trial, study.baseline)
     )
     found = _slices(sums, own, reference)
-    return Slices(trial=trial, baseline=study.baseline, column=column, seeds=comparison.seeds, slices=found)
+    return Slices(
+        trial=trial,
+        baseline=study.baseline,
+        column=column,
+        blocked_by=sums.blocked_by,
+        seeds=comparison.seeds,
+        slices=found,
+    )
 
 
 def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = MOST) -> Slices:

@@ -23,6 +23,7 @@ def test_floor_and_test_are_told_where_known() -> None:
     assert "No model can go below NE 0.77310 on validation" in text
     assert "of the gap closed" in text
     assert "On the test split" in text
+    assert text.count("each trained once; whether it is better: dhen-search confirm runs/ads-march.") == 1
     assert "below NE 0.77410 on test" in text
 
 

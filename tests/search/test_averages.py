@@ -16,7 +16,6 @@ from dhen.errors import UserError
 from search.bundle import read_bundle
 from search.config import read_study_config
 from search.directory import read_record
-from search.verbs.ablate import command as ablate
 from search.verbs.average import command as average
 from search.verbs.export import command as export
 from search.verbs.plan import command as plan
@@ -50,6 +49,11 @@ def done(command: click.Command, *words: object) -> str:
     return result.output
 
 
+def looks(directory: Path) -> int:
+    with sqlite3.connect(directory / "study.db") as connection:
+        return int(connection.execute("select count(*) from dhen_test_look").fetchone()[0])
+
+
 def averages_of(record: StudyRecord) -> list[TrialRecord]:
     return [trial for trial in record.trials if trial.kind is TrialKind.AVERAGE]
 
@@ -73,9 +77,7 @@ def test_averages_are_trials_on_the_front(averaged: Path) -> None:
     winners = [record.trial(number) for number in (record.baseline or 0, *record.front)]
     scored = {each.number for each in winners} | {m.number for w in winners for m in record.networks(w)}
     retrained = {each.fingerprint for each in record.retrainings}
-    with sqlite3.connect(averaged / "study.db") as connection:
-        (looks,) = connection.execute("select count(*) from dhen_test_look").fetchone()
-    assert looks == len(scored) + len(retrained)
+    assert looks(averaged) == len(scored) + len(retrained)
 
 
 def test_the_average_is_compared(averaged: Path) -> None:
@@ -133,8 +135,28 @@ def test_a_member_is_named_to_train_or_plan_it(averaged: Path, click_log: Path, 
     with pytest.raises(UserError, match="has no member 7"):
         done(plan, bundle, "--member", 7)
     assert json.loads(done(plan, bundle, "--member", 1, "--json"))[0]["chosen"] == "dp"
-    with pytest.raises(UserError, match="ablate its members one by one"):
-        done(ablate, averaged, "--seeds", 2)
+
+
+def test_each_member_is_removed_in_turn(dhen_search: Run, averaged: Path) -> None:
+    """From the retrainings that the comparison was made of: none is trained, and test is not looked at again."""
+    before, looked = read_record(averaged), looks(averaged)
+    whole = next(each for each in averages_of(before) if len(each.members) == 2)
+    said = dhen_search("ablate", averaged, "--pick", whole.number, "--seeds", 2, "--json").stdout
+    found, comparison = json.loads(said), before.comparison(whole.number)
+    assert comparison is not None
+    assert (found["split"], found["blocked_by"], found["seeds"]) == ("test", "time", [1 + 3, 2 + 3])
+    first, second = before.networks(whole)
+    left = {f"trial {first.number}": second, f"trial {second.number}": first}
+    assert {part["removed"] for part in found["parts"]} == set(left)
+    for part in found["parts"]:
+        rest = left[part["removed"]]
+        ne = [each.test.ne for each in before.retrainings if each.of == rest.number and each.test]
+        percent = 100 * (sum(ne) / len(ne) / comparison.ne - 1)
+        assert part["ne_percent"]["low"] <= part["ne_percent"]["mean"] <= part["ne_percent"]["high"]
+        assert part["ne_percent"]["mean"] == pytest.approx(percent, abs=0.05)  # which is a ratio of means
+        assert (part["flops"], found["flops"]) == (rest.flops, whole.flops)
+    assert read_record(averaged).retrainings == before.retrainings
+    assert looks(averaged) == looked
 
 
 def test_further_seeds_later(dhen_search: Run, averaged: Path) -> None:

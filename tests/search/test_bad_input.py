@@ -42,6 +42,7 @@ from trials.training_state import TrainingState
         (("run", "none.yaml", "--data", "{log}"), "no such file"),
         (("run", "--data", "{log}", "storage=sqlite:////no/such/folder/x.db"), "cannot be used"),
         (("run", "--data", "{log}", "storage=nonsense"), "cannot be used"),
+        (("run", "--data", "{log}", "confirm=2", "block_by=clik"), "a categorical column of the log: site"),
         (("run", "--data", "{log}", "ranks=0x2"), "such as 2x4 (received '0x2')"),
         (("run", "--data", "{log}", "hbm=abc"), "such as 80GiB (received 'abc')"),
         (("run", "--data", "{log}", "ranks=2x2", "address=nowhere"), "expected host:port"),

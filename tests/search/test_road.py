@@ -104,7 +104,8 @@ def test_status_needs_nothing_heavy(study: Path) -> None:
 @pytest.mark.parametrize("pick", ["best", "knee", "flops<=1e9"])
 def test_export_and_verify(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path, pick: str) -> None:
     bundle = tmp_path / "bundle"
-    dhen_search("export", study, "--pick", pick, "--out", bundle)
+    said = dhen_search("export", study, "--pick", pick, "--out", bundle).stdout
+    assert f"not confirmed: dhen-search confirm {study}" in said
     said = dhen_search("verify", bundle, "--data", click_log).stdout
     assert "the one it was trained on" in said
     info = json.loads((bundle / "bundle.json").read_text())

@@ -17,9 +17,8 @@ from trials.record import StudyRecord
 def driver(record: StudyRecord, ended: list[int], **progress: Progress) -> Any:
     """What a view sees of a study that goes on."""
     told = {int(number.removeprefix("trial")): each for number, each in progress.items()}
-    return SimpleNamespace(
-        record=lambda: record, ended=ended, progress=told, finished=record.finished, notices=[]
-    )
+    news = SimpleNamespace(ended=ended, notices=[])
+    return SimpleNamespace(record=lambda: record, news=news, progress=told, finished=record.finished)
 
 
 def shown(*studies: Any, terminal: bool) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -30,13 +32,14 @@ from trials.record import Better, Comparison, Outcome
 
 BOTH = 2
 """Seeds."""
+WORDS = ("trials=3", "demo.rows=3000", f"confirm={BOTH}", "block_by=C2", *SMALL)
 
 
 @pytest.fixture(scope="module")
 def confirmed(dhen_search: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study on the demo log whose winners were compared at its end."""
     out = tmp_path_factory.mktemp("winners") / "study"
-    dhen_search("run", "--out", out, "trials=3", "demo.rows=3000", f"confirm={BOTH}", *SMALL)
+    dhen_search("run", "--out", out, *WORDS)
     return out
 
 
@@ -48,6 +51,7 @@ def looks(directory: Path) -> int:
 def test_winners_carry_a_verdict(confirmed: Path) -> None:
     record = read_record(confirmed)
     assert [each.trial for each in record.comparisons] == list(record.front)
+    assert {each.blocked_by for each in record.comparisons} == {"C2"}
     trained = {(each.of, each.seed) for each in record.retrainings}
     assert trained == {(n, seed) for n in (record.baseline, *record.front) for seed in (1, 2)}
     assert looks(confirmed) == (1 + BOTH) * (1 + len(record.front))
@@ -114,6 +118,7 @@ def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environmen
     assert kept.items() <= {each.number: each.started_at for each in record.retrainings}.items()
     assert said.count("retrained trial") == len(record.retrainings) - len(kept)
     assert any(f" {better.value} " in said for better in Better)
+    assert {each.blocked_by for each in record.comparisons} == {"C2"}  # the study's
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -175,10 +180,24 @@ def test_slices(confirmed: Path) -> None:
     assert len(slices(record, record.best, log, "C3", most=4).slices) == 5
 
 
+def test_slices_have_the_blocks_of_the_comparison(dhen_search: Run, confirmed: Path) -> None:
+    best = read_record(confirmed).comparison(read_record(confirmed).best)
+    assert best is not None
+    for words, blocked_by in (((), best.blocked_by), (("--block-by", "time"), "time")):
+        said = dhen_search("slices", confirmed, "--column", "C3", *words, "--json").stdout
+        assert json.loads(said)["blocked_by"] == blocked_by
+    for option in ("--pick", "--block-by"):
+        words = ("slices", confirmed / "best", "--data", "demo", "--column", "C3", option, "C1")
+        assert f"leave {option} out" in dhen_search(*words, code=2).stderr
+
+
 def test_slices_by_the_command_line(confirmed: Path) -> None:
     shown = CliRunner().invoke(show_slices, [str(confirmed), "--column", "C3", "--top", "3"])
     assert shown.exit_code == 0, shown.output
     assert "others)" in shown.output
+    best = read_record(confirmed).comparison(read_record(confirmed).best)
+    assert best is not None
+    assert f"intervals: over seeds and blocks of rows by {best.blocked_by}\n" in shown.output
     with pytest.raises(UserError, match="expected a categorical or numeric column of the log: C1"):
         CliRunner().invoke(show_slices, [str(confirmed), "--column", "C"], catch_exceptions=False)
 
@@ -204,3 +223,48 @@ def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path)
     finally:
         with sqlite3.connect(confirmed / "study.db") as connection:
             connection.execute("update dhen_study set facts = ?", (facts,))
+
+
+def test_an_export_says_the_verdict(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:
+    best = read_record(confirmed).comparison(read_record(confirmed).best)
+    assert best is not None
+    said = dhen_search("export", confirmed, "--out", tmp_path / "bundle").stdout
+    assert f"better than the baseline: {best.better}, " in said
+    assert " (95 % interval " in said
+
+
+def test_ctrl_c_while_the_best_is_exported(dhen_search: Run, confirmed: Path) -> None:
+    """Nothing half made is left, and the same command goes on."""
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not list(confirmed.glob(".best.*.building")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    said = dhen_search("run", "--out", confirmed, *WORDS, code=130).stdout
+    assert "the same command goes on" in said
+    assert not list(confirmed.glob(".best.*"))
+    assert read_record(confirmed).finished
+
+
+def test_ends_without_a_verdict_where_the_baseline_diverges(dhen_search: Run, confirmed: Path) -> None:
+    """From other seeds than the study's: the last here, as its baseline is another from then on."""
+    record = read_record(confirmed)
+    baseline = record.trial(record.baseline or 0)
+    with sqlite3.connect(confirmed / "study.db") as connection:
+        training = json.dumps(baseline.training | {"learning_rate": 1e30})
+        connection.execute(
+            "update dhen_job set training = ? where fingerprint = ?", (training, baseline.fingerprint)
+        )
+    shutil.rmtree(confirmed / "best")
+    for _ in range(2):
+        said = dhen_search("run", "--out", confirmed, *WORDS).stdout
+        assert "fewer than 2 of 2 seeds" in said
+        assert f"ends without a verdict; `dhen-search confirm {confirmed}` goes on" in said
+        assert read_record(confirmed).finished
+        assert (confirmed / "best" / "bundle.json").exists()
+    ended = [each for each in read_record(confirmed).retrainings if each.outcome is Outcome.DIVERGED]
+    assert [each.seed for each in ended] == [1, 2]
+    assert "--seeds 4 tries as many more" in dhen_search("confirm", confirmed, "--seeds", 2, code=2).stderr
