@@ -38,8 +38,8 @@ from search.directory import read_record
 from search.export import study_log, trained_job
 from search.objective import Trainer, new_record
 from search.winners.bootstrap import paired_bootstrap
-from search.winners.confirm import fresh_seeds
 from search.winners.losses import block_sums, blocks_of
+from search.winners.scored import fresh_seeds
 from spaces.load import load_space
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
