@@ -109,7 +109,7 @@ def test_one_space_has_every_module_and_ensemble() -> None:
 
 def test_spaces_from_before_norm_and_shortcut_were_axes_are_the_same() -> None:
     """A study keeps to its space by fingerprint."""
-    assert not {"norm", "norm_placement", "shortcut"} & set(load_space("default").config.to_dict())
+    assert not {"norm", "norm_placement", "shortcut"} & set(load_space("tiny").config.to_dict())
     varied = parse(SpaceConfig, {"modules": {"linear": {}}, "norm": ["layer", "rms"]}, "test")
     assert varied.to_dict()["norm"] == ["layer", "rms"]
 
