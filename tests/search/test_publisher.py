@@ -19,7 +19,8 @@ from trials.tracking import Tracker, database
 def driver(record: StudyRecord, changes: int) -> Any:
     """What a publisher sees of a study that goes on."""
     ended = [trial.number for trial in record.trials]
-    return SimpleNamespace(record=lambda: record, changes=changes, ended=ended, finished=False)
+    news = SimpleNamespace(changes=changes, ended=ended)
+    return SimpleNamespace(record=lambda: record, news=news, finished=False)
 
 
 def publisher(directory: Path) -> tuple[Publisher, io.StringIO]:
