@@ -57,6 +57,8 @@ Logits = np.ndarray
 """Of the test split's rows (N)."""
 Model = Callable[[int], Logits]
 """From a seed."""
+Start = Callable[[PreparedLog, Path], Trainer]
+"""A trainer in a folder, with as many threads as the study had."""
 
 
 def arrays(log: PreparedLog, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -103,12 +105,12 @@ def gradient_boosting(log: PreparedLog) -> Model:
     return fit
 
 
-def trained(log: PreparedLog, launcher: Launcher, job_of: Callable[[Trainer, int], Job]) -> Model:
+def trained(log: PreparedLog, start: Start, job_of: Callable[[Trainer, int], Job]) -> Model:
     """A network trained on the study's log, in a folder that is gone afterwards."""
 
     def train(seed: int) -> Logits:
         with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(launcher, log, Path(folder))
+            trainer = start(log, Path(folder))
             job = job_of(trainer, seed)
             record = new_record(0, TrialKind.CANDIDATE, {}, job)
             record = trainer.train(record, job, lambda _record, _progress: None)
@@ -119,12 +121,12 @@ def trained(log: PreparedLog, launcher: Launcher, job_of: Callable[[Trainer, int
     return train
 
 
-def again(log: PreparedLog, launcher: Launcher, networks: Sequence[TrialRecord]) -> Model:
+def again(log: PreparedLog, start: Start, networks: Sequence[TrialRecord]) -> Model:
     """A trial of the study, all networks of an average, from other seeds."""
 
     def train(seed: int) -> Logits:
         each = [
-            trained(log, launcher, lambda _trainer, seed, network=network: trained_job(network, log, seed))
+            trained(log, start, lambda _trainer, seed, network=network: trained_job(network, log, seed))
             for network in networks
         ]
         return mean_of_logits([one(seed) for one in each], log.schema.negative_sampling_rate)
@@ -133,7 +135,7 @@ def again(log: PreparedLog, launcher: Launcher, networks: Sequence[TrialRecord])
 
 
 def single_modules(
-    record: StudyRecord, log: PreparedLog, launcher: Launcher, kinds: Sequence[str]
+    record: StudyRecord, log: PreparedLog, start: Start, kinds: Sequence[str]
 ) -> dict[str, tuple[Model, float]]:
     """Networks of a single interaction module, with their FLOPs, by kind."""
     assert record.baseline is not None
@@ -144,7 +146,7 @@ def single_modules(
     for kind in kinds:
         model = parsed(stacked(kind, **buckets))
         job = partial(_job, model, training)
-        found[f"2x[{kind}]"] = (trained(log, launcher, job), network_flops(model, log))
+        found[f"2x[{kind}]"] = (trained(log, start, job), network_flops(model, log))
     return found
 
 
@@ -206,18 +208,21 @@ def main() -> None:
     files = [each for each in options.data if "=" not in each]
     words = [each for each in options.data if "=" in each]
     record = run_study(files, options.out, options.trials, words)
-    log, launcher = study_log(options.out), Launcher()
+    log, start = (
+        study_log(options.out),
+        partial(Trainer, Launcher(), threads=written_config(options.out).threads),
+    )
     assert record.best is not None
     assert record.baseline is not None
     best, baseline = record.trial(record.best), record.trial(record.baseline)
     table = Table(log, fresh_seeds(record.seed, options.seeds))
     name = f"best of {len(record.candidates)} candidates: {trial_name(best)}"
-    table.add(name, again(log, launcher, record.networks(best)), best.flops)
+    table.add(name, again(log, start, record.networks(best)), best.flops)
     table.add("histogram gradient boosting", gradient_boosting(log))
     table.add("logistic regression", logistic_regression(log))
-    table.add("AdvancedDLRM, tuned", again(log, launcher, [baseline]), baseline.flops)
+    table.add("AdvancedDLRM, tuned", again(log, start, [baseline]), baseline.flops)
     kinds = list(load_space(written_config(options.out).space).config.modules)
-    for single, (model, flops) in single_modules(record, log, launcher, kinds).items():
+    for single, (model, flops) in single_modules(record, log, start, kinds).items():
         table.add(single, model, flops)
     print(machine())
     print(
