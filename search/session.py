@@ -20,8 +20,6 @@ from search.samplers import check_sampler
 from search.stopping import stopping_rule
 from search.study import Study
 from search.terminal import StudyView, resumable, step_progress
-from search.winners.losses import blocks_of
-from search.winners.retraining import SPLIT
 from spaces.load import load_space
 from trials.data.cache import PreparedLog
 from trials.hosts import Hosts
@@ -51,8 +49,6 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
         check_directory(directory, config)
         with step_progress(console) as progress:
             log = open_log(config, progress)
-        if config.confirm or config.block_by:  # what is wrong with blocks is said before the search
-            blocks_of(log, log.split(SPLIT), config.block_by)
         record = _search(config, directory, log, launcher, hosts, console)
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)

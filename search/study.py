@@ -41,6 +41,8 @@ from search.tuning import best_architectures, check_tunable, least_tuned, untune
 from search.warm_start import Reused, read_reused
 from search.warm_tables import check_has_tables, tables_owner
 from search.weights import KeptWeights
+from search.winners.losses import blocks_of
+from search.winners.retraining import SPLIT
 from spaces.load import load_space
 from spaces.space import Candidate, Point, Space
 from trials.data.cache import PreparedLog
@@ -278,6 +280,8 @@ def _check(config: StudyConfig, space: Space, baseline: Baseline, log: PreparedL
         check_has_tables(baseline.model, log.features)
     if config.tune:
         check_tunable(space)
+    if config.confirm or config.block_by:
+        blocks_of(log, log.split(SPLIT), config.block_by)
 
 
 def _infeasible(number: int, point: Point, error: str) -> TrialRecord:

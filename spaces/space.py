@@ -99,6 +99,12 @@ class Space:
         self.layer_axes = {prefix: self._layer_axes(prefix) for prefix in self._prefixes()}
         self._check_start()
         self._check_tuning()
+        self.left_for_tuning: Point = {
+            axis.name: first_label(axis)
+            for name, axis in self._by_setting()
+            if name in config.tuning and axis.size > 1
+        }
+        """The axes of `tuning`, with the values that they keep until then."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -106,12 +112,6 @@ class Space:
         layers = (axis for axes in self.layer_axes.values() for axis in axes.values())
         every = (self.depth, *layers, *self.model_axes.values(), *self.training_axes.values())
         return tuple(axis for axis in every if axis.size > 1)
-
-    @property
-    def left_for_tuning(self) -> Point:
-        """The axes of `tuning`, with the values that they keep until then."""
-        named = [axis for name, axis in self._by_setting() if name in self.config.tuning and axis.size > 1]
-        return {axis.name: first_label(axis) for axis in named}
 
     def start_point(self, index: int, training: Mapping[str, Any]) -> Point:
         """What the candidate of this index should try, as far as the space says so; empty past the last.

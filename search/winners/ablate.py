@@ -6,7 +6,7 @@ seeds, for each part by itself. Of an average the parts are its members (`search
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dhen.config import DhenConfig, ModelConfig
@@ -104,14 +104,20 @@ def ablate(
         )
         for name, jobs in rest.items()
     ]
-    parts.sort(key=lambda part: -part.ne_percent.mean if part.ne_percent else 0.0)
-    return Ablation(trial=trial.number, seeds=tuple(whole), flops=whole_flops, parts=tuple(parts))
+    return Ablation(
+        trial=trial.number, seeds=tuple(whole), flops=whole_flops, parts=most_valuable_first(parts)
+    )
 
 
 def part_of(removed: str, ne_percent: Estimate | None, flops: float, whole_flops: float) -> Part:
     """With its share of the whole's FLOPs; `flops` are the rest's."""
     share = 100.0 * (whole_flops - flops) / whole_flops
     return Part(removed=removed, ne_percent=ne_percent, flops=flops, flops_percent=share)
+
+
+def most_valuable_first(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """By what NE loses without them; those whose training failed as if that were nothing."""
+    return tuple(sorted(parts, key=lambda part: -part.ne_percent.mean if part.ne_percent else 0.0))
 
 
 def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

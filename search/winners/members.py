@@ -9,7 +9,7 @@ else the looks are counted, and `confirm` need not take them again. Differences 
 from __future__ import annotations
 
 from search.reproduce.statistics import Estimate
-from search.winners.ablate import Ablation, part_of
+from search.winners.ablate import Ablation, most_valuable_first, part_of
 from search.winners.bootstrap import paired_bootstrap
 from search.winners.losses import blocks_of
 from search.winners.retraining import SPLIT, Retrainings
@@ -58,14 +58,13 @@ def ablate_average(
         )
         for place, member in enumerate(networks)
     ]
-    parts.sort(key=lambda part: -part.ne_percent.mean if part.ne_percent else 0.0)
     return Ablation(
         trial=trial.number,
         seeds=tuple(whole),
         split=SPLIT,
         blocked_by=losses.blocks.by,
         flops=flops,
-        parts=tuple(parts),
+        parts=most_valuable_first(parts),
     )
 
 
