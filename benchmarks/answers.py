@@ -208,7 +208,10 @@ def seen(appraisal: Appraisal) -> dict[str, float]:
     others = {key: value for key, value in model.to_dict().items() if key != "layers"}
     found.update({f"{key}={value}": 1.0 for key, value in others.items()})
     for key, value in appraisal.candidate.training.items():
-        found[key] = math.log(value) if isinstance(value, float) and value > 0 else float(value)
+        if isinstance(value, str):
+            found[f"{key}={value}"] = 1.0
+        else:
+            found[key] = math.log(value) if isinstance(value, float) and value > 0 else float(value)
     return dict(found)
 
 

@@ -112,7 +112,9 @@ class Trials:
         """The best of its tuning, and its weights; what is done is not done again."""
         found = []
         for index in range(self.config.baseline_trials):
-            _, model, training = read_baseline(self.config).variant(index, self.config.seed)
+            _, model, training = read_baseline(self.config, self.log.features).variant(
+                index, self.config.seed
+            )
             job = self.trainer.job(model, training, self.config.seed)
             known = self.trainer.folder(index) / "record.json"
             if not known.exists():
