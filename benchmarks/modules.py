@@ -21,7 +21,7 @@ from networks import network_flops, parsed, stacked, validation_ne
 
 from dashboards.names import short_name
 from dhen.blocks import BLOCKS
-from dhen.ensemble import ENSEMBLES
+from dhen.ensembles import ENSEMBLES
 from search.config import LogConfig
 from search.log import open_log
 from trials.data.cache import PreparedLog

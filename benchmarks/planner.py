@@ -25,8 +25,8 @@ from rich.progress import track
 
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
-from dhen.dropout import pools
 from dhen.model import build_model, named_model
+from dhen.ops.dropout import pools
 from dhen.schema import FeatureSchema, Table
 from spaces.load import catalog, load_space, random_point
 from trials.cluster.cluster import Cluster

@@ -32,6 +32,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import OneHotEncoder
 
 from dashboards.names import trial_name
+from dhen.averaging import mean_of_logits
 from dhen.config import ModelConfig
 from search.config import written_config
 from search.directory import read_record
@@ -44,7 +45,6 @@ from spaces.load import load_space
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher
-from trials.mean import mean_of_logits
 from trials.metrics import evaluate_predictions
 from trials.record import StudyRecord, TrialKind, TrialRecord
 from trials.scoring import logits_file

@@ -21,10 +21,12 @@ from pydantic import (
 )
 
 from dhen.blocks import BLOCKS, BlockConfig
-from dhen.ensemble import ENSEMBLES, EnsembleConfig, SumConfig
+from dhen.ensembles import ENSEMBLES
+from dhen.ensembles.base import EnsembleConfig
+from dhen.ensembles.paper import SumConfig
 from dhen.errors import unknown_name
-from dhen.norm import NormKind
-from dhen.parts import Widths
+from dhen.ops.norm import NormKind
+from dhen.ops.parts import Widths
 from dhen.values import Value, parse
 
 K = TypeVar("K", bound=Value)
@@ -110,8 +112,9 @@ class ModelConfig(Value):
     table_dim_exponent: float = Field(
         default=0.0, ge=0.0, le=1.0, exclude_if=lambda exponent: exponent == 0.0
     )
-    """alpha of `dhen.table_dims`: how fast embeddings get shorter with their table's rows, before a linear map
-    lifts them to D; 0: all have D. Left out of plain data where it is 0, as before there was a choice."""
+    """alpha of `dhen.inputs.table_dims`: how fast embeddings get shorter with their table's rows, before a
+    linear map lifts them to D; 0: all have D. Left out of plain data where it is 0, as before there was a
+    choice."""
     buckets: Literal["summed", "apart"] = Field(
         default="summed", exclude_if=lambda buckets: buckets == "summed"
     )

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig
 from dhen.cost import Costs, headline_flops, within
-from dhen.features import FeatureProcessing, feature_cost, taped_features
+from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
+from dhen.inputs.table_dims import num_embeddings
 from dhen.layer import DhenLayer, LayerShape, layer_cost, taped_layer
-from dhen.linear import Linear, linear_tape
 from dhen.members import MemberLinear, by_member, heads_cost, heads_tape, mean_logit, member_mlp
-from dhen.parts import mlp, mlp_cost, mlp_tape
+from dhen.memory.segments import Setting, Taped
+from dhen.memory.tape import Tape
+from dhen.ops.linear import Linear, linear_tape
+from dhen.ops.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema
-from dhen.segment import Setting, Taped
-from dhen.table_dims import num_embeddings
-from dhen.tape import Tape
 
 
 class DhenModel(nn.Module):

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from dhen.blocks import BlockConfig, BlockShape
 from dhen.config import LayerConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
-from dhen.ensemble_base import EnsembleShape
-from dhen.linear import Linear, linear_tape
+from dhen.ensembles.base import EnsembleShape
 from dhen.members import MemberAdapter, adapter_cost, adapter_tape, of_members
-from dhen.norm import any_norm_tape, build_norm, norm_cost
-from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
-from dhen.segment import Setting, Taped, Undeclared
-from dhen.tape import Tape
+from dhen.memory.segments import Setting, Taped, Undeclared
+from dhen.memory.tape import Tape
+from dhen.ops.linear import Linear, linear_tape
+from dhen.ops.norm import any_norm_tape, build_norm, norm_cost
+from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.cost import CostRow, Costs, elementwise_cost
-from dhen.linear import linear, linear_tape
-from dhen.parts import mlp_cost
-from dhen.tape import Held, Tape
+from dhen.memory.tape import Held, Tape
+from dhen.ops.linear import linear, linear_tape
+from dhen.ops.parts import mlp_cost
 
 MEAN_FLOPS = 10
 """Elementwise operations a member for the mean of probabilities, about."""
@@ -86,7 +86,7 @@ class MemberLinear(nn.Module):
 
 
 def member_mlp(members: int, n_in: int, widths: Sequence[int], *, dropout: float) -> nn.Sequential:
-    """As `dhen.parts.mlp`, one for each member: (K, B, n_in) -> (K, B, widths[-1])."""
+    """As `dhen.ops.parts.mlp`, one for each member: (K, B, n_in) -> (K, B, widths[-1])."""
     return nn.Sequential(
         *(MemberLinear(members, a, b, relu=True, dropout=dropout) for a, b in pairwise((n_in, *widths)))
     )

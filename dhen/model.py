@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from dhen.baselines import AdvancedDlrm, AdvancedDlrmConfig, advanced_dlrm_cost, taped_advanced_dlrm
+from dhen.advanced_dlrm import AdvancedDlrm, AdvancedDlrmConfig, advanced_dlrm_cost, taped_advanced_dlrm
 from dhen.config import DhenConfig, ModelConfig
 from dhen.cost import Costs
 from dhen.dhen_model import DhenModel, dhen_cost, taped_dhen
 from dhen.errors import UserError, unknown_name
+from dhen.memory.segments import Setting, Taped
 from dhen.schema import FeatureSchema
-from dhen.segment import Setting, Taped
 from dhen.values import load_yaml, parse
 
 FAMILIES: dict[str, type[ModelConfig]] = {"dhen": DhenConfig, "advanced_dlrm": AdvancedDlrmConfig}
@@ -37,7 +37,7 @@ def model_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
 
 
 def taped_model(config: ModelConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
-    """The model's segments, first to last, each with its FLOPs and its tape (see `dhen.tape`)."""
+    """The model's segments, first to last, each with its FLOPs and its tape (see `dhen.memory.tape`)."""
     if isinstance(config, DhenConfig):
         return taped_dhen(config, schema, setting)
     assert isinstance(config, AdvancedDlrmConfig), config

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from dhen.averaging import corrected_probability, mean_of_logits
 from dhen.cost import within
 from dhen.values import fingerprint
 from search.greedy import chosen_averages
 from trials.data.cache import PreparedLog
 from trials.data.weights import example_weights
 from trials.evaluation import logit_metrics
-from trials.mean import corrected_probability, mean_of_logits
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.serving import ServingConfig, summed_ms
 

@@ -24,6 +24,7 @@ from pydantic import model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dhen.averaging import MeanOfNetworks
 from dhen.batch import FeatureBatch
 from dhen.cost import CostRow
 from dhen.errors import UserError
@@ -38,7 +39,6 @@ from trials.events import WEIGHTS
 from trials.forward_time import forward_time
 from trials.job import Job
 from trials.master_weights import compute_in
-from trials.mean import MeanOfNetworks
 from trials.record import Comparison, LogSummary, Metrics
 from trials.serving import ForwardTime, ServingConfig
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
+from dhen.inputs.table_dims import table_groups
 from dhen.schema import FeatureSchema
-from dhen.table_dims import table_groups
 from search.standing import Standing
 from trials.record import TrialKind, TrialRecord
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dhen.blocks import BLOCKS, DropoutBlockConfig
 from dhen.config import DhenConfig, LayerConfig
-from dhen.ensemble import ENSEMBLES
+from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError, unknown_name
 from dhen.model import parse_model
 from dhen.values import Value, fingerprint

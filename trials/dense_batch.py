@@ -11,15 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dhen.features import FeatureProcessing, Tables
+from dhen.inputs.features import FeatureProcessing, Tables
 
 
 class DenseInputs(NamedTuple):
     """What the dense part sees of B examples."""
 
     embeddings: tuple[Tensor, ...]
-    """fp32, as tables put them out (`dhen.table_dims.looked_up`): e_BTD of the categorical tables, e_B1D of each
-    multi-hot one, where tables have several lengths for each of these."""
+    """fp32, as tables put them out (`dhen.inputs.table_dims.looked_up`): e_BTD of the categorical tables,
+    e_B1D of each multi-hot one, where tables have several lengths for each of these."""
     numeric_BK: Tensor
     """float32."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
-from dhen.features import Tables, matrices
+from dhen.inputs.features import Tables, matrices
 from dhen.schema import FeatureSchema
 from trials.half_tables import in_half
 from trials.job import TrainingConfig

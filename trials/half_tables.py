@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.batch import FeatureBatch
-from dhen.features import EmbeddingTables, Tables
+from dhen.inputs.features import EmbeddingTables, Tables
 
 
 class HalfTables(EmbeddingTables):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dhen.features import EmbeddingTables
+from dhen.inputs.features import EmbeddingTables
 from trials.checkpoint import Weights
 from trials.hardware import Precision
 

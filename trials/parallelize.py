@@ -30,13 +30,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dhen.loss import cross_entropy
 from trials.adamw import MOMENTS, adamw, moments, set_steps
 from trials.checkpoint import Weights
 from trials.dense_batch import DenseBatch, DenseInputs, part_of, pass_on_gradients
 from trials.flat_pieces import FlatPieces, Piece
 from trials.gradient_precision import averaged_in
 from trials.job import TrainingConfig
-from trials.loss import cross_entropy
 from trials.master_weights import DTYPES, MasterWeights
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.strategies import RECOMPUTED, Checkpointing, Dense, Strategy

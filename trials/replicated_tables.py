@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
-from dhen.features import EmbeddingTables
+from dhen.inputs.features import EmbeddingTables
 from dhen.schema import FeatureSchema
 from trials.half_tables import HalfTables
 from trials.row_wise_adagrad import EPSILON

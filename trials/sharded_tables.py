@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
-from dhen.features import Tables, matrices
+from dhen.inputs.features import Tables, matrices
 from dhen.schema import FeatureSchema, Table
 from trials.embeddings import backward, leaves
 from trials.job import TrainingConfig

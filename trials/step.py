@@ -7,6 +7,7 @@ from collections.abc import Collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dhen.loss import cross_entropy
 from trials.adamw import adamw, moments, set_steps
 from trials.checkpoint import Weights
 from trials.data.cache import PreparedLog
@@ -15,7 +16,6 @@ from trials.evaluation import eval_rows, evaluate
 from trials.flat_pieces import FlatPieces, Piece
 from trials.half_tables import store_tables_in_half
 from trials.job import TrainingConfig
-from trials.loss import cross_entropy
 from trials.master_weights import MasterWeights, embedding_tables
 from trials.memory_limit import is_counted
 from trials.record import Metrics

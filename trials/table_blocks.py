@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dhen.features import EmbeddingTables
+from dhen.inputs.features import EmbeddingTables
 from trials.row_wise_adagrad import RowWiseAdagrad
 
 

@@ -2,8 +2,8 @@
 
 Rows belong to the ids of the log, whatever model reads them. Where dimensions differ, the columns that both
 have are copied as they are, and columns that only the new tables have stay fresh: they are drawn at a
-twentieth of a unit (`dhen.features.EMBEDDING_INIT_STD`), so that at first they add little to what the trained
-ones say, and nothing is scaled, since the layers that read them are fresh and learn any scale. The
+twentieth of a unit (`dhen.inputs.features.EMBEDDING_INIT_STD`), so that at first they add little to what the
+trained ones say, and nothing is scaled, since the layers that read them are fresh and learn any scale. The
 optimizer's state is not taken over. What this does to the ranking of candidates is measured by
 `benchmarks/warm_tables.py`.
 """
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dhen.errors import UserError
-from dhen.features import FeatureProcessing, matrices
+from dhen.inputs.features import FeatureProcessing, matrices
 from dhen.schema import FeatureSchema
 from trials.checkpoint import read_weights
 from trials.ranks import Ranks

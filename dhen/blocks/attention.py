@@ -23,11 +23,11 @@ from dhen.cost import (
     linear_cost,
     product_cost,
 )
-from dhen.dropout import drop, dropout_scale
-from dhen.linear import Linear, linear, linear_shapes, linear_tape
-from dhen.norm import LayerNorm, norm_tape
-from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
-from dhen.tape import FP32_BYTES, MASK_BYTES, Tape
+from dhen.memory.tape import FP32_BYTES, MASK_BYTES, Tape
+from dhen.ops.dropout import drop, dropout_scale
+from dhen.ops.linear import Linear, linear, linear_shapes, linear_tape
+from dhen.ops.norm import LayerNorm, norm_tape
+from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
 
 
 class AttentionConfig(DropoutBlockConfig):

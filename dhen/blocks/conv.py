@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, CostRow, Costs, elementwise_cost
-from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
-from dhen.tape import Tape
+from dhen.memory.tape import Tape
+from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
 
 
 class ConvConfig(BlockConfig):

@@ -1,4 +1,4 @@
-"""AdvancedDLRM as an interaction module (DHEN paper, section 3.2.1; ours as `dhen.pairwise` states it).
+"""AdvancedDLRM as an interaction module (DHEN paper, section 3.2.1; ours as `dhen.ops.pairwise` states it).
 
 v = MLP([dots(x), flatten(x)]), u = reshape(W_m v), W_m in R^(v x l d).
 """
@@ -12,8 +12,9 @@ from torch import nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs
-from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
-from dhen.parts import (
+from dhen.memory.tape import Tape
+from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
+from dhen.ops.parts import (
     VectorToEmbeddings,
     Widths,
     mlp,
@@ -22,7 +23,6 @@ from dhen.parts import (
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
-from dhen.tape import Tape
 
 
 class DlrmConfig(DropoutBlockConfig):

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, product_cost
-from dhen.norm import LayerNorm, norm_cost, norm_tape
-from dhen.parts import (
+from dhen.memory.tape import Tape
+from dhen.ops.norm import LayerNorm, norm_cost, norm_tape
+from dhen.ops.parts import (
     EmbeddingProjection,
     VectorToEmbeddings,
     Widths,
@@ -29,7 +30,6 @@ from dhen.parts import (
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
-from dhen.tape import Tape
 
 
 class LowRankFmConfig(DropoutBlockConfig):

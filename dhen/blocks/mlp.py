@@ -12,7 +12,8 @@ from torch import nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs
-from dhen.parts import (
+from dhen.memory.tape import Tape
+from dhen.ops.parts import (
     VectorToEmbeddings,
     Widths,
     mlp,
@@ -21,7 +22,6 @@ from dhen.parts import (
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
-from dhen.tape import Tape
 
 
 class MlpConfig(DropoutBlockConfig):

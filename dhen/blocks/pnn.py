@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost, product_cost
-from dhen.linear import Linear, linear_tape
-from dhen.parts import (
+from dhen.memory.tape import Tape
+from dhen.ops.linear import Linear, linear_tape
+from dhen.ops.parts import (
     EmbeddingProjection,
     VectorToEmbeddings,
     Widths,
@@ -28,7 +29,6 @@ from dhen.parts import (
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
-from dhen.tape import Tape
 
 
 class PnnConfig(DropoutBlockConfig):

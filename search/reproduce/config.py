@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dhen.errors import unknown_name
-from dhen.parts import Widths
+from dhen.ops.parts import Widths
 from dhen.values import parse
 from search.config import LogConfig, set_override
 from trials.job import TrainingConfig

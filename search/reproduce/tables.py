@@ -1,7 +1,7 @@
 """The rows of the DHEN paper's tables 1, 2 and 3 (arXiv 2203.11014) as models, its values, and what it finds.
 
 The paper's values were read from a secondary source. Its AdvancedDLRM and its log are not public,
-the modules of its DHENs in tables 2 and 3 not known to us: ours are as `dhen.pairwise` and the settings say.
+the modules of its DHENs in tables 2 and 3 not known to us: ours are as `dhen.ops.pairwise` and the settings say.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
 from search.winners.groups import categorical_ids
 from trials.data.cache import PreparedLog, Split
 from trials.data.vocabulary import UNKNOWN_ID
 from trials.data.weights import Floats, example_weights
-from trials.mean import mean_of_logits
 from trials.metrics import PROBABILITY_FLOOR
 
 BLOCKS = 200

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
 from dhen.values import Value
 from search.bundle import Bundle
@@ -28,7 +29,6 @@ from trials.data.cache import PreparedLog
 from trials.data.weights import Floats, example_weights
 from trials.evaluation import evaluate
 from trials.hardware import device
-from trials.mean import mean_of_logits
 from trials.metrics import entropy
 from trials.record import Better, StudyRecord
 from trials.scoring import logits_file

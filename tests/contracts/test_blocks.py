@@ -10,7 +10,7 @@ from dhen.blocks import BLOCKS, BlockShape, DropoutBlockConfig
 from dhen.blocks.attention import Encoder
 from dhen.config import LayerConfig
 from dhen.cost import ATTENTION, dense_parameters, headline_flops
-from dhen.pairwise import PairwiseDots
+from dhen.ops.pairwise import PairwiseDots
 from dhen.values import parse
 
 SHAPES = [

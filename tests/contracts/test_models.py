@@ -103,7 +103,7 @@ def test_lookup_bytes_follow_the_ids_looked_up() -> None:
 
 
 def test_an_empty_bag_is_a_zero_embedding() -> None:
-    from dhen.features import EmbeddingTables
+    from dhen.inputs.features import EmbeddingTables
 
     tables = EmbeddingTables(FULL, 4)
     looked_up = tables(batch_for(FULL))
@@ -112,7 +112,7 @@ def test_an_empty_bag_is_a_zero_embedding() -> None:
 
 
 def test_tables_do_not_overlap() -> None:
-    from dhen.features import EmbeddingTables
+    from dhen.inputs.features import EmbeddingTables
 
     tables = EmbeddingTables(FULL, 1)
     with torch.no_grad():

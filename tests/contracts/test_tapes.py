@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dhen.baselines import AdvancedDlrmConfig
+from dhen.advanced_dlrm import AdvancedDlrmConfig
 from dhen.batch import FeatureBatch
 from dhen.blocks import BLOCKS, BlockConfig
 from dhen.config import DhenConfig, LayerConfig, ModelConfig
-from dhen.dropout import pools
-from dhen.ensemble import ENSEMBLES
+from dhen.ensembles import ENSEMBLES
+from dhen.inputs.table_dims import looked_up
 from dhen.layer import DhenLayer, LayerShape, taped_layer
+from dhen.memory.replay import Footprint, replay
+from dhen.memory.segments import Setting, Taped
 from dhen.model import build_model, taped_model
-from dhen.replay import Footprint, replay
+from dhen.ops.dropout import pools
 from dhen.schema import FeatureSchema, Table
-from dhen.segment import Setting, Taped
-from dhen.table_dims import looked_up
 from trials.memory_counter import MemoryCounter
 
 BATCH = 256
@@ -71,7 +71,7 @@ PRECISIONS = (torch.float32, torch.bfloat16)
 
 @pytest.fixture(autouse=True)
 def _two_threads() -> Iterator[None]:
-    """Declarations assume several (`dhen.norm`)."""
+    """Declarations assume several (`dhen.ops.norm`)."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dhen.blocks import BLOCKS
 from dhen.config import DhenConfig, LayerConfig
-from dhen.ensemble import ENSEMBLES
+from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.values import fingerprint

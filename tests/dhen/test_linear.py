@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dhen.linear import Linear
+from dhen.ops.linear import Linear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dhen.norm import LayerNorm, RmsNorm
+from dhen.ops.norm import LayerNorm, RmsNorm
 
 
 @pytest.mark.parametrize("dim", [2, 8, 10, 16, 32, 48])

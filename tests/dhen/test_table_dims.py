@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig, LayerConfig
-from dhen.features import FeatureProcessing, MixedTables, matrices
-from dhen.lift import Lift
+from dhen.inputs.features import FeatureProcessing, MixedTables, matrices
+from dhen.inputs.lift import Lift
+from dhen.inputs.table_dims import SHORTEST, table_dims
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from dhen.table_dims import SHORTEST, table_dims
 
 LAYERS = (LayerConfig(modules=("linear",)),)  # type: ignore[arg-type]
 SCHEMA = FeatureSchema(

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
-from dhen.features import EmbeddingTables, MixedTables, Tables, matrices
+from dhen.inputs.features import EmbeddingTables, MixedTables, Tables, matrices
+from dhen.inputs.table_dims import table_dims
 from dhen.schema import FeatureSchema, Table
-from dhen.table_dims import table_dims
 from trials.cluster.load import load_cluster
 from trials.embeddings import TableEngine, table_engine
 from trials.job import TrainingConfig

@@ -159,7 +159,7 @@ def test_train_a_shipped_model(dhen_search: Run, click_log: Path, tmp_path: Path
 def test_every_block_and_ensemble_trains(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
     """Each registry entry, end to end."""
     from dhen.blocks import BLOCKS
-    from dhen.ensemble import ENSEMBLES
+    from dhen.ensembles import ENSEMBLES
     from dhen.values import dump_yaml
 
     layers = [

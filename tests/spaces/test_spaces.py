@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dhen.blocks import BLOCKS
-from dhen.ensemble import ENSEMBLES
+from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import fingerprint, parse

@@ -17,7 +17,7 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.errors import UserError
-from dhen.features import EmbeddingTables, MixedTables, Tables
+from dhen.inputs.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
 from trials.embeddings import TableEngine, table_engine
 from trials.job import TrainingConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trials.mean import mean_logit, mean_of_logits
+from dhen.averaging import mean_logit, mean_of_logits
 from trials.metrics import undo_negative_sampling
 
 

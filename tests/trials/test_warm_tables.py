@@ -13,7 +13,7 @@ from gloo_ranks import as_rank, on_ranks
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
-from dhen.features import EMBEDDING_INIT_STD
+from dhen.inputs.features import EMBEDDING_INIT_STD
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.checkpoint import Weights, save_weights

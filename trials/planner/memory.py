@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from dhen.tape import FP32_BYTES, Shape
+from dhen.memory.tape import FP32_BYTES, Shape
 from trials.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.job import TrainingConfig
 from trials.planner.device_constants import BUCKET_BYTES

@@ -6,9 +6,9 @@ from functools import cached_property
 from math import ceil
 
 from dhen.config import ModelConfig
-from dhen.dropout import POOL_WORDS
+from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
+from dhen.ops.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
-from dhen.table_dims import TableGroup, table_dims, table_groups
 from trials.bf16_adamw import ring_bytes
 from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words

@@ -9,7 +9,7 @@ Three things are stood in for: DistributedDataParallel, which fake tensors canno
 bits of dropout and of rounding, which belong to the process, not to a model; and, for offload, the copies between
 host and device, which a CPU does not make: what would live on the host is left out of the device's count.
 
-It is the CPU's code path that is traced: fused linear maps, dropout on bits (`dhen.linear`).
+It is the CPU's code path that is traced: fused linear maps, dropout on bits (`dhen.ops.linear`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dhen.config import ModelConfig
+from dhen.inputs.table_dims import looked_up
+from dhen.memory.replay import Footprint
+from dhen.memory.segments import Undeclared
+from dhen.memory.tape import Shape
 from dhen.model import build_model
-from dhen.replay import Footprint
 from dhen.schema import FeatureSchema
-from dhen.segment import Undeclared
-from dhen.table_dims import looked_up
-from dhen.tape import Shape
 from dhen.values import Value
 from trials.dense_batch import DenseBatch, DenseInputs, take_tables
 from trials.gradient_precision import cast_bucket
@@ -48,7 +48,7 @@ from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.strategies import Strategy
 
 THREADS = 2
-"""Of torch during a trace: with more than one, `dhen.norm` takes another path."""
+"""Of torch during a trace: with more than one, `dhen.ops.norm` takes another path."""
 
 CHUNKS = "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"
 """What cuts a parameter into shards; made one by one, 256 of each took most of a trace."""
@@ -182,7 +182,7 @@ def _same_path() -> Iterator[None]:
     torch.set_num_threads(THREADS)
     try:
         with (
-            patch("dhen.dropout.random_bytes", _no_random_bytes),
+            patch("dhen.ops.dropout.random_bytes", _no_random_bytes),
             patch("trials.bf16_adamw.random_bits", _no_random_bits),
         ):
             yield
@@ -191,7 +191,7 @@ def _same_path() -> Iterator[None]:
 
 
 def _no_random_bytes(count: int) -> Tensor:
-    """`dhen.dropout.random_bytes` without its pools of bits, which belong to the process, not to a model."""
+    """`dhen.ops.dropout.random_bytes` without its pools of bits, which belong to the process, not to a model."""
     return torch.empty(-(-count // 8), dtype=torch.int64).view(torch.int8)[:count]
 
 

@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dhen.config import ModelConfig
+from dhen.memory.replay import Footprint, Replayed, replay
+from dhen.memory.segments import Setting, Taped
+from dhen.memory.tape import Device, Shape, Tape
 from dhen.model import taped_model
-from dhen.replay import Footprint, Replayed, replay
 from dhen.schema import FeatureSchema
-from dhen.segment import Setting, Taped
-from dhen.tape import Device, Shape, Tape
 from trials.hardware import Precision
 from trials.planner.device_constants import KERNELS_A_SEGMENT
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dhen.config import ModelConfig
+from dhen.inputs.table_dims import table_dims
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from dhen.table_dims import table_dims
 from spaces.load import load_space, random_point
 from trials.hardware import Precision
 from trials.job import TrainingConfig

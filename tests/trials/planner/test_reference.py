@@ -12,7 +12,7 @@ from gloo_ranks import as_rank, on_ranks
 
 from dhen.blocks import BLOCKS
 from dhen.config import ModelConfig
-from dhen.ensemble import ENSEMBLES
+from dhen.ensembles import ENSEMBLES
 from dhen.model import build_model, catalog, named_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.dense_batch import take_tables

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dhen.replay import Footprint
+from dhen.memory.replay import Footprint
 from dhen.values import parse
 from trials.bf16_adamw import CHUNKS
 from trials.cluster.cluster import Cluster

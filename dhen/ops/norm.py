@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.cost import NORM_FLOPS, RMS_NORM_FLOPS, Costs, elementwise_cost
-from dhen.tape import FP32_BYTES, Held, Tape
+from dhen.memory.tape import FP32_BYTES, Held, Tape
 
 NormKind = Literal["layer", "rms", "none"]
 RMS_EPS = 1e-5

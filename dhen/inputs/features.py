@@ -18,13 +18,13 @@ from torch.nn import functional as F
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
-from dhen.lift import MixedEmbeddings, lift_cost, mixed_tape
-from dhen.linear import Linear, linear_tape
-from dhen.parts import mlp, mlp_cost, mlp_tape
+from dhen.inputs.lift import MixedEmbeddings, lift_cost, mixed_tape
+from dhen.inputs.table_dims import TableGroup, looked_up, summed_tables, table_dims, table_groups
+from dhen.memory.segments import Setting, Taped
+from dhen.memory.tape import FP32_BYTES, Tape
+from dhen.ops.linear import Linear, linear_tape
+from dhen.ops.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema, Table
-from dhen.segment import Setting, Taped
-from dhen.table_dims import TableGroup, looked_up, summed_tables, table_dims, table_groups
-from dhen.tape import FP32_BYTES, Tape
 
 EMBEDDING_INIT_STD = 0.05
 """Standard deviation of fresh embeddings; small beside the layers' unit-variance outputs."""
@@ -92,7 +92,7 @@ class MixedTables(nn.ModuleDict):
         super().__init__({f"d{dim}": EmbeddingTables(schema, dim, places) for dim, places in groups})
 
     def forward(self, batch: FeatureBatch) -> list[Tensor]:
-        """Theirs, one after another (`dhen.table_dims.looked_up`)."""
+        """Theirs, one after another (`dhen.inputs.table_dims.looked_up`)."""
         return [e for tables in self.values() for e in tables(batch)]
 
 

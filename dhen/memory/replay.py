@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dhen.tape import Held, Operation, Tape
+from dhen.memory.tape import Held, Operation, Tape
 
 EACH = 2**48
 """More than the bytes at any batch can be."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dhen.dropout import dropout_scale, keep_mask, where_kept, where_positive
-from dhen.tape import MASK_BYTES, NOTHING, Shape, Tape
+from dhen.memory.tape import MASK_BYTES, NOTHING, Shape, Tape
+from dhen.ops.dropout import dropout_scale, keep_mask, where_kept, where_positive
 
 FUSED_ON_CPU = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 """Whether this PyTorch was built with oneDNN."""

@@ -2,7 +2,7 @@
 
 A module's declaration beside its FLOPs: it writes its operations on a `Tape` in the order in which forward
 runs them, in numbers an example (a row of the batch dimension, of which members of one network have several
-an example: `Tape.rows`); `dhen.replay` plays a tape back for a batch and tells the memory.
+an example: `Tape.rows`); `dhen.memory.replay` plays a tape back for a batch and tells the memory.
 `tests/contracts` holds every declaration to what PyTorch really allocates. The loss and statistics of a few
 bytes an example may be left out.
 """

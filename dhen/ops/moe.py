@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dhen.cost import SOFTMAX_FLOPS, Costs, elementwise_cost, linear_cost, within
-from dhen.linear import Linear, linear_tape
-from dhen.parts import mlp, mlp_cost, mlp_tape
-from dhen.tape import Tape
+from dhen.memory.tape import Tape
+from dhen.ops.linear import Linear, linear_tape
+from dhen.ops.parts import mlp, mlp_cost, mlp_tape
 
 
 class MoeMlp(nn.Module):

@@ -1,7 +1,7 @@
 """How a layer joins the outputs of its interaction modules (DHEN paper, section 3.1, equation 1).
 
 Concat keeps all (k modules of l embeddings give k l); sum and weighted sum add them up (l). Those
-beyond the paper are in `dhen/ensemble_mixing.py`.
+beyond the paper are in `dhen/ensembles/mixing.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dhen.cost import Costs, elementwise_cost
-from dhen.ensemble_base import EnsembleConfig, EnsembleShape
-from dhen.ensemble_mixing import AttentionSumConfig, BilinearSumConfig, GatedSumConfig
-from dhen.tape import Tape
+from dhen.ensembles.base import EnsembleConfig, EnsembleShape
+from dhen.memory.tape import Tape
 
 
 class ConcatConfig(EnsembleConfig):
@@ -131,15 +130,3 @@ class WeightedSum(nn.Module):
         for weight, output in zip(self.weights[1:], outputs[1:], strict=True):
             total = total + weight * output
         return total
-
-
-ENSEMBLES: dict[str, type[EnsembleConfig]] = {
-    "attention": AttentionSumConfig,
-    "bilinear": BilinearSumConfig,
-    "concat": ConcatConfig,
-    "gated": GatedSumConfig,
-    "sum": SumConfig,
-    "weighted_sum": WeightedSumConfig,
-}
-
-__all__ = ["ENSEMBLES", "EnsembleConfig", "EnsembleShape", "SumConfig"]

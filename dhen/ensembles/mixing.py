@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dhen.cost import SOFTMAX_FLOPS, Costs, elementwise_cost, linear_cost, product_cost
-from dhen.ensemble_base import EnsembleConfig, EnsembleShape
-from dhen.linear import Linear, linear_tape
-from dhen.tape import Tape
+from dhen.ensembles.base import EnsembleConfig, EnsembleShape
+from dhen.memory.tape import Tape
+from dhen.ops.linear import Linear, linear_tape
 
 
 class _MixingConfig(EnsembleConfig):

@@ -5,7 +5,7 @@ step (docs/decisions/0008-the-training-step.md). Here eight bits decide an eleme
 rounded to a multiple of 1/256, and masks are applied to the bits of the numbers as integers. The bits are
 the exclusive or of two pools of random bits, each from a place that PyTorch's generator draws anew for
 every mask.
-`dhen.linear` has dropout, ReLU and a linear map in one.
+`dhen.ops.linear` has dropout, ReLU and a linear map in one.
 """
 
 from __future__ import annotations

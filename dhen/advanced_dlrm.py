@@ -1,6 +1,6 @@
 """AdvancedDLRM as a whole model, alone or with MoE MLPs: what the paper's tables 2 and 3 compare with.
 
-features -> pairwise dots beside the flattened embeddings (`dhen.pairwise`) -> MLP, or a mixture of
+features -> pairwise dots beside the flattened embeddings (`dhen.ops.pairwise`) -> MLP, or a mixture of
 expert MLPs -> logit.
 """
 
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import Costs, headline_flops, linear_cost, within
-from dhen.features import FeatureProcessing, feature_cost, taped_features
-from dhen.linear import Linear, linear_tape
-from dhen.moe import MoeMlp, moe_cost, moe_tape
-from dhen.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
-from dhen.parts import Widths, mlp, mlp_cost, mlp_tape
+from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
+from dhen.inputs.table_dims import num_embeddings
+from dhen.memory.segments import Setting, Taped
+from dhen.memory.tape import Tape
+from dhen.ops.linear import Linear, linear_tape
+from dhen.ops.moe import MoeMlp, moe_cost, moe_tape
+from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
+from dhen.ops.parts import Widths, mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema
-from dhen.segment import Setting, Taped
-from dhen.table_dims import num_embeddings
-from dhen.tape import Tape
 
 
 class AdvancedDlrmConfig(ModelConfig):

@@ -3,7 +3,7 @@
 The DHEN paper names AdvancedDLRM (section 3.2.1) and leaves it open. Ours, as a function of x_BMD:
 all dot products <x_i, x_j>, i < j, of the embeddings or of a learned lower-rank mix of them (rank R
 mixes each of length D), concatenated with the flattened embeddings. An MLP follows, in
-`dhen/blocks/dlrm.py` as an interaction module and in `dhen/baselines.py` as a model of its own.
+`dhen/blocks/dlrm.py` as an interaction module and in `dhen/advanced_dlrm.py` as a model of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.cost import Costs, product_cost
-from dhen.parts import EmbeddingProjection, projection_cost, projection_tape
-from dhen.tape import Tape
+from dhen.memory.tape import Tape
+from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
 
 INDEX_BYTES = 8
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dhen.cost import MATMUL, CostRow, Costs, product_cost
-from dhen.linear import linear
-from dhen.tape import Tape
+from dhen.memory.tape import Tape
+from dhen.ops.linear import linear
 
 
 def pair_mix(x_BDI: Tensor, y_BDJ: Tensor, weight_HIJ: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from dhen.config import ModelConfig
 from dhen.cost import Costs, linear_cost
+from dhen.inputs.table_dims import TableGroup, crossed, table_dims
+from dhen.memory.tape import Tape
 from dhen.schema import FeatureSchema
-from dhen.table_dims import TableGroup, crossed, table_dims
-from dhen.tape import Tape
 
 
 class Lift(nn.Module):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from dhen.tape import Device, Tape
+from dhen.memory.tape import Device, Tape
 
 
 class Setting(NamedTuple):
