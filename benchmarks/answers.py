@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dhen.schema import FeatureSchema, Table
 from search.appraisal import Appraisal, Appraiser
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from spaces.space import Space
 from trials.record import CurvePoint, Metrics
 

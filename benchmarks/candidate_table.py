@@ -23,7 +23,7 @@ from dhen.schema import FeatureSchema
 from search.config import written_config
 from search.directory import read_record
 from search.export import study_log
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from spaces.space import Space, SpaceConfig
 from trials.record import Outcome, TrialRecord
 

@@ -8,7 +8,7 @@ import platform
 import statistics
 from collections.abc import Sequence
 
-from trials.hardware import processor_name
+from trials.cluster.machine import processor_name
 
 TRAINING_FLOPS = 3
 """Forward passes that a training step is worth."""

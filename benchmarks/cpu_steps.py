@@ -23,13 +23,13 @@ from dhen.model import build_model
 from search.config import DemoConfig, StudyConfig
 from search.log import open_log
 from search.objective import job_on
-from spaces.load import load_space, random_point
+from spaces.catalog_loader import load_space, random_point
 from trials.cluster.cluster import Cluster, PeakFlops
 from trials.cluster.here import COPIED_BYTES, CPU_MATMUL
 from trials.cluster.load import THIS, load_cluster
+from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
-from trials.hardware import preferred_precision
 from trials.job import Job, TrainingConfig
 from trials.planner.plan import plan
 from trials.planner.segments import segments

@@ -31,8 +31,8 @@ from trials.events import Trained
 from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher, wait_for
 from trials.planner.plan import plan
-from trials.planner.strategies import Strategy, ladder
 from trials.ranks import Ranks
+from trials.strategy import Strategy, ladder
 from trials.worker import Task
 
 SHAPES = (Ranks(0, 1, 1), Ranks(0, 1, 2), Ranks(0, 2, 2))

@@ -11,16 +11,16 @@ from torch import nn
 
 from dhen.model import build_model
 from dhen.values import Value
+from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
 from trials.distributed_step import DistributedStep
 from trials.events import Trained
-from trials.hardware import device
 from trials.loop import Step
 from trials.memory_limit import limited_memory
-from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.step import TrainStep
+from trials.strategy import Strategy
 from trials.worker import Emit, Task, run_rank
 
 STEPS = 50

@@ -33,11 +33,11 @@ from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
-from trials.hardware import Precision
+from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import plan
-from trials.planner.strategies import Dense
+from trials.strategy import Dense
 
 DEPTHS = (1, 8, 16, 24, 32)
 """Where the paper's figure was read off."""

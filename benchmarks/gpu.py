@@ -40,9 +40,9 @@ from trials.job import Job, TrainingConfig
 from trials.loop import Step
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import plan
-from trials.planner.strategies import Strategy, named
 from trials.ranks import Ranks
 from trials.step import TrainStep
+from trials.strategy import Strategy, named
 
 TABLES, TABLE_ROWS, NUMERIC = 26, 100_000, 13
 WARM_STEPS, REPEATS = 5, 5

@@ -33,7 +33,7 @@ from search.objective import Trainer
 from search.proposals import Proposals
 from search.publisher import Publisher
 from search.study import Study
-from spaces.load import load_space, random_point
+from spaces.catalog_loader import load_space, random_point
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.launcher import Launcher

@@ -52,12 +52,12 @@ from steps import StepTrainer, completed, train_timed
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import parse_model
+from trials.cluster.machine import matmul_peak, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.infer import infer
 from trials.data.log_schema import CategoricalColumn, Column, IgnoredColumn
 from trials.data.prepare import prepare
 from trials.data.raw.sources import open_log
-from trials.hardware import matmul_peak, preferred_precision
 from trials.job import TrainingConfig
 from trials.launcher import Launcher
 from trials.metrics import evaluate_predictions

@@ -28,20 +28,20 @@ from dhen.config import ModelConfig
 from dhen.model import build_model, named_model
 from dhen.ops.dropout import pools
 from dhen.schema import FeatureSchema, Table
-from spaces.load import catalog, load_space, random_point
+from spaces.catalog_loader import catalog, load_space, random_point
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.cluster.load import load_cluster
+from trials.cluster.machine import Precision
 from trials.data.loader import Batch as LoadedBatch
-from trials.hardware import Precision
 from trials.job import TrainingConfig
 from trials.memory_counter import MemoryCounter
 from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed
 from trials.planner.plan import plan
 from trials.planner.reference import trace
 from trials.planner.segments import segments
-from trials.planner.strategies import Strategy, ladder
 from trials.step import TrainStep
+from trials.strategy import Strategy, ladder
 
 WORLDS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
 BATCHES = (64, 256, 1024, 4096)

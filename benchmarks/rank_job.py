@@ -19,9 +19,9 @@ from dhen.schema import FeatureSchema
 from trials.dense_batch import DenseBatch, DenseInputs
 from trials.job import Job, TrainingConfig
 from trials.parallelize import device_mesh, parallelize
-from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.strategy import Strategy
 from trials.worker import Emit, Task, run_rank
 
 RANKS, STEPS, EXAMPLES = 4, 10, 64

@@ -43,7 +43,7 @@ from search.ranking.gain import hypervolume
 from search.samplers import SAMPLERS
 from search.stopping import RULES
 from search.stopping.rule import first_stop
-from spaces.load import random_point
+from spaces.catalog_loader import random_point
 from spaces.space import Candidate, Point
 from trials.record import Outcome, TrialKind, TrialRecord
 

@@ -35,8 +35,8 @@ from steps import StepTrainer, completed, train_timed
 
 from dhen.config import ModelConfig
 from dhen.model import parse_model
+from trials.cluster.machine import matmul_peak, preferred_precision
 from trials.data.cache import PreparedLog
-from trials.hardware import matmul_peak, preferred_precision
 from trials.job import TrainingConfig
 from trials.launcher import Launcher
 from trials.record import TrialRecord

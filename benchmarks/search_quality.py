@@ -41,7 +41,7 @@ from search.objective import Trainer, new_record
 from search.winners.bootstrap import paired_bootstrap
 from search.winners.losses import block_sums, blocks_of
 from search.winners.scored import fresh_seeds
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher

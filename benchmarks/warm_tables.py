@@ -37,7 +37,7 @@ from search.config import StudyConfig, read_study_config
 from search.log import open_log
 from search.objective import Trainer, candidate_training, new_record
 from search.reproduce.trainings import Trainings, measured_precision
-from spaces.load import load_space, random_point
+from spaces.catalog_loader import load_space, random_point
 from spaces.space import Candidate
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS

@@ -13,7 +13,7 @@ from trials.events import Event, Failed, Progress, Scored, Timed
 from trials.job import Job
 from trials.launcher import POLL_SECONDS, AnyRun, wait_for
 from trials.record import Metrics, TrialRecord
-from trials.serving import ForwardTime
+from trials.serving_limits import ForwardTime
 
 E = TypeVar("E", bound=Event)
 

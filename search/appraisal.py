@@ -11,7 +11,7 @@ from dhen.model import model_cost
 from dhen.schema import FeatureSchema
 from dhen.values import fingerprint
 from spaces.space import Candidate, Point, Space
-from trials.serving import ServingConfig, weights_bytes
+from trials.serving_limits import ServingConfig, weights_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from trials.data.cache import PreparedLog
 from trials.data.weights import example_weights
 from trials.evaluation import logit_metrics
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
-from trials.serving import ServingConfig, summed_ms
+from trials.serving_limits import ServingConfig, summed_ms
 
 AVERAGE = "average"
 """In place of a model's family."""

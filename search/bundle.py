@@ -40,7 +40,7 @@ from trials.forward_time import forward_time
 from trials.job import Job
 from trials.master_weights import compute_in
 from trials.record import Comparison, LogSummary, Metrics
-from trials.serving import ForwardTime, ServingConfig
+from trials.serving_limits import ForwardTime, ServingConfig
 
 INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"
 CHECK_EXAMPLES = 64

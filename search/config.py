@@ -16,8 +16,8 @@ from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import parse_bytes
 from trials.job import TrainingConfig
-from trials.planner.strategies import Prefer
-from trials.serving import ServingConfig
+from trials.serving_limits import ServingConfig
+from trials.strategy import Prefer
 
 DEMO = "demo"
 """The name of the built-in generated log, where a path of a log would stand."""

@@ -13,14 +13,14 @@ from search.config import StudyConfig
 from search.planning import LOCAL, plan_of
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
-from trials.hardware import device
+from trials.cluster.machine import device
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import Plan, Prefer, choose
 from trials.planner.pricing import pricing_of
-from trials.planner.strategies import Strategy, named
 from trials.ranks import Ranks
 from trials.record import Attempt, Outcome, TrialRecord
+from trials.strategy import Strategy, named
 from trials.table_requirements import check_tables
 
 DEADLINE_SECONDS = 900.0

@@ -16,8 +16,8 @@ from spaces.axes import Choice
 from spaces.space import Space
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
+from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
-from trials.hardware import Precision, preferred_precision
 from trials.job import TRAINING_VERSION, TrainingConfig
 from trials.ledger import Ledger, Setting
 from trials.record import StudyRecord

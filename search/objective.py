@@ -16,14 +16,14 @@ from search.activity import Scoring, Timing, Training, killed_on_error, look
 from search.directory import trial_folder
 from search.execution import DP, Execution
 from spaces.space import Candidate, Point
+from trials.cluster.machine import Precision, cores, fastest_threads, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.events import Progress
-from trials.hardware import Precision, cores, fastest_threads, preferred_precision
 from trials.job import Job, TrainingConfig
 from trials.launcher import POLL_SECONDS, AnyLauncher
 from trials.planner.plan import Prefer
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
-from trials.serving import ServingConfig, weights_bytes
+from trials.serving_limits import ServingConfig, weights_bytes
 from trials.worker import Task
 
 CHECKPOINTS = "checkpoints"

@@ -18,7 +18,7 @@ from search.bundle import is_bundle, read_bundle
 from search.config import StudyConfig, set_override
 from search.log import open_log
 from trials.cluster.cluster import Cluster
-from trials.hardware import BF16_GAIN, Precision
+from trials.cluster.machine import BF16_GAIN, Precision
 from trials.job import TrainingConfig
 from trials.planner.plan import Plan, plan
 

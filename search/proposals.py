@@ -18,7 +18,7 @@ from search.appraisal import Appraiser
 from search.front import log_flops
 from search.samplers import check_sampler, make_sampler
 from search.samplers.known import UNFINISHED, Known
-from spaces.load import random_point
+from spaces.catalog_loader import random_point
 from spaces.space import Point
 from trials.record import Outcome, TrialRecord
 

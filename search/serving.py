@@ -15,10 +15,10 @@ from dhen.errors import UserError
 from dhen.values import fingerprint
 from search.config import StudyConfig
 from search.objective import Trainer
-from trials.hardware import device
+from trials.cluster.machine import device
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.serving import ServingConfig
+from trials.serving_limits import ServingConfig
 
 
 class Serving:

@@ -20,7 +20,7 @@ from search.samplers import check_sampler
 from search.stopping import stopping_rule
 from search.study import Study
 from search.terminal import StudyView, resumable, step_progress
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.hosts import Hosts
 from trials.hosts_run import HostsLauncher

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trials.hardware import cores, device, fastest_threads
+from trials.cluster.machine import cores, device, fastest_threads
 
 MOST = 4
 """Candidates side by side where the study does not say (docs/decisions/0007-candidates-side-by-side.md)."""

@@ -43,7 +43,7 @@ from search.warm_tables import check_has_tables, tables_owner
 from search.weights import KeptWeights
 from search.winners.losses import blocks_of
 from search.winners.retraining import SPLIT
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Point, Space
 from trials.data.cache import PreparedLog
 from trials.events import Progress

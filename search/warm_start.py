@@ -32,7 +32,7 @@ from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
 from trials.job import Job
 from trials.record import EarlierStudy, LogSummary, Origin, Outcome, StudyRecord, TrialKind, TrialRecord
-from trials.serving import weights_bytes
+from trials.serving_limits import weights_bytes
 from trials.shared_ledger import Stamp
 
 FOUND_OUT = "auto"

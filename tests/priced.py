@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
-from trials.planner.strategies import Strategy, ladder, shards
+from trials.strategy import Strategy, ladder, shards
 
 GIB = 2**30
 HOSTS, GPUS_A_HOST, EXAMPLES_A_RANK = 2, 8, 16

@@ -12,7 +12,7 @@ from search.cli import VERBS, cli
 from search.config import StudyConfig
 from search.reproduce.config import CONFIGS
 from trials.job import TrainingConfig
-from trials.serving import ServingConfig
+from trials.serving_limits import ServingConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [

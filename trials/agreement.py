@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trials.hardware import device
+from trials.cluster.machine import device
 from trials.ranks import Ranks
 
 

@@ -32,9 +32,9 @@ from trials.parallelize import average_gradients, device_mesh, parallelize
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.pricing import pricing_of
-from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.strategy import Strategy
 from trials.table_blocks import State
 
 TABLES = "features.tables."

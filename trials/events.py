@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from dhen.values import Value
 from trials.record import CurvePoint, Metrics
-from trials.serving import ForwardTime
+from trials.serving_limits import ForwardTime
 
 EVENTS, RANK_LOG, WEIGHTS = "events.jsonl", "rank0.log", "weights.safetensors"
 """What a training process leaves in its trial's directory."""

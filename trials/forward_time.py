@@ -29,12 +29,12 @@ from torch import nn
 
 from dhen.batch import FeatureBatch
 from dhen.model import build_model
+from trials.cluster.machine import device, machine_name
 from trials.data.cache import PreparedLog
 from trials.data.loader import feature_batch
 from trials.data.rows import EncodedRows
-from trials.hardware import device, machine_name
 from trials.job import Job
-from trials.serving import ForwardTime, ServingConfig
+from trials.serving_limits import ForwardTime, ServingConfig
 
 REQUESTS = 8
 """Different ones at most, taken in turn."""

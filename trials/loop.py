@@ -26,6 +26,7 @@ from dhen.model import build_model
 from trials.agreement import mean_over
 from trials.checkpoint import Weights
 from trials.cluster.cluster import Cluster
+from trials.cluster.machine import device
 from trials.compilation import CALIBRATION_STEPS, compile_if_it_pays
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
@@ -33,14 +34,13 @@ from trials.data.prefetch import on_device
 from trials.distributed_step import DistributedStep
 from trials.events import Diverged, Evaluated, Event, Progress, Trained
 from trials.half_tables import store_tables_in_half
-from trials.hardware import device
 from trials.job import Job, TrainingConfig
 from trials.memory_limit import on_device_for_good, on_host
-from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.record import CurvePoint, Metrics
 from trials.resume import CHECKPOINT_SECONDS, Checkpoints, Resumable
 from trials.step import TrainStep
+from trials.strategy import Strategy
 from trials.training_state import TrainingState
 from trials.warm_tables import start_tables_from
 from trials.weight_average import WeightAverage

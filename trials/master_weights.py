@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dhen.inputs.features import EmbeddingTables
 from trials.checkpoint import Weights
-from trials.hardware import Precision
+from trials.cluster.machine import Precision
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -39,7 +39,7 @@ from trials.gradient_precision import averaged_in
 from trials.job import TrainingConfig
 from trials.master_weights import DTYPES, MasterWeights
 from trials.planner.device_constants import BUCKET_BYTES
-from trials.planner.strategies import RECOMPUTED, Checkpointing, Dense, Strategy
+from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
 
 MIB = 2**20
 

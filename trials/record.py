@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from dhen.cost import CostRow
 from dhen.values import Value
-from trials.serving import ServingConfig
+from trials.serving_limits import ServingConfig
 
 NAN_AS_WORD = ConfigDict(ser_json_inf_nan="strings")
 """NaN is `"NaN"` in JSON: pydantic's own `null` could not be read back."""

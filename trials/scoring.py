@@ -12,15 +12,15 @@ from torch import Tensor
 from dhen.model import build_model
 from trials.checkpoint import load_weights
 from trials.cluster.cluster import Cluster
+from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.distributed_step import DistributedStep
 from trials.evaluation import Keep, evaluate
-from trials.hardware import device
 from trials.job import Job
 from trials.master_weights import compute_in
-from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.strategy import Strategy
 
 
 def score(

@@ -30,6 +30,7 @@ from dhen.values import Value, parse
 from trials.address import Address
 from trials.checkpoint import read_weights, save_weights
 from trials.cluster.cluster import Cluster
+from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.events import (
     EVENTS,
@@ -46,16 +47,15 @@ from trials.events import (
     rank_log,
 )
 from trials.forward_time import candidate_time
-from trials.hardware import device
 from trials.job import Job
 from trials.loop import train
 from trials.memory_limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory_pool import keep_freed_memory
-from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.rendezvous import join
 from trials.scoring import keep_logits, logits_file, score
-from trials.serving import ServingConfig
+from trials.serving_limits import ServingConfig
+from trials.strategy import Strategy
 
 COLLECTIVE_SECONDS = 600.0
 """A collective that waits longer for a rank fails: a backstop behind `deadline_seconds`."""

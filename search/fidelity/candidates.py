@@ -21,11 +21,11 @@ from search.planning import declared_cluster, plan_of
 from search.promotion import on_all_rows
 from search.ranking.pool import Drawn, evenly
 from search.winners.session import finished_record
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.cluster.cluster import Cluster
+from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
-from trials.hardware import Precision
 from trials.job import TrainingConfig
 from trials.record import StudyRecord, TrialRecord
 

@@ -19,8 +19,8 @@ from search.reproduce.trainings import Trainings, measured_precision
 from search.reproduce.view import TrainingsView
 from search.slots import slots
 from search.terminal import step_progress
+from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
-from trials.hardware import Precision
 from trials.job import Job
 from trials.launcher import AnyLauncher
 from trials.record import TrialRecord

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from search.appraisal import Appraisal, Appraiser
 from search.front import log_flops
 from spaces.axes import Axis, Range, Scalar, random_value
-from spaces.load import random_point
+from spaces.catalog_loader import random_point
 from spaces.space import Point, Space
 
 TRIES = 50

@@ -24,7 +24,7 @@ from search.ranking.gain import Corner, expected_gain
 from search.ranking.pool import Drawn, evenly, near
 from search.ranking.speed import likely_in_time
 from search.samplers.known import Known
-from spaces.load import random_point
+from spaces.catalog_loader import random_point
 from spaces.space import Point
 from trials.record import TrialRecord
 

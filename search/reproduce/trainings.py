@@ -18,7 +18,7 @@ from dhen.errors import UserError
 from search.activity import Training, killed_on_error, look
 from search.directory import write_atomically
 from search.objective import Trainer, new_record
-from trials.hardware import Precision, preferred_precision
+from trials.cluster.machine import Precision, preferred_precision
 from trials.job import Job
 from trials.launcher import POLL_SECONDS
 from trials.record import Outcome, TrialKind, TrialRecord

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from dhen.values import dump_yaml
-from spaces.load import catalog, load_space
+from spaces.catalog_loader import catalog, load_space
 from spaces.size import space_size
 
 

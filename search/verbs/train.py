@@ -23,10 +23,10 @@ from search.objective import Trainer, job_on, new_record
 from search.planning import LOCAL, declared_cluster, planned
 from search.terminal import step_progress
 from search.verbs.data_option import files_first
+from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.prepare import prepare
 from trials.events import WEIGHTS, Progress
-from trials.hardware import preferred_precision
 from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord

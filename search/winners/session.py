@@ -23,7 +23,7 @@ from search.session import BEST, other_hosts
 from search.slots import slots
 from search.terminal import resumable, step_progress
 from search.winners.retraining import Retrainings
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.hosts_run import HostsLauncher
 from trials.launcher import Launcher

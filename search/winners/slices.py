@@ -25,10 +25,10 @@ from search.winners.confirm import better
 from search.winners.groups import groups_of
 from search.winners.losses import blocks_of, losses
 from search.winners.retraining import FOLDER, SPLIT
+from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.weights import Floats, example_weights
 from trials.evaluation import evaluate
-from trials.hardware import device
 from trials.metrics import entropy
 from trials.record import Better, StudyRecord
 from trials.scoring import logits_file

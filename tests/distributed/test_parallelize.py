@@ -19,7 +19,7 @@ from dhen.schema import FeatureSchema, Table
 from trials.dense_batch import DenseBatch, DenseInputs, take_tables
 from trials.job import TrainingConfig
 from trials.parallelize import ParallelStep, device_mesh, parallelize
-from trials.planner.strategies import Strategy
+from trials.strategy import Strategy
 
 HOSTS, RANKS_A_HOST, STEPS, EXAMPLES = 2, 2, 4, 40
 RANKS = HOSTS * RANKS_A_HOST

@@ -28,7 +28,7 @@ from faulty_ranks import (
 from trials.cluster.here import this_machine
 from trials.events import RENDEZVOUS, Failed, Progress, Trained, last_words, rank_log
 from trials.launcher import Launcher
-from trials.planner.strategies import Strategy
+from trials.strategy import Strategy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ENDLESS = 1_000_000

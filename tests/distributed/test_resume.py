@@ -30,10 +30,10 @@ from trials.distributed_step import DistributedStep
 from trials.events import Evaluated, Event, Progress, Trained
 from trials.job import Job
 from trials.loop import train
-from trials.planner.strategies import Strategy
 from trials.ranks import Ranks
 from trials.resume import BEST, PREFIX, Checkpoints, Resumable
 from trials.step import TrainStep
+from trials.strategy import Strategy
 from trials.weight_average import WeightAverage
 
 needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")

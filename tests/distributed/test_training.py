@@ -33,10 +33,10 @@ from trials.evaluation import evaluate, evaluate_over_ranks
 from trials.job import Job
 from trials.master_weights import compute_in
 from trials.metrics import evaluate_predictions
-from trials.planner.strategies import Strategy, ladder
 from trials.ranks import Ranks
 from trials.scoring import score
 from trials.step import TrainStep
+from trials.strategy import Strategy, ladder
 from trials.weight_average import WeightAverage
 
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")

@@ -21,7 +21,7 @@ from search.directory import read_record
 from search.objective import new_record
 from search.planning import LOCAL, declared_cluster, planned
 from search.proposals import Proposals
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster

@@ -10,7 +10,7 @@ from dhen.schema import FeatureSchema, Table
 from search.appraisal import Appraiser
 from search.proposals import Proposals
 from search.samplers import SAMPLERS
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 

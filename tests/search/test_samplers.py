@@ -18,7 +18,7 @@ from search.ranking.gain import expected_gain, hypervolume
 from search.samplers import SAMPLERS, check_sampler, make_sampler
 from search.samplers.gp import MOST_TRIALS
 from search.samplers.known import Known
-from spaces.load import load_space, random_point
+from spaces.catalog_loader import load_space, random_point
 from spaces.space import Candidate, Point, Space, SpaceConfig
 from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 

@@ -20,9 +20,9 @@ from search.front import pick
 from search.proposals import Proposals
 from search.ranking.pool import evenly
 from search.serving import side_by_side
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.serving import ServingConfig, summed_ms
+from trials.serving_limits import ServingConfig, summed_ms
 
 LIMITS = ("serving.max_flops=10000", "serving.max_bytes=10KiB", "serving.max_ms=1e6", "serving.batch=64")
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))

@@ -6,7 +6,7 @@ import pytest
 
 from search import slots as module
 from search.slots import slots
-from trials.hardware import cores
+from trials.cluster.machine import cores
 
 
 @pytest.mark.parametrize(

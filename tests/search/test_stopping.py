@@ -21,7 +21,7 @@ from search.proposals import Proposals
 from search.stopping import RULES, stopping_rule
 from search.stopping.forecast import forecast
 from search.stopping.rule import FEWEST, Stop, first_stop
-from spaces.load import load_space
+from spaces.catalog_loader import load_space
 from trials.record import CurvePoint, Metrics, Outcome, StudyRecord, TrialKind, TrialRecord
 
 EVALUATIONS = 9

@@ -19,7 +19,7 @@ from search.directory import read_record
 from search.proposals import Proposals
 from search.samplers import SAMPLERS
 from search.tuning import best_architectures, check_tunable
-from spaces.load import load_space, random_point
+from spaces.catalog_loader import load_space, random_point
 from spaces.space import Point, Space, SpaceConfig
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 

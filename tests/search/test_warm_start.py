@@ -21,7 +21,7 @@ from search.proposals import Proposals
 from search.samplers import SAMPLERS
 from search.samplers.nsga2 import FIRST_GENERATION, POPULATION
 from search.warm_start import OTHERWISE, OUTSIDE, read_reused
-from spaces.load import catalog, load_space
+from spaces.catalog_loader import catalog, load_space
 from spaces.space import Candidate, Space, SpaceConfig
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS

@@ -16,7 +16,7 @@ from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import fingerprint, parse
 from spaces.axes import Choice
-from spaces.load import catalog, load_space, random_point
+from spaces.catalog_loader import catalog, load_space, random_point
 from spaces.size import space_size
 from spaces.space import Space, SpaceConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trials.hardware import fastest_threads, matmul_peak, preferred_precision
+from trials.cluster.machine import fastest_threads, matmul_peak, preferred_precision
 
 
 def test_peak_and_precision_agree() -> None:

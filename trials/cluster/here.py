@@ -46,7 +46,7 @@ def this_machine() -> Cluster:
 def _cpu() -> dict[str, Any]:
     import torch
 
-    from trials.hardware import matmul_peak
+    from trials.cluster.machine import matmul_peak
 
     peak, copied = matmul_peak(CPU_MATMUL), _copy_bytes_per_second("cpu", "cpu")
     cores, threads = os.cpu_count(), torch.get_num_threads()
@@ -81,7 +81,7 @@ def _cpu() -> dict[str, Any]:
 def _gpus() -> dict[str, Any]:
     import torch
 
-    from trials.hardware import matmul_peak
+    from trials.cluster.machine import matmul_peak
 
     properties, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
     peak, copied = matmul_peak(GPU_MATMUL), _copy_bytes_per_second("cuda:0", "cuda:0")
@@ -116,7 +116,7 @@ def _copy_bytes_per_second(source: str, target: str) -> float:
     """Bytes read plus bytes written a second, the fastest of a few copies; pinned on the way to a GPU."""
     import torch
 
-    from trials.hardware import best_seconds
+    from trials.cluster.machine import best_seconds
 
     pinned = source == "cpu" and target != "cpu"
     a = torch.ones(COPIED_BYTES // 4, dtype=torch.float32, device=source, pin_memory=pinned)

@@ -23,7 +23,7 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
     if machine.device == "cpu":
         import torch
 
-        from trials.hardware import cores
+        from trials.cluster.machine import cores
 
         measured = torch.get_num_threads()
         each = min(threads or measured, max(measured, cores()) / owners)

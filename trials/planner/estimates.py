@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dhen.values import Value
-from trials.planner.strategies import Strategy
+from trials.strategy import Strategy
 
 
 class MemoryEstimate(Value):

@@ -23,7 +23,7 @@ from trials.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.job import TrainingConfig
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.segments import ITEMSIZES, Segment
-from trials.planner.strategies import RECOMPUTED, Strategy
+from trials.strategy import RECOMPUTED, Strategy
 
 MOMENTS = 2
 """AdamW's."""

@@ -15,15 +15,15 @@ from dhen.errors import UserError
 from dhen.schema import FeatureSchema
 from dhen.values import Value
 from trials.cluster.cluster import Cluster
-from trials.hardware import Precision
+from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.placement import PlacementError
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
-from trials.planner.strategies import Prefer as Prefer
-from trials.planner.strategies import Strategy, ladder
 from trials.planner.words import faster_sentence, lacking_sentence, reason
+from trials.strategy import Prefer as Prefer
+from trials.strategy import Strategy, ladder
 
 
 class Plan(Value):

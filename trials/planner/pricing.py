@@ -25,7 +25,6 @@ from trials.planner.memory import Activations, Batch, Itemsizes, dense_peak, rec
 from trials.planner.placement import Placement, PlacementError, place
 from trials.planner.segments import Segment, segments_at, taped
 from trials.planner.step_time import Step, prepare, price
-from trials.planner.strategies import Checkpointing, Strategy
 from trials.planner.table_cost import (
     FP32_BYTES,
     NUMBER_BYTES,
@@ -35,6 +34,7 @@ from trials.planner.table_cost import (
 )
 from trials.planner.table_notes import table_notes
 from trials.stochastic_rounding import AT_ONCE, WORKSPACE_BYTES
+from trials.strategy import Checkpointing, Strategy
 
 ID_BYTES = 4
 """int32, as the loader has ids."""

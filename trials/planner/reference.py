@@ -37,15 +37,15 @@ from dhen.memory.tape import Shape
 from dhen.model import build_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value
+from trials.cluster.machine import Precision
 from trials.dense_batch import DenseBatch, DenseInputs, take_tables
 from trials.gradient_precision import cast_bucket
-from trials.hardware import Precision
 from trials.job import TrainingConfig
 from trials.master_weights import DTYPES
 from trials.memory_counter import HOST, MemoryCounter
 from trials.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
 from trials.planner.device_constants import BUCKET_BYTES
-from trials.planner.strategies import Strategy
+from trials.strategy import Strategy
 
 THREADS = 2
 """Of torch during a trace: with more than one, `dhen.ops.norm` takes another path."""

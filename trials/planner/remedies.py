@@ -8,7 +8,7 @@ from dhen.config import DhenConfig
 from trials.cluster.cluster import Cluster
 from trials.planner.placement import PlacementError
 from trials.planner.pricing import Pricing
-from trials.planner.strategies import Strategy
+from trials.strategy import Strategy
 
 MOST_HOSTS = 64
 """Times as many hosts, looked at at most."""

@@ -16,7 +16,7 @@ from dhen.memory.segments import Setting, Taped
 from dhen.memory.tape import Device, Shape, Tape
 from dhen.model import taped_model
 from dhen.schema import FeatureSchema
-from trials.hardware import Precision
+from trials.cluster.machine import Precision
 from trials.planner.device_constants import KERNELS_A_SEGMENT
 
 ITEMSIZES: dict[Precision, int] = {"fp32": 4, "bf16": 2}

@@ -39,8 +39,8 @@ from trials.planner.estimates import StepTime
 from trials.planner.memory import Itemsizes, unit
 from trials.planner.placement import Placement
 from trials.planner.segments import Segment
-from trials.planner.strategies import RECOMPUTED, Strategy, shards
 from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
+from trials.strategy import RECOMPUTED, Strategy, shards
 
 MASTER_BYTES = 4
 """Of a weight as the optimizer holds it."""

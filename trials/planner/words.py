@@ -5,7 +5,7 @@ from __future__ import annotations
 from trials.cluster.quantity import byte_words
 from trials.planner.estimates import MemoryEstimate, PricedStrategy
 from trials.planner.pricing import Pricing
-from trials.planner.strategies import Strategy
+from trials.strategy import Strategy
 
 PARTS = {
     "parameters": "parameters",

@@ -12,13 +12,13 @@ from dhen.config import ModelConfig
 from dhen.inputs.table_dims import table_dims
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from spaces.load import load_space, random_point
-from trials.hardware import Precision
+from spaces.catalog_loader import load_space, random_point
+from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed, unit
 from trials.planner.reference import trace
 from trials.planner.segments import Segment, segments
-from trials.planner.strategies import Dense, Strategy, ladder
+from trials.strategy import Dense, Strategy, ladder
 
 SCHEMA = FeatureSchema(
     tables=(*(Table(name=f"t{i}", rows=100) for i in range(6)), Table(name="bag", rows=9, multi_hot=True)),

@@ -18,7 +18,7 @@ from trials.cluster.load import load_cluster
 from trials.job import TrainingConfig
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.planner.strategies import Strategy
+from trials.strategy import Strategy
 
 SCHEMA = FeatureSchema(
     tables=(

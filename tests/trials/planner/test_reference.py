@@ -19,7 +19,7 @@ from trials.dense_batch import take_tables
 from trials.job import TrainingConfig
 from trials.parallelize import device_mesh
 from trials.planner.reference import StepMemory, measure, trace
-from trials.planner.strategies import Dense, Strategy
+from trials.strategy import Dense, Strategy
 
 SCHEMA = FeatureSchema(
     tables=(*(Table(name=f"c{n}", rows=9) for n in range(9)), Table(name="m", rows=9, multi_hot=True)),

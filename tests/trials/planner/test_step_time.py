@@ -18,8 +18,8 @@ from trials.planner.estimates import StepTime
 from trials.planner.placement import Placement
 from trials.planner.segments import Segment
 from trials.planner.step_time import UPDATE_KERNELS, prepare, price, step_time
-from trials.planner.strategies import FULLY_SHARDED, Dense, Strategy, ladder
 from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
+from trials.strategy import FULLY_SHARDED, Dense, Strategy, ladder
 
 DATA: dict[str, Any] = {
     "hosts": 4,
@@ -316,7 +316,7 @@ def test_a_predicted_step_is_of_the_size_of_a_measured_one() -> None:
     from torch import nn
 
     from trials.cluster.here import this_machine
-    from trials.hardware import best_seconds
+    from trials.cluster.machine import best_seconds
 
     width, layers, batch = 1024, 4, 512
     net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
