@@ -18,9 +18,9 @@ from networks import network_flops, parsed, stacked, validation_ne
 from dashboards.names import short_name
 from dhen.config import ModelConfig
 from trials.data.cache import PreparedLog
-from trials.data.infer import infer_schema
 from trials.data.log_schema import LogSchema
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
+from trials.data.roles.infer import infer_schema
 from trials.job import TrainingConfig
 from trials.launcher import Launcher
 

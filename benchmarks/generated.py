@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trials.data.cache import PreparedLog
 from trials.data.log_schema import CategoricalColumn, Column, LabelColumn, LogSchema, SplitRule
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 
 TEN_COLUMNS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 100_000)
 """Distinct ids of each column of the usual log."""

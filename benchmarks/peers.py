@@ -54,10 +54,10 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from trials.cluster.machine import matmul_peak, preferred_precision
 from trials.data.cache import PreparedLog
-from trials.data.infer import infer
 from trials.data.log_schema import CategoricalColumn, Column, IgnoredColumn
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
+from trials.data.roles.infer import infer
 from trials.job import TrainingConfig
 from trials.launcher import Launcher
 from trials.metrics import evaluate_predictions

@@ -60,7 +60,7 @@ def measure(path: Path, out: Path) -> dict[str, float]:
 
 def prepare_one(path: Path, out: Path) -> None:
     """The process that is measured: prints its seconds and its peak memory."""
-    from trials.data.prepare import prepare
+    from trials.data.prepare.prepare_log import prepare
 
     before_bytes, begin = _peak_bytes(), time.perf_counter()
     prepare([path], out=out)

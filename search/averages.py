@@ -15,7 +15,7 @@ from dhen.cost import within
 from dhen.values import fingerprint
 from search.greedy import chosen_averages
 from trials.data.cache import PreparedLog
-from trials.data.weights import example_weights
+from trials.data.example_weights import example_weights
 from trials.evaluation import logit_metrics
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig, summed_ms

@@ -32,7 +32,7 @@ from dhen.model import build_model
 from dhen.values import Value, parse
 from trials.checkpoint import load_weights
 from trials.data.cache import PreparedLog
-from trials.data.encoding import Encoding
+from trials.data.encoding.encoding import Encoding
 from trials.data.loader import eval_batches, feature_batch
 from trials.data.rows import Bags, EncodedRows
 from trials.events import WEIGHTS

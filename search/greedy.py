@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trials.data.weights import Floats
+from trials.data.example_weights import Floats
 from trials.metrics import PROBABILITY_FLOOR
 
 

@@ -9,7 +9,7 @@ from dhen.errors import UserError
 from search.config import DEMO, DemoConfig, LogConfig
 from trials.data.cache import PreparedLog
 from trials.data.demo import DemoLog, generate
-from trials.data.prepare import cache_root, prepare
+from trials.data.prepare.prepare_log import cache_root, prepare
 from trials.data.schema_yaml import read_schema
 
 OnProgress = Callable[[str, int, int | None], None]

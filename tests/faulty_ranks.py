@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.events import Event, Progress, Trained
 from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher, Run

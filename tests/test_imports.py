@@ -74,7 +74,7 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
         ("trials.ledger", HEAVY),
         ("trials.launcher", HEAVY),
         ("trials.tracking", HEAVY),
-        ("trials.data.prepare", ("torch", "mlflow")),
+        ("trials.data.prepare.prepare_log", ("torch", "mlflow")),
         ("dashboards.table", HEAVY),
         ("dashboards.page", ("torch", "mlflow")),
         ("search.verbs.run", HEAVY),

@@ -18,8 +18,8 @@ from dhen.errors import UserError
 from trials.agreement import as_first, joined
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog, Split
+from trials.data.example_weights import example_weights
 from trials.data.loader import eval_batches, rank_slice
-from trials.data.weights import example_weights
 from trials.metrics import evaluate_predictions, undo_negative_sampling
 from trials.ranks import Ranks
 from trials.record import Metrics

@@ -16,8 +16,8 @@ from search.log import log_files
 from search.terminal import step_progress
 from search.verbs.data_option import files_first
 from trials.cluster.machine import device
+from trials.data.encoding.encode_rows import encode_rows
 from trials.data.loader import feature_batch
-from trials.data.scoring import encode_rows
 from trials.metrics import undo_negative_sampling
 
 BATCH_ROWS = 8192

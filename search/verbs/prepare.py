@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from search.terminal import step_progress
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.data.schema_yaml import read_schema
 
 

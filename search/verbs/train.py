@@ -25,7 +25,7 @@ from search.terminal import step_progress
 from search.verbs.data_option import files_first
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.events import WEIGHTS, Progress
 from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher

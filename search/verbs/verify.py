@@ -15,7 +15,7 @@ from search.bundle import Bundle, read_bundle
 from search.log import log_files
 from search.verbs.data_option import files_first
 from trials.data.cache import PreparedLog
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.evaluation import evaluate
 from trials.record import Metrics
 

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from dhen.values import Value
-from trials.data.weights import Floats
+from trials.data.example_weights import Floats
 
 RESAMPLES = 4000
 """The standard error of a standard error is 1.1 % of it with so many."""

@@ -19,8 +19,8 @@ from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
 from search.winners.groups import categorical_ids
 from trials.data.cache import PreparedLog, Split
-from trials.data.vocabulary import UNKNOWN_ID
-from trials.data.weights import Floats, example_weights
+from trials.data.encoding.vocabulary import UNKNOWN_ID
+from trials.data.example_weights import Floats, example_weights
 from trials.metrics import PROBABILITY_FLOOR
 
 BLOCKS = 200

@@ -15,7 +15,7 @@ from search.winners.losses import blocks_of
 from search.winners.retraining import SPLIT, Retrainings
 from search.winners.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
 from trials.data.cache import PreparedLog
-from trials.data.weights import Floats
+from trials.data.example_weights import Floats
 from trials.record import StudyRecord, TrialRecord
 
 

@@ -15,7 +15,7 @@ from search.export import trained_job
 from search.winners.losses import Blocks, block_sums
 from search.winners.retraining import SPLIT, Retrainings, Wanted
 from trials.data.cache import PreparedLog
-from trials.data.weights import Floats, example_weights
+from trials.data.example_weights import Floats, example_weights
 from trials.metrics import entropy
 from trials.record import Retraining, TrialRecord
 

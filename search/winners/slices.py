@@ -27,7 +27,7 @@ from search.winners.losses import blocks_of, losses
 from search.winners.retraining import FOLDER, SPLIT
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
-from trials.data.weights import Floats, example_weights
+from trials.data.example_weights import Floats, example_weights
 from trials.evaluation import evaluate
 from trials.metrics import entropy
 from trials.record import Better, StudyRecord

@@ -25,7 +25,7 @@ from dhen.model import build_model, parse_model
 from trials.checkpoint import Weights
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.distributed_step import DistributedStep
 from trials.events import Evaluated, Event, Progress, Trained
 from trials.job import Job

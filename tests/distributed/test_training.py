@@ -24,10 +24,10 @@ from trials.checkpoint import save_weights
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
-from trials.data.infer import infer_schema
 from trials.data.loader import Batch, train_batches
 from trials.data.log_schema import LogSchema
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
+from trials.data.roles.infer import infer_schema
 from trials.distributed_step import DistributedStep
 from trials.evaluation import evaluate, evaluate_over_ranks
 from trials.job import Job

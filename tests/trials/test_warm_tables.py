@@ -17,7 +17,7 @@ from dhen.inputs.features import EMBEDDING_INIT_STD
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.checkpoint import Weights, save_weights
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.job import Job, TrainingConfig
 from trials.loop import train
 from trials.ranks import Ranks

@@ -25,11 +25,10 @@ from pydantic import ValidationError
 from dhen.errors import UserError, unknown_name
 from dhen.schema import FeatureSchema
 from dhen.values import Value, fingerprint
-from trials.data.encoding import Encoding
-from trials.data.log_schema import LogSchema
+from trials.data.encoding.encoding import Encoding
+from trials.data.log_schema import SPLITS, LogSchema
 from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema
-from trials.data.splits import SPLITS
 from trials.record import LogSummary
 
 VERSION = 2

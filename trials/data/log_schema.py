@@ -1,6 +1,6 @@
 """LogSchema: what every column of a log is for, and how the rows are split.
 
-It is inferred from a sample of the log (`trials.data.infer`), written as `schema.yaml`
+It is inferred from a sample of the log (`trials.data.roles.infer`), written as `schema.yaml`
 (`trials.data.schema_yaml`), edited by hand, and read back strictly. Pure values: no data.
 """
 
@@ -116,6 +116,10 @@ ROLES: dict[str, type[Column]] = {
     "ignore": IgnoredColumn,
 }
 TableColumn = CategoricalColumn | MultiHotColumn
+
+
+SPLITS = ("train", "validation", "test")
+"""The parts of a log, in the order in which they are numbered (0, 1, 2) while rows are dealt out."""
 
 
 class SplitRule(Value):

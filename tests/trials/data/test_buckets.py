@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.data import statistics
-from trials.data.buckets import Buckets, quantile_buckets
-from trials.data.encoding import Encoding
-from trials.data.infer import infer_schema
+from trials.data.encoding.buckets import Buckets, quantile_buckets
+from trials.data.encoding.encode_rows import transform
+from trials.data.encoding.encoding import Encoding
 from trials.data.log_schema import NumericColumn
-from trials.data.prepare import prepare
-from trials.data.scoring import transform
-from trials.data.statistics import Quantiles
+from trials.data.prepare import statistics
+from trials.data.prepare.prepare_log import prepare
+from trials.data.prepare.statistics import Quantiles
+from trials.data.roles.infer import infer_schema
 
 Columns = dict[str, list[Any]]
 TRAIN = 480  # of 600 rows, in the order of the log

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.errors import UserError
-from trials.data import fit
-from trials.data.encoding import CLIP, Encoding, NumericScale
-from trials.data.infer import infer_schema
+from trials.data.encoding.encode_rows import transform
+from trials.data.encoding.encoding import CLIP, Encoding, NumericScale
+from trials.data.encoding.vocabulary import hashed_ids
 from trials.data.log_schema import (
     CategoricalColumn,
     LogSchema,
@@ -24,9 +24,9 @@ from trials.data.log_schema import (
     NumericColumn,
     TimestampColumn,
 )
-from trials.data.prepare import prepare
-from trials.data.scoring import transform
-from trials.data.vocabulary import hashed_ids
+from trials.data.prepare import fit
+from trials.data.prepare.prepare_log import prepare
+from trials.data.roles.infer import infer_schema
 
 Columns = dict[str, list[Any]]
 TRAIN = 480  # of 600 rows, in the order of the log

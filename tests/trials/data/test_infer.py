@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dhen.errors import UserError
-from trials.data.infer import default_buckets, default_min_count, infer, infer_schema
 from trials.data.log_schema import LabelColumn, NumericColumn, SplitRule
 from trials.data.raw.sources import CRITEO_COLUMNS, open_log
 from trials.data.roles import sample
+from trials.data.roles.infer import default_buckets, default_min_count, infer, infer_schema
 
 Columns = dict[str, list[Any]]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trials.data import loader
 from trials.data.cache import PreparedLog, Split
 from trials.data.loader import Batch, eval_batches, feature_batch, rank_slice, train_batches
-from trials.data.prepare import prepare
+from trials.data.prepare.prepare_log import prepare
 
 Columns = dict[str, list[Any]]
 

@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from dhen.errors import UserError
-from trials.data import atomic
-from trials.data import prepare as prepare_module
 from trials.data.cache import MANIFEST, VERSION, PreparedLog, Split
-from trials.data.infer import infer_schema
 from trials.data.log_schema import CategoricalColumn, IgnoredColumn, LogSchema, SplitRule
-from trials.data.prepare import cache_root, prepare
+from trials.data.prepare import locked_directory as atomic
+from trials.data.prepare import prepare_log as prepare_module
+from trials.data.prepare.prepare_log import cache_root, prepare
 from trials.data.raw import readers
 from trials.data.raw.stamps import MISSING_STAMP
+from trials.data.roles.infer import infer_schema
 from trials.data.schema_yaml import read_schema
 
 Columns = dict[str, list[Any]]
@@ -413,7 +413,7 @@ def test_a_disk_that_fills_up(clicks: Columns, write_csv: WriteCsv, tmp_path: Pa
         import sys
         from pathlib import Path
         from dhen.errors import UserError
-        from trials.data.prepare import prepare
+        from trials.data.prepare.prepare_log import prepare
         try:
             prepare([Path(sys.argv[1])], out=Path(sys.argv[2]))
         except UserError as error:
@@ -436,7 +436,7 @@ def test_a_killed_process_leaves_nothing_that_looks_finished(
     script = """
         import os, signal, sys
         from pathlib import Path
-        from trials.data.prepare import prepare
+        from trials.data.prepare.prepare_log import prepare
         die = lambda step, done, total: step == "writing" and os.kill(os.getpid(), signal.SIGKILL)
         prepare([Path(sys.argv[1])], out=Path(sys.argv[2]), progress=die)
     """
@@ -452,7 +452,7 @@ def test_two_processes_prepare_one_log_once(clicks: Columns, write_csv: WriteCsv
     script = """
         import multiprocessing, sys
         from pathlib import Path
-        from trials.data.prepare import prepare
+        from trials.data.prepare.prepare_log import prepare
 
         def work(path, out, results):
             steps = []

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.errors import UserError
-from trials.data import splits
 from trials.data.log_schema import SplitRule
+from trials.data.prepare import splits
+from trials.data.prepare.splits import StampCounts, plan_splits
 from trials.data.raw.stamps import MISSING_STAMP
-from trials.data.splits import StampCounts, plan_splits
 
 stamp_lists = st.lists(
     st.one_of(st.integers(0, 30), st.integers(-(10**6), 10**14), st.just(MISSING_STAMP)),

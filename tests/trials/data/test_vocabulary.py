@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.errors import UserError
-from trials.data import statistics
-from trials.data.hashing import hash64
-from trials.data.statistics import ValueCounts
-from trials.data.vocabulary import UNKNOWN_ID, Vocabulary, hashed_ids
+from trials.data.encoding.hashing import hash64
+from trials.data.encoding.vocabulary import UNKNOWN_ID, Vocabulary, hashed_ids
+from trials.data.prepare import statistics
+from trials.data.prepare.statistics import ValueCounts
 
 texts = st.text(max_size=6)
 

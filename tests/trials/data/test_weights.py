@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trials.data.weights import ClickTotals, WeightedRows, example_weights
+from trials.data.example_weights import ClickTotals, WeightedRows, example_weights
 from trials.metrics import evaluate_predictions
 
 LABELS = np.array([1, 0, 0, 1, 0], dtype=np.float32)

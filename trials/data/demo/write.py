@@ -21,8 +21,8 @@ from trials.data.demo.columns import CATEGORICAL, COUNTER, COUNTS, MULTI_HOT, Id
 from trials.data.demo.examples import MISSING, START, Examples, Floats, Ints, draw_examples
 from trials.data.demo.spec import DemoLog
 from trials.data.demo.teacher import Teacher, probability
+from trials.data.prepare.staging import Progress
 from trials.data.roles.names import ORACLE
-from trials.data.staging import Progress
 
 _GROUP = 1 << 16
 """Rows drawn and written at a time."""

@@ -8,7 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trials.data.log_schema import CategoricalColumn, Column, MultiHotColumn, NumericColumn, TimestampColumn
+from trials.data.log_schema import (
+    CategoricalColumn,
+    Column,
+    MultiHotColumn,
+    NumericColumn,
+    TimestampColumn,
+)
 from trials.data.roles.rules import judge
 from trials.data.roles.sample import ColumnSample
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
-from trials.data.hashing import Hashes, hash64
+from trials.data.encoding.hashing import Hashes, hash64
 from trials.data.raw.text import Codes
 
 MISSING_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from dhen.values import fingerprint
 from trials.data.cache import MANIFEST, VERSION, Manifest
-from trials.data.encoding import Encoding
-from trials.data.fit import fit
-from trials.data.log_schema import LabelColumn, LogSchema
+from trials.data.encoding.encoding import Encoding
+from trials.data.example_weights import ClickTotals
+from trials.data.log_schema import SPLITS, LabelColumn, LogSchema
+from trials.data.prepare.fit import fit
+from trials.data.prepare.splits import plan_splits
+from trials.data.prepare.staging import Progress, Staged, stage
+from trials.data.prepare.write import count_clicks, write_splits
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows
 from trials.data.raw.sources import estimate_rows
-from trials.data.splits import SPLITS, plan_splits
-from trials.data.staging import Progress, Staged, stage
-from trials.data.weights import ClickTotals
-from trials.data.write import count_clicks, write_splits
 
 THREADS = min(16, os.cpu_count() or 1)
 """Columns are typed, counted and encoded side by side."""

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.values import parse
-from trials.data.atomic import built, locked
-from trials.data.build import Request, build
 from trials.data.cache import PreparedLog
-from trials.data.encoding import Encoding
-from trials.data.file_hashes import hash_files
-from trials.data.infer import find_label, infer
+from trials.data.encoding.encoding import Encoding
 from trials.data.log_schema import LogSchema
+from trials.data.prepare.build import Request, build
+from trials.data.prepare.file_hashes import hash_files
+from trials.data.prepare.locked_directory import built, locked
+from trials.data.prepare.staging import Progress
 from trials.data.raw.files import RawLog
 from trials.data.raw.sources import open_log
+from trials.data.roles.infer import find_label, infer
 from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml
-from trials.data.staging import Progress
 
 
 def prepare(

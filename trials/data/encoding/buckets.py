@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dhen.values import Value
-from trials.data.vocabulary import FIRST_ID, MISSING_ID
+from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID
 
 
 class Buckets(Value):

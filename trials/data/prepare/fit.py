@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trials.data.encoding import Encoding, NumericScale
+from trials.data.encoding.encoding import Encoding, NumericScale
+from trials.data.encoding.vocabulary import Vocabulary
 from trials.data.log_schema import LogSchema, TableColumn, TimestampColumn
-from trials.data.splits import TRAIN, SplitPlan
-from trials.data.staging import Progress, Staged
-from trials.data.statistics import Moments, Quantiles, StampRange, ValueCounts
-from trials.data.vocabulary import Vocabulary
+from trials.data.prepare.splits import TRAIN, SplitPlan
+from trials.data.prepare.staging import Progress, Staged
+from trials.data.prepare.statistics import Moments, Quantiles, StampRange, ValueCounts
 
 MAX_VOCABULARY = 5_000_000
 """Values that reach `min_count`, above which `hash_buckets: auto` hashes."""

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from dhen.errors import UserError
 from trials.data.log_schema import LabelColumn, LogSchema
+from trials.data.prepare.splits import StampCounts
 from trials.data.raw.files import RawLog
 from trials.data.raw.labels import LabelReader
 from trials.data.raw.readers import BadRows, read_batches
 from trials.data.raw.sources import estimate_rows
 from trials.data.raw.typed import type_labelled
-from trials.data.splits import StampCounts
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a step's name, rows done, and about how many there are (None where unknown)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from trials.data.buckets import Buckets, quantile_buckets
-from trials.data.encoding import CYCLE_LENGTH, NumericScale, transformed
+from trials.data.encoding.buckets import Buckets, quantile_buckets
+from trials.data.encoding.encoding import CYCLE_LENGTH, NumericScale, transformed
 from trials.data.log_schema import Cycle
 from trials.data.raw.stamps import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle_of
 

@@ -12,7 +12,6 @@ from dhen.errors import UserError, unknown_name
 from trials.data.log_schema import SplitRule
 from trials.data.raw.stamps import MISSING_STAMP, Stamps
 
-SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
 MAX_CELLS = 1 << 16
 """Distinct time stamps that are counted singly; above, neighbours are counted together."""

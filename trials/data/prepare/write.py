@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from dhen.errors import UserError
-from trials.data.encoding import Encoding
-from trials.data.fit import split_of
-from trials.data.log_schema import LogSchema
-from trials.data.npy import NpyWriter
+from trials.data.encoding.encoding import Encoding
+from trials.data.example_weights import ClickTotals, WeightedRows
+from trials.data.log_schema import SPLITS, LogSchema
+from trials.data.prepare.fit import split_of
+from trials.data.prepare.npy import NpyWriter
+from trials.data.prepare.splits import SplitPlan
+from trials.data.prepare.staging import Progress, Staged
 from trials.data.rows import EncodedRows
-from trials.data.splits import SPLITS, SplitPlan
-from trials.data.staging import Progress, Staged
-from trials.data.weights import ClickTotals, WeightedRows
 
 _EXTRA = {"weight": np.float32, "oracle": np.float64, "timestamp": np.int64}
 """Columns kept beside the inputs, where the schema has one with the role."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dhen.errors import UserError
-from trials.data.encoding import Encoding
+from trials.data.encoding.encoding import Encoding
 from trials.data.raw.readers import BadRows, RawBatch, read_batches
 from trials.data.raw.sources import open_log
 from trials.data.raw.typed import typed_columns

@@ -24,13 +24,13 @@ from pydantic import Field
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import Value, fingerprint, parse
-from trials.data.buckets import Buckets
+from trials.data.encoding.buckets import Buckets
+from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID, Vocabulary, hashed_ids
 from trials.data.log_schema import LogSchema
 from trials.data.raw.stamps import cycle_of
 from trials.data.raw.text import Codes
 from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema, schema_to_yaml
-from trials.data.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID, Vocabulary, hashed_ids
 
 CYCLE_LENGTH = {"hour_of_day": 24, "day_of_week": 7}
 CLIP = 100.0
