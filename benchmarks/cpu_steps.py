@@ -33,7 +33,7 @@ from trials.data.loader import train_batches
 from trials.job import Job, TrainingConfig
 from trials.planner.plan import plan
 from trials.planner.segments import segments
-from trials.step import TrainStep
+from trials.training.local_step import TrainStep
 
 BATCHES = (16, 256, 2048)
 WARM_UP, STEPS = 2, 8

@@ -14,13 +14,13 @@ from dhen.values import Value
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
-from trials.distributed_step import DistributedStep
 from trials.events import Trained
-from trials.loop import Step
-from trials.memory_limit import limited_memory
+from trials.memory.limit import limited_memory
 from trials.ranks import Ranks
-from trials.step import TrainStep
 from trials.strategy import Strategy
+from trials.training.distributed_step import DistributedStep
+from trials.training.local_step import TrainStep
+from trials.training.loop import Step
 from trials.worker import Emit, Task, run_rank
 
 STEPS = 50

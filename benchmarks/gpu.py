@@ -35,14 +35,14 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.data.loader import Batch
 from trials.data.prefetch import on_device
-from trials.distributed_step import DistributedStep
 from trials.job import Job, TrainingConfig
-from trials.loop import Step
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import plan
 from trials.ranks import Ranks
-from trials.step import TrainStep
 from trials.strategy import Strategy, named
+from trials.training.distributed_step import DistributedStep
+from trials.training.local_step import TrainStep
+from trials.training.loop import Step
 
 TABLES, TABLE_ROWS, NUMERIC = 26, 100_000, 13
 WARM_STEPS, REPEATS = 5, 5

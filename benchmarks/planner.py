@@ -35,13 +35,13 @@ from trials.cluster.load import load_cluster
 from trials.cluster.machine import Precision
 from trials.data.loader import Batch as LoadedBatch
 from trials.job import TrainingConfig
-from trials.memory_counter import MemoryCounter
+from trials.memory.counter import MemoryCounter
 from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed
 from trials.planner.plan import plan
 from trials.planner.reference import trace
 from trials.planner.segments import segments
-from trials.step import TrainStep
 from trials.strategy import Strategy, ladder
+from trials.training.local_step import TrainStep
 
 WORLDS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
 BATCHES = (64, 256, 1024, 4096)
@@ -211,7 +211,8 @@ def error(case: dict[str, Any]) -> float:
 
 
 def real(cases: int, seed: int) -> None:
-    """Steps of `trials.step.TrainStep` on this machine: model, tables and optimizers of one process."""
+    """Steps of `trials.training.local_step.TrainStep` on this machine: model, tables and optimizers of one
+    process."""
     rng, cluster, errors, rows = random.Random(seed), this_machine(), [], []
     for _ in track(range(cases), "training"):
         name, model = candidate(rng)

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema
-from trials.dense_batch import DenseBatch, DenseInputs
+from trials.distributed.parallelize import device_mesh, parallelize
+from trials.distributed.table_split import DenseBatch, DenseInputs
 from trials.job import Job, TrainingConfig
-from trials.parallelize import device_mesh, parallelize
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.strategy import Strategy

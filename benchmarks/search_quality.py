@@ -47,7 +47,7 @@ from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher
 from trials.metrics import evaluate_predictions
 from trials.record import StudyRecord, TrialKind, TrialRecord
-from trials.scoring import logits_file
+from trials.training.score_weights import logits_file
 
 SPLIT = "test"
 MOST_CATEGORIES = 255

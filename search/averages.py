@@ -16,9 +16,9 @@ from dhen.values import fingerprint
 from search.greedy import chosen_averages
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import example_weights
-from trials.evaluation import logit_metrics
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig, summed_ms
+from trials.training.evaluation import logit_metrics
 
 AVERAGE = "average"
 """In place of a model's family."""

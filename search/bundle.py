@@ -30,17 +30,17 @@ from dhen.cost import CostRow
 from dhen.errors import UserError
 from dhen.model import build_model
 from dhen.values import Value, parse
-from trials.checkpoint import load_weights
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
 from trials.data.loader import eval_batches, feature_batch
 from trials.data.rows import Bags, EncodedRows
 from trials.events import WEIGHTS
-from trials.forward_time import forward_time
 from trials.job import Job
-from trials.master_weights import compute_in
+from trials.optim.master_weights import compute_in
 from trials.record import Comparison, LogSummary, Metrics
 from trials.serving_limits import ForwardTime, ServingConfig
+from trials.storage.weights_file import load_weights
+from trials.training.latency import forward_time
 
 INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"
 CHECK_EXAMPLES = 64

@@ -14,6 +14,7 @@ from search.planning import LOCAL, plan_of
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.machine import device
+from trials.embeddings.requirements import check_tables
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import Plan, Prefer, choose
@@ -21,7 +22,6 @@ from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.record import Attempt, Outcome, TrialRecord
 from trials.strategy import Strategy, named
-from trials.table_requirements import check_tables
 
 DEADLINE_SECONDS = 900.0
 """Silence after which several ranks are taken to hang; an evaluation may take as long without a word."""

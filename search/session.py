@@ -22,11 +22,11 @@ from search.study import Study
 from search.terminal import StudyView, resumable, step_progress
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
+from trials.distributed.process_group import check_devices
 from trials.hosts import Hosts
 from trials.hosts_run import HostsLauncher
 from trials.launcher import Launcher
 from trials.record import StudyRecord
-from trials.rendezvous import check_devices
 
 BEST = "best"
 

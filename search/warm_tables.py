@@ -1,4 +1,5 @@
-"""`tables_from=baseline`: candidates start from the tuned baseline's embedding tables (`trials.warm_tables`).
+"""`tables_from=baseline`: candidates start from the tuned baseline's embedding tables
+(`trials.embeddings.warm_tables`).
 
 The baseline's tables come from the study's seed, and the baseline itself had no such start. So retrainings
 from other seeds, which decide whether a winner is better, start both from fresh tables.

@@ -11,7 +11,7 @@ from search.objective import CHECKPOINTS, Trainer
 from search.standing import Standing
 from trials.events import WEIGHTS
 from trials.record import TrialRecord
-from trials.scoring import logits_file
+from trials.training.score_weights import logits_file
 
 
 class KeptWeights:

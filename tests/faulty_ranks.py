@@ -18,7 +18,7 @@ from trials.data.prepare.prepare_log import prepare
 from trials.events import Event, Progress, Trained
 from trials.job import Job, TrainingConfig
 from trials.launcher import Launcher, Run
-from trials.memory_counter import MemoryLimitError
+from trials.memory.counter import MemoryLimitError
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.supervision import wait_for

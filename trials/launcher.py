@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["POLL_SECONDS", "AnyLauncher", "AnyRun", "Launcher", "Run", "wait_for"]
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.worker")
 """What a process would otherwise import itself, each time: the first belongs to an optimizer's first use."""
-PRELOADED_FOR_SEVERAL = ("trials.warm_torchrec",)
+PRELOADED_FOR_SEVERAL = ("trials.embeddings.preload",)
 """The same for ranks whose tables are sharded: a third of a second, once (2 cores, 2026-11-21)."""
 SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 """OpenMP in the server must never have had more than one thread, or processes that use two hang; and what
@@ -85,7 +85,7 @@ class Launcher:
         Raises:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
         """
-        from trials.rendezvous import check_devices
+        from trials.distributed.process_group import check_devices
         from trials.worker import main
 
         check_devices(len(task.ranks_here))

@@ -1,6 +1,6 @@
 """What serving asks of a model: limits on its forward time, its size and its FLOPs (torch-free).
 
-Size and FLOPs follow from the model; the forward time is measured (`trials.forward_time`).
+Size and FLOPs follow from the model; the forward time is measured (`trials.training.latency`).
 """
 
 from __future__ import annotations

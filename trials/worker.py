@@ -28,10 +28,10 @@ from pydantic import Field, model_validator
 from dhen.errors import UserError
 from dhen.values import Value, parse
 from trials.address import Address
-from trials.checkpoint import read_weights, save_weights
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
+from trials.distributed.process_group import join
 from trials.events import (
     EVENTS,
     START_MARK,
@@ -46,16 +46,16 @@ from trials.events import (
     last_words,
     rank_log,
 )
-from trials.forward_time import candidate_time
 from trials.job import Job
-from trials.loop import train
-from trials.memory_limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
-from trials.memory_pool import keep_freed_memory
+from trials.memory.limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
+from trials.memory.malloc import keep_freed_memory
 from trials.ranks import Ranks
-from trials.rendezvous import join
-from trials.scoring import keep_logits, logits_file, score
 from trials.serving_limits import ServingConfig
+from trials.storage.weights_file import read_weights, save_weights
 from trials.strategy import Strategy
+from trials.training.latency import candidate_time
+from trials.training.loop import train
+from trials.training.score_weights import keep_logits, logits_file, score
 
 COLLECTIVE_SECONDS = 600.0
 """A collective that waits longer for a rank fails: a backstop behind `deadline_seconds`."""

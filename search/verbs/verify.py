@@ -16,8 +16,8 @@ from search.log import log_files
 from search.verbs.data_option import files_first
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.evaluation import evaluate
 from trials.record import Metrics
+from trials.training.evaluation import evaluate
 
 NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
 """Absolute; what another machine's matmul order and precision may change."""

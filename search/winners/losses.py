@@ -2,7 +2,7 @@
 
 A block is what depends on each other: rows that lie together in time (or in the log's order, without time
 stamps), or all rows of a user. Losses are those of `trials.metrics`, weighted and corrected for negative
-sampling as `trials.evaluation` has them.
+sampling as `trials.training.evaluation` has them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from trials.events import WEIGHTS
 from trials.job import Job
 from trials.ledger import Ledger
 from trials.record import Outcome, Retraining, TrialKind, TrialRecord
-from trials.scoring import logits_file
+from trials.training.score_weights import logits_file
 
 FOLDER = "retrained"
 """Of the run directory: where retrainings leave what trials leave."""

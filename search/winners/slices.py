@@ -28,10 +28,10 @@ from search.winners.retraining import FOLDER, SPLIT
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats, example_weights
-from trials.evaluation import evaluate
 from trials.metrics import entropy
 from trials.record import Better, StudyRecord
-from trials.scoring import logits_file
+from trials.training.evaluation import evaluate
+from trials.training.score_weights import logits_file
 
 MOST = 20
 """Values of a column that are shown; the others are joined."""

@@ -22,7 +22,7 @@ from dhen.memory.segments import Setting, Taped
 from dhen.model import build_model, taped_model
 from dhen.ops.dropout import pools
 from dhen.schema import FeatureSchema, Table
-from trials.memory_counter import MemoryCounter
+from trials.memory.counter import MemoryCounter
 
 BATCH = 256
 TOLERANCE = 0.01

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.dense_batch import DenseBatch, DenseInputs, take_tables
+from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
+from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.job import TrainingConfig
-from trials.parallelize import ParallelStep, device_mesh, parallelize
 from trials.strategy import Strategy
 
 HOSTS, RANKS_A_HOST, STEPS, EXAMPLES = 2, 2, 4, 40

@@ -22,19 +22,19 @@ from gloo_ranks import Script, as_rank, on_ranks, start
 
 from dhen.errors import UserError
 from dhen.model import build_model, parse_model
-from trials.checkpoint import Weights
+from trials.checkpoint.checkpointer import BEST, PREFIX, Checkpoints, Resumable
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.distributed_step import DistributedStep
 from trials.events import Evaluated, Event, Progress, Trained
 from trials.job import Job
-from trials.loop import train
 from trials.ranks import Ranks
-from trials.resume import BEST, PREFIX, Checkpoints, Resumable
-from trials.step import TrainStep
+from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
-from trials.weight_average import WeightAverage
+from trials.training.distributed_step import DistributedStep
+from trials.training.local_step import TrainStep
+from trials.training.loop import train
+from trials.training.weight_average import WeightAverage
 
 needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 

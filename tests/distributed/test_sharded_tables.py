@@ -21,12 +21,12 @@ from dhen.inputs.features import EmbeddingTables, MixedTables, Tables, matrices
 from dhen.inputs.table_dims import table_dims
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.load import load_cluster
-from trials.embeddings import TableEngine, table_engine
+from trials.embeddings.blocks import Block
+from trials.embeddings.engine import TableEngine, table_engine
 from trials.job import TrainingConfig
+from trials.optim.rowwise_adagrad import EPSILON
 from trials.planner.placement import Placement, TableShard, place
 from trials.ranks import Ranks
-from trials.row_wise_adagrad import EPSILON
-from trials.table_blocks import Block
 
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
-from trials.checkpoint import save_weights
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
@@ -28,16 +27,17 @@ from trials.data.loader import Batch, train_batches
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
 from trials.data.roles.infer import infer_schema
-from trials.distributed_step import DistributedStep
-from trials.evaluation import evaluate, evaluate_over_ranks
 from trials.job import Job
-from trials.master_weights import compute_in
 from trials.metrics import evaluate_predictions
+from trials.optim.master_weights import compute_in
 from trials.ranks import Ranks
-from trials.scoring import score
-from trials.step import TrainStep
+from trials.storage.weights_file import save_weights
 from trials.strategy import Strategy, ladder
-from trials.weight_average import WeightAverage
+from trials.training.distributed_step import DistributedStep
+from trials.training.evaluation import evaluate, evaluate_over_ranks
+from trials.training.local_step import TrainStep
+from trials.training.score_weights import score
+from trials.training.weight_average import WeightAverage
 
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 

@@ -13,9 +13,9 @@ from search.config import DemoConfig, StudyConfig
 from search.directory import read_record, trial_folder
 from search.log import log_files
 from search.objective import CHECKPOINTS
+from trials.checkpoint.checkpointer import PREFIX, STANDS, Stand
+from trials.checkpoint.training_state import TrainingState
 from trials.record import Outcome, TrialKind
-from trials.resume import PREFIX, STANDS, Stand
-from trials.training_state import TrainingState
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from search.warm_start import OTHERWISE, OUTSIDE, read_reused
 from spaces.catalog_loader import catalog, load_space
 from spaces.space import Candidate, Space, SpaceConfig
 from trials.data.cache import PreparedLog
+from trials.embeddings.warm_tables import TABLES
 from trials.events import WEIGHTS
 from trials.job import Job, TrainingConfig
 from trials.record import Outcome, StudyRecord, TrialRecord
-from trials.warm_tables import TABLES
 
 WORDS = ("baseline_trials=1", "training.epochs=2", "threads=1", "parallel=1")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trials.bf16_adamw import CHUNKS, WORKSPACE_BYTES, Bf16AdamW, random_bits, ring_bytes, round_to_bf16
-from trials.memory_counter import MemoryCounter
+from trials.memory.counter import MemoryCounter
+from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES, Bf16AdamW, random_bits, ring_bytes, round_to_bf16
 
 CPU = torch.device("cpu")
 

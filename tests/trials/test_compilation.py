@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from trials.compilation import COMPILE_SECONDS_A_LAYER, SPEEDUP, BreakEven, compile_if_it_pays
+from trials.training.compile_layers import COMPILE_SECONDS_A_LAYER, SPEEDUP, BreakEven, compile_if_it_pays
 
 
 def test_pays_from_its_break_even_on() -> None:

@@ -19,14 +19,14 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
-from trials.embeddings import TableEngine, table_engine
+from trials.embeddings.blocks import Block, HeldBlock, load_state, state_of, state_to_load
+from trials.embeddings.engine import TableEngine, table_engine
+from trials.embeddings.requirements import INSTALL, check_tables
 from trials.job import TrainingConfig
+from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.planner.placement import Placement, TableShard
 from trials.planner.table_cost import NUMBER_BYTES, ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
 from trials.ranks import Ranks
-from trials.row_wise_adagrad import RowWiseAdagrad
-from trials.table_blocks import Block, HeldBlock, load_state, state_of, state_to_load
-from trials.table_requirements import INSTALL, check_tables
 
 DIM, ROWS = 12, 5
 CPU = torch.device("cpu")
@@ -286,5 +286,5 @@ for needs in (look, torchrec_shards.import_torchrec):
 
 
 def test_the_check_before_ranks_start_is_light() -> None:
-    code = "import sys, trials.table_requirements\nassert not {'torch', 'torchrec'} & set(sys.modules)"
+    code = "import sys, trials.embeddings.requirements\nassert not {'torch', 'torchrec'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from trials.row_wise_adagrad import EPSILON, RowWiseAdagrad, summed_by_row
+from trials.optim.rowwise_adagrad import EPSILON, RowWiseAdagrad, summed_by_row
 
 
 def run(steps: int, *, lr: float, decay: float) -> tuple[torch.Tensor, torch.Tensor]:

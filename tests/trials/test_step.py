@@ -14,9 +14,9 @@ from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.data.loader import Batch
 from trials.job import TrainingConfig
-from trials.master_weights import compute_in, dense_parameters
-from trials.row_wise_adagrad import RowWiseAdagrad
-from trials.step import TrainStep
+from trials.optim.master_weights import compute_in, dense_parameters
+from trials.optim.rowwise_adagrad import RowWiseAdagrad
+from trials.training.local_step import TrainStep
 
 ROWS = 24
 SCHEMA = FeatureSchema(

@@ -16,12 +16,12 @@ from dhen.errors import UserError
 from dhen.inputs.features import EMBEDDING_INIT_STD
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.checkpoint import Weights, save_weights
 from trials.data.prepare.prepare_log import prepare
+from trials.embeddings.warm_tables import TABLES, start_tables_from
 from trials.job import Job, TrainingConfig
-from trials.loop import train
 from trials.ranks import Ranks
-from trials.warm_tables import TABLES, start_tables_from
+from trials.storage.weights_file import Weights, save_weights
+from trials.training.loop import train
 
 SCHEMA = FeatureSchema(tables=(Table(name="a", rows=30), Table(name="b", rows=5)), numeric=("x",))
 

@@ -19,8 +19,8 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from dhen.memory.tape import FP32_BYTES, Shape
-from trials.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.job import TrainingConfig
+from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.segments import ITEMSIZES, Segment
 from trials.strategy import RECOMPUTED, Strategy
@@ -214,12 +214,12 @@ def dense_peak(
 
 
 def _update_workspace(itemsizes: Itemsizes, numbers: int, device: str) -> int:
-    """What the update of so many numbers in a row holds for a moment (`trials.bf16_adamw`)."""
+    """What the update of so many numbers in a row holds for a moment (`trials.optim.bf16_adamw`)."""
     return 0 if itemsizes.moment == FP32_BYTES else WORKSPACE_BYTES * min(CHUNKS[device], numbers)
 
 
 def _cast_bytes(itemsizes: Itemsizes, whole: int, bucket_bytes: int) -> int:
-    """Beside DDP's buckets, where gradients are sent in another precision (`trials.gradient_precision`).
+    """Beside DDP's buckets, where gradients are sent in another precision (`trials.distributed.comm_hooks`).
 
     One bucket, while it is cast in place; all of them, where that has no room for larger numbers: none need have
     been reduced when backward ends.

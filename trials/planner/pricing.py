@@ -9,10 +9,11 @@ from dhen.config import ModelConfig
 from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
 from dhen.ops.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
-from trials.bf16_adamw import ring_bytes
 from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words
 from trials.job import Job, TrainingConfig
+from trials.optim.bf16_adamw import ring_bytes
+from trials.optim.stochastic_rounding import AT_ONCE, WORKSPACE_BYTES
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
@@ -33,7 +34,6 @@ from trials.planner.table_cost import (
     TABLE_DECAY_ROW_BYTES,
 )
 from trials.planner.table_notes import table_notes
-from trials.stochastic_rounding import AT_ONCE, WORKSPACE_BYTES
 from trials.strategy import Checkpointing, Strategy
 
 ID_BYTES = 4
@@ -44,11 +44,11 @@ BATCHES_HELD = {"cpu": 1, "cuda": 2}
 INDEX_BYTES = 8
 COLUMNS_A_ROW = 3
 """Of the width of an embedding, for each row that is updated: its gradients' sum, its weights, their squares
-(trials/row_wise_adagrad.py)."""
+(trials/optim/rowwise_adagrad.py)."""
 ROWS_BESIDE_ROUNDING = 2
 """Of the three, while new weights are rounded."""
 INDICES_AN_ID = 2
-"""int64 for each id, beside the gradient's own: places and representatives (trials/row_wise_adagrad.py)."""
+"""int64 for each id, beside the gradient's own: places and representatives (trials/optim/rowwise_adagrad.py)."""
 POOL_BYTES = 2 * POOL_WORDS * 8
 """Random bits that dropout draws on, on a CPU."""
 

@@ -1,9 +1,10 @@
 """The reference: memory of one real training step, traced under fake tensors and a fake process group.
 
-The model, its wrapping (`trials.parallelize`) and the step are the real ones; tensors have sizes but no
-contents and collectives do nothing, so that a step on hundreds of ranks is traced on one in about a second.
-`MemoryCounter` counts what rank 0, the fullest, holds. Everything that torch does not promise to keep is
-used in this file alone. Left out: what is no tensor (context, workspaces, the allocator's reserve), tables.
+The model, its wrapping (`trials.distributed.parallelize`) and the step are the real ones; tensors have sizes
+but no contents and collectives do nothing, so that a step on hundreds of ranks is traced on one in about a
+second. `MemoryCounter` counts what rank 0, the fullest, holds. Everything that torch does not promise to keep
+is used in this file alone. Left out: what is no tensor (context, workspaces, the allocator's reserve),
+tables.
 
 Three things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_buckets`); random
 bits of dropout and of rounding, which belong to the process, not to a model; and, for offload, the copies between
@@ -38,12 +39,12 @@ from dhen.model import build_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value
 from trials.cluster.machine import Precision
-from trials.dense_batch import DenseBatch, DenseInputs, take_tables
-from trials.gradient_precision import cast_bucket
+from trials.distributed.comm_hooks import cast_bucket
+from trials.distributed.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
+from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.job import TrainingConfig
-from trials.master_weights import DTYPES
-from trials.memory_counter import HOST, MemoryCounter
-from trials.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
+from trials.memory.counter import HOST, MemoryCounter
+from trials.optim.master_weights import DTYPES
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.strategy import Strategy
 
@@ -114,8 +115,8 @@ def measure(
 ) -> StepMemory:
     """Two training steps of the dense part, on this rank, on the CPU; tells the memory of the second.
 
-    With real tensors, on every rank of `mesh` (from `trials.parallelize.device_mesh`), it is what a real
-    step holds; `trace` calls it with fake ones. Arguments as there and in `parallelize`.
+    With real tensors, on every rank of `mesh` (from `trials.distributed.parallelize.device_mesh`), it is what
+    a real step holds; `trace` calls it with fake ones. Arguments as there and in `parallelize`.
     """
     host = strategy.offload
     with MemoryCounter() as counter, _same_path(), _collectives_labelled(counter):
@@ -183,7 +184,7 @@ def _same_path() -> Iterator[None]:
     try:
         with (
             patch("dhen.ops.dropout.random_bytes", _no_random_bytes),
-            patch("trials.bf16_adamw.random_bits", _no_random_bits),
+            patch("trials.optim.bf16_adamw.random_bits", _no_random_bits),
         ):
             yield
     finally:
@@ -196,7 +197,7 @@ def _no_random_bytes(count: int) -> Tensor:
 
 
 def _no_random_bits(count: int, *_: object) -> Tensor:
-    """`trials.bf16_adamw.random_bits` without its ring of them, likewise."""
+    """`trials.optim.bf16_adamw.random_bits` without its ring of them, likewise."""
     return torch.zeros((), dtype=torch.int32).expand(count)
 
 

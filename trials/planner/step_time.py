@@ -20,9 +20,9 @@ from functools import partial
 from math import ceil
 from typing import NamedTuple
 
-from trials.bf16_adamw import CHUNKS
 from trials.cluster.cluster import Cluster
 from trials.job import TrainingConfig
+from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.collectives import Collectives, collectives
 from trials.planner.device_constants import (
     COLLECTIVE_SECONDS,
@@ -47,7 +47,7 @@ MASTER_BYTES = 4
 UPDATE_MASTERS, UPDATE_MOMENTS = 3, 4
 """AdamW's traffic a parameter: reads weight, gradient and two moments, writes all but the gradient."""
 UPDATE_KERNELS = 8
-"""For each chunk of numbers whose moments are in bf16 (`trials.bf16_adamw`)."""
+"""For each chunk of numbers whose moments are in bf16 (`trials.optim.bf16_adamw`)."""
 BACKWARD_PASSES = 2
 """Forward passes that backward is worth."""
 
@@ -242,7 +242,8 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
 def _all_reduce(step: Step, size: float) -> float:
     """Of so many bytes of gradients, with the passes over memory that cast them to what is sent, and back.
 
-    What is smaller goes through a copy each way, to lie in the gradients' own place (`trials.gradient_precision`).
+    What is smaller goes through a copy each way, to lie in the gradients' own place
+    (`trials.distributed.comm_hooks`).
     """
     computed, reduced, _ = step.itemsizes
     copies = 2 * (computed + reduced) + (4 * reduced if reduced < computed else 0)

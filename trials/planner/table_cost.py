@@ -23,11 +23,11 @@ FP32_BYTES = NUMBER_BYTES["fp32"]
 ID_BYTES = 8
 """int64, as TorchRec sends ids and FBGEMM reads them."""
 ROW_STATE_BYTES = 4
-"""Row-wise Adagrad's fp32 sum, for each row of each column shard (FBGEMM, and trials/row_wise_adagrad.py)."""
+"""Row-wise Adagrad's fp32 sum, for each row of each column shard (FBGEMM, and trials/optim/rowwise_adagrad.py)."""
 ONE_PROCESS_ROW_STATE_BYTES = 4 + 8
-"""With the int64 a row that trials/row_wise_adagrad.py adds up duplicates through."""
+"""With the int64 a row that trials/optim/rowwise_adagrad.py adds up duplicates through."""
 TABLE_DECAY_ROW_BYTES = 8
-"""More a row in one process where `table_decay` is used: the float64 of trials/row_wise_adagrad.py."""
+"""More a row in one process where `table_decay` is used: the float64 of trials/optim/rowwise_adagrad.py."""
 SECTOR_BYTES = 32
 """The least that a GPU reads of its memory (CUDA C++ Best Practices Guide, coalesced access): rows of fewer
 bytes cost as much. A CPU's line is 64; its tables lie in one process, where nothing is split."""

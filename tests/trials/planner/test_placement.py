@@ -15,6 +15,7 @@ from dhen.errors import UserError
 from dhen.schema import Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
+from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.planner import placement
 from trials.planner.lpt import NARROWEST, narrowest_width
 from trials.planner.placement import Placement, PlacementError, place
@@ -28,7 +29,6 @@ from trials.planner.table_cost import (
     replicated_cost,
     sharded_cost,
 )
-from trials.row_wise_adagrad import RowWiseAdagrad
 
 ZIONEX = load_cluster("zionex")
 RANKS = ("1x1", "1x2", "1x3", "1x8", "2x1", "2x4", "3x2", "4x8")

@@ -15,9 +15,9 @@ from dhen.config import ModelConfig
 from dhen.ensembles import ENSEMBLES
 from dhen.model import build_model, catalog, named_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.dense_batch import take_tables
+from trials.distributed.parallelize import device_mesh
+from trials.distributed.table_split import take_tables
 from trials.job import TrainingConfig
-from trials.parallelize import device_mesh
 from trials.planner.reference import StepMemory, measure, trace
 from trials.strategy import Dense, Strategy
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from dhen.memory.replay import Footprint
 from dhen.values import parse
-from trials.bf16_adamw import CHUNKS
 from trials.cluster.cluster import Cluster
 from trials.job import TrainingConfig
+from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.device_constants import KERNEL_SECONDS, OVERLAP_SLOWDOWN
 from trials.planner.estimates import StepTime
 from trials.planner.placement import Placement

@@ -10,17 +10,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhen.model import build_model
-from trials.checkpoint import load_weights
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
-from trials.distributed_step import DistributedStep
-from trials.evaluation import Keep, evaluate
 from trials.job import Job
-from trials.master_weights import compute_in
+from trials.optim.master_weights import compute_in
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.storage.weights_file import load_weights
 from trials.strategy import Strategy
+from trials.training.distributed_step import DistributedStep
+from trials.training.evaluation import Keep, evaluate
 
 
 def score(

@@ -1,8 +1,9 @@
 """Checkpoints of a training that is under way, through `torch.distributed.checkpoint`, and going on from one.
 
-A checkpoint is a folder that is whole or not there: weights, optimizer state and tables as each rank holds them
-(`trials.flat_pieces`, `trials.table_blocks`), where the training stands, random number generators, the best
-weights so far. It loads under another strategy and on another number of ranks. Only the newest is kept.
+A checkpoint is a folder that is whole or not there: weights, optimizer state and tables as each rank holds
+them (`trials.checkpoint.dcp_vectors`, `trials.embeddings.blocks`), where the training stands, random number
+generators, the best weights so far. It loads under another strategy and on another number of ranks. Only the
+newest is kept.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from dhen.errors import UserError
 from dhen.values import Value
 from trials.agreement import as_first
-from trials.checkpoint import Weights, read_weights, save_weights
-from trials.flat_pieces import FlatPieces, LoadPlanner, SavePlanner
+from trials.checkpoint.dcp_vectors import FlatPieces, LoadPlanner, SavePlanner
+from trials.checkpoint.training_state import TrainingState
+from trials.embeddings.blocks import State
 from trials.job import Job
-from trials.memory_limit import on_host
+from trials.memory.limit import on_host
 from trials.ranks import Ranks
-from trials.table_blocks import State
-from trials.training_state import TrainingState
+from trials.storage.weights_file import Weights, read_weights, save_weights
 
 if TYPE_CHECKING:
-    from trials.weight_average import WeightAverage
+    from trials.training.weight_average import WeightAverage
 
 CHECKPOINT_SECONDS = 30.0
 """Of training that may be lost: after so much an evaluation is followed by a checkpoint."""

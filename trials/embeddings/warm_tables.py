@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from dhen.errors import UserError
 from dhen.inputs.features import FeatureProcessing, matrices
 from dhen.schema import FeatureSchema
-from trials.checkpoint import read_weights
 from trials.ranks import Ranks
+from trials.storage.weights_file import read_weights
 
 TABLES = "features.tables.weight"
 """What a model whose tables all have one length calls their matrix."""

@@ -1,8 +1,9 @@
-"""One training step under a strategy, or on several ranks: the same as `trials.step`, held in other ways.
+"""One training step under a strategy, or on several ranks: the same as `trials.training.local_step`, held in
+other ways.
 
-Tables by their engine (`trials.embeddings`), the dense part by `trials.parallelize`. Each rank trains on its
-slice of every global batch; where slices differ by an example, losses and gradients are weighted by their
-share, so that the mean over ranks is the mean over the batch. Layers are not compiled here.
+Tables by their engine (`trials.embeddings.engine`), the dense part by `trials.distributed.parallelize`. Each
+rank trains on its slice of every global batch; where slices differ by an example, losses and gradients are
+weighted by their share, so that the mean over ranks is the mean over the batch. Layers are not compiled here.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from trials.agreement import all_agree
-from trials.checkpoint import Weights
+from trials.checkpoint.dcp_vectors import FlatPieces
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
-from trials.dense_batch import DenseBatch, DenseInputs, take_tables
-from trials.embeddings import table_engine
-from trials.evaluation import Keep, eval_rows, evaluate_over_ranks
-from trials.flat_pieces import FlatPieces
+from trials.distributed.parallelize import average_gradients, device_mesh, parallelize
+from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
+from trials.embeddings.blocks import State
+from trials.embeddings.engine import table_engine
 from trials.job import Job
-from trials.memory_limit import is_counted, keep_on_host, on_device_for_good, on_host
-from trials.parallelize import average_gradients, device_mesh, parallelize
+from trials.memory.limit import is_counted, keep_on_host, on_device_for_good, on_host
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
-from trials.table_blocks import State
+from trials.training.evaluation import Keep, eval_rows, evaluate_over_ranks
 
 TABLES = "features.tables."
 """What the names of a model's tables begin with."""
@@ -140,7 +141,7 @@ class DistributedStep:
         return found
 
     def dense_state(self) -> dict[str, FlatPieces]:
-        """Of this rank, for `trials.resume`, to save or to load into."""
+        """Of this rank, for `trials.checkpoint.checkpointer`, to save or to load into."""
         return self._engine.state()
 
     def table_state(self, saved: Collection[str] | None = None) -> State:

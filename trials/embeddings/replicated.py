@@ -1,8 +1,8 @@
 """Small tables that every rank holds whole: looked up without a transfer, kept equal by averaging gradients.
 
 The gradient is dense, one number for each weight, so that one all-reduce is all there is. The update is
-row-wise Adagrad's of `trials.row_wise_adagrad`: a row that no rank looked up has no gradient and stays. Tables in
-fp16 are rounded with the same random bits on all ranks.
+row-wise Adagrad's of `trials.optim.rowwise_adagrad`: a row that no rank looked up has no gradient and stays.
+Tables in fp16 are rounded with the same random bits on all ranks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import EmbeddingTables
 from dhen.schema import FeatureSchema
-from trials.half_tables import HalfTables
-from trials.row_wise_adagrad import EPSILON
-from trials.stochastic_rounding import StochasticRounding
-from trials.table_blocks import Block, HeldBlock
+from trials.embeddings.blocks import Block, HeldBlock
+from trials.embeddings.fp16 import HalfTables
+from trials.optim.rowwise_adagrad import EPSILON
+from trials.optim.stochastic_rounding import StochasticRounding
 
 
 class ReplicatedTables:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from trials.bf16_adamw import Bf16AdamW
 from trials.job import TrainingConfig
+from trials.optim.bf16_adamw import Bf16AdamW
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW calls its state that has a number for each weight."""

@@ -1,7 +1,7 @@
 """Embedding tables stored in fp16: what is looked up is fp32, and so are its gradients.
 
 Gradients of a mean over thousands of examples would vanish in fp16, whose smallest number is 6e-8. The update is
-the optimizer's business (`trials.row_wise_adagrad`, with `trials.stochastic_rounding`).
+the optimizer's business (`trials.optim.rowwise_adagrad`, with `trials.optim.stochastic_rounding`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dhen.inputs.features import EmbeddingTables
-from trials.row_wise_adagrad import RowWiseAdagrad
+from trials.optim.rowwise_adagrad import RowWiseAdagrad
 
 
 class Block(NamedTuple):

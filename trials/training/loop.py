@@ -24,26 +24,26 @@ from torch import Tensor
 
 from dhen.model import build_model
 from trials.agreement import mean_over
-from trials.checkpoint import Weights
+from trials.checkpoint.checkpointer import CHECKPOINT_SECONDS, Checkpoints, Resumable
+from trials.checkpoint.training_state import TrainingState
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
-from trials.compilation import CALIBRATION_STEPS, compile_if_it_pays
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
 from trials.data.prefetch import on_device
-from trials.distributed_step import DistributedStep
+from trials.embeddings.fp16 import store_tables_in_half
+from trials.embeddings.warm_tables import start_tables_from
 from trials.events import Diverged, Evaluated, Event, Progress, Trained
-from trials.half_tables import store_tables_in_half
 from trials.job import Job, TrainingConfig
-from trials.memory_limit import on_device_for_good, on_host
+from trials.memory.limit import on_device_for_good, on_host
 from trials.ranks import Ranks
 from trials.record import CurvePoint, Metrics
-from trials.resume import CHECKPOINT_SECONDS, Checkpoints, Resumable
-from trials.step import TrainStep
+from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
-from trials.training_state import TrainingState
-from trials.warm_tables import start_tables_from
-from trials.weight_average import WeightAverage
+from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
+from trials.training.distributed_step import DistributedStep
+from trials.training.local_step import TrainStep
+from trials.training.weight_average import WeightAverage
 
 FINITE_CHECK_STEPS = 25
 """Losses are checked in groups, so that an accelerator is not made to wait at every step."""

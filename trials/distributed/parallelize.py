@@ -3,7 +3,7 @@
 The engines are PyTorch's own: DistributedDataParallel around `MasterWeights` (dp), the same with
 ZeroRedundancyOptimizer (zero1, arXiv 1910.02054, stage 1), and `fully_shard` on every DHEN layer and on the rest
 together (zero2, fsdp, hsdp; arXiv 2304.11277), with `checkpoint_wrapper` on layers (arXiv 1604.06174) and
-`CPUOffloadPolicy`. Embedding tables are not part of it (`trials.dense_batch`).
+`CPUOffloadPolicy`. Embedding tables are not part of it (`trials.distributed.table_split`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dhen.loss import cross_entropy
-from trials.adamw import MOMENTS, adamw, moments, set_steps
-from trials.checkpoint import Weights
-from trials.dense_batch import DenseBatch, DenseInputs, part_of, pass_on_gradients
-from trials.flat_pieces import FlatPieces, Piece
-from trials.gradient_precision import averaged_in
+from trials.checkpoint.dcp_vectors import FlatPieces, Piece
+from trials.distributed.comm_hooks import averaged_in
+from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, pass_on_gradients
 from trials.job import TrainingConfig
-from trials.master_weights import DTYPES, MasterWeights
+from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
+from trials.optim.master_weights import DTYPES, MasterWeights
 from trials.planner.device_constants import BUCKET_BYTES
+from trials.storage.weights_file import Weights
 from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
 
 MIB = 2**20
@@ -134,7 +134,8 @@ def parallelize(
     *,
     replicate: Callable[[nn.Module], nn.Module] = average_gradients,
 ) -> ParallelStep:
-    """Takes a model over whose tables were taken (`trials.dense_batch.take_tables`), in fp32, alike on all ranks.
+    """Takes a model over whose tables were taken (`trials.distributed.table_split.take_tables`), in fp32,
+    alike on all ranks.
 
     Args:
         model: wrapped in place.

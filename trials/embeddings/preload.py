@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from dhen.errors import UserError
-from trials.torchrec_shards import import_torchrec
+from trials.embeddings.torchrec_backend import import_torchrec
 
 with contextlib.suppress(UserError):
     import_torchrec()

@@ -23,7 +23,7 @@ what is below is lifted by it, and put down again."""
 AT_ONCE = {"cpu": 2**16, "cuda": 2**22}
 """Numbers that are rounded at a time: on a CPU as many as its cache has room for."""
 WORKSPACE_BYTES = 16
-"""For each of them, meanwhile: four of four bytes (trials/memory_counter.py counts as many)."""
+"""For each of them, meanwhile: four of four bytes (trials/memory/counter.py counts as many)."""
 BITS_A_WORD, BITS_A_NUMBER = 64, 16
 GOLDEN = 0x9E3779B97F4A7C15
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))

@@ -22,16 +22,16 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import Tables, matrices
 from dhen.schema import FeatureSchema, Table
-from trials.embeddings import backward, leaves
+from trials.embeddings.blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
+from trials.embeddings.engine import backward, leaves
+from trials.embeddings.replicated import ReplicatedTables
+from trials.embeddings.torchrec_backend import TorchRecShards
 from trials.job import TrainingConfig
+from trials.optim.rowwise_adagrad import EPSILON, ROUNDING
+from trials.optim.stochastic_rounding import StochasticRounding
 from trials.planner.placement import Placement
 from trials.planner.table_notes import table_notes
 from trials.ranks import Ranks
-from trials.replicated_tables import ReplicatedTables
-from trials.row_wise_adagrad import EPSILON, ROUNDING
-from trials.stochastic_rounding import StochasticRounding
-from trials.table_blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
-from trials.torchrec_shards import TorchRecShards
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 SMALLEST_SCALE = {"fp32": 2.0**-10, "fp16": 2.0**-1}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trials.stochastic_rounding import StochasticRounding
+from trials.optim.stochastic_rounding import StochasticRounding
 
 EPSILON = 1e-8
 LOG_SHRINK, SETTLED, ROUNDING = "log_shrink", "settled", "rounding"

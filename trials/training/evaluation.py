@@ -45,7 +45,7 @@ def evaluate(
     """Metrics on a split of the log, corrected for negative sampling where its schema states a rate.
 
     `batch_size` rows go forward at a time, `eval_rows` where not given. The model computes in the precision that
-    its dense part has (`trials.master_weights.compute_in`).
+    its dense part has (`trials.optim.master_weights.compute_in`).
     """
     split = log.split(split_name)
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Embedding tables while they train: looked up apart from the dense part, updated from its gradients.
 
-`LocalTables` holds them all in one process; `trials.sharded_tables` spreads them over ranks. Embeddings go to
-the dense part as leaves (`trials.dense_batch`), whose gradients `update` carries on with.
+`LocalTables` holds them all in one process; `trials.embeddings.sharded` spreads them over ranks. Embeddings go to
+the dense part as leaves (`trials.distributed.table_split`), whose gradients `update` carries on with.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import Tables, matrices
 from dhen.schema import FeatureSchema
-from trials.half_tables import in_half
+from trials.embeddings.blocks import State, load_state, state_of, state_to_load, whole_blocks
+from trials.embeddings.fp16 import in_half
+from trials.embeddings.requirements import check_tables
 from trials.job import TrainingConfig
-from trials.memory_limit import on_device_for_good
+from trials.memory.limit import on_device_for_good
+from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.planner.placement import Placement
 from trials.ranks import Ranks
-from trials.row_wise_adagrad import RowWiseAdagrad
-from trials.table_blocks import State, load_state, state_of, state_to_load, whole_blocks
-from trials.table_requirements import check_tables
 
 
 class TableEngine(Protocol):
@@ -56,7 +56,7 @@ class TableEngine(Protocol):
         """Takes all tables over from such matrices, which every rank is given alike."""
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
-        """This rank's blocks by name (`trials.table_blocks`), to save; to load, what it needs of a checkpoint
+        """This rank's blocks by name (`trials.embeddings.blocks`), to save; to load, what it needs of a checkpoint
         that has the keys `saved`, written by any engine on any number of ranks."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -88,7 +88,7 @@ def table_engine(
         return None
     if ranks.world == 1:
         return LocalTables(on_device_for_good(tables, where), config)
-    from trials.sharded_tables import ShardedTables
+    from trials.embeddings.sharded import ShardedTables
 
     assert placement is not None
     check_tables(placement, ranks)

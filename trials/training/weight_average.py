@@ -18,9 +18,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trials.flat_pieces import FlatPieces, Piece
-from trials.memory_limit import on_host
-from trials.resume import Resumable
+from trials.checkpoint.checkpointer import Resumable
+from trials.checkpoint.dcp_vectors import FlatPieces, Piece
+from trials.memory.limit import on_host
 
 WEIGHT = "weight"
 """What weights are called in a step's dense state, and before the dot in its table state."""

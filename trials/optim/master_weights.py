@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dhen.inputs.features import EmbeddingTables
-from trials.checkpoint import Weights
 from trials.cluster.machine import Precision
+from trials.storage.weights_file import Weights
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -8,19 +8,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dhen.loss import cross_entropy
-from trials.adamw import adamw, moments, set_steps
-from trials.checkpoint import Weights
+from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
-from trials.evaluation import eval_rows, evaluate
-from trials.flat_pieces import FlatPieces, Piece
-from trials.half_tables import store_tables_in_half
+from trials.embeddings.blocks import HeldBlock, State, load_state, state_of, state_to_load, whole_blocks
+from trials.embeddings.fp16 import store_tables_in_half
 from trials.job import TrainingConfig
-from trials.master_weights import MasterWeights, embedding_tables
-from trials.memory_limit import is_counted
+from trials.memory.limit import is_counted
+from trials.optim.adamw import adamw, moments, set_steps
+from trials.optim.master_weights import MasterWeights, embedding_tables
+from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.record import Metrics
-from trials.row_wise_adagrad import RowWiseAdagrad
-from trials.table_blocks import HeldBlock, State, load_state, state_of, state_to_load, whole_blocks
+from trials.storage.weights_file import Weights
+from trials.training.evaluation import eval_rows, evaluate
 
 
 class TrainStep:
@@ -90,7 +90,7 @@ class TrainStep:
         return evaluate(self.model, log, split_name, rows)
 
     def dense_state(self) -> dict[str, FlatPieces]:
-        """Weights and AdamW's moments, for `trials.resume`, to save or to load into."""
+        """Weights and AdamW's moments, for `trials.checkpoint.checkpointer`, to save or to load into."""
         flat = self._master.flat
         held = {"weight": flat.detach()} | moments(self._dense, flat)
         return {name: FlatPieces(flat.numel(), (Piece(0, values),)) for name, values in held.items()}

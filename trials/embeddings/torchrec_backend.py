@@ -20,13 +20,13 @@ from torch import Tensor
 
 from dhen.batch import FeatureBatch
 from dhen.schema import FeatureSchema, Table
-from trials.cpu_row_decay import CpuRowDecay
+from trials.embeddings.blocks import Block, HeldBlock
+from trials.embeddings.fbgemm_cpu_decay import CpuRowDecay
+from trials.embeddings.requirements import missing_torchrec
 from trials.job import TrainingConfig
+from trials.optim.rowwise_adagrad import EPSILON
 from trials.planner.placement import TableShard
 from trials.ranks import Ranks
-from trials.row_wise_adagrad import EPSILON
-from trials.table_blocks import Block, HeldBlock
-from trials.table_requirements import missing_torchrec
 
 KNOWN_WARNINGS = (
     r"(?s).*Failed to import: fbgemm_gpu\.split_embedding_codegen_lookup_invokers\.",
