@@ -22,7 +22,7 @@ from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
 from trials.data.roles.infer import infer_schema
 from trials.job import TrainingConfig
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 TRAINING = TrainingConfig(weight_average=4)
 NETWORKS = (

@@ -16,12 +16,12 @@ from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
 from trials.events import Trained
 from trials.memory.limit import limited_memory
+from trials.processes.worker import Emit, Task, run_rank
 from trials.ranks import Ranks
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 from trials.training.loop import Step
-from trials.worker import Emit, Task, run_rank
 
 STEPS = 50
 ANSWER = "answer.json"

@@ -26,7 +26,7 @@ from search.config import LogConfig
 from search.log import open_log
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 TRAINING = TrainingConfig(weight_average=4)
 PARTNER = "dcn_v2"

@@ -12,7 +12,7 @@ from dhen.model import model_cost, parse_model
 from search.objective import Trainer, new_record
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 from trials.record import TrialKind
 
 DHEN: dict[str, Any] = {

@@ -37,8 +37,8 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
-from trials.launcher import Launcher
 from trials.planner.pricing import pricing_of
+from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind
 
 FP32 = {"precision": "fp32", "all_reduce_precision": "fp32"}

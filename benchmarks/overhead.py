@@ -36,9 +36,9 @@ from search.study import Study
 from spaces.catalog_loader import load_space, random_point
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
-from trials.launcher import Launcher
-from trials.ledger import Ledger
+from trials.processes.launcher import Launcher
 from trials.record import TrialRecord
+from trials.storage.ledger import Ledger
 
 PARTS = {
     "ask": (Proposals, "ask"),

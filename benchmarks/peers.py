@@ -59,8 +59,8 @@ from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
 from trials.data.roles.infer import infer
 from trials.job import TrainingConfig
-from trials.launcher import Launcher
 from trials.metrics import evaluate_predictions
+from trials.processes.launcher import Launcher
 
 OURS, FUXICTR, PLAIN = "ours", "FuxiCTR", "plain PyTorch"
 PEERS = Path(__file__).parent / "peers"

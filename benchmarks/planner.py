@@ -38,8 +38,8 @@ from trials.job import TrainingConfig
 from trials.memory.counter import MemoryCounter
 from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed
 from trials.planner.plan import plan
-from trials.planner.reference import trace
 from trials.planner.segments import segments
+from trials.reference.step_trace import trace
 from trials.strategy import Strategy, ladder
 from trials.training.local_step import TrainStep
 

@@ -19,10 +19,10 @@ from dhen.schema import FeatureSchema
 from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs
 from trials.job import Job, TrainingConfig
+from trials.processes.worker import Emit, Task, run_rank
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.strategy import Strategy
-from trials.worker import Emit, Task, run_rank
 
 RANKS, STEPS, EXAMPLES = 4, 10, 64
 JOINED = "joined"

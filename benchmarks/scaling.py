@@ -38,7 +38,7 @@ from dhen.model import parse_model
 from trials.cluster.machine import matmul_peak, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 from trials.record import TrialRecord
 
 POINTS: dict[str, tuple[int, ...]] = {

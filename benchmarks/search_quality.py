@@ -44,8 +44,8 @@ from search.winners.scored import fresh_seeds
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
-from trials.launcher import Launcher
 from trials.metrics import evaluate_predictions
+from trials.processes.launcher import Launcher
 from trials.record import StudyRecord, TrialKind, TrialRecord
 from trials.training.score_weights import logits_file
 

@@ -9,8 +9,8 @@ from contest import Lap
 from search.objective import Trainer, new_record
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
 from trials.job import Job
+from trials.processes.worker import Task
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.worker import Task
 
 
 class StepTrainer(Trainer):

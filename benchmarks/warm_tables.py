@@ -42,7 +42,7 @@ from spaces.space import Candidate
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
 from trials.job import Job
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
 
 RESAMPLES = 4000

@@ -11,7 +11,7 @@ from dhen.errors import UserError
 from search.absorb import absorb, attempted
 from trials.events import Event, Failed, Progress, Scored, Timed
 from trials.job import Job
-from trials.launcher import POLL_SECONDS, AnyRun, wait_for
+from trials.processes.launcher import POLL_SECONDS, AnyRun, wait_for
 from trials.record import Metrics, TrialRecord
 from trials.serving_limits import ForwardTime
 

@@ -17,10 +17,10 @@ from dhen.errors import UserError
 from dhen.values import load_yaml
 from search.absorb import absorb, cut_short
 from search.standing import Standing
-from trials.database import sqlite_url
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
-from trials.ledger import Ledger
 from trials.record import Outcome, Retraining, StudyRecord, TrialRecord
+from trials.storage.database import sqlite_url
+from trials.storage.ledger import Ledger
 
 STUDY_FILE, STUDY_DB, LOCK_FILE, TRIALS = "study.yaml", "study.db", ".lock", "trials"
 HEAD = "record"

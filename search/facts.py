@@ -19,8 +19,8 @@ from trials.cluster.load import THIS
 from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
-from trials.ledger import Ledger, Setting
 from trials.record import StudyRecord
+from trials.storage.ledger import Ledger, Setting
 
 BUDGET = "budget"
 """Under which key it is noted how much the study was to do."""

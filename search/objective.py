@@ -20,11 +20,11 @@ from trials.cluster.machine import Precision, cores, fastest_threads, preferred_
 from trials.data.cache import PreparedLog
 from trials.events import Progress
 from trials.job import Job, TrainingConfig
-from trials.launcher import POLL_SECONDS, AnyLauncher
 from trials.planner.plan import Prefer
+from trials.processes.launcher import POLL_SECONDS, AnyLauncher
+from trials.processes.worker import Task
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig, weights_bytes
-from trials.worker import Task
 
 CHECKPOINTS = "checkpoints"
 """The folder in a trial's directory from which a training that was cut short goes on."""

@@ -12,7 +12,7 @@ from search.objective import Trainer
 from search.standing import Standing
 from search.weights import KeptWeights
 from trials.data.cache import PreparedLog
-from trials.ledger import Ledger
+from trials.storage.ledger import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)

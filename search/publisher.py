@@ -17,8 +17,8 @@ from dashboards.names import short_name
 from dashboards.page import write_report
 from dhen.errors import UserError
 from search.study import Study
+from trials.mlflow.tracker import Tracker
 from trials.record import StudyRecord
-from trials.tracking import Tracker
 
 REPORT = "report.html"
 PAUSE_SECONDS = 2.0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from search.directory import trial_folder
 from trials.events import WEIGHTS
-from trials.ledger import Ledger, Setting
 from trials.record import Origin, TrialRecord
-from trials.shared_ledger import SharedLedger, Stamp
+from trials.storage.ledger import Ledger, Setting
+from trials.storage.shared_ledger import SharedLedger, Stamp
 
 COPIED_AT_ONCE_BYTES = 2**20
 

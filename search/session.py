@@ -23,9 +23,9 @@ from search.terminal import StudyView, resumable, step_progress
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.distributed.process_group import check_devices
-from trials.hosts import Hosts
-from trials.hosts_run import HostsLauncher
-from trials.launcher import Launcher
+from trials.hosts.hosts import Hosts
+from trials.hosts.run import HostsLauncher
+from trials.processes.launcher import Launcher
 from trials.record import StudyRecord
 
 BEST = "best"

@@ -48,9 +48,9 @@ from spaces.space import Candidate, Point, Space
 from trials.data.cache import PreparedLog
 from trials.events import Progress
 from trials.job import Job
-from trials.launcher import AnyLauncher
-from trials.ledger import Ledger
+from trials.processes.launcher import AnyLauncher
 from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
+from trials.storage.ledger import Ledger
 
 Watcher = Callable[["Study"], None]
 """Called at every change and about ten times a second between; takes in what it likes of the study."""

@@ -15,7 +15,7 @@ from search.proposals import Proposals
 from search.stopping.rule import Rule, first_stop
 from trials.events import Progress
 from trials.job import Job
-from trials.launcher import POLL_SECONDS
+from trials.processes.launcher import POLL_SECONDS
 from trials.record import Outcome, TrialKind, TrialRecord
 
 AGAIN = (Outcome.OUT_OF_MEMORY, Outcome.INTERRUPTED)

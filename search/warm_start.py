@@ -33,7 +33,7 @@ from trials.events import WEIGHTS
 from trials.job import Job
 from trials.record import EarlierStudy, LogSummary, Origin, Outcome, StudyRecord, TrialKind, TrialRecord
 from trials.serving_limits import weights_bytes
-from trials.shared_ledger import Stamp
+from trials.storage.shared_ledger import Stamp
 
 FOUND_OUT = "auto"
 """What a setting is before the log decides it."""

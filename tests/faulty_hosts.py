@@ -12,11 +12,11 @@ from pathlib import Path
 from faulty_ranks import HOSTS, RANKS_A_HOST, rank_main
 
 from trials.data.cache import PreparedLog
-from trials.hosts import Hosts
-from trials.hosts_join import JoinedHost, check_log, join_study
-from trials.launcher import Launcher
-from trials.rank_process import LocalRank
-from trials.worker import Task
+from trials.hosts.hosts import Hosts
+from trials.hosts.join import JoinedHost, check_log, join_study
+from trials.processes.launcher import Launcher
+from trials.processes.rank_process import LocalRank
+from trials.processes.worker import Task
 
 ENDLESS = "endless"
 

@@ -17,12 +17,12 @@ from dhen.schema import FeatureSchema, Table
 from trials.data.prepare.prepare_log import prepare
 from trials.events import Event, Progress, Trained
 from trials.job import Job, TrainingConfig
-from trials.launcher import Launcher, Run
 from trials.memory.counter import MemoryLimitError
+from trials.processes.launcher import Launcher, Run
+from trials.processes.supervisor import wait_for
+from trials.processes.worker import Emit, Task, run_rank
 from trials.ranks import Ranks
 from trials.record import Metrics
-from trials.supervision import wait_for
-from trials.worker import Emit, Task, run_rank
 
 HOSTS, RANKS_A_HOST = 2, 2
 RANKS = HOSTS * RANKS_A_HOST

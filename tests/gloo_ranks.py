@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 SECONDS = 600
 

@@ -22,7 +22,7 @@ from search.terminal import step_progress
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
 from trials.job import Job
-from trials.launcher import AnyLauncher
+from trials.processes.launcher import AnyLauncher
 from trials.record import TrialRecord
 
 FILE = "fidelity"

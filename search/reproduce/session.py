@@ -22,7 +22,7 @@ from search.slots import slots
 from search.terminal import step_progress
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
-from trials.launcher import AnyLauncher
+from trials.processes.launcher import AnyLauncher
 
 
 def reproduce(

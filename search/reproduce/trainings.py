@@ -20,7 +20,7 @@ from search.directory import write_atomically
 from search.objective import Trainer, new_record
 from trials.cluster.machine import Precision, preferred_precision
 from trials.job import Job
-from trials.launcher import POLL_SECONDS
+from trials.processes.launcher import POLL_SECONDS
 from trials.record import Outcome, TrialKind, TrialRecord
 
 TRAININGS, PRECISION_FILE = "trainings", "precision.json"

@@ -11,7 +11,7 @@ from search.config import written_config
 from search.directory import read_record
 from search.session import run_session
 from search.winners.session import finished_record
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 MOST = 3
 """Networks, where not said."""

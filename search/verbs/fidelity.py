@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.verbs.data_option import files_first
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 
 @click.command(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from trials.address import host_and_port
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 WAIT_SECONDS = 600.0
 """As torchrun waits at its rendezvous."""
@@ -48,7 +48,7 @@ def command(address: str, host: int, out: Path | None, wait: float) -> None:
         raise UserError(f"{address!r}: {error}.") from None
     launcher = Launcher(several_ranks=True)
     launcher.warm_up()
-    from trials.hosts_join import JoinedHost, check_log, join_study
+    from trials.hosts.join import JoinedHost, check_log, join_study
 
     wire, welcome = join_study(address, host, platform.node(), wait, say)
     check_log(wire, welcome)

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from search.verbs.data_option import files_first
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 
 @click.command(

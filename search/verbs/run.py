@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from search.verbs.data_option import files_first
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 
 @click.command(

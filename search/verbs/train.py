@@ -28,7 +28,7 @@ from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.events import WEIGHTS, Progress
 from trials.job import Job, TrainingConfig
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
 
 HELD = ("ranks", "hbm", "prefer")

@@ -20,7 +20,7 @@ import click
 
 from dhen.errors import UserError
 from search import guard
-from trials.tracking import ENVIRONMENT, VIEW, artifacts, check_store, database, store_uri
+from trials.mlflow.tracker import ENVIRONMENT, VIEW, artifacts, check_store, database, store_uri
 
 HOST = "127.0.0.1"
 USUAL_PORT = 5000

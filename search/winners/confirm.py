@@ -16,8 +16,8 @@ from search.winners.losses import blocks_of
 from search.winners.retraining import SPLIT, Retrainings
 from search.winners.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
 from trials.data.cache import PreparedLog
-from trials.ledger import Ledger
 from trials.record import Better, Comparison, StudyRecord
+from trials.storage.ledger import Ledger
 
 
 def confirm(

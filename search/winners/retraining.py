@@ -18,8 +18,8 @@ from search.activity import Scoring, Training, killed_on_error, look
 from search.objective import CHECKPOINTS, Trainer, new_record
 from trials.events import WEIGHTS
 from trials.job import Job
-from trials.ledger import Ledger
 from trials.record import Outcome, Retraining, TrialKind, TrialRecord
+from trials.storage.ledger import Ledger
 from trials.training.score_weights import logits_file
 
 FOLDER = "retrained"

@@ -25,10 +25,10 @@ from search.terminal import resumable, step_progress
 from search.winners.retraining import Retrainings
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
-from trials.hosts_run import HostsLauncher
-from trials.launcher import Launcher
-from trials.ledger import Ledger
+from trials.hosts.run import HostsLauncher
+from trials.processes.launcher import Launcher
 from trials.record import Retraining, StudyRecord
+from trials.storage.ledger import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from faulty_ranks import BAD_RANK, RANKS, all_gone, everything, pids, real_train
 
 from trials.data.cache import PreparedLog
 from trials.events import Failed, rank_log
-from trials.hosts import MARK, Hosts
-from trials.hosts_run import HostsLauncher, HostsRun
+from trials.hosts.hosts import MARK, Hosts
+from trials.hosts.run import HostsLauncher, HostsRun
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 FAULTS = {
@@ -105,7 +105,7 @@ def _ends_everywhere_when_told(hosts: Hosts, folder: Path) -> None:
 def _is_given_up_where_it_does_not_answer(
     hosts: Hosts, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trials.hosts_run.FAREWELL_SECONDS", 1.0)
+    monkeypatch.setattr("trials.hosts.run.FAREWELL_SECONDS", 1.0)
     for file in folder.glob("*.pid"):
         file.unlink()
     run = run_on(hosts, folder)

@@ -27,7 +27,7 @@ from faulty_ranks import (
 
 from trials.cluster.here import this_machine
 from trials.events import RENDEZVOUS, Failed, Progress, Trained, last_words, rank_log
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 from trials.strategy import Strategy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -17,9 +17,9 @@ from search.export import trained_job
 from search.log import open_log
 from search.objective import Trainer
 from trials.events import Failed
-from trials.launcher import Launcher, Run
+from trials.processes.launcher import Launcher, Run
+from trials.processes.worker import Task
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.worker import Task
 
 KILLED = Failed(error="rank 1 was killed by signal 9 (SIGKILL)", killed=True)
 RUNNING = {"outcome": Outcome.RUNNING, "executed_technique": "dp", "attempts": ()}

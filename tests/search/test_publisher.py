@@ -12,8 +12,8 @@ from records import study
 from rich.console import Console
 
 from search.publisher import REPORT, Publisher
+from trials.mlflow.tracker import Tracker, database
 from trials.record import StudyRecord
-from trials.tracking import Tracker, database
 
 
 def driver(record: StudyRecord, changes: int) -> Any:

@@ -26,7 +26,7 @@ from search.reproduce.show import cells, findings, markdown, rich_table
 from search.reproduce.statistics import compared, estimate
 from search.reproduce.tables import Claim, table_of
 from search.reproduce.tables import Table as PaperTable
-from trials.launcher import Launcher
+from trials.processes.launcher import Launcher
 
 SCHEMA = FeatureSchema(
     tables=tuple(Table(name=f"c{n}", rows=1000) for n in range(20)), numeric=("a", "b", "c")

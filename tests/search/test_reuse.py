@@ -12,8 +12,8 @@ import pytest
 from command_line import SMALL, Run
 
 from search.directory import read_record
-from trials.database import sqlite_url
 from trials.record import TrialRecord
+from trials.storage.database import sqlite_url
 
 DONE_HERE = {"number", "started_at", "seconds", "attempts", "reused_from_study", "planned_technique", "plan"}
 DONE_HERE |= {"predicted_peak_bytes", "predicted_step_seconds", "memory_excess"}

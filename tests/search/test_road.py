@@ -13,9 +13,9 @@ import pytest
 from command_line import SMALL, Run, write_log
 
 from search.directory import read_record
-from trials.database import sqlite_url
-from trials.ledger import Ledger
 from trials.record import Outcome, StudyRecord, TrialKind
+from trials.storage.database import sqlite_url
+from trials.storage.ledger import Ledger
 
 
 def record_of(study: Path) -> StudyRecord:

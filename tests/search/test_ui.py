@@ -19,8 +19,8 @@ from records import study
 from dashboards.names import short_name
 from dhen.errors import UserError
 from search.verbs.ui import command
+from trials.mlflow.tracker import Tracker, database
 from trials.record import StudyRecord
-from trials.tracking import Tracker, database
 
 ROOT = Path(__file__).parents[2]
 SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"

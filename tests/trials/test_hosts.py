@@ -15,9 +15,9 @@ from faulty_ranks import real_training
 
 from dhen.errors import UserError
 from trials.data.cache import PreparedLog
-from trials.hosts import Hosts
-from trials.hosts_join import check_log, join_study
-from trials.hosts_wire import SECRET, Ready, listen
+from trials.hosts.hosts import Hosts
+from trials.hosts.join import check_log, join_study
+from trials.hosts.wire import SECRET, Ready, listen
 
 
 @pytest.fixture(scope="module")
@@ -88,23 +88,23 @@ def test_an_index_that_is_taken(hosts: Hosts, said: list[str]) -> None:
 
 
 def test_other_versions_and_too_few_devices(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.hosts_join.versions_here", lambda: {"dhen-search": "0.0.1"})
+    monkeypatch.setattr("trials.hosts.join.versions_here", lambda: {"dhen-search": "0.0.1"})
     assert "dhen-search is 0.0.1 on that host and" in refusal(hosts)
     monkeypatch.undo()
-    monkeypatch.setattr("trials.hosts.devices_here", lambda: 2)
-    monkeypatch.setattr("trials.hosts_join.devices_here", lambda: None)
+    monkeypatch.setattr("trials.hosts.hosts.devices_here", lambda: 2)
+    monkeypatch.setattr("trials.hosts.join.devices_here", lambda: None)
     assert "one of the two hosts has CUDA devices" in refusal(hosts)
-    monkeypatch.setattr("trials.hosts_join.devices_here", lambda: 1)
+    monkeypatch.setattr("trials.hosts.join.devices_here", lambda: 1)
     assert "it has 1 CUDA device(s)" in refusal(hosts)
 
 
 def test_another_secret(hosts: Hosts, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     own = {threading.current_thread(): "a guess"}  # the first host greets in a thread of its own
     monkeypatch.setattr(
-        "trials.hosts_wire._secret", lambda: own.get(threading.current_thread(), "right").encode()
+        "trials.hosts.wire._secret", lambda: own.get(threading.current_thread(), "right").encode()
     )
     assert f"set {SECRET} to the same value" in refusal(hosts)
-    assert any(f"set {SECRET} to the same value" in each for each in said)
+    until(said, f"set {SECRET} to the same value")
 
 
 def test_a_log_that_is_not_there(hosts: Hosts, log: PreparedLog, said: list[str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trials.events import EVENTS, EventWriter, Failed, Progress, Trained
-from trials.launcher import (
+from trials.processes.launcher import (
     PRELOADED,
     PRELOADED_FOR_SEVERAL,
     SERVER_ENVIRONMENT,
@@ -24,7 +24,7 @@ from trials.launcher import (
     _without_main,
     wait_for,
 )
-from trials.rank_process import LocalRank
+from trials.processes.rank_process import LocalRank
 from trials.record import Metrics
 
 QUALITY = Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
@@ -103,7 +103,7 @@ def test_one_that_ends_does_not_wait_for_its_neighbour(tmp_path: Path) -> None:
 def test_a_driver_that_looks_away_is_no_evidence_of_a_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trials.supervision.LONGEST_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("trials.processes.supervisor.LONGEST_LOOK_SECONDS", 0.01)
     each = run(wait_long, tmp_path / "a", deadline_seconds=0.5)
     while not (tmp_path / "a" / "there").exists():
         time.sleep(0.01)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from dhen.errors import UserError
-from trials.database import sqlite_url
-from trials.ledger import Ledger, Setting
 from trials.record import Attempt, Metrics, Outcome, PlanSummary, TrialKind, TrialRecord
-from trials.shared_ledger import SharedLedger
+from trials.storage.database import sqlite_url
+from trials.storage.ledger import Ledger, Setting
+from trials.storage.shared_ledger import SharedLedger
 
 CLUSTER = {"name": "small", "hosts": 2, "gpus_a_host": 2, "hbm_bytes": 2**30}
 SETTING = Setting(directory="/runs/a", log="l", features={"numeric": []}, seed=3, version=2, cluster=CLUSTER)
@@ -224,7 +224,7 @@ def test_a_damaged_database(tmp_path: Path) -> None:
 
 
 def test_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.database.SQLITE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("trials.storage.database.SQLITE_TIMEOUT_SECONDS", 0.1)
     path = tmp_path / "study.db"
     ledger = opened(sqlite_url(path))
     holder = sqlite3.connect(path)

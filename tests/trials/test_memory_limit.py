@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dhen.errors import UserError
 from trials.distributed.process_group import check_devices
 from trials.events import Failed, Trained
-from trials.launcher import Launcher
 from trials.memory.counter import MemoryCounter, MemoryLimitError
 from trials.memory.limit import keep_on_host, limited_memory, needed_and_limit, on_host, out_of_memory
-from trials.worker import Task
+from trials.processes.launcher import Launcher
+from trials.processes.worker import Task
 
 CPU = torch.device("cpu")
 

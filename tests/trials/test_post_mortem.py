@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trials.events import START_MARK, Failed, LastWords, Progress, last_words, rank_log
-from trials.post_mortem import SERVER_GONE, Ending, endings_of, verdict
+from trials.processes.post_mortem import SERVER_GONE, Ending, endings_of, verdict
 
 KILLED_BY_US = Ending(0, -9, "waiting", None)
 SIGNAL, ABORT = Ending(1, -11, None, None), Ending(2, -6, None, None)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from records import judged, metrics, study, trial
 
+from trials.mlflow.runs import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
 from trials.record import Attempt, Origin, Outcome, StudyRecord, TrialKind, TrialRecord, relative_ne_percent
-from trials.sheets import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
 
 
 def alone(outcome: Outcome = Outcome.COMPLETED, **changes) -> TrialRecord:

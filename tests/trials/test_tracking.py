@@ -14,8 +14,8 @@ import pytest
 from records import metrics, study
 
 from dhen.errors import UserError
+from trials.mlflow.tracker import LOGGED, REVISION, Tracker, artifacts, check_store, database, store_uri
 from trials.record import Outcome, StudyRecord
-from trials.tracking import LOGGED, REVISION, Tracker, artifacts, check_store, database, store_uri
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +59,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyRecor
 
 
 def test_importing_the_tracker_does_not_import_mlflow() -> None:
-    code = "import sys, trials.tracking; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, trials.mlflow.tracker; sys.exit('mlflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -236,7 +236,7 @@ def test_a_deleted_store_is_rebuilt_by_the_next_driver(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
 from trials.record import StudyRecord
-from trials.tracking import Tracker
+from trials.mlflow.tracker import Tracker
 record = StudyRecord.model_validate_json(Path("record.json").read_text())
 Tracker.open(Path()).sync(record)
 """
@@ -251,7 +251,10 @@ Tracker.open(Path()).sync(record)
 
 
 def test_a_driver_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from trials.tracking import Tracker; Tracker.open(Path({str(tmp_path)!r}))"
+    code = (
+        "from pathlib import Path; from trials.mlflow.tracker import Tracker; "
+        f"Tracker.open(Path({str(tmp_path)!r}))"
+    )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         while not (tmp_path / ".mlflow.db.making").exists():
             assert process.poll() is None
@@ -271,7 +274,7 @@ def test_a_damaged_store_is_told_with_the_remedy_and_left_alone(tmp_path: Path) 
 
 
 def test_a_locked_store_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.tracking.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("trials.mlflow.tracker.LOCK_SECONDS", 0.1)
     with closing(sqlite3.connect(database(tmp_path), isolation_level=None)) as holder:
         holder.execute("create table t (x)")
         holder.execute("begin exclusive")

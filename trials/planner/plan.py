@@ -21,7 +21,7 @@ from trials.planner.estimates import PricedStrategy
 from trials.planner.placement import PlacementError
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
-from trials.planner.words import faster_sentence, lacking_sentence, reason
+from trials.planner.sentences import faster_sentence, lacking_sentence, reason
 from trials.strategy import Prefer as Prefer
 from trials.strategy import Strategy, ladder
 

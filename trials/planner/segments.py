@@ -62,7 +62,7 @@ def segments_at(found: tuple[Taped, ...], precision: Precision, batch: int) -> t
 
 def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
     if taped.undeclared is not None:
-        from trials.planner.reference import trace_module  # imports what only a trace needs
+        from trials.planner.trace_module import trace_module  # imports what only a trace needs
 
         traced = trace_module(taped.undeclared, precision, batch)
         return _found(taped, traced.shapes, traced.buffer_bytes, traced.footprint)

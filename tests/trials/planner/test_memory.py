@@ -16,8 +16,8 @@ from spaces.catalog_loader import load_space, random_point
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed, unit
-from trials.planner.reference import trace
 from trials.planner.segments import Segment, segments
+from trials.reference.step_trace import trace
 from trials.strategy import Dense, Strategy, ladder
 
 SCHEMA = FeatureSchema(

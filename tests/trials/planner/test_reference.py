@@ -18,7 +18,7 @@ from dhen.schema import FeatureSchema, Table
 from trials.distributed.parallelize import device_mesh
 from trials.distributed.table_split import take_tables
 from trials.job import TrainingConfig
-from trials.planner.reference import StepMemory, measure, trace
+from trials.reference.step_trace import StepMemory, measure, trace
 from trials.strategy import Dense, Strategy
 
 SCHEMA = FeatureSchema(

@@ -20,14 +20,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
-from trials.rank_process import LocalRank
-from trials.supervision import POLL_SECONDS, AnyRun, Run, forget_last_run, wait_for
+from trials.processes.rank_process import LocalRank
+from trials.processes.supervisor import POLL_SECONDS, AnyRun, Run, forget_last_run, wait_for
 
 if TYPE_CHECKING:
-    from trials.worker import Task
+    from trials.processes.worker import Task
 
 __all__ = ["POLL_SECONDS", "AnyLauncher", "AnyRun", "Launcher", "Run", "wait_for"]
-PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.worker")
+PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.processes.worker")
 """What a process would otherwise import itself, each time: the first belongs to an optimizer's first use."""
 PRELOADED_FOR_SEVERAL = ("trials.embeddings.preload",)
 """The same for ranks whose tables are sharded: a third of a second, once (2 cores, 2026-11-21)."""
@@ -86,7 +86,7 @@ class Launcher:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
         """
         from trials.distributed.process_group import check_devices
-        from trials.worker import main
+        from trials.processes.worker import main
 
         check_devices(len(task.ranks_here))
         return self._fork(main, task, directory)

@@ -1,4 +1,4 @@
-"""The ledger: every trial of every study, in SQLAlchemy tables (`trials.tables`). The one truth.
+"""The ledger: every trial of every study, in SQLAlchemy tables (`trials.storage.schema`). The one truth.
 
 It commits first; the sampler and MLflow are told afterwards, and are brought up to date from it on resume.
 A trial is written in one transaction: its job, its plan, its attempts, and what is left of its record.
@@ -14,9 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from dhen.values import Value, fingerprint
-from trials.database import Database
 from trials.record import Attempt, Comparison, PlanSummary, Retraining, TrialRecord
-from trials.tables import (
+from trials.storage.database import Database
+from trials.storage.schema import (
     ATTEMPTS,
     CLUSTERS,
     COMPARISONS,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from trials.address import family_of, host_and_port, with_port
 from trials.events import START_MARK, Event, Failed, LastWords, last_words, rank_log
-from trials.hosts import Hosts, Member
-from trials.hosts_wire import Kill, RankEnded, ShowStacks, Start
-from trials.launcher import Launcher
-from trials.rank_process import LocalRank
-from trials.supervision import Run, forget_last_run
-from trials.worker import Task
+from trials.hosts.hosts import Hosts, Member
+from trials.hosts.wire import Kill, RankEnded, ShowStacks, Start
+from trials.processes.launcher import Launcher
+from trials.processes.rank_process import LocalRank
+from trials.processes.supervisor import Run, forget_last_run
+from trials.processes.worker import Task
 
 FAREWELL_SECONDS = 10.0
 """What a host has to end its ranks, after which it is taken to be gone itself."""

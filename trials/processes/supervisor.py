@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from trials.events import EVENTS, RENDEZVOUS, Event, EventReader, Failed, Progress, last_words
-from trials.post_mortem import Ending, endings_of, memory_kills, verdict
-from trials.rank_process import RankProcess
+from trials.processes.post_mortem import Ending, endings_of, memory_kills, verdict
+from trials.processes.rank_process import RankProcess
 
 FINAL = ("trained", "diverged", "scored", "timed", "failed")
 """Events that tell how a run ended."""

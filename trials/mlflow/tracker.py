@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dhen.errors import UserError
+from trials.mlflow.runs import KEY, Sheet, marks, run_key, study_sheet, trial_sheet
 from trials.record import StudyRecord, TrialRecord
-from trials.sheets import KEY, Sheet, marks, run_key, study_sheet, trial_sheet
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

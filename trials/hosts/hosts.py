@@ -1,6 +1,6 @@
 """The other hosts of a study, as the first one knows them: who has joined, who is missing, and why not.
 
-Each runs `dhen-search join` (`trials.hosts_join`) and keeps one connection to the first host. Guests are greeted
+Each runs `dhen-search join` (`trials.hosts.join`) and keeps one connection to the first host. Guests are greeted
 by threads, so that one who says nothing keeps nobody waiting; all else happens in the driver's own thread,
 whenever it looks (`Hosts.hear`).
 """
@@ -20,8 +20,8 @@ from typing import Protocol
 
 from dhen.errors import UserError
 from trials.data.cache import PreparedLog
-from trials.hosts_here import devices_here, versions_here
-from trials.hosts_wire import GONE, Goodbye, Hello, Message, RankEnded, Ready, Refused, Welcome, Wire, listen
+from trials.hosts.here import devices_here, versions_here
+from trials.hosts.wire import GONE, Goodbye, Hello, Message, RankEnded, Ready, Refused, Welcome, Wire, listen
 
 MARK = ".hosts"
 """In the run's directory while hosts may join: what it holds shows a host whether the directory is shared."""

@@ -7,7 +7,7 @@ import signal
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
-from trials.post_mortem import state_of
+from trials.processes.post_mortem import state_of
 
 
 class RankProcess(Protocol):

@@ -1,7 +1,8 @@
 """What runs inside a training process: one rank of a task, its events, its log, then the end of the process.
 
-Started by `trials.launcher`; knows a job and an event stream, nothing of studies or samplers. Rank 0 alone
-writes events. A rank that fails says why in a file of its own and is gone at once, so that its peers notice.
+Started by `trials.processes.launcher`; knows a job and an event stream, nothing of studies or samplers. Rank
+0 alone writes events. A rank that fails says why in a file of its own and is gone at once, so that its peers
+notice.
 """
 
 from __future__ import annotations

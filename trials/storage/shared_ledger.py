@@ -1,7 +1,8 @@
 """A ledger that several studies share: what one has trained, the others find there by the job's fingerprint.
 
-It has the tables of a study's own (`trials.tables`), filled from it: each trial that was trained, once it has
-ended and the study's own ledger has it. A study that uses its own database as the shared one has it there anyway.
+It has the tables of a study's own (`trials.storage.schema`), filled from it: each trial that was trained,
+once it has ended and the study's own ledger has it. A study that uses its own database as the shared one has
+it there anyway.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from trials.database import same_database
-from trials.ledger import Ledger, Setting, read_trials
 from trials.record import Origin, Outcome, TrialRecord
-from trials.tables import ATTEMPTS, STUDIES, TRIALS, WEIGHTS
+from trials.storage.database import same_database
+from trials.storage.ledger import Ledger, Setting, read_trials
+from trials.storage.schema import ATTEMPTS, STUDIES, TRIALS, WEIGHTS
 
 
 class Stamp(NamedTuple):

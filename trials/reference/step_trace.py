@@ -7,18 +7,19 @@ is used in this file alone. Left out: what is no tensor (context, workspaces, th
 tables.
 
 Three things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_buckets`); random
-bits of dropout and of rounding, which belong to the process, not to a model; and, for offload, the copies between
-host and device, which a CPU does not make: what would live on the host is left out of the device's count.
+bits (`trials.planner.trace_module.same_code_path`); and, for offload, the copies between host and device, which a
+CPU does not make: what would live on the host is left out of the device's count.
 
-It is the CPU's code path that is traced: fused linear maps, dropout on bits (`dhen.ops.linear`).
+Tests and benchmarks check the planner's arithmetic against it; no plan needs it. It is the CPU's code path that
+is traced: fused linear maps, dropout on bits (`dhen.ops.linear`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -32,13 +33,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dhen.config import ModelConfig
 from dhen.inputs.table_dims import looked_up
-from dhen.memory.replay import Footprint
-from dhen.memory.segments import Undeclared
-from dhen.memory.tape import Shape
 from dhen.model import build_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value
-from trials.cluster.machine import Precision
 from trials.distributed.comm_hooks import cast_bucket
 from trials.distributed.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
@@ -46,10 +43,8 @@ from trials.job import TrainingConfig
 from trials.memory.counter import HOST, MemoryCounter
 from trials.optim.master_weights import DTYPES
 from trials.planner.device_constants import BUCKET_BYTES
+from trials.planner.trace_module import same_code_path
 from trials.strategy import Strategy
-
-THREADS = 2
-"""Of torch during a trace: with more than one, `dhen.ops.norm` takes another path."""
 
 CHUNKS = "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"
 """What cuts a parameter into shards; made one by one, 256 of each took most of a trace."""
@@ -119,7 +114,7 @@ def measure(
     a real step holds; `trace` calls it with fake ones. Arguments as there and in `parallelize`.
     """
     host = strategy.offload
-    with MemoryCounter() as counter, _same_path(), _collectives_labelled(counter):
+    with MemoryCounter() as counter, same_code_path(), _collectives_labelled(counter):
         with counter.new_are("parameters"):
             dense = build_model(model, schema).train()
             take_tables(dense)
@@ -174,31 +169,6 @@ def _process_group(ranks: int) -> Iterator[None]:
 def _first_chunk(tensor: Tensor, chunks: int, dim: int) -> list[Tensor]:
     """The shard of rank 0 alone."""
     return [tensor.narrow(dim, 0, -(-tensor.size(dim) // chunks))]
-
-
-@contextmanager
-def _same_path() -> Iterator[None]:
-    """The code takes the same path on every machine and under fake tensors."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        with (
-            patch("dhen.ops.dropout.random_bytes", _no_random_bytes),
-            patch("trials.optim.bf16_adamw.random_bits", _no_random_bits),
-        ):
-            yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _no_random_bytes(count: int) -> Tensor:
-    """`dhen.ops.dropout.random_bytes` without its pools of bits, which belong to the process, not to a model."""
-    return torch.empty(-(-count // 8), dtype=torch.int64).view(torch.int8)[:count]
-
-
-def _no_random_bits(count: int, *_: object) -> Tensor:
-    """`trials.optim.bf16_adamw.random_bits` without its ring of them, likewise."""
-    return torch.zeros((), dtype=torch.int32).expand(count)
 
 
 def _labelled(
@@ -331,62 +301,3 @@ def _result(counter: MemoryCounter) -> StepMemory:
         peaks=counter.peaks,
         host=counter.host_peak,
     )
-
-
-class TracedModule(NamedTuple):
-    """What a trace tells of one module."""
-
-    footprint: Footprint
-    shapes: tuple[Shape, ...]
-    """Of its parameters."""
-    buffer_bytes: int
-
-
-@lru_cache(maxsize=1024)
-def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> TracedModule:
-    """The footprint of a segment that declares no memory, from its forward and backward under fake tensors.
-
-    Backward's peak has all of its parameters' gradients in it, also where a strategy moves them away.
-    """
-    with FakeTensorMode(), _same_path():
-        dtype, module = DTYPES[precision], undeclared.build().train()
-        for parameter in module.parameters():
-            parameter.data = parameter.data.to(dtype)  # `Module.to` fails under fake tensors
-        sizes = (batch * undeclared.rows, *[batch] * (len(undeclared.inputs) - 1))
-        x, *others = (
-            torch.zeros(size, *shape, dtype=dtype)
-            for size, shape in zip(sizes, undeclared.inputs, strict=True)
-        )
-        x.requires_grad_()
-        parameters = list(module.parameters())
-        with MemoryCounter() as counter:
-            counter.label([x, *others, *parameters, *module.buffers()], "given")
-            there = counter.total
-            with torch.no_grad():
-                discarded = module(x, *others)
-            discarding_peak = counter.peak - there
-            del discarded
-            counter.start_over("forward")
-            y = module(x, *others)
-            forward_peak, output = counter.peak - there, y.untyped_storage().nbytes()
-            kept = counter.total - there - output
-            counter.start_over("backward")
-            gradients = torch.autograd.grad([y], [x, *parameters], [torch.empty_like(y)], allow_unused=True)
-            backward_peak = counter.peak - there
-            del gradients
-    given = x.untyped_storage().nbytes()
-    held = sum(parameter.untyped_storage().nbytes() for parameter in parameters)
-    footprint = Footprint(
-        input=given,
-        output=output,
-        kept=kept + given,
-        forward_peak=forward_peak,
-        discarding_peak=discarding_peak,
-        backward_peak=given + backward_peak,
-        backward_peak_with_gradients=given + backward_peak,
-        recomputed_peak=given + backward_peak,
-        recomputed_peak_with_gradients=given + backward_peak,
-        traffic=given + 2 * forward_peak + held,
-    )
-    shapes = tuple((p.shape[0], p.shape[1:].numel()) for p in parameters)
-    return TracedModule(footprint, shapes, sum(buffer.nbytes for buffer in module.buffers()))

@@ -16,9 +16,9 @@ from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.cache import PreparedLog
 from trials.events import Failed, LastWords
-from trials.hosts import MARK, Say
-from trials.hosts_here import devices_here, versions_here
-from trials.hosts_wire import (
+from trials.hosts.here import devices_here, versions_here
+from trials.hosts.hosts import MARK, Say
+from trials.hosts.wire import (
     GONE,
     Goodbye,
     Hello,
@@ -33,10 +33,10 @@ from trials.hosts_wire import (
     Wire,
     connect,
 )
-from trials.launcher import Launcher
-from trials.post_mortem import endings_of, memory_kills, tail
-from trials.rank_process import LocalRank
-from trials.worker import Task
+from trials.processes.launcher import Launcher
+from trials.processes.post_mortem import endings_of, memory_kills, tail
+from trials.processes.rank_process import LocalRank
+from trials.processes.worker import Task
 
 RETRY_SECONDS = 1.0
 
