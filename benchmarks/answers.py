@@ -27,7 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dhen.schema import FeatureSchema, Table
-from search.appraisal import Appraisal, Appraiser
+from search.samplers.static_cost import Appraisal, Appraiser
 from spaces.catalog_loader import load_space
 from spaces.space import Space
 from trials.record import CurvePoint, Metrics

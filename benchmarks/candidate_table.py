@@ -20,9 +20,9 @@ from typing import Any
 from common import machine
 
 from dhen.schema import FeatureSchema
+from search.bundles.export import study_log
 from search.config import written_config
-from search.directory import read_record
-from search.export import study_log
+from search.run_directory import read_record
 from spaces.catalog_loader import load_space
 from spaces.space import Space, SpaceConfig
 from trials.record import Outcome, TrialRecord

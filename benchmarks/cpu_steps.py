@@ -21,8 +21,8 @@ import torch
 
 from dhen.model import build_model
 from search.config import DemoConfig, StudyConfig
-from search.log import open_log
-from search.objective import job_on
+from search.dataset import open_log
+from search.execution.trainer import job_on
 from spaces.catalog_loader import load_space, random_point
 from trials.cluster.cluster import Cluster, PeakFlops
 from trials.cluster.here import COPIED_BYTES, CPU_MATMUL

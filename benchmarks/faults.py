@@ -34,7 +34,7 @@ from common import machine, markdown
 from generated import write_log
 from processes import MARK, Process, kill_all, marked, ranks, servers, wait_until_gone
 
-from search.directory import read_record, trial_folder
+from search.run_directory import read_record, trial_folder
 from trials.events import EVENTS, START_MARK, rank_log
 from trials.record import Outcome, StudyRecord, TrialRecord
 

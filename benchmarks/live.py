@@ -22,9 +22,9 @@ from candidate_table import check_alike
 from common import machine, markdown, spread
 from stopping import corners, final, reference
 
-from search.directory import read_record
-from search.front import eligible
-from search.ranking.gain import hypervolume
+from search.pareto import eligible
+from search.run_directory import read_record
+from search.samplers.ranker.acquisition import hypervolume
 from trials.record import StudyRecord, TrialRecord
 
 

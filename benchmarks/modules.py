@@ -23,7 +23,7 @@ from dashboards.names import short_name
 from dhen.blocks import BLOCKS
 from dhen.ensembles import ENSEMBLES
 from search.config import LogConfig
-from search.log import open_log
+from search.dataset import open_log
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher

@@ -9,7 +9,7 @@ from typing import Any
 from dhen.config import ModelConfig
 from dhen.cost import headline_flops
 from dhen.model import model_cost, parse_model
-from search.objective import Trainer, new_record
+from search.execution.trainer import Trainer, new_record
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher

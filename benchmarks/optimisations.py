@@ -30,9 +30,9 @@ from common import machine, markdown
 from dhen.model import parse_model
 from dhen.values import parse
 from search.config import DEMO, DemoConfig, StudyConfig
-from search.execution import Execution
-from search.log import open_log
-from search.objective import Trainer, new_record
+from search.dataset import open_log
+from search.execution.trainer import Trainer, new_record
+from search.planning.attempts import Execution
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.data.cache import PreparedLog

@@ -27,12 +27,12 @@ from common import machine, markdown
 from rich.console import Console
 
 from search.config import DemoConfig, StudyConfig, write_config
-from search.directory import database_url
-from search.log import open_log
-from search.objective import Trainer
-from search.proposals import Proposals
-from search.publisher import Publisher
-from search.study import Study
+from search.dataset import open_log
+from search.execution.trainer import Trainer
+from search.run_directory import database_url
+from search.samplers.ask_tell import Proposals
+from search.study.driver import Study
+from search.study.report_writer import Publisher
 from spaces.catalog_loader import load_space, random_point
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig

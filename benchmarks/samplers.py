@@ -37,10 +37,10 @@ from common import machine, markdown, spread
 
 from dhen.cost import dense_parameters
 from dhen.model import model_cost
-from search.appraisal import Appraisal, Appraiser
-from search.proposals import Proposals
-from search.ranking.gain import hypervolume
 from search.samplers import SAMPLERS
+from search.samplers.ask_tell import Proposals
+from search.samplers.ranker.acquisition import hypervolume
+from search.samplers.static_cost import Appraisal, Appraiser
 from search.stopping import RULES
 from search.stopping.rule import first_stop
 from spaces.catalog_loader import random_point

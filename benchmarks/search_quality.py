@@ -34,13 +34,13 @@ from sklearn.preprocessing import OneHotEncoder
 from dashboards.names import trial_name
 from dhen.averaging import mean_of_logits
 from dhen.config import ModelConfig
+from search.analysis.losses import block_sums, blocks_of
+from search.analysis.scored import fresh_seeds
+from search.analysis.statistics.bootstrap import paired_bootstrap
+from search.bundles.export import study_log, trained_job
 from search.config import written_config
-from search.directory import read_record
-from search.export import study_log, trained_job
-from search.objective import Trainer, new_record
-from search.winners.bootstrap import paired_bootstrap
-from search.winners.losses import block_sums, blocks_of
-from search.winners.scored import fresh_seeds
+from search.execution.trainer import Trainer, new_record
+from search.run_directory import read_record
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig

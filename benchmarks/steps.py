@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from contest import Lap
 
-from search.objective import Trainer, new_record
+from search.execution.trainer import Trainer, new_record
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
 from trials.job import Job
 from trials.processes.worker import Task

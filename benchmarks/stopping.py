@@ -24,8 +24,8 @@ from answers import curve_of, metrics
 from candidate_table import read_table, table
 from common import machine, markdown, spread
 
-from search.front import pareto_front
-from search.ranking.gain import hypervolume
+from search.pareto import pareto_front
+from search.samplers.ranker.acquisition import hypervolume
 from search.stopping import RULES
 from search.stopping.forecast import CONFIDENCE, forecast
 from search.stopping.rule import FEWEST, Rule, first_stop, like, went_on

@@ -32,11 +32,11 @@ from common import machine, markdown
 from scipy.stats import kendalltau
 
 from dashboards.names import short_name
-from search.baseline import read_baseline
+from search.analysis.reproduce.trainings import Trainings, measured_precision
 from search.config import StudyConfig, read_study_config
-from search.log import open_log
-from search.objective import Trainer, candidate_training, new_record
-from search.reproduce.trainings import Trainings, measured_precision
+from search.dataset import open_log
+from search.execution.trainer import Trainer, candidate_training, new_record
+from search.study.baseline import read_baseline
 from spaces.catalog_loader import load_space, random_point
 from spaces.space import Candidate
 from trials.data.cache import PreparedLog

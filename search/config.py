@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dhen.errors import UserError
 from dhen.values import Value, dump_yaml, load_yaml, parse
-from search.directory import LOCK_FILE, STUDY_DB, STUDY_FILE, write_atomically
+from search.run_directory import LOCK_FILE, STUDY_DB, STUDY_FILE, write_atomically
 from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import parse_bytes

@@ -24,7 +24,7 @@ from search.cli import INTERRUPTED
 from trials.events import Progress
 
 if TYPE_CHECKING:
-    from search.study import Study
+    from search.study.driver import Study
 
 REFRESH_SECONDS = 0.25
 TABLE_WIDTH = 140

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from search.analysis.reproduce.config import CONFIGS
 from search.cli import VERBS, cli
 from search.config import StudyConfig
-from search.reproduce.config import CONFIGS
 from trials.job import TrainingConfig
 from trials.serving_limits import ServingConfig
 

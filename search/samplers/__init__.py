@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
-    from search.samplers.known import Known
+    from search.samplers.context import Known
 
 SAMPLERS: dict[str, Callable[[int, Known], BaseSampler]] = {
     "gp": gp.make,

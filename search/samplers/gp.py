@@ -9,7 +9,7 @@ from search.samplers import tpe
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from search.samplers.known import Known
+    from search.samplers.context import Known
 
 STARTUP_TRIALS = 10
 """Random candidates before the model is used; Optuna's own number."""

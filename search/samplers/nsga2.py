@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-    from search.samplers.known import Known
+    from search.samplers.context import Known
 
 POPULATION = 20
 """Candidates a generation; Optuna's 50 would leave short studies with a random first generation only."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from search.samplers.known import Known
+    from search.samplers.context import Known
 
 
 def make(seed: int, known: Known) -> BaseSampler:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from search.samplers.known import Known
+    from search.samplers.context import Known
 
 STARTUP_TRIALS = 8
 """Random candidates before the model is used: studies of 20 to 50 candidates are common here."""

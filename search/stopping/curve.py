@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from search.front import pareto_front
+from search.pareto import pareto_front
 from search.stopping.rule import FEWEST, Stop, like, went_on
 from trials.record import TrialKind, TrialRecord
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from search.front import eligible
+from search.pareto import eligible
 from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
 
 FEWEST = 8

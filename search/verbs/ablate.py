@@ -10,12 +10,12 @@ from rich.console import Console
 from dashboards.names import trial_name
 from dashboards.table import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range, si
-from search.front import picked
+from search.analysis.ablate import Ablation, ablate
+from search.analysis.members import ablate_average
+from search.analysis.scored import SEEDS, fresh_seeds
+from search.pareto import picked
+from search.study.reopen import Finished, finished_study
 from search.terminal import print_table
-from search.winners.ablate import Ablation, ablate
-from search.winners.members import ablate_average
-from search.winners.scored import SEEDS, fresh_seeds
-from search.winners.session import Finished, finished_study
 from trials.record import TrialRecord
 
 COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its share of FLOPs")
@@ -29,7 +29,7 @@ COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its
 @click.option(
     "--seeds", default=SEEDS, show_default=True, help="Trainings of the whole and without each part."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (search.winners.ablate.Ablation).")
+@click.option("--json", "as_json", is_flag=True, help="As JSON (search.analysis.ablate.Ablation).")
 def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     """Remove each module and each layer of a winner in turn, train the rest again, and say what it was worth.
 

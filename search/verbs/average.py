@@ -8,9 +8,9 @@ import click
 
 from dhen.errors import UserError
 from search.config import written_config
-from search.directory import read_record
-from search.session import run_session
-from search.winners.session import finished_record
+from search.run_directory import read_record
+from search.study.reopen import finished_record
+from search.study.run_session import run_session
 from trials.processes.launcher import Launcher
 
 MOST = 3

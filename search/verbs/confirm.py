@@ -10,12 +10,12 @@ from rich.console import Console
 
 from dashboards.table import winners_table
 from dashboards.winners import explanation, verdict
-from search.directory import read_record
-from search.publisher import REPORT
+from search.analysis.confirm import confirm
+from search.analysis.scored import SEEDS, fresh_seeds
+from search.run_directory import read_record
+from search.study.reopen import finished_study
+from search.study.report_writer import REPORT
 from search.terminal import print_table
-from search.winners.confirm import confirm
-from search.winners.scored import SEEDS, fresh_seeds
-from search.winners.session import finished_study
 
 
 @click.command(

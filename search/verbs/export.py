@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from dashboards.winners import better_line
-from search.bundle import read_bundle
-from search.directory import read_record
-from search.export import export, study_log
+from search.bundles.bundle import read_bundle
+from search.bundles.export import export, study_log
+from search.run_directory import read_record
 
 
 @click.command(epilog="Example: dhen-search export runs/demo --pick 'flops<=5e6' --out cheap")

@@ -33,7 +33,7 @@ Examples:
 @click.option("--seed", help="Of the draw and of trainings (default 0).")
 @click.option("--tau", help="Kendall's, that is to be kept (default 0.8).")
 @click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/fidelity-NAME).")
-@click.option("--json", "as_json", is_flag=True, help="The audit as JSON (search.fidelity.result).")
+@click.option("--json", "as_json", is_flag=True, help="The audit as JSON (search.analysis.fidelity.result).")
 def command(
     overrides: tuple[str, ...],
     data: tuple[str, ...],
@@ -53,10 +53,12 @@ def command(
         raise UserError("whose log? --data LOG draws candidates, --from DIR takes those of a finished study.")
     launcher = Launcher()
     launcher.warm_up()
-    from search.fidelity.candidates import studied
-    from search.fidelity.config import read_fidelity_config  # torch is imported here and there side by side
-    from search.fidelity.session import fidelity
-    from search.fidelity.show import key, remarks, table, verdict
+    from search.analysis.fidelity.candidates import studied
+    from search.analysis.fidelity.config import (
+        read_fidelity_config,  # torch is imported here and there side by side
+    )
+    from search.analysis.fidelity.session import fidelity
+    from search.analysis.fidelity.show import key, remarks, table, verdict
     from search.terminal import resumable
 
     study = studied(directory) if directory else None

@@ -22,10 +22,10 @@ from dashboards.names import short_name
 from dashboards.page import write_figure
 from dashboards.units import byte_size
 from dhen.errors import UserError
-from search.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
-from search.planning import declared_cluster
-from search.sweep import depths, sweep
+from search.planning.plan_trial import declared_cluster
 from search.verbs.data_option import files_first
+from search.verbs.depth_sweep import depths, sweep
+from search.verbs.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.planner.estimates import PricedStrategy

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from dhen.errors import UserError
-from search.bundle import read_bundle
-from search.log import log_files
+from search.bundles.bundle import read_bundle
+from search.dataset import log_files
 from search.terminal import step_progress
 from search.verbs.data_option import files_first
 from trials.cluster.machine import device

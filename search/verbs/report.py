@@ -9,7 +9,7 @@ import click
 from dashboards.page import write_report
 from dashboards.summary import sentences
 from dashboards.table import accuracy_table, winners_table
-from search.directory import read_record
+from search.run_directory import read_record
 from search.terminal import print_table
 
 

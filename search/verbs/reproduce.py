@@ -29,7 +29,7 @@ Examples:
     help="The log: files, a folder, a prepared log, `demo`.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/reproduce-NAME).")
-@click.option("--json", "as_json", is_flag=True, help="The table as JSON (search.reproduce.result).")
+@click.option("--json", "as_json", is_flag=True, help="The table as JSON (search.analysis.reproduce.result).")
 def command(
     table: str, overrides: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_json: bool
 ) -> None:
@@ -48,9 +48,11 @@ def command(
     """
     launcher = Launcher()
     launcher.warm_up()
-    from search.reproduce.config import read_table_config  # torch is imported here and there side by side
-    from search.reproduce.session import reproduce
-    from search.reproduce.show import findings, findings_heading, markdown, remarks, rich_table
+    from search.analysis.reproduce.config import (
+        read_table_config,  # torch is imported here and there side by side
+    )
+    from search.analysis.reproduce.session import reproduce
+    from search.analysis.reproduce.show import findings, findings_heading, markdown, remarks, rich_table
     from search.terminal import resumable
 
     config = read_table_config(table, overrides, data)

@@ -46,6 +46,8 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     """
     launcher = Launcher(several_ranks=any(word.startswith("ranks=") for word in words))
     launcher.warm_up()
-    from search.session import run_session  # torch is imported here and in the fork server side by side
+    from search.study.run_session import (
+        run_session,  # torch is imported here and in the fork server side by side
+    )
 
     run_session(words, data, out, launcher)

@@ -9,14 +9,14 @@ import click
 from dashboards.table import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range
 from dhen.errors import UserError
-from search.bundle import is_bundle, read_bundle
-from search.directory import read_record
-from search.export import study_log
-from search.front import picked
+from search.analysis.slices import MOST, Slice, bundle_slices, slices
+from search.bundles.bundle import is_bundle, read_bundle
+from search.bundles.export import study_log
+from search.pareto import picked
+from search.run_directory import read_record
 from search.terminal import print_table
 from search.verbs.data_option import files_first
 from search.verbs.verify import log_of
-from search.winners.slices import MOST, Slice, bundle_slices, slices
 from trials.record import Better
 
 COLUMNS = (
@@ -60,7 +60,7 @@ Examples:
 @click.option(
     "--block-by", help="Of a study: as in `dhen-search confirm`; by default what that has compared with."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (search.winners.slices.Slices).")
+@click.option("--json", "as_json", is_flag=True, help="As JSON (search.analysis.slices.Slices).")
 def command(
     what: Path,
     data: tuple[str, ...],

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dashboards.summary import sentences
 from dashboards.table import progress_line, trial_table
-from search.directory import read_progress, read_record
+from search.run_directory import read_progress, read_record
 from search.terminal import progress_lines
 
 ROWS = 50

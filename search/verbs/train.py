@@ -13,14 +13,14 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import catalog, named_model, parse_model
 from dhen.values import fingerprint, parse
-from search.baseline import read_configuration
-from search.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
+from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
+from search.bundles.export import bundle_info
 from search.config import StudyConfig, set_override
-from search.execution import execution, ranks_here
-from search.export import bundle_info
-from search.log import log_files, open_log
-from search.objective import Trainer, job_on, new_record
-from search.planning import LOCAL, declared_cluster, planned
+from search.dataset import log_files, open_log
+from search.execution.trainer import Trainer, job_on, new_record
+from search.planning.attempts import execution, ranks_here
+from search.planning.plan_trial import LOCAL, declared_cluster, planned
+from search.study.baseline import read_configuration
 from search.terminal import step_progress
 from search.verbs.data_option import files_first
 from trials.cluster.machine import preferred_precision

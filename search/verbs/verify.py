@@ -11,8 +11,8 @@ import click
 from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost
-from search.bundle import Bundle, read_bundle
-from search.log import log_files
+from search.bundles.bundle import Bundle, read_bundle
+from search.dataset import log_files
 from search.verbs.data_option import files_first
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare

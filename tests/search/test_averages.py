@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from command_line import SMALL, Run, write_log
 
 from dhen.errors import UserError
-from search.bundle import read_bundle
+from search.bundles.bundle import read_bundle
 from search.config import read_study_config
-from search.directory import read_record
+from search.run_directory import read_record
 from search.verbs.average import command as average
 from search.verbs.export import command as export
 from search.verbs.plan import command as plan

@@ -10,9 +10,9 @@ import pytest
 from command_line import SMALL, Run, write_log
 
 from search.config import DemoConfig, StudyConfig
-from search.directory import read_record, trial_folder
-from search.log import log_files
-from search.objective import CHECKPOINTS
+from search.dataset import log_files
+from search.execution.trainer import CHECKPOINTS
+from search.run_directory import read_record, trial_folder
 from trials.checkpoint.checkpointer import PREFIX, STANDS, Stand
 from trials.checkpoint.training_state import TrainingState
 from trials.record import Outcome, TrialKind

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from search.winners.bootstrap import Estimate, holm, paired_bootstrap
-from search.winners.losses import losses
+from search.analysis.losses import losses
+from search.analysis.statistics.bootstrap import Estimate, holm, paired_bootstrap
 from trials.metrics import log_loss, undo_negative_sampling
 
 Floats = NDArray[np.float64]

@@ -15,14 +15,14 @@ import pytest
 from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
 
 from dhen.errors import UserError
+from search.analysis.fidelity.candidates import check_log, drawn, studied, taken
+from search.analysis.fidelity.config import FidelityConfig, read_fidelity_config
+from search.analysis.fidelity.result import FidelityResult, FractionResult, cheapest
+from search.analysis.fidelity.show import key, verdict
+from search.analysis.statistics.rank_correlation import Tau, regret_percent, tau_b, tau_interval, tau_of_best
 from search.config import LogConfig, StudyConfig
-from search.directory import read_record
-from search.fidelity.candidates import check_log, drawn, studied, taken
-from search.fidelity.config import FidelityConfig, read_fidelity_config
-from search.fidelity.result import FidelityResult, FractionResult, cheapest
-from search.fidelity.show import key, verdict
-from search.fidelity.statistics import Tau, regret_percent, tau_b, tau_interval, tau_of_best
-from search.log import open_log
+from search.dataset import open_log
+from search.run_directory import read_record
 from trials.data.cache import PreparedLog
 
 

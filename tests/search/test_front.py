@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from records import bare
 
 from dhen.errors import UserError
-from search.front import knee, pareto_front, pick
+from search.pareto import knee, pareto_front, pick
 from trials.record import Outcome, TrialRecord
 
 

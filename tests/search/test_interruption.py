@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run, start, wait_for_trials
 
-from search.directory import read_record
+from search.run_directory import read_record
 from trials.record import Outcome
 
 ONE = ("parallel=1",)

@@ -10,12 +10,12 @@ from random import Random
 import pytest
 import records
 
-from search.absorb import absorb, attempted
+from search.bundles.export import trained_job
 from search.config import read_study_config
-from search.directory import read_record
-from search.export import trained_job
-from search.log import open_log
-from search.objective import Trainer
+from search.dataset import open_log
+from search.execution.reduce_events import absorb, attempted
+from search.execution.trainer import Trainer
+from search.run_directory import read_record
 from trials.events import Failed
 from trials.processes.launcher import Launcher, Run
 from trials.processes.worker import Task

@@ -15,12 +15,12 @@ from command_line import Run
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
 from dhen.values import parse
-from search.appraisal import Appraiser
 from search.config import read_study_config
-from search.directory import read_record
-from search.objective import new_record
-from search.planning import LOCAL, declared_cluster, planned
-from search.proposals import Proposals
+from search.execution.trainer import new_record
+from search.planning.plan_trial import LOCAL, declared_cluster, planned
+from search.run_directory import read_record
+from search.samplers.ask_tell import Proposals
+from search.samplers.static_cost import Appraiser
 from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
 from trials.cluster.cluster import Cluster

@@ -15,13 +15,13 @@ from dashboards.rows import trial_rows
 from dashboards.summary import progress, sentences
 from dhen.errors import UserError
 from dhen.values import parse
-from search.baseline import read_baseline
+from search.bundles.export import study_log
 from search.config import StudyConfig
-from search.directory import read_record
-from search.export import study_log
-from search.facts import check_training_axes
-from search.promotion import to_promote
-from search.standing import Standing
+from search.run_directory import read_record
+from search.study.baseline import read_baseline
+from search.study.full_data import to_promote
+from search.study.settings import check_training_axes
+from search.study_state import Standing
 from spaces.space import Space, SpaceConfig
 from trials.job import TrainingConfig
 from trials.record import CurvePoint, Outcome, StudyRecord, TrialKind, TrialRecord

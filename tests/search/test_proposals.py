@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from dhen.schema import FeatureSchema, Table
-from search.appraisal import Appraiser
-from search.proposals import Proposals
 from search.samplers import SAMPLERS
+from search.samplers.ask_tell import Proposals
+from search.samplers.static_cost import Appraiser
 from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord

@@ -11,7 +11,7 @@ import pytest
 from records import study
 from rich.console import Console
 
-from search.publisher import REPORT, Publisher
+from search.study.report_writer import REPORT, Publisher
 from trials.mlflow.tracker import Tracker, database
 from trials.record import StudyRecord
 
@@ -47,8 +47,8 @@ def test_it_keeps_its_distance_and_ends_up_to_date(tmp_path: Path) -> None:
 
 
 def test_it_follows_when_the_pause_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search.publisher.PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("search.publisher.PAUSE_RATIO", 0.0)
+    monkeypatch.setattr("search.study.report_writer.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("search.study.report_writer.PAUSE_RATIO", 0.0)
     follows, _ = publisher(tmp_path)
     for changes, candidates in ((1, 2), (2, 4)):
         follows(driver(study(candidates), changes))

@@ -19,13 +19,13 @@ from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost
 from dhen.schema import FeatureSchema, Table
-from search.reproduce.config import read_table_config
-from search.reproduce.result import RowResult, TableResult, finding
-from search.reproduce.session import reproduce
-from search.reproduce.show import cells, findings, markdown, rich_table
-from search.reproduce.statistics import compared, estimate
-from search.reproduce.tables import Claim, table_of
-from search.reproduce.tables import Table as PaperTable
+from search.analysis.reproduce.config import read_table_config
+from search.analysis.reproduce.result import RowResult, TableResult, finding
+from search.analysis.reproduce.session import reproduce
+from search.analysis.reproduce.show import cells, findings, markdown, rich_table
+from search.analysis.reproduce.tables import Claim, table_of
+from search.analysis.reproduce.tables import Table as PaperTable
+from search.analysis.statistics.t_interval import compared, estimate
 from trials.processes.launcher import Launcher
 
 SCHEMA = FeatureSchema(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run
 
-from search.directory import read_record
+from search.run_directory import read_record
 from trials.record import TrialRecord
 from trials.storage.database import sqlite_url
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run, write_log
 
-from search.directory import read_record
+from search.run_directory import read_record
 from trials.record import Outcome, StudyRecord, TrialKind
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger
@@ -97,7 +97,7 @@ def test_status_needs_nothing_heavy(study: Path) -> None:
     code += "print(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-c", code, "status", str(study)]
     modules = subprocess.run(command, capture_output=True, text=True, check=True).stderr.split()
-    assert "search.directory" in modules
+    assert "search.run_directory" in modules
     assert {"torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy"}.isdisjoint(modules)
 
 

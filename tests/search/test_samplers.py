@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from dhen.schema import FeatureSchema, Table
-from search.appraisal import Appraisal, Appraiser
-from search.proposals import Proposals
-from search.ranking.curves import compare
-from search.ranking.features import Encoder, describe
-from search.ranking.gain import expected_gain, hypervolume
 from search.samplers import SAMPLERS, check_sampler, make_sampler
+from search.samplers.ask_tell import Proposals
+from search.samplers.context import Known
 from search.samplers.gp import MOST_TRIALS
-from search.samplers.known import Known
+from search.samplers.ranker.acquisition import expected_gain, hypervolume
+from search.samplers.ranker.features import Encoder, describe
+from search.samplers.ranker.pairs import compare
+from search.samplers.static_cost import Appraisal, Appraiser
 from spaces.catalog_loader import load_space, random_point
 from spaces.space import Candidate, Point, Space, SpaceConfig
 from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord

@@ -13,13 +13,13 @@ from records import bare
 
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
-from search.appraisal import Appraiser
 from search.config import check_directory, read_study_config
-from search.directory import read_record
-from search.front import pick
-from search.proposals import Proposals
-from search.ranking.pool import evenly
-from search.serving import side_by_side
+from search.pareto import pick
+from search.planning.serving_gate import side_by_side
+from search.run_directory import read_record
+from search.samplers.ask_tell import Proposals
+from search.samplers.draw import evenly
+from search.samplers.static_cost import Appraiser
 from spaces.catalog_loader import load_space
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig, summed_ms

@@ -14,7 +14,7 @@ from faulty_ranks import all_gone
 
 from dhen.errors import UserError
 from search.config import read_study_config
-from search.directory import read_record
+from search.run_directory import read_record
 from trials.record import Outcome
 
 FEW = ("ranks=2x1", "training.epochs=1")

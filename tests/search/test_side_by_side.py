@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from command_line import SMALL, Run, start, wait_for_trials
 
-from search.directory import read_record
+from search.run_directory import read_record
 from trials.record import Outcome, StudyRecord, TrialRecord
 
 TWO = ("parallel=2", "sampler=random", "baseline_trials=2")

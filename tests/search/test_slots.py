@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from search import slots as module
-from search.slots import slots
+from search.execution import parallelism as module
+from search.execution.parallelism import slots
 from trials.cluster.machine import cores
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from records import bare, judged
 
-from search.standing import Standing
+from search.study_state import Standing
 from trials.record import Outcome, TrialKind, TrialRecord
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -14,10 +14,10 @@ from command_line import Run
 
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
-from search.appraisal import Appraiser
-from search.directory import read_record
-from search.front import pareto_front
-from search.proposals import Proposals
+from search.pareto import pareto_front
+from search.run_directory import read_record
+from search.samplers.ask_tell import Proposals
+from search.samplers.static_cost import Appraiser
 from search.stopping import RULES, stopping_rule
 from search.stopping.forecast import forecast
 from search.stopping.rule import FEWEST, Stop, first_stop

@@ -14,11 +14,11 @@ from command_line import SMALL, Run, start, wait_for_trials
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
-from search.appraisal import Appraiser
-from search.directory import read_record
-from search.proposals import Proposals
+from search.run_directory import read_record
 from search.samplers import SAMPLERS
-from search.tuning import best_architectures, check_tunable
+from search.samplers.ask_tell import Proposals
+from search.samplers.static_cost import Appraiser
+from search.study.retune import best_architectures, check_tunable
 from spaces.catalog_loader import load_space, random_point
 from spaces.space import Point, Space, SpaceConfig
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord

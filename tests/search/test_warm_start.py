@@ -12,15 +12,15 @@ import yaml
 from command_line import SMALL, Run, write_log
 from safetensors.torch import load_file
 
-from search.appraisal import Appraiser
+from search.bundles.export import study_log
 from search.config import StudyConfig, read_study_config
-from search.directory import STUDY_FILE, read_record, trial_folder
-from search.export import study_log
-from search.objective import job_on
-from search.proposals import Proposals
+from search.execution.trainer import job_on
+from search.reuse.warm_start import OTHERWISE, OUTSIDE, read_reused
+from search.run_directory import STUDY_FILE, read_record, trial_folder
 from search.samplers import SAMPLERS
+from search.samplers.ask_tell import Proposals
 from search.samplers.nsga2 import FIRST_GENERATION, POPULATION
-from search.warm_start import OTHERWISE, OUTSIDE, read_reused
+from search.samplers.static_cost import Appraiser
 from spaces.catalog_loader import catalog, load_space
 from spaces.space import Candidate, Space, SpaceConfig
 from trials.data.cache import PreparedLog

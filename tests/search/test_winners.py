@@ -19,14 +19,14 @@ from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
 
 from dhen.config import DhenConfig
 from dhen.errors import UserError
-from search.bundle import read_bundle
+from search.analysis.ablate import without_parts
+from search.analysis.slices import slices
+from search.bundles.bundle import read_bundle
+from search.bundles.export import study_log
 from search.config import read_study_config
-from search.directory import read_record
-from search.export import study_log
+from search.run_directory import read_record
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
-from search.winners.ablate import without_parts
-from search.winners.slices import slices
 from trials.metrics import entropy
 from trials.record import Better, Comparison, Outcome
 

@@ -8,7 +8,7 @@ The clock. Candidates train side by side, and a request that waits for a core sa
 thread on a CPU the whole pass runs in the calling thread, whose own CPU time (`time.thread_time`) leaves out
 whatever others had the core for: on a core of its own that is the wall clock. With several threads, or on an
 accelerator, nothing but the wall clock says how long a request takes; then no other training of the study may
-run (`search.serving.side_by_side`).
+run (`search.planning.serving_gate.side_by_side`).
 
 The quantile. What neighbours take of caches, and of a core whose second hardware thread they have, still slows
 many requests down, so it is the fastest tenth that stands for one that is left alone. One network, measured

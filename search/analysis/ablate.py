@@ -1,0 +1,142 @@
+"""What each part of a winner is worth: removed in turn, the rest trained again from the same seeds.
+
+NE is compared on validation: the test split is for the question whether a winner is one. The interval is over
+seeds, for each part by itself. Of an average the parts are its members (`search.analysis.members`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dhen.config import DhenConfig, ModelConfig
+from dhen.cost import headline_flops
+from dhen.errors import UserError
+from dhen.model import model_cost, parse_model
+from dhen.values import Value
+from search.analysis.scored import fresh_seeds
+from search.analysis.statistics.bootstrap import CONFIDENCE
+from search.analysis.statistics.t_interval import Estimate, compared
+from search.bundles.export import trained_job
+from search.execution.retraining import Retrainings, Wanted
+from trials.data.cache import PreparedLog
+from trials.job import Job
+from trials.record import Retraining, StudyRecord, TrialRecord
+
+
+class Part(Value):
+    """A module or a layer, and what the network is without it."""
+
+    removed: str
+    """`layer0: attention`, `layer1` for a whole layer, or `members` for all but one; `trial 3` of an average."""
+    ne_percent: Estimate | None
+    """NE of the rest relative to the whole's, over seeds; positive: so much is the part worth.
+    None: a training failed."""
+    flops: float
+    """Of the rest, forward, an example."""
+    flops_percent: float
+    """What the part costs, of the whole's."""
+
+
+class Ablation(Value):
+    """All parts of one network or average, the most valuable first."""
+
+    trial: int
+    seeds: tuple[int, ...]
+    split: str = "validation"
+    """On which NE is compared; of an average `test`."""
+    blocked_by: str | None = None
+    """Of an average: what the test rows of a block, which intervals are over too, have in common."""
+    flops: float
+    """Of the whole."""
+    parts: tuple[Part, ...]
+
+
+def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
+    """The model without each module, each layer, all members but one, by what is removed; equal ones once.
+
+    A layer's only module is the layer.
+
+    Raises:
+        UserError: for a family without layers, or a model that is one layer of one module.
+    """
+    if not isinstance(model, DhenConfig):
+        raise UserError(f"a model of the family {model.family!r} has no modules to remove.")
+    found: dict[str, DhenConfig] = {}
+    for name, data in _variants(model.to_dict()):
+        variant = parse_model(data, name)
+        assert isinstance(variant, DhenConfig)
+        if variant not in found.values():
+            others = sum(each.partition(" (")[0] == name for each in found)
+            found[f"{name} ({others + 1})" if others else name] = variant
+    if not found:
+        raise UserError("the model is one layer of one module: there is nothing to remove.")
+    return found
+
+
+def ablate(
+    study: StudyRecord, trial: TrialRecord, log: PreparedLog, retrainings: Retrainings, *, seeds: int
+) -> Ablation:
+    """Of a network of a finished study; what is trained already is not trained again.
+
+    Raises:
+        UserError: for too few seeds, or a model that has no parts.
+    """
+    assert not trial.members
+    whole = {seed: trained_job(trial, log, seed) for seed in fresh_seeds(study.seed, seeds)}
+    model = next(iter(whole.values())).model
+    variants = without_parts(model)
+    rest = {
+        name: {seed: job.model_copy(update={"model": variant}) for seed, job in whole.items()}
+        for name, variant in variants.items()
+    }
+    wanted = [Wanted(trial, job) for job in whole.values()]
+    wanted += [Wanted(trial, job, name) for name, jobs in rest.items() for job in jobs.values()]
+    done = retrainings.run(wanted, score=False)
+    whole_flops = headline_flops(model_cost(model, log.features))
+    reference = _ne(whole, done)
+    parts = [
+        part_of(
+            name,
+            compared(_ne(jobs, done), reference, CONFIDENCE),
+            headline_flops(model_cost(variants[name], log.features)),
+            whole_flops,
+        )
+        for name, jobs in rest.items()
+    ]
+    return Ablation(
+        trial=trial.number, seeds=tuple(whole), flops=whole_flops, parts=most_valuable_first(parts)
+    )
+
+
+def part_of(removed: str, ne_percent: Estimate | None, flops: float, whole_flops: float) -> Part:
+    """With its share of the whole's FLOPs; `flops` are the rest's."""
+    share = 100.0 * (whole_flops - flops) / whole_flops
+    return Part(removed=removed, ne_percent=ne_percent, flops=flops, flops_percent=share)
+
+
+def most_valuable_first(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """By what NE loses without them; those whose training failed as if that were nothing."""
+    return tuple(sorted(parts, key=lambda part: -part.ne_percent.mean if part.ne_percent else 0.0))
+
+
+def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    layers = list(model["layers"])
+    for index, layer in enumerate(layers):
+        before, after = layers[:index], layers[index + 1 :]
+        modules = list(layer["modules"])
+        for place, module in enumerate(modules if len(modules) > 1 else ()):
+            rest = layer | {"modules": modules[:place] + modules[place + 1 :]}
+            yield f"layer{index}: {module['kind']}", model | {"layers": [*before, rest, *after]}
+        if len(layers) > 1:
+            parts_from = model.get("members_from", 0)
+            moved = {"members_from": parts_from - 1} if index < parts_from else {}
+            yield f"layer{index}", model | {"layers": before + after} | moved
+    if model.get("members", 1) > 1:
+        yield "members", model | {"members": 1}
+
+
+def _ne(jobs: dict[int, Job], done: dict[str, Retraining]) -> list[float | None]:
+    """On validation, by seed."""
+    found = [done.get(job.fingerprint) for job in jobs.values()]
+    return [each.validation.ne if each is not None and each.validation else None for each in found]

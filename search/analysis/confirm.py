@@ -1,0 +1,117 @@
+"""Whether winners are better than the baseline: retrained from fresh seeds, compared on the test split.
+
+Candidate and baseline with the same seed see the same order of examples; where batches or passes differ, so does
+what they make of it. The interval is of the difference between them, over seeds and blocks of examples together
+(`search.analysis.statistics.bootstrap`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dhen.errors import UserError
+from search.analysis.losses import blocks_of
+from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
+from search.analysis.statistics.bootstrap import CONFIDENCE, Estimate, holm, paired_bootstrap
+from search.execution.retraining import SPLIT, Retrainings
+from trials.data.cache import PreparedLog
+from trials.record import Better, Comparison, StudyRecord
+from trials.storage.ledger import Ledger
+
+
+def confirm(
+    study: StudyRecord,
+    log: PreparedLog,
+    ledger: Ledger,
+    retrainings: Retrainings,
+    *,
+    seeds: int,
+    block_by: str | None = None,
+) -> tuple[tuple[Comparison, ...], list[str]]:
+    """The front's candidates against the baseline, by FLOPs, now in the ledger; and what failed.
+
+    Args:
+        study: whose selection is frozen.
+        log: the study's.
+        ledger: the study's, settled.
+        retrainings: the study's.
+        seeds: how many.
+        block_by: as `search.analysis.losses.blocks_of` has it.
+
+    Raises:
+        UserError: for too few seeds, a column that is none, where the baseline was not trained or nothing won,
+            or where fewer than two seeds of any winner completed.
+    """
+    if study.baseline is None or not study.front:
+        raise UserError("no candidate and baseline have completed yet, so there is nothing to compare.")
+    each_seed = fresh_seeds(study.seed, seeds)
+    blocks = blocks_of(log, log.split(SPLIT), block_by)
+    compared = [study.networks(study.trial(number)) for number in (study.baseline, *study.front)]
+    networks = {each.number: each for networks in compared for each in networks}.values()
+    wanted = wanted_from(networks, log, each_seed)
+    done = retrainings.run(wanted, score=True)
+    reference, *own = (by_seed(networks, log, each_seed, done) for networks in compared)
+    pairs = [_Pair(number, its, reference) for number, its in zip(study.front, own, strict=True)]
+    pairs = [pair for pair in pairs if len(pair.seeds) >= LEAST_SEEDS]
+    failed = retrainings.failures(wanted)
+    if not pairs:
+        raise too_few("of every winner, or of the baseline,", seeds, failed)
+    found = _compared(pairs, Losses(log, blocks, retrainings))
+    ledger.replace_comparisons(found)
+    return found, failed
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A winner and the baseline, by seed."""
+
+    trial: int
+    own: BySeed
+    reference: BySeed
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """From which both were trained."""
+        return tuple(sorted(set(self.own) & set(self.reference)))
+
+
+def _compared(pairs: Sequence[_Pair], losses: Losses) -> tuple[Comparison, ...]:
+    estimates = [
+        paired_bootstrap(losses(pair.own, pair.seeds), losses(pair.reference, pair.seeds)) for pair in pairs
+    ]
+    adjusted = holm([estimate.p for estimate in estimates])
+    return tuple(
+        _comparison(pair, estimate, p, len(pairs), losses)
+        for pair, estimate, p in zip(pairs, estimates, adjusted, strict=True)
+    )
+
+
+def _comparison(
+    pair: _Pair, estimate: Estimate, p_adjusted: float, winners: int, losses: Losses
+) -> Comparison:
+    low, high = estimate.interval()
+    blocks = losses.blocks
+    return Comparison(
+        trial=pair.trial,
+        seeds=pair.seeds,
+        blocks=blocks.count,
+        blocked_by=blocks.by,
+        ne=losses.ne(pair.own, pair.seeds),
+        baseline_ne=losses.ne(pair.reference, pair.seeds),
+        difference_percent=estimate.percent,
+        low_percent=low,
+        high_percent=high,
+        p=estimate.p,
+        p_adjusted=p_adjusted,
+        winners=winners,
+        detectable_percent=estimate.detectable(winners),
+        better=better(estimate.percent, p_adjusted),
+    )
+
+
+def better(percent: float, p_adjusted: float) -> Better:
+    """Than the reference, by the sign of a relative difference that is significant at 5 %."""
+    if p_adjusted > 1.0 - CONFIDENCE:
+        return Better.CANNOT_TELL
+    return Better.YES if percent < 0.0 else Better.NO

@@ -1,0 +1,155 @@
+"""The candidates of an audit: drawn at random from a space, or those that a finished study has trained."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from dashboards.names import short_name
+from dhen.config import DhenConfig
+from dhen.errors import UserError
+from search.analysis.fidelity.config import FEWEST, FidelityConfig
+from search.config import StudyConfig, written_config
+from search.execution.trainer import job_on
+from search.pareto import eligible
+from search.planning.plan_trial import declared_cluster, plan_of
+from search.planning.space_fits import Unfit, too_little_memory
+from search.samplers.draw import Drawn, evenly
+from search.samplers.static_cost import Appraiser
+from search.study.full_data import on_all_rows
+from search.study.reopen import finished_record
+from spaces.catalog_loader import load_space
+from spaces.space import Candidate, Space
+from trials.cluster.cluster import Cluster
+from trials.cluster.machine import Precision
+from trials.data.cache import PreparedLog
+from trials.job import TrainingConfig
+from trials.record import StudyRecord, TrialRecord
+
+TRIES = 20
+"""Points drawn for each candidate that is wanted, before a space is said to have too few that fit."""
+
+
+class Subject(NamedTuple):
+    """A candidate of an audit."""
+
+    name: str
+    model: DhenConfig
+    training: TrainingConfig
+    """On all rows, with what is left open."""
+    known: TrialRecord | None = None
+    """Its training on all rows from the audit's seed, where a study has done that."""
+
+
+def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> list[Subject]:
+    """So many feasible candidates as are wanted, each another network or another training.
+
+    Raises:
+        UserError: where the space has too few that fit the declared memory, saying what would.
+    """
+    space = load_space(config.space, log.features)
+    cluster = declared_cluster(config.cluster, config.ranks, config.hbm)
+    found: list[Subject] = []
+    closest: Unfit | None = None
+    for each in _points(space, log, config):
+        training = on_all_rows(config.training, each.appraisal.candidate)
+        plan = plan_of(
+            job_on(log, each.appraisal.candidate.model, training, config.seed, precision), cluster, "least", 0
+        )
+        if plan.chosen is not None:
+            found.append(_subject(each.appraisal.candidate, training))
+        else:
+            closest = Unfit(each, plan).nearer(closest)
+        if len(found) == config.candidates:
+            return found
+    raise _too_few(space, cluster, len(found), config, closest)
+
+
+def _points(space: Space, log: PreparedLog, config: FidelityConfig) -> Iterator[Drawn]:
+    """No network twice; not without end."""
+    appraiser = Appraiser(space, log.features, lambda _: True)
+    points = evenly(appraiser, set(), random.Random(f"fidelity {config.seed}"), {})
+    return islice(points, TRIES * config.candidates)
+
+
+def _subject(candidate: Candidate, training: TrainingConfig, known: TrialRecord | None = None) -> Subject:
+    return Subject(short_name(candidate.model.to_dict()), candidate.model, training, known)
+
+
+def _too_few(
+    space: Space,
+    cluster: Cluster,
+    found: int,
+    config: FidelityConfig,
+    closest: Unfit | None,
+) -> UserError:
+    if closest is None:
+        return UserError(
+            f"space {space.name!r} has {found} candidates that differ, {config.candidates} are wanted: "
+            f"give --candidates {max(FEWEST, found)} or a larger space."
+        )
+    fit = f"only {found} of {config.candidates} wanted fit" if found else "nothing fits"
+    return too_little_memory(space.name, fit, cluster, TRIES * config.candidates, closest)
+
+
+class Studied(NamedTuple):
+    """A finished study, to be audited."""
+
+    record: StudyRecord
+    config: StudyConfig
+
+
+def studied(directory: Path) -> Studied:
+    """The study in a run directory.
+
+    Raises:
+        UserError: where there is none, it is not finished, or it was on a part of its log itself.
+    """
+    record = finished_record(directory)
+    config = written_config(directory)
+    if config.training.train_fraction != 1.0:
+        raise UserError(
+            f"{directory}: its candidates trained on {100 * config.training.train_fraction:g} % of the log; an "
+            "audit needs what they come to on all of it: name a study without training.train_fraction."
+        )
+    return Studied(record, config)
+
+
+def check_log(study: Studied, log: PreparedLog) -> None:
+    """Raises UserError for another log than the study's."""
+    known = study.record.log
+    if known.fingerprint != log.fingerprint:
+        raise UserError(
+            f"--from {study.record.directory} is a study of another log: its fingerprint is {known.fingerprint} "
+            f"({known.name}), that of --data {log.fingerprint} ({log.manifest.name}). Leave --data out to take "
+            "the study's own, or leave --from out to draw candidates."
+        )
+
+
+def taken(study: Studied, log: PreparedLog, precision: Precision) -> list[Subject]:
+    """Those of the study's candidates that have a result on all rows, each network once.
+
+    Raises:
+        UserError: for fewer than an audit needs, or one that this version would train otherwise.
+    """
+    space, config = load_space(study.config.space, log.features), study.config
+    own = [trial for trial in eligible(study.record.candidates) if trial.reused_from is None]
+    if len(own) < FEWEST:
+        raise UserError(
+            f"{study.record.directory}: {len(own)} candidates completed, an audit needs {FEWEST} at least."
+        )
+    subjects = []
+    for trial in own:
+        candidate = space.decode(trial.point)
+        training = on_all_rows(config.training, candidate)
+        job = job_on(log, candidate.model, training, config.seed, precision)
+        if job.fingerprint != trial.fingerprint:
+            raise UserError(
+                f"{study.record.directory}: trial {trial.number} was trained as {trial.fingerprint}, and would be "
+                f"as {job.fingerprint} now: another version of the training code. Leave --from out."
+            )
+        subjects.append(_subject(candidate, training, trial))
+    return subjects

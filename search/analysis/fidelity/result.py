@@ -1,0 +1,181 @@
+"""An audit as trained: each fraction's cost and how well it ranks, and the cheapest that is good enough.
+
+`FidelityResult` is the shape of `--json` and of the file beside the table. Every row ranks against the same
+reference, trainings on the whole log from a second seed: so no row profits from initial weights that it has in
+common with it, and the row of the whole log is the most that a fraction can be expected to reach.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dhen.errors import UserError
+from dhen.values import Value
+from search.analysis.fidelity.config import FidelityConfig
+from search.analysis.reproduce.config import CONFIDENCE
+from search.analysis.statistics.rank_correlation import Tau, regret_percent, tau_interval, tau_of_best
+from trials.data.cache import PreparedLog
+from trials.record import TrialRecord
+
+BEST_SHARE = 1 / 3
+"""Of the candidates, among whom tau is told apart."""
+
+
+class CandidateResult(Value):
+    """One candidate."""
+
+    name: str
+    flops: float
+    """Forward, an example."""
+    ne: tuple[float | None, ...]
+    """On validation, by row of the table; None where it diverged."""
+    reference_ne: float | None
+    """On the whole log, from the second seed."""
+
+
+class FractionResult(Value):
+    """One part of the log, or all of it."""
+
+    fraction: float
+    rows: int
+    """Of a pass."""
+    flops_share: float
+    """FLOPs an example times examples trained, over all candidates, relative to the whole log."""
+    seconds: float
+    """Training and evaluation of all candidates, as measured."""
+    seconds_share: float | None
+    tau: Tau | None
+    """With the reference's ranking; None where all are equal."""
+    tau_of_best_third: float | None
+    """Among the reference's best third; None where that are fewer than three."""
+    regret_percent: float | None
+    """Reference NE of the candidate that is best here, above the lowest; None where that one diverged."""
+
+
+class FidelityResult(Value):
+    """What a log's fractions are worth."""
+
+    log: str
+    """Its fingerprint."""
+    space: str
+    train_rows: int
+    validation_rows: int
+    seed: int
+    reference_seed: int
+    wanted_tau: float
+    confidence: float
+    fractions: tuple[FractionResult, ...]
+    """Ascending; the last is the whole log, of which no fraction can be expected to rank better."""
+    candidates: tuple[CandidateResult, ...]
+    cheapest: float | None
+    """The least fraction whose tau is the wanted one at least."""
+    cheapest_surely: float | None
+    """The least of which the lower end of tau's interval is."""
+
+    @property
+    def whole(self) -> FractionResult:
+        """The whole log, another seed."""
+        return self.fractions[-1]
+
+
+class Trained(NamedTuple):
+    """All candidates on one part of the log."""
+
+    fraction: float
+    records: Sequence[TrialRecord]
+
+
+def result_of(
+    config: FidelityConfig,
+    log: PreparedLog,
+    names: Sequence[str],
+    trained: Sequence[Trained],
+    reference: Sequence[TrialRecord],
+) -> FidelityResult:
+    """The audit from its finished trainings.
+
+    Args:
+        config: its settings.
+        log: what it is of.
+        names: of candidates.
+        trained: by fraction, the whole log last.
+        reference: the whole log from the second seed.
+
+    Raises:
+        UserError: where all diverged on the whole log.
+    """
+    target = [_ne(record) for record in reference]
+    if not any(map(math.isfinite, target)):
+        raise UserError(f"every candidate diverged on the whole log: {reference[0].error}.")
+    rows = tuple(_row(each, trained[-1], target, config, log) for each in trained)
+    return FidelityResult(
+        log=log.fingerprint,
+        space=config.space,
+        train_rows=log.manifest.rows["train"],
+        validation_rows=log.manifest.rows["validation"],
+        seed=config.seed,
+        reference_seed=config.seed + 1,
+        wanted_tau=config.tau,
+        confidence=CONFIDENCE,
+        fractions=rows,
+        candidates=tuple(
+            CandidateResult(
+                name=name,
+                flops=last.flops or 0.0,
+                ne=tuple(_finite(_ne(each.records[place])) for each in trained),
+                reference_ne=_finite(target[place]),
+            )
+            for place, (name, last) in enumerate(zip(names, reference, strict=True))
+        ),
+        cheapest=cheapest(rows, config.tau),
+        cheapest_surely=cheapest(rows, config.tau, surely=True),
+    )
+
+
+def cheapest(rows: Sequence[FractionResult], wanted: float, *, surely: bool = False) -> float | None:
+    """The least fraction below 1 whose tau, or its interval's lower end, is at least the wanted one."""
+    parts = (row for row in rows if row.fraction < 1.0 and row.tau is not None)
+    enough = (
+        row.fraction for row in parts if row.tau and (row.tau.low if surely else row.tau.value) >= wanted
+    )
+    return min(enough, default=None)
+
+
+def _row(
+    each: Trained, whole: Trained, target: Sequence[float], config: FidelityConfig, log: PreparedLog
+) -> FractionResult:
+    ne = [_ne(record) for record in each.records]
+    seconds, all_seconds = _seconds(each), _seconds(whole)
+    part = config.training.model_copy(update={"train_fraction": each.fraction})
+    return FractionResult(
+        fraction=each.fraction,
+        rows=part.rows_used(log.manifest.rows["train"]),
+        flops_share=_flops(each) / _flops(whole),
+        seconds=seconds,
+        seconds_share=seconds / all_seconds if all_seconds else None,
+        tau=tau_interval(ne, target, CONFIDENCE, config.seed),
+        tau_of_best_third=tau_of_best(ne, target, BEST_SHARE),
+        regret_percent=regret_percent(ne, target),
+    )
+
+
+def _ne(record: TrialRecord) -> float:
+    """At the best point of the curve, as a study compares; infinite where it diverged."""
+    ne = record.validation.ne if record.validation else math.inf
+    return math.inf if math.isnan(ne) else ne
+
+
+def _finite(ne: float) -> float | None:
+    return ne if math.isfinite(ne) else None
+
+
+def _flops(trained: Trained) -> float:
+    """Forward, of all examples seen."""
+    seen = ((record.flops or 0.0, record.curve) for record in trained.records)
+    return sum(flops * curve[-1].examples for flops, curve in seen if curve)
+
+
+def _seconds(trained: Trained) -> float:
+    return sum((each.train_seconds or 0.0) + (each.evaluate_seconds or 0.0) for each in trained.records)

@@ -1,0 +1,78 @@
+"""What each member of an average is worth: left out of the mean in turn, with the same trainings of the others.
+
+Nothing but the members' retrainings is needed, which `confirm` makes too. The logits that it keeps are on test, so
+NE is compared there: where the average is confirmed from these seeds that is no further look at the split, and
+else the looks are counted, and `confirm` need not take them again. Differences have the intervals of
+`search.analysis.statistics.bootstrap`, for each member by itself.
+"""
+
+from __future__ import annotations
+
+from search.analysis.ablate import Ablation, most_valuable_first, part_of
+from search.analysis.losses import blocks_of
+from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
+from search.analysis.statistics.bootstrap import paired_bootstrap
+from search.analysis.statistics.t_interval import Estimate
+from search.execution.retraining import SPLIT, Retrainings
+from trials.data.cache import PreparedLog
+from trials.data.example_weights import Floats
+from trials.record import StudyRecord, TrialRecord
+
+
+def ablate_average(
+    study: StudyRecord,
+    trial: TrialRecord,
+    log: PreparedLog,
+    retrainings: Retrainings,
+    *,
+    seeds: int,
+    block_by: str | None = None,
+) -> Ablation:
+    """Of an average of a finished study; what is trained already is not trained again.
+
+    Args:
+        study: whose selection is frozen.
+        trial: the average.
+        log: the study's.
+        retrainings: the study's.
+        seeds: how many trainings of each member; one of which a member failed does not count.
+        block_by: as `search.analysis.losses.blocks_of` has it.
+
+    Raises:
+        UserError: for too few seeds, a column that is none, or fewer than two seeds from which all completed.
+    """
+    assert trial.members
+    each_seed, networks = fresh_seeds(study.seed, seeds), study.networks(trial)
+    losses = Losses(log, blocks_of(log, log.split(SPLIT), block_by), retrainings)
+    wanted = wanted_from(networks, log, each_seed)
+    whole = by_seed(networks, log, each_seed, retrainings.run(wanted, score=True))
+    if len(whole) < LEAST_SEEDS:
+        raise too_few(f"of all members of trial {trial.number}", seeds, retrainings.failures(wanted))
+    reference_SK, flops = losses(whole, whole), sum(each.flops or 0.0 for each in networks)
+    parts = [
+        part_of(
+            f"trial {member.number}",
+            _estimate(losses(_without(place, whole), whole), reference_SK),
+            flops - (member.flops or 0.0),
+            flops,
+        )
+        for place, member in enumerate(networks)
+    ]
+    return Ablation(
+        trial=trial.number,
+        seeds=tuple(whole),
+        split=SPLIT,
+        blocked_by=losses.blocks.by,
+        flops=flops,
+        parts=most_valuable_first(parts),
+    )
+
+
+def _without(place: int, whole: BySeed) -> BySeed:
+    return {seed: its[:place] + its[place + 1 :] for seed, its in whole.items()}
+
+
+def _estimate(rest_SK: Floats, whole_SK: Floats) -> Estimate:
+    found = paired_bootstrap(rest_SK, whole_SK)
+    low, high = found.interval()
+    return Estimate(mean=found.percent, low=low, high=high)

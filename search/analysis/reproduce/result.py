@@ -1,0 +1,187 @@
+"""A table as trained: relative NE by milestone with intervals, and what it says of the paper's findings.
+
+`TableResult` is the shape of `--json` and of the file beside the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from dhen.errors import UserError
+from dhen.values import Value
+from search.analysis.reproduce.config import TableConfig
+from search.analysis.reproduce.tables import Claim, Row, Table
+from search.analysis.statistics.t_interval import Estimate, compared
+from trials.job import Job
+from trials.record import Better, TrialRecord
+
+SOURCE = (
+    "The paper's values (arXiv 2203.11014) were read from a secondary source; its log is not public, and "
+    "larger by orders of magnitude."
+)
+Curve = tuple[float | None, ...]
+"""NE by milestone, or by seed; None where a training did not get there."""
+
+
+class RowResult(Value):
+    """One model."""
+
+    name: str
+    flops: float
+    """Forward, an example."""
+    parameters: int
+    """Dense ones."""
+    ne: tuple[Curve, ...]
+    """On validation, by seed."""
+    relative: tuple[Estimate | None, ...]
+    """Percent of the first row's NE, paired by seed, by milestone; None where a seed is missing."""
+    paper_percent: float | None
+    """The paper's, at its last milestone; None where it has no such row."""
+    paper_flops: float | None
+    seconds: float
+    """Training and evaluation of all seeds."""
+    errors: tuple[str, ...]
+    """Of seeds that diverged."""
+
+    @property
+    def last_ne(self) -> tuple[float | None, ...]:
+        """At the last milestone, by seed."""
+        return tuple(curve[-1] for curve in self.ne)
+
+
+class Comparison(Value):
+    """One row's NE relative to another's, in percent, at the last milestone."""
+
+    row: str
+    against: str
+    difference: Estimate | None
+    verdict: Better
+    """Whether the row is better: where the interval excludes zero."""
+
+
+class Finding(Value):
+    """Something said of the table's rows, and whether it holds here."""
+
+    text: str
+    in_paper: bool
+    """False for what others ask about the paper."""
+    holds: Better
+    """Yes where all comparisons say so, no where one says the opposite."""
+    comparisons: tuple[Comparison, ...]
+
+
+class TableResult(Value):
+    """A table of the paper on a log of one's own."""
+
+    table: str
+    title: str
+    log: str
+    """Its fingerprint."""
+    train_rows: int
+    validation_rows: int
+    seeds: tuple[int, ...]
+    confidence: float | None
+    """Of intervals; None with one seed, which has none."""
+    milestones: tuple[int, ...]
+    """Training examples seen."""
+    rows: tuple[RowResult, ...]
+    """NE is relative to the first."""
+    findings: tuple[Finding, ...]
+    source: str = SOURCE
+    """Of the paper's values."""
+
+
+def result_of(
+    name: str,
+    table: Table,
+    config: TableConfig,
+    jobs: Sequence[Sequence[Job]],
+    records: Mapping[str, TrialRecord],
+    rows: Mapping[str, int],
+) -> TableResult:
+    """The table from its finished trainings.
+
+    Args:
+        name: of the table.
+        table: its rows and claims.
+        config: its settings.
+        jobs: of each row, by seed.
+        records: by the fingerprint of their job.
+        rows: of the log, by split.
+
+    Raises:
+        UserError: where no training came as far as its first evaluation.
+    """
+    trained = [[records[job.fingerprint] for job in of_row] for of_row in jobs]
+    milestones = sorted({point.examples for each in trained for record in each for point in record.curve})
+    if not milestones:
+        errors = sorted({record.error for each in trained for record in each if record.error})
+        raise UserError(f"every training diverged before its first evaluation: {'; '.join(errors)}.")
+    curves = [[_at(milestones, record) for record in each] for each in trained]
+    results = tuple(
+        _row(row, each, curve, [compared(*pair, config.level) for pair in _by_milestone(curve, curves[0])])
+        for row, each, curve in zip(table.rows, trained, curves, strict=True)
+    )
+    return TableResult(
+        table=name,
+        title=table.title,
+        log=jobs[0][0].log,
+        train_rows=config.training.rows_used(rows["train"]),
+        validation_rows=rows["validation"],
+        seeds=tuple(job.seed for job in jobs[0]),
+        confidence=config.level if config.seeds > 1 else None,
+        milestones=tuple(milestones),
+        rows=results,
+        findings=tuple(
+            finding(claim, {row.name: row.last_ne for row in results}, config.level) for claim in table.claims
+        ),
+    )
+
+
+def _row(
+    row: Row, trained: Sequence[TrialRecord], curves: Sequence[Curve], relative: Sequence[Estimate | None]
+) -> RowResult:
+    return RowResult(
+        name=row.name,
+        flops=trained[0].flops or 0.0,
+        parameters=trained[0].parameters or 0,
+        ne=tuple(curves),
+        relative=tuple(relative),
+        paper_percent=row.paper_percent,
+        paper_flops=row.paper_flops,
+        seconds=sum((r.train_seconds or 0.0) + (r.evaluate_seconds or 0.0) for r in trained),
+        errors=tuple(record.error for record in trained if record.error),
+    )
+
+
+def _by_milestone(curves: Sequence[Curve], others: Sequence[Curve]) -> Iterator[tuple[Curve, Curve]]:
+    """NE by seed of one row and of another, milestone by milestone."""
+    return zip(zip(*curves, strict=True), zip(*others, strict=True), strict=True)
+
+
+def finding(claim: Claim, last_ne: Mapping[str, Sequence[float | None]], confidence: float) -> Finding:
+    """Whether a claim holds, from the rows' NE by seed at the last milestone."""
+    comparisons = []
+    for row, against in claim.pairs:
+        difference = compared(last_ne[row], last_ne[against], confidence)
+        comparisons.append(
+            Comparison(row=row, against=against, difference=difference, verdict=_better(difference))
+        )
+    verdicts = {each.verdict for each in comparisons}
+    all_say_so = Better.YES if verdicts == {Better.YES} else Better.CANNOT_TELL
+    holds = Better.NO if Better.NO in verdicts else all_say_so
+    return Finding(text=claim.text, in_paper=claim.in_paper, holds=holds, comparisons=tuple(comparisons))
+
+
+def _better(difference: Estimate | None) -> Better:
+    if difference is None or difference.low is None or difference.high is None:
+        return Better.CANNOT_TELL
+    not_worse = Better.YES if difference.high < 0 else Better.CANNOT_TELL
+    return Better.NO if difference.low > 0 else not_worse
+
+
+def _at(milestones: Sequence[int], record: TrialRecord) -> Curve:
+    """NE where the training was evaluated, and finite."""
+    known = {p.examples: p.validation.ne for p in record.curve if math.isfinite(p.validation.ne)}
+    return tuple(known.get(examples) for examples in milestones)

@@ -1,0 +1,100 @@
+"""One session of `reproduce`: from the settings to the trained table and its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from dashboards.figures.milestones import MilestoneLine, milestones_figure, milestones_info
+from dashboards.page import write_figure
+from dhen.errors import UserError
+from search.analysis.reproduce.config import TableConfig
+from search.analysis.reproduce.result import TableResult, result_of
+from search.analysis.reproduce.show import heading, markdown
+from search.analysis.reproduce.tables import table_of
+from search.analysis.reproduce.trainings import Trainings, measured_precision
+from search.analysis.reproduce.view import TrainingsView
+from search.dataset import open_log
+from search.execution.parallelism import slots
+from search.execution.trainer import Trainer
+from search.run_directory import only_driver, write_atomically
+from search.terminal import step_progress
+from trials.data.cache import PreparedLog
+from trials.job import TrainingConfig
+from trials.processes.launcher import AnyLauncher
+
+
+def reproduce(
+    name: str, config: TableConfig, directory: Path, launcher: AnyLauncher, console: Console
+) -> TableResult:
+    """Trains what the folder lacks of a table, and writes `NAME.json`, `NAME.md` and `NAME.html` there.
+
+    Raises:
+        UserError: for whatever is wrong with the settings, the log or the folder.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"--out {directory} is a file; give a folder, new or of earlier tables.")
+    with only_driver(directory), step_progress(console) as progress:
+        log = open_log(config, progress)
+        table = table_of(config, log.features)
+        parallel, threads = slots(config.parallel, config.threads)
+        precision = measured_precision(directory)
+        trainer = Trainer(launcher, log, directory, threads=threads, precision=precision)
+        training = _training(config, log, trainer)
+        seeds = range(config.seed, config.seed + config.seeds)
+        jobs = [[trainer.job(row.model, training, seed) for seed in seeds] for row in table.rows]
+        by_seed = [job for of_seed in zip(*jobs, strict=True) for job in of_seed]
+        trainings = Trainings(trainer, directory, parallel=parallel)
+        todo = {job.fingerprint for job in by_seed} - set(trainings.finished(by_seed))
+        if todo:
+            each = (training.epochs or 1) * training.rows_used(log.manifest.rows["train"])
+            names = {
+                job.fingerprint: f"{row.name}, seed {job.seed}"
+                for row, of_row in zip(table.rows, jobs, strict=True)
+                for job in of_row
+            }
+            view = TrainingsView(f"training {name}", names, console, progress, total=each * len(todo))
+            trainings.run(by_seed, view)
+        records = trainings.finished(by_seed)
+        result = result_of(name, table, config, jobs, records, log.manifest.rows)
+        _write(result, directory)
+    return result
+
+
+def _training(config: TableConfig, log: PreparedLog, trainer: Trainer) -> TrainingConfig:
+    """The same for all rows, evaluated at the milestones.
+
+    Raises:
+        UserError: for a log with fewer steps than milestones.
+    """
+    training = config.training
+    rows = training.rows_used(log.manifest.rows["train"])
+    examples = (training.epochs or 1) * rows
+    if training.evaluate_every is None:
+        every = max(1, examples // config.milestones)
+        training = training.model_copy(update={"evaluate_every": every})
+    resolved = training.resolved(log.manifest.rows["train"], trainer.precision)
+    assert resolved.batch_size is not None
+    steps = examples // resolved.batch_size
+    if steps < config.milestones:
+        raise UserError(
+            f"the log is too small: {rows:,} training rows in batches of {resolved.batch_size} are {steps} "
+            f"step(s), fewer than the {config.milestones} milestones; give a larger log, a smaller "
+            "training.batch_size or fewer milestones."
+        )
+    return training
+
+
+def _write(result: TableResult, directory: Path) -> None:
+    write_atomically(directory / f"{result.table}.json", result.model_dump_json(indent=1))
+    write_atomically(directory / f"{result.table}.md", markdown(result))
+    lines = [
+        MilestoneLine(
+            name=row.name,
+            values=tuple((e.mean, e.half_width) if e else None for e in row.relative),
+        )
+        for row in result.rows[1:]
+    ]
+    info = milestones_info(lines, result.milestones, title=heading(result), reference=result.rows[0].name)
+    write_figure(milestones_figure(info), directory / f"{result.table}.html")

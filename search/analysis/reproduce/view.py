@@ -1,0 +1,38 @@
+"""What the terminal says while a list of trainings goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from dashboards.units import decimals, duration
+from search.dataset import OnProgress
+from trials.record import TrialRecord
+
+
+class TrainingsView:
+    """A bar of all examples, a line for each training that ends: a
+    `search.analysis.reproduce.trainings.Watcher`."""
+
+    def __init__(
+        self, step: str, names: Mapping[str, str], console: Console, progress: OnProgress, *, total: int
+    ) -> None:
+        """`names` of trainings by the fingerprint of their job; `total` examples are to be trained at most."""
+        self._step, self._names, self._total = step, names, total
+        self._console, self._show = console, progress
+
+    def ended(self, record: TrialRecord) -> None:
+        """See `Watcher`."""
+        ne = record.curve[-1].validation.ne if record.curve else None
+        how = f"NE {decimals(ne, 5)}" if record.error is None else record.error
+        self._console.print(
+            f"{self._names[record.fingerprint]}: {how}, {duration(record.seconds)}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+
+    def progress(self, examples: int) -> None:
+        """See `Watcher`."""
+        self._show(self._step, examples, self._total)

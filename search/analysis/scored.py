@@ -1,0 +1,98 @@
+"""Trials retrained from fresh seeds and scored on the test split: their results and their losses, by seed.
+
+The seeds are other than the study's, because the training that won was chosen for its luck too. Of an average
+every member is retrained from each seed, and the mean of what they predict is what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from dhen.errors import UserError
+from search.analysis.losses import Blocks, block_sums
+from search.bundles.export import trained_job
+from search.execution.retraining import SPLIT, Retrainings, Wanted
+from trials.data.cache import PreparedLog
+from trials.data.example_weights import Floats, example_weights
+from trials.metrics import entropy
+from trials.record import Retraining, TrialRecord
+
+LEAST_SEEDS, SEEDS = 2, 5
+"""What an interval needs, and how many there are by default."""
+BySeed = dict[int, tuple[Retraining, ...]]
+"""A trial's retrainings by seed: one each of a network, of an average as many as it has members."""
+
+
+def fresh_seeds(study_seed: int, count: int) -> range:
+    """Seeds of retrainings.
+
+    Raises:
+        UserError: for fewer than an interval needs.
+    """
+    if count < LEAST_SEEDS:
+        raise UserError(
+            f"--seeds {count}: an interval needs {LEAST_SEEDS} seeds at least; {SEEDS} are usual, and "
+            "more make it narrower."
+        )
+    return range(study_seed + 1, study_seed + 1 + count)
+
+
+def wanted_from(networks: Iterable[TrialRecord], log: PreparedLog, seeds: Iterable[int]) -> list[Wanted]:
+    """The retrainings of networks from each seed, seed by seed."""
+    networks = tuple(networks)
+    return [Wanted(each, trained_job(each, log, seed)) for seed in seeds for each in networks]
+
+
+def by_seed(
+    networks: Sequence[TrialRecord],
+    log: PreparedLog,
+    seeds: Iterable[int],
+    done: Mapping[str, Retraining],
+) -> BySeed:
+    """Retrainings of a trial's networks, from seeds with which all of them have a result."""
+    names = {seed: [trained_job(each, log, seed).fingerprint for each in networks] for seed in seeds}
+    scored = {name: each for name, each in done.items() if each.test is not None}
+    return {
+        seed: tuple(scored[name] for name in its)
+        for seed, its in names.items()
+        if all(name in scored for name in its)
+    }
+
+
+def too_few(what: str, seeds: int, failed: Iterable[str]) -> UserError:
+    """Where fewer seeds than an interval needs were left of so many: why, and what would work."""
+    return UserError(
+        f"fewer than {LEAST_SEEDS} of {seeds} seeds {what} completed: {'; '.join(failed)}. What diverged is not "
+        f"tried again from the same seed; --seeds {2 * seeds} tries as many more."
+    )
+
+
+class Losses:
+    """Sums of losses by block; those of each set of networks are worked out once."""
+
+    def __init__(self, log: PreparedLog, blocks: Blocks, retrainings: Retrainings) -> None:
+        """`blocks` are of the log's test split."""
+        self.blocks = blocks
+        self._split, self._rate = log.split(SPLIT), log.schema.negative_sampling_rate
+        self._retrainings = retrainings
+        self._known: dict[tuple[int, ...], Floats] = {}
+
+    def __call__(self, records: BySeed, seeds: Iterable[int]) -> Floats:
+        """By seed and block (S, K)."""
+        return np.stack([self._sums(records[seed]) for seed in seeds])
+
+    def ne(self, records: BySeed, seeds: Iterable[int]) -> float:
+        """Mean over seeds."""
+        weights = example_weights(self._split, self._rate)
+        rows = float(self._split.rows if weights is None else weights.sum())
+        base_rate = float(np.average(self._split.labels, weights=weights))
+        return float(self(records, seeds).sum(axis=1).mean()) / rows / entropy(base_rate)
+
+    def _sums(self, records: tuple[Retraining, ...]) -> Floats:
+        key = tuple(each.number for each in records)
+        if key not in self._known:
+            logits = [self._retrainings.logits(each) for each in records]
+            self._known[key] = block_sums(logits, self._split, self._rate, self.blocks)
+        return self._known[key]

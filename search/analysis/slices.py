@@ -1,0 +1,239 @@
+"""NE by slice: where a winner is better than the baseline, and where it is worse, by the values of a column.
+
+Made from the logits that `dhen-search confirm` kept of the test split: nothing is trained or scored.
+Intervals are over seeds and blocks of a slice's rows (`search.analysis.statistics.bootstrap`), p after Holm's
+correction over slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from dhen.averaging import mean_of_logits
+from dhen.errors import UserError
+from dhen.values import Value
+from search.analysis.confirm import better
+from search.analysis.groups import groups_of
+from search.analysis.losses import blocks_of, losses
+from search.analysis.statistics.bootstrap import Estimate, holm, paired_bootstrap
+from search.bundles.bundle import Bundle
+from search.bundles.export import trained_job
+from search.execution.retraining import FOLDER, SPLIT
+from search.run_directory import trial_folder
+from trials.cluster.machine import device
+from trials.data.cache import PreparedLog
+from trials.data.example_weights import Floats, example_weights
+from trials.metrics import entropy
+from trials.record import Better, StudyRecord
+from trials.training.evaluation import evaluate
+from trials.training.score_weights import logits_file
+
+MOST = 20
+"""Values of a column that are shown; the others are joined."""
+
+
+class Slice(Value):
+    """Rows of the test split with one value, or in one tenth; means over seeds."""
+
+    value: str
+    rows: int
+    base_rate: float
+    ne: float | None
+    """Of the winner; None where all labels are equal."""
+    baseline_ne: float | None
+    calibration: float | None
+    """Of the winner: predictions over labels; None without positives."""
+    baseline_calibration: float | None
+    difference_percent: float | None = None
+    """NE relative to the baseline's; negative is better. None without one, or where all rows lie in one block."""
+    low_percent: float | None = None
+    """Of the 95 % interval."""
+    high_percent: float | None = None
+    p_adjusted: float | None = None
+    better: Better
+    """Than the baseline, on this slice."""
+
+
+class Slices(Value):
+    """A winner and the baseline, or a bundle alone, on the slices of a column."""
+
+    trial: int
+    baseline: int | None = None
+    column: str
+    blocked_by: str | None = None
+    """What rows of a block have in common: `time`, `order`, or a column's name. None without intervals."""
+    seeds: tuple[int, ...]
+    slices: tuple[Slice, ...]
+
+
+class _Model(NamedTuple):
+    """What a model's logits add up to, by seed (S), group of rows (G) and block (K)."""
+
+    loss_SGK: Floats
+    clicks_G: Floats
+    """Predicted, mean over seeds."""
+
+
+class _Sums:
+    """Sums over the rows of each group and block of the test split."""
+
+    def __init__(self, log: PreparedLog, column: str, most: int, block_by: str | None) -> None:
+        split = log.split(SPLIT)
+        groups, blocks = groups_of(log, split, column, most), blocks_of(log, split, block_by)
+        self.names, self.blocked_by = groups.names, blocks.by
+        self._rate = log.schema.negative_sampling_rate
+        self._label_N = np.asarray(split.labels)
+        weights = example_weights(split, self._rate)
+        self._weight_N = np.ones(split.rows) if weights is None else weights
+        self._shape = len(groups.names), blocks.count
+        self._cell_N = groups.group_N.astype(np.int64) * blocks.count + blocks.block_N
+        self.weight_G = self._by_cell(self._weight_N).sum(axis=1)
+        self.positive_G = self._by_cell(self._weight_N * self._label_N).sum(axis=1)
+        self.rows_G = np.bincount(groups.group_N, minlength=self._shape[0])
+
+    def of(self, logits: Iterable[NDArray[np.float32]]) -> _Model:
+        """Of a model, from its logits (N), by seed."""
+        loss, clicks = [], []
+        for logit_N in logits:
+            loss.append(self._by_cell(self._weight_N * losses(logit_N, self._label_N, self._rate)))
+            p_N = expit(logit_N.astype(np.float64) + np.log(self._rate))
+            clicks.append(self._by_cell(self._weight_N * p_N).sum(axis=1))
+        return _Model(np.stack(loss), np.mean(clicks, axis=0))
+
+    def base_rate(self, group: int) -> float:
+        """Weighted fraction of positives; 0 where no row counts."""
+        weight = float(self.weight_G[group])
+        return float(self.positive_G[group]) / weight if weight else 0.0
+
+    def _by_cell(self, value_N: Floats) -> Floats:
+        groups, blocks = self._shape
+        sums_C = np.bincount(self._cell_N, value_N, groups * blocks).astype(np.float64)
+        return sums_C.reshape(groups, blocks)
+
+
+def slices(
+    study: StudyRecord,
+    trial: int,
+    log: PreparedLog,
+    column: str,
+    *,
+    most: int = MOST,
+    block_by: str | None = None,
+) -> Slices:
+    """Of a winner that was compared with the baseline; by default over the blocks of that comparison.
+
+    Raises:
+        UserError: where it was not, its logits are gone, or the column is not one of the log's.
+    """
+    comparison = study.comparison(trial)
+    if comparison is None or study.baseline is None:
+        raise UserError(
+            f"trial {trial} was not compared with the baseline yet; "
+            f"`dhen-search confirm {study.directory}` does that."
+        )
+    sums = _Sums(log, column, most, block_by or comparison.blocked_by)
+    own, reference = (
+        sums.of(_kept_logits(study, number, log, comparison.seeds)) for number in (trial, study.baseline)
+    )
+    found = _slices(sums, own, reference)
+    return Slices(
+        trial=trial,
+        baseline=study.baseline,
+        column=column,
+        blocked_by=sums.blocked_by,
+        seeds=comparison.seeds,
+        slices=found,
+    )
+
+
+def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = MOST) -> Slices:
+    """Of a bundle on the test split of a log in its encoding; there is no baseline to compare it with.
+
+    Raises:
+        UserError: where the column is not one of the log's.
+    """
+    logits = list[NDArray[np.float32]]()
+    sums = _Sums(log, column, most, None)
+    model = bundle.model(as_trained=True).to(device())
+    evaluate(model, log, SPLIT, keep=lambda logit_N: logits.append(logit_N.cpu().numpy()))
+    found = _slices(sums, sums.of(logits), None)
+    seeds = tuple(sorted({job.seed for job in bundle.info.jobs}))
+    return Slices(trial=bundle.info.trial, column=column, seeds=seeds, slices=found)
+
+
+def _kept_logits(
+    study: StudyRecord, trial: int, log: PreparedLog, seeds: Iterable[int]
+) -> Iterator[NDArray[np.float32]]:
+    """Of a trial's retrainings, by seed; of an average, of the mean of its members'."""
+    numbers = {each.fingerprint: each.number for each in study.retrainings}
+    networks = study.networks(study.trial(trial))
+    for seed in seeds:
+        jobs = (trained_job(each, log, seed) for each in networks)
+        files = [_kept_file(study, numbers[job.fingerprint]) for job in jobs]
+        logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
+        yield mean_of_logits(logits, log.schema.negative_sampling_rate)
+
+
+def _kept_file(study: StudyRecord, retraining: int) -> Path:
+    file = logits_file(trial_folder(Path(study.directory) / FOLDER, retraining), SPLIT)
+    if not file.exists():
+        raise UserError(f"{file} is missing; `dhen-search confirm {study.directory}` makes it again.")
+    return file
+
+
+def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, ...]:
+    groups = range(len(sums.names))
+    estimates = [_estimate(own, reference, group) if reference else None for group in groups]
+    adjusted = iter(holm([each.p for each in estimates if each is not None]))
+    found = []
+    for group, estimate in zip(groups, estimates, strict=True):
+        quality = _quality(sums, own, group)
+        base = _quality(sums, reference, group) if reference else (None, None)
+        told = {
+            "value": sums.names[group],
+            "rows": int(sums.rows_G[group]),
+            "base_rate": sums.base_rate(group),
+            "ne": quality[0],
+            "calibration": quality[1],
+            "baseline_ne": base[0],
+            "baseline_calibration": base[1],
+        }
+        found.append(Slice(**told, **_difference(estimate, next(adjusted) if estimate else 1.0)))
+    return tuple(found)
+
+
+def _estimate(own: _Model, reference: _Model, group: int) -> Estimate | None:
+    """Over the blocks in which the slice has rows; None where that is one at most."""
+    there = reference.loss_SGK[:, group].sum(axis=0) > 0.0
+    if there.sum() < 2:
+        return None
+    return paired_bootstrap(own.loss_SGK[:, group, there], reference.loss_SGK[:, group, there])
+
+
+def _difference(estimate: Estimate | None, p_adjusted: float) -> dict[str, Any]:
+    if estimate is None:
+        return {"better": Better.CANNOT_TELL}
+    low, high = estimate.interval()
+    return {
+        "difference_percent": estimate.percent,
+        "low_percent": low,
+        "high_percent": high,
+        "p_adjusted": p_adjusted,
+        "better": better(estimate.percent, p_adjusted),
+    }
+
+
+def _quality(sums: _Sums, model: _Model, group: int) -> tuple[float | None, float | None]:
+    """NE and calibration, where they are defined."""
+    base_rate, positive = sums.base_rate(group), float(sums.positive_G[group])
+    ne = None
+    if 0.0 < base_rate < 1.0:
+        loss = float(model.loss_SGK[:, group].sum(axis=1).mean())
+        ne = loss / float(sums.weight_G[group]) / entropy(base_rate)
+    return ne, float(model.clicks_G[group]) / positive if positive else None

@@ -1,0 +1,93 @@
+"""Averages of a study's networks as trials of their own: chosen on validation, priced as all their members."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dhen.averaging import corrected_probability, mean_of_logits
+from dhen.cost import within
+from dhen.values import fingerprint
+from search.averages.greedy_selection import chosen_averages
+from trials.data.cache import PreparedLog
+from trials.data.example_weights import example_weights
+from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.serving_limits import ServingConfig, summed_ms
+from trials.training.evaluation import logit_metrics
+
+AVERAGE = "average"
+"""In place of a model's family."""
+Members = tuple[TrialRecord, ...]
+LogitsOf = Callable[[TrialRecord], Path]
+"""The file of a network's logits on the split in question."""
+
+
+def choose(
+    pool: Sequence[TrialRecord], log: PreparedLog, split: str, logits: LogitsOf, *, most: int
+) -> list[Members]:
+    """The averages of 2 to `most` networks of the pool worth having, by FLOPs
+    (`search.averages.greedy_selection`)."""
+    rate, rows = log.schema.negative_sampling_rate, log.split(split)
+    clicked_N = np.asarray(rows.labels) > 0.5
+    p_SN = np.stack([corrected_probability(logits(each), rate) for each in pool])
+    flops_S = np.array([each.flops for each in pool], dtype=np.float64)
+    found = chosen_averages(
+        np.where(clicked_N, p_SN, 1.0 - p_SN), example_weights(rows, rate), flops_S, most=most
+    )
+    sets = ([pool[place] for place in each.members] for each in found)
+    return [tuple(sorted(networks, key=lambda each: each.number)) for networks in sets]
+
+
+def meets(limits: ServingConfig, members: Members) -> bool:
+    """Whether all members together, one after another, are within the limits of serving."""
+    return (limits.excess(**_price(members)) or 0.0) <= 0
+
+
+def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsOf) -> Metrics:
+    """Metrics of the mean of what networks predict, worked out as those of a network are."""
+    kept = [np.load(logits(each), allow_pickle=False) for each in members]
+    mean_N = mean_of_logits(kept, log.schema.negative_sampling_rate)
+    return logit_metrics(torch.from_numpy(mean_N), log.split(split), log)
+
+
+def average_model(members: Members) -> dict[str, object]:
+    """What stands in place of an average's model: the jobs of its members, by fingerprint, in a fixed order."""
+    return {"family": AVERAGE, "members": sorted(each.fingerprint for each in members)}
+
+
+def average_record(number: int, members: Members, validation: Metrics) -> TrialRecord:
+    """The trial that an average is: complete from birth, with the FLOPs and parameters of all its members."""
+    model, price = average_model(members), _price(members)
+    return TrialRecord(
+        number=number,
+        kind=TrialKind.AVERAGE,
+        outcome=Outcome.COMPLETED,
+        fingerprint=fingerprint(model),
+        point={},
+        model=model,
+        training={},
+        cost=tuple(row for i, each in enumerate(members) for row in within(f"member{i}", each.cost)),
+        flops=price["flops"],
+        parameters=sum(each.parameters or 0 for each in members),
+        embedding_parameters=sum(each.embedding_parameters or 0 for each in members),
+        weights_bytes=price["weights_bytes"],
+        serving_ms=price["ms"],
+        validation=validation,
+        seconds=0.0,
+        members=tuple(each.number for each in members),
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+    )
+
+
+def _price(members: Members) -> dict[str, Any]:
+    """What serving has limits on, of all members one after another."""
+    return {
+        "flops": sum(each.flops or 0.0 for each in members),
+        "weights_bytes": sum(each.weights_bytes or 0 for each in members),
+        "ms": summed_ms(each.serving_ms for each in members),
+    }

@@ -1,0 +1,145 @@
+"""How trials are trained: as planned, on this machine or with hosts that join it; else by one process.
+
+What ran out of memory although it was planned moves on to the next strategy that is predicted to need less by
+what was missing, each once, and later plans leave as much room as the prediction was short of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from search.config import StudyConfig
+from search.planning.plan_trial import LOCAL, plan_of
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import THIS
+from trials.cluster.machine import device
+from trials.embeddings.requirements import check_tables
+from trials.job import Job
+from trials.planner.estimates import PricedStrategy
+from trials.planner.plan import Plan, Prefer, choose
+from trials.planner.pricing import pricing_of
+from trials.ranks import Ranks
+from trials.record import Attempt, Outcome, TrialRecord
+from trials.strategy import Strategy, named
+
+DEADLINE_SECONDS = 900.0
+"""Silence after which several ranks are taken to hang; an evaluation may take as long without a word."""
+DP = Strategy()
+"""One process, nothing sharded: the empty set of memory techniques."""
+
+
+class Execution(NamedTuple):
+    """Of the trials of one study."""
+
+    cluster: Cluster | None = None
+    """What plans are executed on; None: one process trains whatever was planned."""
+    memory_limit_bytes: int | None = None
+    """Declared for a rank, and enforced."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes a trial."""
+        return self.cluster.ranks if self.cluster else 1
+
+    @property
+    def counted(self) -> bool:
+        """Whether peaks are of tensors, as plans predict them: under a declared memory, or on an accelerator."""
+        return self.memory_limit_bytes is not None or (self.cluster is not None and device().type != "cpu")
+
+    def strategy(self, record: TrialRecord) -> Strategy:
+        """What a trial is trained with next."""
+        planned = record.planned_technique
+        return named(planned) if self.cluster is not None and planned is not None else DP
+
+    def check(self, job: Job) -> None:
+        """Whether the ranks can hold the job's tables, before any of them starts.
+
+        Raises:
+            UserError: without TorchRec, or for shards that its kernels do not take.
+        """
+        if self.cluster is not None and self.cluster.ranks > 1 and job.features.tables:
+            ranks = Ranks(0, self.cluster.hosts, self.cluster.gpus_a_host)
+            check_tables(pricing_of(job, self.cluster).placement, ranks)
+
+    def next_attempt(self, record: TrialRecord, job: Job, prefer: Prefer) -> TrialRecord | None:
+        """A trial as it begins its next attempt; None where the last one ended otherwise, or no technique is left.
+
+        What was killed goes on as it was, what ran out of memory one technique up the ladder.
+        """
+        last, anew = record.attempts[-1].outcome, {"outcome": Outcome.RUNNING, "error": None, "curve": ()}
+        if last is Outcome.INTERRUPTED:
+            return record.model_copy(update=anew)
+        if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
+            return None
+        strategy = next_strategy(plan_of(job, self.cluster, prefer, 0), record.attempts)
+        if strategy is None:
+            return None
+        planned_anew = {
+            "planned_technique": strategy.strategy.name,
+            "predicted_peak_bytes": strategy.memory.total,
+            "predicted_step_seconds": strategy.time.total,
+        }
+        return record.model_copy(update=anew | planned_anew)
+
+    def task_fields(self, strategy: Strategy) -> dict[str, Any]:
+        """Of the task that its processes get."""
+        if self.cluster is None:
+            return {}
+        return {
+            "strategy": strategy,
+            "hosts": self.cluster.hosts,
+            "gpus_a_host": self.cluster.gpus_a_host,
+            "cluster": self.cluster,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "deadline_seconds": DEADLINE_SECONDS if self.cluster.ranks > 1 else None,
+        }
+
+
+def execution(config: StudyConfig, cluster: Cluster) -> Execution:
+    """Plans for this machine, or with hosts that join it, are executed; a declared memory is enforced."""
+    if not _is_executed(config):
+        return Execution()
+    return Execution(cluster, cluster.hbm_bytes if config.hbm is not None else None)
+
+
+def ranks_here(config: StudyConfig) -> int:
+    """Processes that a trial takes on this machine; 1 where nothing valid is declared."""
+    if not _is_executed(config) or config.declared_ranks is None:
+        return 1
+    hosts, ranks_a_host = config.declared_ranks
+    return ranks_a_host * (hosts if config.address is None else 1)
+
+
+def _is_executed(config: StudyConfig) -> bool:
+    return config.address is not None or config.cluster in (LOCAL, THIS)
+
+
+def next_strategy(found: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:
+    """The next one up the ladder after the last attempt ran out of memory; None where there is none left.
+
+    Of those that fit and were not tried, that need less than the last one by what it lacked: fewest techniques
+    first, then the shortest step.
+    """
+    last, tried = attempts[-1], {attempt.strategy for attempt in attempts}
+    lacking = max((last.needed_bytes or 0) - (last.limit_bytes or 0), 1)
+    before = next((each for each in found.strategies if each.strategy.name == last.strategy), None)
+    if before is None:
+        return None
+    left = [
+        each
+        for each in found.strategies
+        if each.strategy.name not in tried and each.memory.total <= before.memory.total - lacking
+    ]
+    return choose(left, "least")
+
+
+def margin_bytes(trials: Iterable[TrialRecord]) -> int:
+    """By how much the worst prediction so far was too low, of those that ran out of memory."""
+    missed = [
+        attempt.needed_bytes - attempt.predicted_bytes
+        for trial in trials
+        for attempt in trial.attempts
+        if attempt.outcome is Outcome.OUT_OF_MEMORY and attempt.needed_bytes and attempt.predicted_bytes
+    ]
+    return max([0, *missed])

@@ -1,0 +1,59 @@
+"""Whether anything in a space fits a cluster, and what the nearest candidate lacks where nothing does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import islice
+from typing import NamedTuple
+
+from dashboards.names import short_name
+from dashboards.units import byte_size
+from dhen.errors import UserError
+from search.samplers.draw import Drawn, evenly
+from search.samplers.static_cost import Appraiser
+from spaces.space import Candidate
+from trials.cluster.cluster import Cluster
+from trials.planner.plan import Plan
+
+DRAWN = 200
+"""Candidates of which one must fit: many more than a study finds out by training."""
+MIB = 2**20
+
+
+class Unfit(NamedTuple):
+    """A candidate that does not fit."""
+
+    drawn: Drawn
+    plan: Plan
+
+    def nearer(self, other: Unfit | None) -> Unfit:
+        """The one that lacks less."""
+        return other if other is not None and other.plan.lacking_bytes <= self.plan.lacking_bytes else self
+
+
+def check_some_fit(appraiser: Appraiser, cluster: Cluster, plan: Callable[[Candidate], Plan]) -> None:
+    """Draws candidates of the space of `appraiser` until one fits.
+
+    Raises:
+        UserError: where none does, naming the nearest and what would help.
+    """
+    nearest: Unfit | None = None
+    for drawn in islice(evenly(appraiser, set(), random.Random(0), {}), DRAWN):
+        found = plan(drawn.appraisal.candidate)
+        if found.chosen is not None:
+            return
+        nearest = Unfit(drawn, found).nearer(nearest)
+    if nearest is not None:
+        raise too_little_memory(appraiser.space.name, "nothing fits", cluster, DRAWN, nearest)
+
+
+def too_little_memory(space: str, fit: str, cluster: Cluster, drawn: int, nearest: Unfit) -> UserError:
+    """`fit`: how many of those that were drawn do."""
+    plan, model = nearest.plan, nearest.drawn.appraisal.candidate.model
+    needed = -(-(plan.hbm_bytes + plan.lacking_bytes) // MIB)
+    return UserError(
+        f"space {space!r}: {fit} {byte_size(plan.hbm_bytes)} a rank of cluster {cluster.name!r}, among {drawn} "
+        f"candidates drawn at most. The nearest that does not is {short_name(model.to_dict())}, and would with "
+        f"hbm={needed}MiB. {plan.remedy}"
+    )

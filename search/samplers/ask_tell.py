@@ -1,0 +1,158 @@
+"""Optuna's side of a study: ask for points, tell results; made anew from the ledger when a study is resumed.
+
+The Optuna study lives in memory: the ledger knows each point and how it ended, so nothing is kept twice
+and nothing can disagree (docs/decisions/0007-candidates-side-by-side.md). The sampler is made anew for
+each proposal from the study's seed and the proposal's number, so a study that was interrupted proposes
+what it would have proposed without.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+from dhen.values import fingerprint
+from search.pareto import log_flops
+from search.samplers import check_sampler, make_sampler
+from search.samplers.context import UNFINISHED, Known
+from search.samplers.static_cost import Appraiser
+from spaces.catalog_loader import random_point
+from spaces.space import Point
+from trials.record import Outcome, TrialRecord
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial, Trial, TrialState
+
+MEMORY = "memory"
+"""The constraint that a candidate fits: `TrialRecord.memory_excess`, a ratio, feasible at 0 or less."""
+SERVING = "serving"
+"""The same for `TrialRecord.serving_excess`, where serving has limits: samplers add up how far both are over."""
+NE_OF_INFEASIBLE = 1.0
+"""NE of the base rate alone. It stands for what never trained; samplers go by the constraint there."""
+
+
+class Proposals:
+    """Points of a space, proposed by a sampler that learns from what it is told."""
+
+    def __init__(
+        self,
+        *,
+        appraiser: Appraiser,
+        sampler: str,
+        seed: int,
+        stopped_as: Literal["pruned", "expected"] = "pruned",
+    ) -> None:
+        """An Optuna study of two objectives, NE and log FLOPs, over the space of `appraiser`.
+
+        `stopped_as`: a stopped candidate is told as pruned, or as complete with the NE that was expected of it.
+
+        Raises:
+            UserError: when the sampler is unknown.
+        """
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna = optuna
+        self._space, self._sampler, self._seed = appraiser.space, sampler, seed
+        self._axes = self._distributions()
+        self._known = Known(appraiser)
+        self._stopped_as = stopped_as
+        check_sampler(sampler)
+        self._study = optuna.create_study(directions=["minimize", "minimize"])
+        self._optuna_numbers: dict[int, int] = {}
+        self._asked: dict[int, Trial] = {}
+
+    def remember(self, candidates: Iterable[TrialRecord]) -> None:
+        """Takes over the candidates of earlier sessions, in order; those that have not ended count as running."""
+        for record in candidates:
+            self._optuna_numbers[record.number] = len(self._optuna_numbers)
+            self._study.add_trial(self._remembered(record))
+            self._known.points[record.number] = record.point
+            self.note(record)
+
+    def ask(self, number: int, start: Point, fixed: Point | None = None) -> tuple[Point, dict[str, int]]:
+        """The point of the trial with this number, and the sampler's notes.
+
+        Args:
+            number: of the trial.
+            start: values that the point has, whatever the sampler would choose.
+            fixed: others that it has, for which the sampler is to choose the rest; not for the best it can think
+                of anywhere.
+        """
+        index = len(self._study.get_trials(deepcopy=False))
+        fixed = self._known.fixed = fixed or {}
+        if fixed or start:
+            self._study.enqueue_trial(fixed | start)
+        seed = int(fingerprint([self._seed, index]), 16) % 2**32
+        axes = {name: axis for name, axis in self._axes.items() if name not in fixed}
+        self._study.sampler = make_sampler(self._sampler, seed, axes, self._known)
+        trial = self._study.ask()
+        self._optuna_numbers[number] = trial.number
+        self._asked[number] = trial
+        point = self._known.points[number] = self._space.sample(trial)
+        attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
+        return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
+
+    def note(self, record: TrialRecord) -> None:
+        """What a proposal that still trains has shown so far."""
+        self._known.records[record.number] = record
+
+    def tell(self, record: TrialRecord) -> None:
+        """How a proposal ended."""
+        self.note(record)
+        state, values = self._result(record)
+        asked = self._asked.pop(record.number, None)
+        if asked is not None:
+            for name, excess in _constraints(record).items():
+                asked.set_constraint(name, excess)
+        self._study.tell(self._optuna_numbers[record.number], values, state)
+
+    def _distributions(self) -> dict[str, BaseDistribution]:
+        """Of all axes, by name: what any point of the space is drawn from."""
+        trial = self._optuna.trial.FixedTrial(random_point(self._space, random.Random(0)))
+        self._space.sample(trial)
+        return dict(sorted(trial.distributions.items()))
+
+    def _remembered(self, record: TrialRecord) -> FrozenTrial:
+        """A candidate of the ledger as Optuna has it."""
+        state, values = self._result(record)
+        return self._optuna.trial.create_trial(
+            state=state,
+            values=values,
+            params=record.point,
+            distributions=self._axes,
+            system_attrs=dict(record.sampler_notes),
+            constraints=_constraints(record) or None,
+        )
+
+    def _result(self, record: TrialRecord) -> tuple[TrialState, list[float] | None]:
+        """Trials that cannot be trained are not failed: samplers would go on proposing their corner.
+
+        One that does not fit in memory, or is over a limit of serving, is complete and violates the
+        constraint, which both TPE and NSGA-II rank below all that fit, by how much they lack; TPE alone
+        learns from pruned ones.
+        """
+        state = self._optuna.trial.TrialState
+        if record.outcome in UNFINISHED:
+            return state.RUNNING, None
+        if record.outcome is Outcome.COMPLETED:
+            assert record.validation is not None
+            if not math.isnan(record.validation.ne):
+                return state.COMPLETE, [record.validation.ne, log_flops(record.flops)]
+            return state.FAIL, None
+        if record.outcome is Outcome.STOPPED and self._stopped_as == "expected":
+            assert record.expected_ne is not None
+            return state.COMPLETE, [record.expected_ne, log_flops(record.flops)]
+        beyond = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
+        if record.outcome in beyond and max(_constraints(record).values(), default=0.0) > 0:
+            return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.flops)]
+        return (state.FAIL if record.outcome is Outcome.FAILED else state.PRUNED), None
+
+
+def _constraints(record: TrialRecord) -> dict[str, float]:
+    """By name, what is known of them; feasible at 0 or less."""
+    known = {MEMORY: record.memory_excess, SERVING: record.serving_excess}
+    return {name: excess for name, excess in known.items() if excess is not None}

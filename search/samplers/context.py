@@ -1,0 +1,35 @@
+"""What a sampler may know beside Optuna's trials: the candidates' records, and what can be said of any point."""
+
+from __future__ import annotations
+
+from search.samplers.static_cost import Appraisal, Appraiser
+from spaces.space import Point
+from trials.record import Outcome, TrialRecord
+
+UNFINISHED = (Outcome.RUNNING, Outcome.INTERRUPTED)
+
+
+class Known:
+    """A study as its proposals know it."""
+
+    def __init__(self, appraiser: Appraiser) -> None:
+        """Nothing was proposed so far."""
+        self.appraiser = appraiser
+        """What prices points."""
+        self.points: dict[int, Point] = {}
+        """All that was proposed, by the trial's number."""
+        self.records: dict[int, TrialRecord] = {}
+        """What was heard of them: of those that have ended all, of those that still train what they showed."""
+        self.fixed: Point = {}
+        """What the next proposal has been given; the sampler chooses the rest."""
+        self._appraisals: dict[int, Appraisal | None] = {}
+
+    def appraisal(self, number: int) -> Appraisal | None:
+        """Of the proposal with this number; None where its point gives no model."""
+        if number not in self._appraisals:
+            self._appraisals[number] = self.appraiser.appraise(self.points[number])
+        return self._appraisals[number]
+
+    def unfinished(self, number: int) -> bool:
+        """Whether the proposal with this number has not ended."""
+        return number not in self.records or self.records[number].outcome in UNFINISHED

@@ -1,0 +1,23 @@
+"""An ensemble of rankers trained on pairs of candidates, our own (`search.samplers.ranker`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+    from search.samplers.context import Known
+
+
+def make(seed: int, known: Known) -> BaseSampler:
+    """A sampler of whole points; axes that a start point leaves open are those of a proposal."""
+    from optuna.samplers import RandomSampler
+
+    from search.samplers.ranker.propose import propose
+
+    class Ranker(RandomSampler):
+        def sample_relative(self, *_: object) -> dict[str, object]:
+            return dict(propose(known, seed))
+
+    return Ranker(seed=seed)

@@ -1,0 +1,97 @@
+"""Scores read as NE: what is expected of candidates, and how sure that is.
+
+A member's score of a candidate that was kept from it is an honest prediction; the line from those to NE gives
+every score an NE. Its error is the one that the members expect, which grows with the distance from what is known,
+and their disagreement, both times what the held-out candidates show to be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from search.samplers.ranker.ensemble import train
+from search.samplers.ranker.pairs import compare, final_ne
+from trials.record import TrialRecord
+
+TEMPERATURE = 0.5
+"""Difference in NE, over that of the median and the best, at which the odds of a pair are e to 1."""
+TAIL = 2.0
+"""NE counts up to so many times that difference above the median: of bad candidates only that they are bad."""
+SLOPES = (0.5, 1.5)
+"""Of the line, times the temperature: few candidates do not show it well."""
+DOUBTS = (0.3, 3.0)
+"""Of the error that held-out candidates show over the error that the members expect, bounds."""
+
+
+@dataclass(frozen=True)
+class Belief:
+    """Of N candidates."""
+
+    ne_N: np.ndarray
+    error_N: np.ndarray
+    """Standard error of NE."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """NE = level + slope * score; errors are `doubt` times those that the members expect."""
+
+    level: float
+    slope: float
+    doubt: float
+
+
+def believe(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Generator) -> Belief:
+    """What rankers that learned from `records`, the first rows' candidates, expect of all rows' ones."""
+    ne_R = _bounded(np.array([_or_nan(final_ne(record)) for record in records]))
+    temperature = TEMPERATURE * _spread(ne_R)
+    rankers = train(x_NF[: len(records)], compare(records, temperature), rng)
+    score_EN = np.stack([ranker.scores(x_NF) for ranker in rankers])
+    variance_EN = np.stack([ranker.variances(x_NF) for ranker in rankers]) + score_EN.var(axis=0)
+    held_out_ER = np.zeros((len(rankers), len(records)), dtype=bool)
+    for row, ranker in zip(held_out_ER, rankers, strict=True):
+        row[ranker.held_out] = True
+    line = _line(
+        _mean_of(score_EN[:, : len(records)], held_out_ER),
+        _mean_of(variance_EN[:, : len(records)], held_out_ER),
+        ne_R,
+        temperature,
+    )
+    error_N = np.sqrt(variance_EN.mean(axis=0)) * line.doubt * -line.slope
+    return Belief(line.level + line.slope * score_EN.mean(axis=0), error_N)
+
+
+def _bounded(ne_R: np.ndarray) -> np.ndarray:
+    finite = ne_R[np.isfinite(ne_R)]
+    found: np.ndarray = np.minimum(ne_R, np.median(finite) + TAIL * _spread(ne_R))
+    return found
+
+
+def _spread(ne_R: np.ndarray) -> float:
+    finite = ne_R[np.isfinite(ne_R)]
+    return max(float(np.median(finite) - finite.min()), 1e-9)
+
+
+def _mean_of(value_ER: np.ndarray, held_out_ER: np.ndarray) -> np.ndarray:
+    """Over the members that a candidate was kept from; NaN where there is none."""
+    count_R = held_out_ER.sum(axis=0)
+    total_R = (value_ER * held_out_ER).sum(axis=0)
+    return np.where(count_R > 0, total_R / np.maximum(count_R, 1), np.nan)
+
+
+def _line(score_R: np.ndarray, variance_R: np.ndarray, ne_R: np.ndarray, temperature: float) -> Line:
+    """From held-out scores to NE."""
+    both = np.isfinite(score_R) & np.isfinite(ne_R)
+    x, y = score_R[both], ne_R[both]
+    steepness = -float(np.cov(x, y, bias=True)[0, 1]) / (float(x.var()) or 1.0) / temperature
+    slope = -temperature * float(np.clip(steepness, *SLOPES))
+    level = float(y.mean() - slope * x.mean())
+    off = (y - level - slope * x) ** 2 / (slope**2 * np.maximum(variance_R[both], 1e-12))
+    return Line(level, slope, float(np.clip(np.sqrt(off.mean()), *DOUBTS)))
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value

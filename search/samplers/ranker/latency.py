@@ -1,0 +1,44 @@
+"""Forward times that are expected of candidates, from those that were measured: few are then proposed in vain.
+
+Ridge regression of the logarithm of the time on what describes a network (`search.samplers.ranker.features`):
+networks differ by factors, and small requests wait for the number of layers and modules more than for FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from search.samplers.draw import Drawn
+from search.samplers.ranker.features import Encoder, describe
+
+FEWEST = 8
+"""Measured candidates from which anything is expected."""
+PENALTY = 1.0
+"""On the squared weights of standardised features, over the squared error of a candidate."""
+
+
+def likely_in_time(
+    timed: Sequence[tuple[Drawn, float]], pool: Sequence[Drawn], max_ms: float | None
+) -> list[Drawn]:
+    """Those of the pool that are expected to take no longer; all of them where nothing is known.
+
+    Args:
+        timed: candidates with their measured milliseconds.
+        pool: candidates in question.
+        max_ms: the limit, if there is one.
+    """
+    if max_ms is None or len(timed) < FEWEST or not pool:
+        return list(pool)
+    expected_N = _expected_ms(timed, pool)
+    return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
+
+
+def _expected_ms(timed: Sequence[tuple[Drawn, float]], pool: Sequence[Drawn]) -> np.ndarray:
+    described = [describe(drawn.appraisal) for drawn in (*(drawn for drawn, _ in timed), *pool)]
+    x_NF = Encoder(described).matrix(described)
+    x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
+    weights_T = np.linalg.solve(x_TF @ x_TF.T + PENALTY * np.eye(len(timed)), log_T - log_T.mean())
+    found: np.ndarray = np.exp(log_T.mean() + x_NF[len(timed) :] @ (x_TF.T @ weights_T))
+    return found

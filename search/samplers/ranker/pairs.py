@@ -1,0 +1,82 @@
+"""Curves side by side: who was ahead at the latest number of examples that both of two candidates have seen.
+
+A candidate that was stopped, or still trains, is compared by what it showed; how much that says of the end is
+taken from those that went on to it (the regression of their last NE on what they had shown by then).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from search.samplers.ranker.ensemble import Pairs
+from trials.record import Outcome, TrialRecord
+
+FEWEST = 6
+"""Finished candidates from which the regression is believed; before, differences count as they are."""
+
+
+def final_ne(record: TrialRecord) -> float | None:
+    """NE at the end of a training; infinite where it diverged, None where it has not ended so far."""
+    if record.outcome is Outcome.DIVERGED:
+        return math.inf
+    if record.outcome is not Outcome.COMPLETED or record.validation is None:
+        return None
+    return None if math.isnan(record.validation.ne) else record.validation.ne
+
+
+def has_shown(record: TrialRecord) -> bool:
+    """Whether there is something to compare it by."""
+    if record.outcome in (Outcome.STOPPED, Outcome.RUNNING, Outcome.INTERRUPTED):
+        return any(not math.isnan(point.validation.ne) for point in record.curve)
+    return final_ne(record) is not None
+
+
+def compare(records: Sequence[TrialRecord], temperature: float) -> Pairs:
+    """All pairs of candidates that have shown something; at this difference in NE the odds are e to 1.
+
+    At least one has an NE; those that diverged are as bad as the worst of these.
+    """
+    examples = sorted({point.examples for record in records for point in record.curve})
+    ne_NG = np.stack([_best_so_far(record, examples) for record in records])
+    last_N = ne_NG.shape[1] - 1 - np.argmax(~np.isnan(ne_NG[:, ::-1]), axis=1)
+    fits = [_regression(ne_NG[:, column], ne_NG[:, -1]) for column in range(ne_NG.shape[1])]
+    slope_G, error_G = np.array(fits).T
+    ne_NG = np.where(np.isinf(ne_NG), ne_NG[np.isfinite(ne_NG)].max(), ne_NG)
+    common_NN = np.minimum(last_N[:, None], last_N)
+    rows = np.arange(len(records))[:, None]
+    ahead_NN = ne_NG[rows.T, common_NN] - ne_NG[rows, common_NN]
+    weight_NN = temperature**2 / (temperature**2 + 2.0 * error_G[common_NN] ** 2)
+    weight_NN = np.where(np.isnan(ahead_NN), 0.0, weight_NN)
+    np.fill_diagonal(weight_NN, 0.0)
+    return Pairs(np.nan_to_num(ahead_NN) * slope_G[common_NN] / temperature, weight_NN)
+
+
+def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:
+    """NE at each number of examples, then at the end; NaN where the candidate has not come."""
+    row, best = np.full(len(examples) + 1, math.nan), math.inf
+    points = {point.examples: point.validation.ne for point in record.curve}
+    final = final_ne(record)
+    last = max(points, default=0)
+    for column, seen in enumerate(examples):
+        ne = points.get(seen, math.nan)
+        best = best if math.isnan(ne) else min(best, ne)
+        if seen <= last and math.isfinite(best):
+            row[column] = best
+    if final is not None:
+        row[len(examples)] = final
+        row[[seen > last for seen in examples] + [False]] = final
+    return row
+
+
+def _regression(early: np.ndarray, final: np.ndarray) -> tuple[float, float]:
+    """Slope, between 0 and 2, and standard error, of the last NE given an early one."""
+    both = np.isfinite(early) & np.isfinite(final)
+    x, y = early[both], final[both]
+    if len(x) < FEWEST or x.std() == 0:
+        return 1.0, 0.0
+    slope = float(np.clip(np.cov(x, y, bias=True)[0, 1] / x.var(), 0.0, 2.0))
+    rest = y - y.mean() - slope * (x - x.mean())
+    return slope, float(np.sqrt((rest**2).sum() / max(len(x) - 2, 1)))

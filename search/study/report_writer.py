@@ -1,0 +1,83 @@
+"""Brings the report and MLflow up to date while a study goes on, in a thread of its own.
+
+Both take time that grows with the number of trials, so they follow the study at a distance: after each
+writing there is a pause of many times what it took. At the end, and when a study is interrupted, they
+are brought fully up to date. The ledger is the truth meanwhile; nothing here is needed to resume.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+
+from dashboards.names import short_name
+from dashboards.page import write_report
+from dhen.errors import UserError
+from search.study.driver import Study
+from trials.mlflow.tracker import Tracker
+from trials.record import StudyRecord
+
+REPORT = "report.html"
+PAUSE_SECONDS = 2.0
+PAUSE_RATIO = 10.0
+"""Pauses take at least `PAUSE_SECONDS`, and this many times what the writing before took."""
+
+
+class Publisher:
+    """A watcher of a study; MLflow's troubles are told, and not fatal."""
+
+    def __init__(self, directory: Path, console: Console) -> None:
+        self._directory, self._console = directory, console
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
+        self._writing: Future[None] | None = None
+        self._due = 0.0
+        self._changes = 0
+        self._tracker: Tracker | None = None
+        self._trouble = ""
+
+    def __call__(self, study: Study) -> None:
+        """Begins to write where something is new, the pause is over, and the end (`finish`) is not there yet.
+
+        Raises:
+            OSError: when the report could not be written the last time.
+        """
+        if study.finished or (self._writing is not None and not self._writing.done()):
+            return
+        self._settle()
+        if study.news.ended and study.news.changes != self._changes and time.monotonic() >= self._due:
+            self._changes = study.news.changes
+            self._writing = self._thread.submit(self._write, study.record())
+
+    def finish(self, record: StudyRecord) -> None:
+        """Writes what the study has come to; returns when it is written.
+
+        Raises:
+            OSError: when the report cannot be written.
+        """
+        self._settle()
+        self._writing = self._thread.submit(self._write, record)
+        self._settle()
+        self._thread.shutdown()
+
+    def _settle(self) -> None:
+        """Waits for a writing under way; raises what it ran into."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def _write(self, record: StudyRecord) -> None:
+        """In the thread, which alone uses the tracker."""
+        began = time.monotonic()
+        write_report(record, self._directory / REPORT)
+        try:
+            self._tracker = self._tracker or Tracker.open(self._directory, name_model=short_name)
+            self._tracker.sync(record, report=self._directory / REPORT)
+        except UserError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                self._console.print(f"warning: MLflow is behind: {error}", style="yellow", soft_wrap=True)
+        ended = time.monotonic()
+        self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * (ended - began))

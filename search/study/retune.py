@@ -1,0 +1,104 @@
+"""The last stage of a study: regularisation and optimisation are tuned again for the few best architectures.
+
+That is, training settings, dropouts, and what the space has left for this stage (`SpaceConfig.tuning`). An
+architecture's other axes keep the values of the candidate it was found with; the sampler of the study proposes
+these, by what all candidates have shown of them. Architectures take turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dhen.errors import UserError
+from dhen.values import fingerprint
+from search.pareto import eligible, knee, pareto_front
+from spaces.axes import Axis
+from spaces.space import Point, Space
+from trials.record import TrialRecord
+
+DROPOUT = "dropout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What is tuned again."""
+
+    trial: int
+    """Number of the candidate that it was found with."""
+    fixed: Point
+    """The values of its axes; those left out are to be tuned."""
+
+
+def check_tunable(space: Space) -> None:
+    """Raises UserError where the space leaves nothing for the last stage to tune."""
+    tuned = {axis.name for axis in (*space.training_axes.values(), *_dropouts(space))}
+    if space.left_for_tuning or tuned & {axis.name for axis in space.axes}:
+        return
+    raise UserError(
+        f"tune= tunes training settings and dropouts, and space {space.name!r} leaves none of them open: give it "
+        f"axes under `training:`, `model: {{dropout: ...}}` or a module's `dropout`, name others under `tuning:`, "
+        "or leave tune out."
+    )
+
+
+def untuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Those of the search itself."""
+    return [trial for trial in candidates if trial.tuned_from is None]
+
+
+def best_architectures(
+    candidates: Sequence[TrialRecord], space: Space, most: int
+) -> tuple[Architecture, ...]:
+    """The best by NE, the knee, the rest of the front by NE, then the others, as far as they differ in more than
+    what is tuned; of the search's own candidates, so that the stage can be resumed."""
+    searched, left = untuned(candidates), space.left_for_tuning
+    front = pareto_front(searched)
+    bend = knee(front)
+    ordered = [*front[-1:], *([bend] if bend else []), *reversed(front), *sorted(eligible(searched), key=_ne)]
+    found: dict[str, Architecture] = {}
+    for trial in ordered:
+        free = _free(space, trial, left)
+        fixed = {name: value for name, value in trial.point.items() if name not in free}
+        if free:
+            found.setdefault(
+                fingerprint(_without_dropout(trial.model)), Architecture(trial=trial.number, fixed=fixed)
+            )
+    return tuple(found.values())[:most]
+
+
+def least_tuned(best: Sequence[Architecture], candidates: Iterable[TrialRecord]) -> Architecture:
+    """The next one's turn: the first of those that were tuned least often."""
+    often = Counter(trial.tuned_from for trial in candidates)
+    return min(best, key=lambda each: often[each.trial])
+
+
+def _dropouts(space: Space) -> list[Axis]:
+    """The model's, and those of modules."""
+    every = (space.model_axes, *space.layer_axes.values())
+    return [axis for axes in every for key, axis in axes.items() if key.split(".")[-1] == DROPOUT]
+
+
+def _free(space: Space, trial: TrialRecord, left: Collection[str]) -> set[str]:
+    """Axes that are tuned: of training, dropouts, and what was left for this stage, of modules that it has."""
+    named = {axis.name for axis in space.training_axes.values()}
+    named |= {axis.name for key, axis in space.model_axes.items() if key == DROPOUT or axis.name in left}
+    for layer, axes in zip(trial.model["layers"], space.layer_axes.values(), strict=False):
+        kinds = {module["kind"] for module in layer["modules"]}
+        own = {key: axis for key, axis in axes.items() if key.partition(".")[0] in kinds}
+        named |= {axis.name for key, axis in own.items() if key.endswith(f".{DROPOUT}") or axis.name in left}
+    return named & {axis.name for axis in space.axes}
+
+
+def _without_dropout(value: Any) -> Any:
+    """Plain data of a model, less what is tuned."""
+    if isinstance(value, dict):
+        return {key: _without_dropout(inner) for key, inner in value.items() if key != DROPOUT}
+    return [_without_dropout(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _ne(trial: TrialRecord) -> float:
+    assert trial.validation is not None
+    return trial.validation.ne

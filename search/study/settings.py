@@ -1,0 +1,145 @@
+"""What must not change while a study lives, and what its readers need beside its trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dhen.errors import UserError
+from dhen.values import fingerprint, parse
+from search.config import StudyConfig
+from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster
+from search.run_directory import HEAD
+from spaces.axes import Choice
+from spaces.space import Space
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import THIS
+from trials.cluster.machine import Precision, preferred_precision
+from trials.data.cache import PreparedLog
+from trials.job import TRAINING_VERSION, TrainingConfig
+from trials.record import StudyRecord
+from trials.storage.ledger import Ledger, Setting
+
+BUDGET = "budget"
+"""Under which key it is noted how much the study was to do."""
+
+
+class Facts:
+    """A study's facts in the ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        config: StudyConfig,
+        directory: Path,
+        log: PreparedLog,
+        space: Space,
+        *,
+        side_by_side: int = 1,
+        threads: int | None = None,
+    ) -> None:
+        """Settles them for a new study, and holds a known one to them.
+
+        Raises:
+            UserError: where the ledger knows the study with another log, space, seed or cluster.
+        """
+        self._ledger = ledger
+        self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
+        self.cluster = parse(Cluster, self._facts["cluster"], "the study's cluster")
+        """What every trial is planned for: as declared, or this machine as measured when the study began."""
+        self.precision: Precision = self._facts["precision"]
+        """Of all trainings: this machine's preference when the study began."""
+        self.setting = Setting(
+            directory=str(directory.resolve()),
+            log=log.fingerprint,
+            features=log.features.to_dict(),
+            seed=config.seed,
+            version=TRAINING_VERSION,
+            cluster=self._facts["cluster"],
+        )
+        """What its trials have in common."""
+        self.shared_name = f"{ledger.study}-{fingerprint(self._facts['created'])[:6]}"
+        """Of the study among those that share a ledger; others may have its name."""
+        self.head = StudyRecord(
+            name=ledger.study,
+            directory=str(directory),
+            space=space.name,
+            sampler=config.sampler,
+            seed=config.seed,
+            log=log.summary(),
+            cluster=cluster_summary(self.cluster),
+            serving=config.serving,
+            trials=(),
+            trials_budget=config.trials + config.tune if config.trials else None,
+            seconds_budget=60.0 * config.minutes if config.minutes else None,
+        )
+        """The study's record without its trials."""
+        self._budget = [config.trials, config.tune, config.minutes]
+        earlier = self._facts.get(HEAD, {})
+        self.had_finished: bool = earlier.get("finished", False) and self._facts.get(BUDGET) == self._budget
+        """Whether it has come to its end with this very budget: minutes that were left over then stay so."""
+
+    def once(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What the study noted under this key when it began; made for one that begins, and noted with its head."""
+        if key not in self._facts:
+            self._facts[key] = make()
+        noted: dict[str, Any] = self._facts[key]
+        return noted
+
+    def note(self, *, finished: bool) -> None:
+        """Commits the head, so that readers have it."""
+        self.head = self.head.model_copy(update={"finished": finished})
+        self._ledger.settle(self.setting)
+        noted = {BUDGET: self._budget, HEAD: self.head.model_dump(mode="json")}
+        self._ledger.note_facts(self._facts | noted)
+
+
+def _settled(
+    ledger: Ledger,
+    config: StudyConfig,
+    directory: Path,
+    log: PreparedLog,
+    space: Space,
+    side_by_side: int,
+    threads: int | None,
+) -> dict[str, Any]:
+    """This machine is measured for a new study alone: measured again it would not quite be the same."""
+    facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
+    known = ledger.facts()
+    if known is None or config.cluster not in (LOCAL, THIS):
+        cluster = declared_cluster(
+            config.cluster,
+            config.ranks,
+            config.hbm,
+            side_by_side=side_by_side,
+            threads=threads,
+            hosts_apart=config.address is not None,
+        )
+        facts["cluster"] = cluster.to_dict()
+    if known is None:
+        return facts | {"created": time.time(), "precision": preferred_precision()}
+    changed = [key for key, value in facts.items() if known.get(key) != value]
+    if changed:
+        raise UserError(
+            f"{directory} holds a study with another {' and another '.join(changed)}; "
+            f"continue it with the same settings, or choose another --out (or name=)."
+        )
+    return known
+
+
+def check_training_axes(space: Space, training: TrainingConfig) -> None:
+    """The space's training settings exist and their values are valid.
+
+    Raises:
+        UserError: naming the one that is not.
+    """
+    if "train_fraction" in space.training_axes:
+        raise UserError(
+            f"space {space.name!r}: training.train_fraction is no axis: candidates on different parts of the "
+            "log do not compare. Give it to the study: training.train_fraction=0.25."
+        )
+    for key, axis in space.training_axes.items():
+        for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
+            parse(TrainingConfig, training.to_dict() | {key: value}, f"space {space.name!r}: training")

@@ -1,0 +1,132 @@
+"""What `plan` is asked about: a model, its inputs and how it trains, from a file, a bundle or a log.
+
+A file holds `model`, `schema` (the tables with their rows, the numeric inputs) and `training`; none of it
+needs data. A file with a model alone, or a shipped model's name, takes its inputs from a log.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dhen.config import DhenConfig, ModelConfig
+from dhen.errors import UserError, unknown_name
+from dhen.model import catalog, named_model, parse_model
+from dhen.schema import FeatureSchema
+from dhen.values import load_yaml, parse
+from search.bundles.bundle import is_bundle, read_bundle
+from search.config import StudyConfig, set_override
+from search.dataset import open_log
+from trials.cluster.cluster import Cluster
+from trials.cluster.machine import BF16_GAIN, Precision
+from trials.job import TrainingConfig
+from trials.planner.plan import Plan, plan
+
+KEYS = ("model", "schema", "training")
+EXAMPLE = "schema: {tables: [{name: site, rows: 1000000}], numeric: 13}"
+
+
+class PlanRequest(NamedTuple):
+    """A configuration to plan for."""
+
+    model: ModelConfig
+    schema: FeatureSchema
+    training: TrainingConfig
+    """With its batch size, over all ranks; the precision may be `auto`."""
+
+
+def read_request(
+    what: str, data: tuple[str, ...], overrides: tuple[str, ...], member: int | None = None
+) -> PlanRequest:
+    """From a bundle, a YAML file or a shipped model's name; the log in `data` gives the inputs in their place.
+
+    `member`: which network of a bundle that is an average.
+
+    Raises:
+        UserError: naming the key, what was received and what would work.
+    """
+    raw = _plain(what, member)
+    for word in overrides:
+        set_override(raw, word)
+    unknown = sorted(set(raw) - set(KEYS))
+    if unknown:
+        raise UserError(f"{what}: {unknown_name('key', unknown[0], KEYS)}")
+    model = _model(raw.get("model"), what)
+    training = parse(TrainingConfig, raw.get("training") or {}, f"{what}: training")
+    if data:
+        log = open_log(StudyConfig(data=data))
+        schema = log.features
+        batch_size = training.resolved(log.manifest.rows["train"], "fp32").batch_size
+        training = training.model_copy(update={"batch_size": batch_size})
+    else:
+        schema = _schema(raw.get("schema"), what)
+    if training.batch_size is None:
+        raise UserError(
+            f"{what}: training.batch_size is missing, the examples of a step over all ranks; "
+            f"write it in the file or add training.batch_size=65536."
+        )
+    return PlanRequest(model, schema, training)
+
+
+def for_cluster(training: TrainingConfig, cluster: Cluster) -> TrainingConfig:
+    """With the precision that `auto` means there: bf16 where it multiplies clearly faster."""
+    peak = cluster.peak_flops
+    faster: Precision = "bf16" if peak.bf16 > BF16_GAIN * peak.fp32 else "fp32"
+    precision = faster if training.precision == "auto" else training.precision
+    return training.model_copy(update={"precision": precision})
+
+
+def _plain(what: str, member: int | None) -> dict[str, Any]:
+    """Plain data with some of `KEYS`."""
+    path = Path(what)
+    if is_bundle(path) or path.is_dir():
+        job = read_bundle(path).job(member)
+        return {
+            "model": job.model.to_dict(),
+            "schema": job.features.to_dict(),
+            "training": job.training.to_dict(),
+        }
+    if member is not None:
+        raise UserError(
+            f"--member {member} names a network of a bundle that is an average; {what} is no bundle."
+        )
+    if path.exists():
+        data = load_yaml(path)
+        if not isinstance(data, dict):
+            raise UserError(f"{what}: expected a mapping with {', '.join(KEYS)}, or a model alone.")
+        return data if "model" in data or "schema" in data else {"model": data}
+    if what in catalog():
+        return {"model": what}
+    names = ", ".join(sorted(catalog()))
+    raise UserError(f"{what!r} is no bundle, no configuration file and no shipped model ({names}).")
+
+
+def _model(data: object, what: str) -> ModelConfig:
+    if data is None:
+        raise UserError(f"{what}: the key 'model' is missing: a model's configuration, or the name of one.")
+    return named_model(data) if isinstance(data, str) else parse_model(data, f"{what}: model")
+
+
+def _schema(data: object, what: str) -> FeatureSchema:
+    """As written; a number of numeric inputs stands for so many names."""
+    if data is None:
+        raise UserError(
+            f"{what}: the key 'schema' is missing, which says what the model's inputs are. Write it, "
+            f"e.g. {EXAMPLE}, or name a log with --data."
+        )
+    if isinstance(data, dict) and type(data.get("numeric")) is int:
+        if data["numeric"] < 0:
+            raise UserError(f"{what}: schema.numeric: expected names or a number of at least 0.")
+        data = data | {"numeric": [f"numeric{index}" for index in range(data["numeric"])]}
+    return parse(FeatureSchema, data, f"{what}: schema")
+
+
+def fits_nowhere(request: PlanRequest, cluster: Cluster, found: Plan) -> bool:
+    """Whether a plan failed in a way that neither a smaller batch nor fewer layers mend."""
+    if found.chosen is not None:
+        return False
+    model, training = request.model, for_cluster(request.training, cluster)
+    if isinstance(model, DhenConfig):
+        model = model.model_copy(update={"layers": model.layers[:1]})
+    smallest = training.model_copy(update={"batch_size": cluster.ranks})
+    return plan(model, request.schema, smallest, cluster).chosen is None
