@@ -19,7 +19,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.table import progress_line, trial_line, trial_table
+from dashboards.terminal.tables import progress_line, trial_line, trial_table
 from search.cli import INTERRUPTED
 from trials.events import Progress
 

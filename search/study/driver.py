@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dashboards.warm import warm_starts
+from dashboards.sentences.warm import warm_starts
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
 from search.config import StudyConfig

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dashboards.winners import confirm_command, retrained_line
+from dashboards.sentences.winners import confirm_command, retrained_line
 from dhen.errors import UserError
 from search.analysis.confirm import confirm
 from search.averages.average_trials import Members, average_record, choose, mean_metrics, meets

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.winners import retrained_line
+from dashboards.sentences.winners import retrained_line
 from dhen.errors import UserError
 from search.bundles.export import export
 from search.config import StudyConfig, written_config

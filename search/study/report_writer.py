@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dashboards.names import short_name
-from dashboards.page import write_report
+from dashboards.report.page import write_report
 from dhen.errors import UserError
 from search.study.driver import Study
 from trials.mlflow.tracker import Tracker

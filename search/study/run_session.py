@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.summary import sentences
+from dashboards.sentences.summary import sentences
 from dhen.errors import UserError
 from search.bundles.export import export
 from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from dashboards.names import trial_name
-from dashboards.table import plain_table
+from dashboards.terminal.tables import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range, si
 from search.analysis.ablate import Ablation, ablate
 from search.analysis.members import ablate_average

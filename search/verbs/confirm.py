@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dashboards.table import winners_table
-from dashboards.winners import explanation, verdict
+from dashboards.sentences.winners import explanation, verdict
+from dashboards.terminal.tables import winners_table
 from search.analysis.confirm import confirm
 from search.analysis.scored import SEEDS, fresh_seeds
 from search.run_directory import read_record

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dashboards.winners import better_line
+from dashboards.sentences.winners import better_line
 from search.bundles.bundle import read_bundle
 from search.bundles.export import export, study_log
 from search.run_directory import read_record

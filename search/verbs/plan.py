@@ -17,9 +17,9 @@ import click
 from rich.console import Console
 
 from dashboards.figures.sweep import sweep_figure, sweep_info
-from dashboards.ladder import ladder_table, parts_table, reasons, selection
 from dashboards.names import short_name
-from dashboards.page import write_figure
+from dashboards.report.page import write_figure
+from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
 from dashboards.units import byte_size
 from dhen.errors import UserError
 from search.planning.plan_trial import declared_cluster

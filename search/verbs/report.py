@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from dashboards.page import write_report
-from dashboards.summary import sentences
-from dashboards.table import accuracy_table, winners_table
+from dashboards.report.page import write_report
+from dashboards.sentences.summary import sentences
+from dashboards.terminal.tables import accuracy_table, winners_table
 from search.run_directory import read_record
 from search.terminal import print_table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dashboards.table import plain_table
+from dashboards.terminal.tables import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range
 from dhen.errors import UserError
 from search.analysis.slices import MOST, Slice, bundle_slices, slices

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dashboards.summary import sentences
-from dashboards.table import progress_line, trial_table
+from dashboards.sentences.summary import sentences
+from dashboards.terminal.tables import progress_line, trial_table
 from search.run_directory import read_progress, read_record
 from search.terminal import progress_lines
 

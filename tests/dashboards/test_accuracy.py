@@ -8,8 +8,8 @@ import pytest
 from records import judged, trial
 
 from dashboards.accuracy import ALL, COLUMNS, accuracy, cells
-from dashboards.page import render
-from dashboards.summary import sentences
+from dashboards.report.page import render
+from dashboards.sentences.summary import sentences
 from trials.record import Attempt, Outcome, StudyRecord, TrialKind
 
 

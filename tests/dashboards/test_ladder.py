@@ -8,7 +8,7 @@ import pytest
 from priced import BATCH_SIZE, GIB, priced_ladder
 from rich.console import Console
 
-from dashboards.ladder import ladder_table, parts_table, reasons, seconds, selection
+from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, seconds, selection
 from trials.planner.estimates import PricedStrategy
 
 ENOUGH, SCARCE, NOTHING = 9 * GIB, 3 * GIB, GIB

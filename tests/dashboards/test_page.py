@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 from records import judged, study, trial
 
-from dashboards.page import COLUMNS, columns_of, render, write_report
+from dashboards.report.page import COLUMNS, columns_of, render, write_report
 from dhen.errors import UserError
 from trials.record import Outcome, StudyRecord, TrialKind
 

@@ -4,7 +4,7 @@ from random import Random
 
 from records import judged, study, trial
 
-from dashboards.summary import progress, sentences
+from dashboards.sentences.summary import progress, sentences
 from trials.record import Outcome, TrialKind
 
 

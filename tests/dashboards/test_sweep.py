@@ -8,7 +8,7 @@ import pytest
 from priced import BATCH_SIZE, GIB, priced_ladder
 
 from dashboards.figures.sweep import SweepInfo, sweep_figure, sweep_info
-from dashboards.page import write_figure
+from dashboards.report.page import write_figure
 from dhen.errors import UserError
 
 HBM = 12 * GIB

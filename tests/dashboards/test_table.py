@@ -7,8 +7,8 @@ from records import judged, study
 from rich.console import Console
 
 from dashboards.rows import trial_rows
-from dashboards.summary import progress
-from dashboards.table import progress_line, seconds_left, trial_line, trial_table
+from dashboards.sentences.summary import progress
+from dashboards.terminal.tables import progress_line, seconds_left, trial_line, trial_table
 from trials.record import Outcome
 
 

@@ -12,7 +12,7 @@ from command_line import SMALL, Run, start, wait_for_trials
 from records import bare, judged, study
 
 from dashboards.rows import trial_rows
-from dashboards.summary import progress, sentences
+from dashboards.sentences.summary import progress, sentences
 from dhen.errors import UserError
 from dhen.values import parse
 from search.bundles.export import study_log

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from dashboards.table import plain_table
+from dashboards.terminal.tables import plain_table
 from dashboards.units import MISSING, decimals
 from search.analysis.fidelity.result import FidelityResult, FractionResult
 from search.analysis.statistics.rank_correlation import Tau

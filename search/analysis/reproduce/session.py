@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dashboards.figures.milestones import MilestoneLine, milestones_figure, milestones_info
-from dashboards.page import write_figure
+from dashboards.report.page import write_figure
 from dhen.errors import UserError
 from search.analysis.reproduce.config import TableConfig
 from search.analysis.reproduce.result import TableResult, result_of

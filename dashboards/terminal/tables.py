@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dashboards import accuracy, winners
 from dashboards.rows import TrialRow, baseline_ne, find, relative_percent, trial_rows
-from dashboards.summary import IN_WORDS, ended
+from dashboards.sentences.summary import IN_WORDS, ended
 from dashboards.units import decimals, duration, milliseconds, percent, si
 from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
 

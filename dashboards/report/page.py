@@ -22,7 +22,7 @@ from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
 from dashboards.names import trial_name
 from dashboards.rows import find, trial_rows
-from dashboards.summary import IN_WORDS, progress, sentences
+from dashboards.sentences.summary import IN_WORDS, progress, sentences
 from dashboards.units import byte_size, decimals, duration, milliseconds, percent, si, word
 from dhen.cost import ATTENTION, MATMUL, CostRow
 from dhen.errors import UserError

@@ -9,13 +9,13 @@ from statistics import mean
 
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name, trial_name
-from dashboards.promotion import promotion
 from dashboards.rows import does_not_fit, find
-from dashboards.serving import over_limits
-from dashboards.tuning import tuned
+from dashboards.sentences.promotion import promotion
+from dashboards.sentences.serving import over_limits
+from dashboards.sentences.tuning import tuned
+from dashboards.sentences.warm import warm_starts, warm_tables
+from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
-from dashboards.warm import warm_starts, warm_tables
-from dashboards.winners import confirm_command, verdict
 from trials.record import Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
 
 IN_WORDS = {
