@@ -16,12 +16,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dashboards import accuracy, winners
+from dashboards import accuracy
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
 from dashboards.names import trial_name
 from dashboards.rows import find, trial_rows
+from dashboards.sentences import winners
 from dashboards.sentences.summary import IN_WORDS, progress, sentences
 from dashboards.units import byte_size, decimals, duration, milliseconds, percent, si, word
 from dhen.cost import ATTENTION, MATMUL, CostRow

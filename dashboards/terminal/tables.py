@@ -9,8 +9,9 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-from dashboards import accuracy, winners
+from dashboards import accuracy
 from dashboards.rows import TrialRow, baseline_ne, find, relative_percent, trial_rows
+from dashboards.sentences import winners
 from dashboards.sentences.summary import IN_WORDS, ended
 from dashboards.units import decimals, duration, milliseconds, percent, si
 from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord

@@ -402,7 +402,7 @@ def test_a_full_disk_is_foreseen(
 
 
 def run(script: str, *arguments: Path, **popen: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(prepare_module.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(prepare_module.__file__).parents[3])}
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, **popen)
 

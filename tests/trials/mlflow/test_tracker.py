@@ -17,7 +17,7 @@ from dhen.errors import UserError
 from trials.mlflow.tracker import LOGGED, REVISION, Tracker, artifacts, check_store, database, store_uri
 from trials.record import Outcome, StudyRecord
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def client(directory: Path) -> Any:

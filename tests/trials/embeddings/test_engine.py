@@ -265,16 +265,16 @@ def test_without_torchrec_the_command_is_said() -> None:
     code = f"""
 import sys
 sys.modules["torchrec"] = sys.modules["fbgemm_gpu"] = None
-sys.path.insert(0, "tests/trials")
+sys.path.insert(0, "tests/trials/embeddings")
 from dhen.errors import UserError
-from test_embeddings import engine, placement
+from test_engine import engine, placement
 from trials.job import TrainingConfig
 from trials.ranks import Ranks
-from trials import table_requirements, torchrec_shards
+from trials.embeddings import requirements, torchrec_backend
 engine(TrainingConfig())
 def look():
-    table_requirements.check_tables(placement(2), Ranks(0, 1, 2))
-for needs in (look, torchrec_shards.import_torchrec):
+    requirements.check_tables(placement(2), Ranks(0, 1, 2))
+for needs in (look, torchrec_backend.import_torchrec):
     try:
         needs()
     except UserError as error:

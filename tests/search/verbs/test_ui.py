@@ -22,7 +22,7 @@ from search.verbs.ui import command
 from trials.mlflow.tracker import Tracker, database
 from trials.record import StudyRecord
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 NE_HEAD = "document.querySelector('[data-testid=\"sort-header-best_ne\"]')"
