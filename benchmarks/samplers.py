@@ -30,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from answers import Answers, Surrogate, Synthetic, metrics
 from common import machine, markdown, spread
@@ -51,7 +51,6 @@ BYTES_A_PARAMETER = 16
 """Of the made-up memory limit: weights, gradients and two moments in fp32."""
 POINTS_FOR_LIMIT = 400
 MARKS = (50, 100, 200)
-STOPPED_AS = ("", "pruned", "expected")
 AGAINST = "random"
 
 
@@ -61,16 +60,14 @@ class Variant:
 
     sampler: str
     stopping: str
-    stopped_as: Literal["pruned", "expected"]
 
     @staticmethod
     def read(text: str) -> Variant:
-        """From `tpe`, `tpe+curve` or `tpe+curve:expected`."""
-        sampler, _, rest = text.partition("+")
-        stopping, _, stopped_as = rest.partition(":")
-        if sampler not in SAMPLERS or (stopping or "none") not in RULES or stopped_as not in STOPPED_AS:
-            raise argparse.ArgumentTypeError(f"{text!r}: SAMPLER[+RULE[:expected]], such as tpe+curve")
-        return Variant(sampler, stopping or "none", "expected" if stopped_as == "expected" else "pruned")
+        """From `tpe` or `tpe+curve`."""
+        sampler, _, stopping = text.partition("+")
+        if sampler not in SAMPLERS or (stopping or "none") not in RULES:
+            raise argparse.ArgumentTypeError(f"{text!r}: SAMPLER[+RULE], such as tpe+curve")
+        return Variant(sampler, stopping or "none")
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,6 @@ class Run:
             sampler=variant.sampler,
             seed=repeat,
             appraiser=self.appraiser,
-            stopped_as=variant.stopped_as,
         )
         self.rule = RULES[variant.stopping]
         self.noise = random.Random(f"noise {repeat}")
@@ -152,7 +148,7 @@ class Run:
         record = TrialRecord(outcome=Outcome.INFEASIBLE, **common)
         if appraisal is not None:
             fit = {"flops": appraisal.flops, "memory_excess": appraisal.parameters / self.limit - 1.0}
-            record = record.model_copy(update=fit)
+            record = record.replace(**fit)
             if fit["memory_excess"] <= 0:
                 record, seconds = self._trained(record, appraisal)
         self.records.append(record)
@@ -164,8 +160,8 @@ class Run:
         ne, seconds = self.answers.measured(appraisal, self.noise), self.answers.seconds(appraisal)
         curve = self.answers.curve(appraisal, ne)
         ended = {"outcome": Outcome.COMPLETED, "validation": metrics(ne), "curve": curve}
-        whole = record.model_copy(update=ended)
-        training = whole.model_copy(update={"outcome": Outcome.RUNNING, "curve": curve[:-1]})
+        whole = record.replace(**ended)
+        training = whole.replace(outcome=Outcome.RUNNING, curve=curve[:-1])
         stopped = first_stop(self.rule, training, 0, self.records)
         if stopped is not None:
             return stopped, seconds * stopped.curve[-1].examples / curve[-1].examples
