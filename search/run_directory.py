@@ -7,7 +7,6 @@ from its ledger, and what running trials have reached from the events they leave
 from __future__ import annotations
 
 import fcntl
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,13 +104,6 @@ def _retrainings(ledger: Ledger, *, running: bool) -> tuple[Retraining, ...]:
 
 def _events(directory: Path, number: int) -> list[Event]:
     return EventReader(trial_folder(directory, number) / EVENTS)()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """A file that is whole, the old one or the new one, at any moment."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 @contextmanager

@@ -70,6 +70,7 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
     ("module", "absent"),
     [
         ("search.cli", HEAVY),
+        ("dhen.atomic_write", HEAVY),
         ("trials.record", HEAVY),
         ("trials.storage.ledger", HEAVY),
         ("trials.processes.launcher", HEAVY),

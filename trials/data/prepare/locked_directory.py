@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from dhen.atomic_write import atomic_folder, remove_left_behind
 from dhen.errors import UserError
 
 
@@ -27,8 +28,7 @@ def locked(target: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror}); name another place.") from None
     with lock:
-        for left in target.parent.glob(f".{target.name}.*.partial"):
-            shutil.rmtree(left, ignore_errors=True)
+        remove_left_behind(target)
         try:
             yield
         finally:
@@ -58,26 +58,13 @@ def built(target: Path, needed_bytes: int) -> Iterator[Path]:
     """
     if shutil.disk_usage(target.parent).free < needed_bytes:
         raise _no_space(target.parent, needed_bytes)
-    partial = target.parent / f".{target.name}.{os.getpid()}.partial"
     try:
-        partial.mkdir()
-        yield partial
-        _swap(partial, target)
+        with atomic_folder(target) as partial:
+            yield partial
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise _no_space(target.parent, needed_bytes) from None
         raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _swap(partial: Path, target: Path) -> None:
-    """Renames, after moving aside what is in the way."""
-    old = target.parent / f".{target.name}.old.partial"
-    if target.exists():
-        target.rename(old)
-    partial.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _no_space(directory: Path, needed: int) -> UserError:
