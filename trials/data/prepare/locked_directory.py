@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+
+from filelock import FileLock
 
 from dhen.atomic_write import atomic_folder, remove_left_behind
 from dhen.errors import UserError
@@ -22,27 +21,20 @@ def locked(target: Path) -> Iterator[None]:
     Raises:
         UserError: when nothing can be written beside the target.
     """
+    path = target.parent / f".{target.name}.lock"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(target.parent / f".{target.name}.lock")
+        held = FileLock(path, fallback_to_soft=False).acquire()  # a soft lock would outlive a killed process
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror}); name another place.") from None
-    with lock:
+    with held:
         remove_left_behind(target)
         try:
             yield
         finally:
-            Path(lock.name).unlink(missing_ok=True)
-
-
-def _lock(path: Path) -> TextIO:
-    """An open file with an exclusive lock, which ends when it is closed or its process dies."""
-    while True:
-        file = path.open("w")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
-        file.close()  # its holder removed it while this process was waiting
+            path.unlink(
+                missing_ok=True
+            )  # before the release: who waits for a removed file asks for a new one
 
 
 @contextmanager
