@@ -26,7 +26,7 @@ from trials.data.loader import Batch
 from trials.distributed.parallelize import average_gradients, device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.embeddings.blocks import State
-from trials.embeddings.engine import table_engine
+from trials.embeddings.make_engine import table_engine
 from trials.job import Job
 from trials.memory.limit import is_counted, keep_on_host, on_device_for_good, on_host
 from trials.planner.collectives import collectives
