@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from dhen.errors import UserError
 from dhen.values import Value
-from trials.agreement import as_first
 from trials.checkpoint.dcp_vectors import FlatPieces, LoadPlanner, SavePlanner
 from trials.checkpoint.training_state import TrainingState
+from trials.collectives import as_first
 from trials.embeddings.blocks import State
 from trials.job import Job
 from trials.memory.limit import on_host

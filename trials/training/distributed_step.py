@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
-from trials.agreement import all_agree
 from trials.checkpoint.dcp_vectors import FlatPieces
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
+from trials.collectives import all_agree
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
 from trials.distributed.parallelize import average_gradients, device_mesh, parallelize
