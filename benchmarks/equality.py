@@ -29,11 +29,12 @@ from trials.cluster.quantity import byte_words
 from trials.data.cache import PreparedLog
 from trials.events import Trained
 from trials.job import Job, TrainingConfig
+from trials.planner.ladder import ladder
 from trials.planner.plan import plan
 from trials.processes.launcher import Launcher, wait_for
 from trials.processes.worker import Task
 from trials.ranks import Ranks
-from trials.strategy import Strategy, ladder
+from trials.strategy import Strategy
 
 SHAPES = (Ranks(0, 1, 1), Ranks(0, 1, 2), Ranks(0, 2, 2))
 ROWS, COLUMNS, BATCH = 16_000, (10, 30, 100, 300, 1000, 3000), 256

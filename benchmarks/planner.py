@@ -36,11 +36,12 @@ from trials.cluster.machine import Precision
 from trials.data.loader import Batch as LoadedBatch
 from trials.job import TrainingConfig
 from trials.memory.counter import MemoryCounter
+from trials.planner.ladder import ladder
 from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed
 from trials.planner.plan import plan
 from trials.planner.segments import segments
 from trials.reference.step_trace import trace
-from trials.strategy import Strategy, ladder
+from trials.strategy import Strategy
 from trials.training.local_step import TrainStep
 
 WORLDS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))

@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from dhen.values import Value, dump_yaml, load_yaml, parse
-from search.run_directory import LOCK_FILE, STUDY_DB, STUDY_FILE, write_atomically
+from search.run_directory import LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import parse_bytes

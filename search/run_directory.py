@@ -6,12 +6,12 @@ from its ledger, and what running trials have reached from the events they leave
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout, lock_descriptor
 
 from dhen.errors import UserError
 from dhen.values import load_yaml
@@ -25,8 +25,10 @@ from trials.storage.ledger import Ledger
 STUDY_FILE, STUDY_DB, LOCK_FILE, TRIALS = "study.yaml", "study.db", ".lock", "trials"
 HEAD = "record"
 """Key of the ledger's facts that holds the study's record without its trials."""
-LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 5, 0.1
-"""A reader that asks whether a driver is at work holds the lock for a moment."""
+DRIVER_WAITS_SECONDS = 0.5
+"""A driver waits that long for the lock: a reader that asks whether one is at work holds it for a moment, too."""
+READER_ASKS, READER_PAUSE_SECONDS = 3, 0.01
+"""A reader that meets another reader at the lock asks again; only a driver holds it as long as all that."""
 
 
 def database_url(directory: Path, storage: str | None) -> str:
@@ -107,13 +109,6 @@ def _events(directory: Path, number: int) -> list[Event]:
     return EventReader(trial_folder(directory, number) / EVENTS)()
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """A file that is whole, the old one or the new one, at any moment."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 @contextmanager
 def only_driver(directory: Path) -> Iterator[None]:
     """Holds the run directory for one driver; the lock goes with the process, however it ends.
@@ -122,29 +117,27 @@ def only_driver(directory: Path) -> Iterator[None]:
         UserError: where another process drives this study.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / LOCK_FILE).open("w") as file:
-        for _ in range(LOCK_ATTEMPTS):
-            if _lock(file.fileno(), fcntl.LOCK_EX):
-                break
-            time.sleep(LOCK_PAUSE_SECONDS)
-        else:
-            raise UserError(f"{directory}: another process is running this study; wait for it to end.")
+    # A soft lock, which is a mere file, would stay when the process is killed.
+    lock = FileLock(directory / LOCK_FILE, timeout=DRIVER_WAITS_SECONDS, fallback_to_soft=False)
+    try:
+        held = lock.acquire()
+    except Timeout:
+        raise UserError(f"{directory}: another process is running this study; wait for it to end.") from None
+    with held:
         yield
 
 
 def is_driven(directory: Path) -> bool:
-    """Whether a driver is at work on the study."""
+    """Whether a driver is at work on the study.
+
+    Nothing is written: the study may be another user's, on a disk for reading alone.
+    """
     try:
         with (directory / LOCK_FILE).open() as file:
-            return not _lock(file.fileno(), fcntl.LOCK_SH)
+            for _ in range(READER_ASKS):
+                if lock_descriptor(file.fileno(), blocking=False):
+                    return False  # the lock goes when the file is closed
+                time.sleep(READER_PAUSE_SECONDS)
     except FileNotFoundError:
-        return False
-
-
-def _lock(file: int, how: int) -> bool:
-    """Whether the lock was to be had at once; it goes when the file is closed."""
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
         return False
     return True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
-from trials.strategy import Strategy, ladder, shards
+from trials.planner.ladder import ladder
+from trials.strategy import Strategy, shards
 
 GIB = 2**30
 HOSTS, GPUS_A_HOST, EXAMPLES_A_RANK = 2, 8, 16

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,24 @@ def test_dashboards_read_records_only() -> None:
             assert not module.startswith("trials") or module in DASHBOARDS_READ, f"{path} imports {module}"
 
 
+def place_of(module: str) -> str:
+    """The folder that a module of a room lies in; a file directly in a room is a place of its own."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_folders_of_trials_import_one_another_in_no_circle() -> None:
+    """Imports that only type checkers follow and those inside functions count, too."""
+    needs: dict[str, set[str]] = {}
+    for path in files_of("trials"):
+        place = place_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        inside = {place_of(module) for module in imports_of(path) if module.startswith("trials.")}
+        needs.setdefault(place, set()).update(inside - {place})
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+
+
 def test_mlflow_is_imported_in_one_file() -> None:
     users = [path for room in ROOMS for path in files_of(room) if "mlflow" in imports_of(path)]
     assert [path.relative_to(ROOT).as_posix() for path in users] in ([], ["trials/mlflow/tracker.py"])
@@ -70,6 +89,7 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
     ("module", "absent"),
     [
         ("search.cli", HEAVY),
+        ("dhen.atomic_write", HEAVY),
         ("trials.record", HEAVY),
         ("trials.storage.ledger", HEAVY),
         ("trials.processes.launcher", HEAVY),

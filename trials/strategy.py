@@ -1,4 +1,4 @@
-"""The ladder of memory techniques: every way to hold a model while it trains, from plain DP upwards.
+"""Strategies: every way to hold a model while it trains, from plain DP upwards.
 
 A strategy is a set of techniques: one way to hold the dense state, with or without activation
 checkpointing, CPU offload and gradient accumulation. Plain DP is the empty set. The engines are
@@ -9,7 +9,6 @@ inside a host, replicated across hosts).
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Literal
 
 from pydantic import Field
@@ -21,10 +20,6 @@ Checkpointing = Literal["none", "selective", "full"]
 FULLY_SHARDED: tuple[Dense, ...] = ("zero2", "hsdp", "fsdp")
 """Held by `fully_shard`; CPU offload exists only here."""
 CHECKPOINTING = "_checkpointing"
-MICRO_BATCHES = (1, 2, 4, 8, 16)
-"""Steps of gradient accumulation that are considered."""
-
-
 Prefer = Literal["least", "fastest"]
 """Of the strategies that fit: as few techniques as may be, or the shortest step."""
 RECOMPUTED: dict[Checkpointing, slice] = {
@@ -90,29 +85,3 @@ def shards(dense: Dense, hosts: int, gpus_a_host: int) -> int:
     if dense == "dp":
         return 1
     return gpus_a_host if dense == "hsdp" else hosts * gpus_a_host
-
-
-@cache
-def ladder(hosts: int, gpus_a_host: int, examples_a_rank: int) -> tuple[Strategy, ...]:
-    """Every strategy that makes sense on so many ranks, fewer techniques first.
-
-    One rank has nothing to shard: `fully_shard` is there for CPU offload alone. HSDP needs several hosts of
-    several ranks. A micro-batch has at least one example.
-    """
-    found = [
-        Strategy(dense=dense, checkpointing=checkpointing, offload=offload, micro_batches=micro_batches)
-        for dense in _dense(hosts, gpus_a_host)
-        for checkpointing in ("none", "selective", "full")
-        for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
-        for micro_batches in MICRO_BATCHES
-        if micro_batches <= examples_a_rank and (hosts * gpus_a_host > 1 or dense == "dp" or offload)
-    ]
-    return tuple(sorted(found, key=lambda strategy: len(strategy.techniques)))
-
-
-def _dense(hosts: int, gpus_a_host: int) -> tuple[Dense, ...]:
-    if hosts * gpus_a_host == 1:
-        return ("dp", "fsdp")
-    if hosts == 1 or gpus_a_host == 1:
-        return ("dp", "zero1", "zero2", "fsdp")
-    return ("dp", "zero1", "zero2", "hsdp", "fsdp")

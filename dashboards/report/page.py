@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +23,7 @@ from dashboards.rows import find, trial_rows
 from dashboards.sentences import winners
 from dashboards.sentences.summary import IN_WORDS, progress, sentences
 from dashboards.units import byte_size, decimals, duration, milliseconds, percent, si, word
+from dhen.atomic_write import write_atomically
 from dhen.cost import ATTENTION, MATMUL, CostRow
 from dhen.errors import UserError
 from trials.record import StudyRecord, TrialRecord
@@ -120,19 +119,7 @@ def _write(path: Path, render: Callable[[], str]) -> None:
     if path.is_dir():
         raise UserError(f"{path}: a folder; name the file to write, e.g. {path / 'report.html'}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = render()
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(page)
-            file.close()
-            temporary.chmod(0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    write_atomically(path, render())
 
 
 def render(record: StudyRecord) -> str:

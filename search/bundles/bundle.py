@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from pydantic import model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dhen.atomic_write import atomic_folder
 from dhen.averaging import MeanOfNetworks
 from dhen.batch import FeatureBatch
 from dhen.cost import CostRow
@@ -197,16 +197,8 @@ def write_bundle(
         UserError: as `check_place`.
     """
     check_place(directory)
-    building = directory.with_name(f".{directory.name}.{os.getpid()}.building")
-    shutil.rmtree(building, ignore_errors=True)
-    try:
-        building.mkdir(parents=True)
+    with atomic_folder(directory) as building:
         _write_files(building, info, weights, log, serving or ServingConfig())
-        if directory.exists():
-            shutil.rmtree(directory)
-        os.replace(building, directory)
-    finally:  # of a bundle that was broken off copies of weights would stay
-        shutil.rmtree(building, ignore_errors=True)
     return directory
 
 

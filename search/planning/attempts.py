@@ -17,7 +17,8 @@ from trials.cluster.machine import device
 from trials.embeddings.requirements import check_tables
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
-from trials.planner.plan import Plan, Prefer, choose
+from trials.planner.ladder import choose
+from trials.planner.plan import Plan, Prefer
 from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.record import Attempt, Outcome, TrialRecord

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from dhen.atomic_write import atomic_file
 from search.run_directory import trial_folder
 from trials.events import WEIGHTS
 from trials.record import Origin, TrialRecord
@@ -75,18 +76,16 @@ class Reuse:
 
 def copy_weights(source: Path, stamp: Stamp | None, target: Path) -> bool:
     """Copies a file of another study, if it is still the one with this stamp; whether it is here now."""
-    copy = target.with_name(f"{WEIGHTS}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with source.open("rb") as opened, copy.open("wb") as file:
-            if Stamp.of(os.fstat(opened.fileno())) == stamp:
+        with source.open("rb") as opened:
+            if Stamp.of(os.fstat(opened.fileno())) != stamp:
+                return False
+            with atomic_file(target) as copy, copy.open("wb") as file:
                 shutil.copyfileobj(opened, file, COPIED_AT_ONCE_BYTES)
-                os.replace(copy, target)
-                return True
     except OSError:  # that study has just found a better one, or its directory is out of reach
-        pass
-    copy.unlink(missing_ok=True)
-    return False
+        return False
+    return True
 
 
 RESULT = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 
 import click
 import torch
 from rich.console import Console
 
+from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
 from search.dataset import log_files
@@ -45,20 +45,19 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Pa
     files = log_files(data)
     model = found.model().to(device())
     rate, row = found.info.negative_sampling_rate, 0
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary.open("w", newline="", encoding="utf-8") as file, step_progress(Console()) as progress:
-            writer = csv.writer(file)
-            writer.writerow(("row", "score"))
-            for rows in encode_rows(files, found.encoding, format=log_format, batch_size=BATCH_ROWS):
-                with torch.no_grad():
-                    p = torch.sigmoid(model(feature_batch(rows).to(device())).double()).cpu().numpy()
-                scores = undo_negative_sampling(p, rate)
-                writer.writerows((row + i, f"{score:.9g}") for i, score in enumerate(scores))
-                row += len(scores)
-                progress("scoring", row, None)
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        atomic_file(out) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+        step_progress(Console()) as progress,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(("row", "score"))
+        for rows in encode_rows(files, found.encoding, format=log_format, batch_size=BATCH_ROWS):
+            with torch.no_grad():
+                p = torch.sigmoid(model(feature_batch(rows).to(device())).double()).cpu().numpy()
+            scores = undo_negative_sampling(p, rate)
+            writer.writerows((row + i, f"{score:.9g}") for i, score in enumerate(scores))
+            row += len(scores)
+            progress("scoring", row, None)
     click.echo(f"{out}: {row:,} rows scored")

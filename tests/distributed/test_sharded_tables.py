@@ -22,7 +22,8 @@ from dhen.inputs.table_dims import table_dims
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.load import load_cluster
 from trials.embeddings.blocks import Block
-from trials.embeddings.engine import TableEngine, table_engine
+from trials.embeddings.engine import TableEngine
+from trials.embeddings.make_engine import table_engine
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import EPSILON
 from trials.planner.placement import Placement, TableShard, place

@@ -30,9 +30,10 @@ from trials.data.roles.infer import infer_schema
 from trials.job import Job
 from trials.metrics import evaluate_predictions
 from trials.optim.master_weights import compute_in
+from trials.planner.ladder import ladder
 from trials.ranks import Ranks
 from trials.storage.weights_file import save_weights
-from trials.strategy import Strategy, ladder
+from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.evaluation import evaluate, evaluate_over_ranks
 from trials.training.local_step import TrainStep

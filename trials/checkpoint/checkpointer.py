@@ -12,9 +12,9 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,17 +27,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from dhen.errors import UserError
 from dhen.values import Value
-from trials.agreement import as_first
 from trials.checkpoint.dcp_vectors import FlatPieces, LoadPlanner, SavePlanner
 from trials.checkpoint.training_state import TrainingState
+from trials.collectives import as_first
 from trials.embeddings.blocks import State
 from trials.job import Job
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
 from trials.storage.weights_file import Weights, read_weights, save_weights
-
-if TYPE_CHECKING:
-    from trials.training.weight_average import WeightAverage
 
 CHECKPOINT_SECONDS = 30.0
 """Of training that may be lost: after so much an evaluation is followed by a checkpoint."""
@@ -62,6 +59,16 @@ class Resumable(Protocol):
 
     def restored(self, tables: State, steps: int) -> None:
         """After what the two gave was loaded into."""
+
+
+class Average(Protocol):
+    """A mean of weights that the step had earlier."""
+
+    def state(self) -> Iterator[tuple[FlatPieces, State]]:
+        """The dense weights and the tables' blocks of each in the mean, oldest first."""
+
+    def note(self) -> None:
+        """Takes the step's weights, as they are now, into the mean."""
 
 
 class Stand(Value):
@@ -98,7 +105,7 @@ class Checkpoints:
         step: Resumable,
         state: TrainingState,
         best: Weights | None,
-        average: WeightAverage | None = None,
+        average: Average | None = None,
     ) -> float:
         """Replaces the newest; the best weights are rank 0's. Returns the seconds it took."""
         assert self._folder is not None
@@ -122,7 +129,7 @@ class Checkpoints:
         return self._last - began
 
     def restore(
-        self, step: Resumable, average: WeightAverage | None = None
+        self, step: Resumable, average: Average | None = None
     ) -> tuple[TrainingState, Weights | None] | None:
         """Puts the newest checkpoint into a fresh step and the random number generators; None where there is none.
 
@@ -232,7 +239,7 @@ def _everything(step: Resumable, ranks: Ranks) -> dict[str, Tensor | FlatPieces]
     return {**dense, **{f"{TABLES}{name}": t for name, t in step.table_state().items()}, **_random(ranks)}
 
 
-def _averaged(average: WeightAverage | None) -> dict[str, Tensor | FlatPieces]:
+def _averaged(average: Average | None) -> dict[str, Tensor | FlatPieces]:
     found: dict[str, Tensor | FlatPieces] = {}
     for number, (dense, blocks) in enumerate(average.state() if average is not None else ()):
         prefix = AVERAGED.format(number)

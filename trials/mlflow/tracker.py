@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 from trials.mlflow.runs import KEY, Sheet, marks, run_key, study_sheet, trial_sheet
 from trials.record import StudyRecord, TrialRecord
@@ -291,13 +292,16 @@ def _make_store(path: Path) -> None:
     """A store that is whole or not there: MLflow could not go on with one whose making was cut short."""
     if path.exists():
         return
-    making, whole = (path.with_name(f".{path.name}.{name}") for name in ("making", "whole"))
+    making = path.with_name(f".{path.name}.making")
     for left in path.parent.glob(f".{path.name}.*"):  # journals, too
         left.unlink()
     _client(f"sqlite:///{making.absolute()}")
-    with closing(sqlite3.connect(making)) as source, closing(sqlite3.connect(whole)) as target:
+    with (
+        atomic_file(path) as whole,
+        closing(sqlite3.connect(making)) as source,
+        closing(sqlite3.connect(whole)) as target,
+    ):
         source.backup(target)  # MLflow holds on to what it has made
-    os.replace(whole, path)
     making.unlink()
 
 

@@ -1,13 +1,10 @@
 """Plan: every strategy of the ladder priced for one model, batch and cluster, and the least one that fits.
 
-"Least" is the DHEN paper's rule, only the minimal set of techniques that meets the need: a strategy with
-fewer techniques goes before one with more, among equals the lowest predicted step time counts. Pure
-arithmetic: nothing is built, no GPU is needed.
+What "least" means, `trials.planner.ladder` says. Pure arithmetic: nothing is built, no GPU is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 
 from dhen.config import ModelConfig
@@ -18,12 +15,13 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.estimates import PricedStrategy
+from trials.planner.ladder import choose, ladder
 from trials.planner.placement import PlacementError
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
 from trials.planner.sentences import faster_sentence, lacking_sentence, reason
 from trials.strategy import Prefer as Prefer
-from trials.strategy import Strategy, ladder
+from trials.strategy import Strategy
 
 
 class Plan(Value):
@@ -130,12 +128,3 @@ def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:
         lacking_bytes=lacking,
         reason=reason(strategy, memory, pricing),
     )
-
-
-def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
-    """Of those that fit: fewest techniques, then the shortest step; None where none fits."""
-
-    def order(each: PricedStrategy) -> tuple[int, float]:
-        return (len(each.strategy.techniques) if prefer == "least" else 0, each.time.total)
-
-    return min((each for each in priced if each.fits), key=order, default=None)

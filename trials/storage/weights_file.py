@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 
 Weights = dict[str, Tensor]
@@ -16,9 +16,8 @@ Weights = dict[str, Tensor]
 
 def save_weights(weights: Weights, path: Path) -> None:
     """Writes a file that is whole or not there."""
-    temporary = path.with_name(path.name + ".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
-    os.replace(temporary, path)
+    with atomic_file(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
 
 
 def read_weights(path: Path) -> Weights:

@@ -17,16 +17,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
-from trials.agreement import all_agree
 from trials.checkpoint.dcp_vectors import FlatPieces
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
+from trials.collectives import all_agree
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
 from trials.distributed.parallelize import average_gradients, device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.embeddings.blocks import State
-from trials.embeddings.engine import table_engine
+from trials.embeddings.make_engine import table_engine
 from trials.job import Job
 from trials.memory.limit import is_counted, keep_on_host, on_device_for_good, on_host
 from trials.planner.collectives import collectives

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.errors import UserError
-from trials.agreement import as_first, joined
 from trials.cluster.machine import device
+from trials.collectives import as_first, joined
 from trials.data.cache import PreparedLog, Split
 from trials.data.example_weights import example_weights
 from trials.data.loader import eval_batches, rank_slice

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from dhen.model import build_model
-from trials.agreement import mean_over
 from trials.checkpoint.checkpointer import CHECKPOINT_SECONDS, Checkpoints, Resumable
 from trials.checkpoint.training_state import TrainingState
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
+from trials.collectives import mean_over
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
 from trials.data.prefetch import on_device

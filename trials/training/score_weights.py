@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from dhen.atomic_write import atomic_file
 from dhen.model import build_model
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
@@ -69,9 +69,7 @@ def keep_logits(path: Path) -> Keep:
     """Writes them there, whole or not at all."""
 
     def keep(logit_N: Tensor) -> None:
-        temporary = path.with_name(f"{path.name}.tmp")
-        with temporary.open("wb") as file:
+        with atomic_file(path) as temporary, temporary.open("wb") as file:
             np.save(file, logit_N.cpu().numpy())
-        os.replace(temporary, path)
 
     return keep

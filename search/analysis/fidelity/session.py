@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from search.analysis.fidelity.candidates import Studied, Subject, check_log, drawn, taken
 from search.analysis.fidelity.config import FidelityConfig
@@ -17,7 +18,7 @@ from search.analysis.reproduce.view import TrainingsView
 from search.dataset import OnProgress, open_log
 from search.execution.parallelism import slots
 from search.execution.trainer import Trainer
-from search.run_directory import only_driver, write_atomically
+from search.run_directory import only_driver
 from search.terminal import step_progress
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog

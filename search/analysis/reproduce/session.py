@@ -8,6 +8,7 @@ from rich.console import Console
 
 from dashboards.figures.milestones import MilestoneLine, milestones_figure, milestones_info
 from dashboards.report.page import write_figure
+from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from search.analysis.reproduce.config import TableConfig
 from search.analysis.reproduce.result import TableResult, result_of
@@ -18,7 +19,7 @@ from search.analysis.reproduce.view import TrainingsView
 from search.dataset import open_log
 from search.execution.parallelism import slots
 from search.execution.trainer import Trainer
-from search.run_directory import only_driver, write_atomically
+from search.run_directory import only_driver
 from search.terminal import step_progress
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig

@@ -14,10 +14,10 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from search.execution.running import Training, killed_on_error, look
 from search.execution.trainer import Trainer, new_record
-from search.run_directory import write_atomically
 from trials.cluster.machine import Precision, preferred_precision
 from trials.job import Job
 from trials.processes.launcher import POLL_SECONDS

@@ -238,7 +238,7 @@ def test_ctrl_c_while_the_best_is_exported(dhen_search: Run, confirmed: Path) ->
 
     def interrupt() -> None:
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not list(confirmed.glob(".best.*.building")) and time.monotonic() < deadline:
+        while not list(confirmed.glob(".best.*.partial")) and time.monotonic() < deadline:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
 

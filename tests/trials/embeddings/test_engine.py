@@ -20,7 +20,8 @@ from dhen.errors import UserError
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
 from trials.embeddings.blocks import Block, HeldBlock, load_state, state_of, state_to_load
-from trials.embeddings.engine import TableEngine, table_engine
+from trials.embeddings.engine import TableEngine
+from trials.embeddings.make_engine import table_engine
 from trials.embeddings.requirements import INSTALL, check_tables
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import RowWiseAdagrad

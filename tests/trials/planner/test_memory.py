@@ -15,10 +15,11 @@ from dhen.schema import FeatureSchema, Table
 from spaces.catalog_loader import load_space, random_point
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
+from trials.planner.ladder import ladder
 from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed, unit
 from trials.planner.segments import Segment, segments
 from trials.reference.step_trace import trace
-from trials.strategy import Dense, Strategy, ladder
+from trials.strategy import Dense, Strategy
 
 SCHEMA = FeatureSchema(
     tables=(*(Table(name=f"t{i}", rows=100) for i in range(6)), Table(name="bag", rows=9, multi_hot=True)),

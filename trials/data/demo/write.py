@@ -6,7 +6,6 @@ The file's metadata holds the settings it was made from; a complete file of equa
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterator
 from functools import cache
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 from trials.data.demo.columns import CATEGORICAL, COUNTER, COUNTS, MULTI_HOT, IdColumn
 from trials.data.demo.examples import MISSING, START, Examples, Floats, Ints, draw_examples
@@ -103,17 +103,15 @@ def _note(spec: DemoLog, name: str) -> str:
 
 
 def _write_whole(spec: DemoLog, path: Path, progress: Progress) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with pq.ParquetWriter(unfinished, _schema(spec), compression="zstd") as writer:
-            done = 0
-            for table in _groups(spec):
-                writer.write_table(table)
-                done += len(table)
-                progress("generate", done, spec.rows)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with (
+        atomic_file(path) as unfinished,
+        pq.ParquetWriter(unfinished, _schema(spec), compression="zstd") as writer,
+    ):
+        done = 0
+        for table in _groups(spec):
+            writer.write_table(table)
+            done += len(table)
+            progress("generate", done, spec.rows)
 
 
 def _schema(spec: DemoLog) -> pa.Schema:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from dhen.atomic_write import write_atomically
 
 _SETTLED_NS = 2_000_000_000
 """A file modified more recently than this may change again within the clock's resolution: not remembered."""
@@ -56,8 +57,6 @@ def _save(store: Path, hashes: dict[str, str]) -> None:
     """Atomic; of two writers at once one wins, and the other's files are hashed again next time."""
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
-        partial = store.with_name(f"{store.name}.{os.getpid()}")
-        partial.write_text(json.dumps(hashes), encoding="utf-8")
-        partial.replace(store)
+        write_atomically(store, json.dumps(hashes))
     except OSError:
         pass  # remembering is a convenience

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
+from filelock import FileLock
+
+from dhen.atomic_write import atomic_folder, remove_left_behind
 from dhen.errors import UserError
 
 
@@ -21,28 +21,20 @@ def locked(target: Path) -> Iterator[None]:
     Raises:
         UserError: when nothing can be written beside the target.
     """
+    path = target.parent / f".{target.name}.lock"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(target.parent / f".{target.name}.lock")
+        held = FileLock(path, fallback_to_soft=False).acquire()  # a soft lock would outlive a killed process
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror}); name another place.") from None
-    with lock:
-        for left in target.parent.glob(f".{target.name}.*.partial"):
-            shutil.rmtree(left, ignore_errors=True)
+    with held:
+        remove_left_behind(target)
         try:
             yield
         finally:
-            Path(lock.name).unlink(missing_ok=True)
-
-
-def _lock(path: Path) -> TextIO:
-    """An open file with an exclusive lock, which ends when it is closed or its process dies."""
-    while True:
-        file = path.open("w")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
-        file.close()  # its holder removed it while this process was waiting
+            path.unlink(
+                missing_ok=True
+            )  # before the release: who waits for a removed file asks for a new one
 
 
 @contextmanager
@@ -58,26 +50,13 @@ def built(target: Path, needed_bytes: int) -> Iterator[Path]:
     """
     if shutil.disk_usage(target.parent).free < needed_bytes:
         raise _no_space(target.parent, needed_bytes)
-    partial = target.parent / f".{target.name}.{os.getpid()}.partial"
     try:
-        partial.mkdir()
-        yield partial
-        _swap(partial, target)
+        with atomic_folder(target) as partial:
+            yield partial
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise _no_space(target.parent, needed_bytes) from None
         raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _swap(partial: Path, target: Path) -> None:
-    """Renames, after moving aside what is in the way."""
-    old = target.parent / f".{target.name}.old.partial"
-    if target.exists():
-        target.rename(old)
-    partial.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _no_space(directory: Path, needed: int) -> UserError:

@@ -1,4 +1,7 @@
-"""What ranks tell each other while they train: few numbers, so that all decide alike. One rank asks nobody."""
+"""Small collectives beside the training itself: means, rank 0's numbers, parts of a vector.
+
+With them all ranks decide alike. One rank asks nobody.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from trials.ranks import Ranks
 
 
 def mean_over(ranks: Ranks, values: Tensor) -> Tensor:
-    """Of all ranks' values, one by one; a collective."""
+    """The mean of all ranks' values, element by element; a collective."""
     if ranks.world > 1:
         dist.all_reduce(values)
         values = values / ranks.world
@@ -19,7 +22,7 @@ def mean_over(ranks: Ranks, values: Tensor) -> Tensor:
 
 
 def all_agree(ranks: Ranks, here: bool) -> bool:
-    """Whether it holds on every rank; a collective."""
+    """Whether `here` holds on every rank; a collective."""
     if ranks.world == 1:
         return here
     holds = torch.tensor(float(here), device=device())
@@ -37,7 +40,7 @@ def as_first(ranks: Ranks, numbers: list[float]) -> list[float]:
 
 
 def joined(ranks: Ranks, part_N: Tensor, sizes: list[int]) -> Tensor | None:
-    """Parts of a vector, one a rank and of these sizes, one after another; on rank 0 alone; a collective."""
+    """The vector of which each rank has a part, of these sizes; on rank 0 alone, else None; a collective."""
     if ranks.world == 1:
         return part_N
     longest = max(sizes)

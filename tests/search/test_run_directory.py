@@ -1,0 +1,92 @@
+"""The lock of a run directory: one driver, any number of readers, nothing left of a process that was killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import lock_descriptor, unlock_descriptor
+
+from dhen.errors import UserError
+from search import run_directory
+from search.run_directory import LOCK_FILE, is_driven, only_driver
+
+DRIVE = """
+import sys, time
+from pathlib import Path
+from search.run_directory import only_driver
+with only_driver(Path(sys.argv[1])):
+    print("driving", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def driver(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", DRIVE, str(directory)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "driving\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_driver_is_turned_away_and_readers_are_not(tmp_path: Path) -> None:
+    with driver(tmp_path):
+        with pytest.raises(UserError, match="another process is running this study"), only_driver(tmp_path):
+            pass
+        assert [is_driven(tmp_path) for _ in range(3)] == [True] * 3
+        with pytest.raises(UserError, match="another process is running this study"), only_driver(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_lock_goes_with_its_process(tmp_path: Path, how: signal.Signals) -> None:
+    with driver(tmp_path) as process:
+        process.send_signal(how)
+        process.wait()
+    assert not is_driven(tmp_path)
+    with only_driver(tmp_path):
+        assert is_driven(tmp_path)
+    assert not is_driven(tmp_path)
+
+
+def test_a_reader_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert not is_driven(tmp_path)
+    assert not is_driven(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_needs_no_right_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, real = [], Path.open
+
+    def spied(path: Path, mode: str = "r") -> Any:
+        opened.append(mode)
+        return real(path, mode)
+
+    (tmp_path / LOCK_FILE).touch()
+    monkeypatch.setattr(Path, "open", spied)
+    assert not is_driven(tmp_path)
+    assert opened == ["r"]
+
+
+@pytest.mark.parametrize("ask", ["a reader", "a driver"])
+def test_a_reader_at_the_lock_is_not_taken_for_a_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    (tmp_path / LOCK_FILE).touch()
+    with (tmp_path / LOCK_FILE).open() as other:
+        assert lock_descriptor(other.fileno(), blocking=False)
+        monkeypatch.setattr(run_directory.time, "sleep", lambda seconds: unlock_descriptor(other.fileno()))
+        if ask == "a reader":
+            assert not is_driven(tmp_path)
+        else:
+            with only_driver(tmp_path):
+                assert is_driven(tmp_path)

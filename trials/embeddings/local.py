@@ -1,0 +1,90 @@
+"""Tables of one process, whole on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from dhen.inputs.features import Tables, matrices
+from trials.embeddings.blocks import State, load_state, state_of, state_to_load, whole_blocks
+from trials.embeddings.engine import backward, leaves
+from trials.embeddings.fp16 import in_half
+from trials.job import TrainingConfig
+from trials.optim.rowwise_adagrad import RowWiseAdagrad
+
+
+class LocalTables:
+    """A `TableEngine` of one process, with one matrix for each length."""
+
+    def __init__(self, tables: Tables, config: TrainingConfig) -> None:
+        if config.table_precision == "fp16":
+            tables = in_half(tables)
+        self._tables, self._matrices = tables, matrices(tables)
+        self._weights = [each.weight for each in self._matrices.values()]
+        self._optimizer = RowWiseAdagrad(
+            self._weights,
+            lr=config.embedding_learning_rate,
+            decay=config.embedding_decay,
+            table_decay=config.table_decay,
+        )
+        self._rate, self._lazy = config.embedding_learning_rate, bool(config.table_decay)
+        self._looked_up: list[Tensor] = []
+        self._held = whole_blocks(list(self._matrices.values()), self._optimizer)
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights, sums, and what the optimizer keeps beside them."""
+        state = [held for weight in self._weights for held in self._optimizer.state_of(weight).values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights, *state))
+
+    def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
+        """As the protocol says."""
+        if self._lazy:
+            for each in self._matrices.values():
+                self._optimizer.catch_up(each.weight, each.rows(features))
+        looked_up = self._tables(features)
+        self._looked_up = looked_up if torch.is_grad_enabled() else []
+        return leaves(looked_up)
+
+    def update(self, embeddings: tuple[Tensor, ...]) -> None:
+        """As the protocol says."""
+        backward(self._looked_up, embeddings)
+        self._looked_up = []
+        self._optimizer.step()
+        for weight in self._weights:
+            weight.grad = None
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """As the protocol says."""
+        self._optimizer.param_groups[0]["lr"] = self._rate * factor
+
+    def settle(self) -> None:
+        """As the protocol says."""
+        if self._lazy:
+            self._optimizer.settle()
+
+    def full_weights(self) -> dict[str, Tensor] | None:
+        """As the protocol says."""
+        self.settle()
+        weights = {name: each.weight.detach() for name, each in self._matrices.items()}
+        return {name: weight.to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
+
+    def load_full(self, weights: Mapping[str, Tensor]) -> None:
+        """As the protocol says."""
+        self.settle()
+        for name, each in self._matrices.items():
+            each.weight.detach().copy_(weights[name])
+
+    def state_dict(self, saved: Collection[str] | None = None) -> State:
+        """As the protocol says; with what makes that which follows equal to the bit."""
+        self.settle()
+        blocks = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        return blocks | self._optimizer.progress(saved)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """As the protocol says."""
+        load_state(state, self._held)
+        self._optimizer.go_on(state)

@@ -1,0 +1,50 @@
+"""Which engine holds the tables: one process's own, or TorchRec's over several ranks.
+
+TorchRec is imported only where several ranks train: one rank does without it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dhen.inputs.features import Tables
+from dhen.schema import FeatureSchema
+from trials.embeddings.engine import TableEngine
+from trials.embeddings.local import LocalTables
+from trials.embeddings.requirements import check_tables
+from trials.job import TrainingConfig
+from trials.memory.limit import on_device_for_good
+from trials.planner.placement import Placement
+from trials.ranks import Ranks
+
+
+def table_engine(
+    tables: Tables | None,
+    schema: FeatureSchema,
+    config: TrainingConfig,
+    ranks: Ranks,
+    placement: Placement | None,
+    where: torch.device,
+) -> TableEngine | None:
+    """The engine for so many ranks; None where a model has no tables.
+
+    Args:
+        tables: taken over, and alike on all ranks.
+        schema: theirs.
+        config: resolved; with what tables are stored in, and sent in.
+        ranks: several need a process group that all have joined.
+        placement: of the tables on these ranks; one rank needs none.
+        where: the device that holds this rank's part; several ranks never hold all tables there.
+
+    Raises:
+        UserError: as `check_tables`, which tells before ranks start.
+    """
+    if tables is None:
+        return None
+    if ranks.world == 1:
+        return LocalTables(on_device_for_good(tables, where), config)
+    from trials.embeddings.sharded import ShardedTables
+
+    assert placement is not None
+    check_tables(placement, ranks)
+    return ShardedTables(tables, schema, config, ranks, placement, where)

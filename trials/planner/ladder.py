@@ -1,0 +1,51 @@
+"""The ladder: every strategy that makes sense on so many ranks, fewer techniques first; the least one that fits.
+
+"Least" is the DHEN paper's rule, only the minimal set of techniques that meets the need: a strategy with fewer
+techniques goes before one with more, among equals the lowest predicted step time counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from trials.planner.estimates import PricedStrategy
+from trials.strategy import FULLY_SHARDED, Dense, Prefer, Strategy
+
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+"""Steps of gradient accumulation that are considered."""
+
+
+@cache
+def ladder(hosts: int, gpus_a_host: int, examples_a_rank: int) -> tuple[Strategy, ...]:
+    """Every strategy that makes sense on so many ranks, fewer techniques first.
+
+    One rank has nothing to shard: `fully_shard` is there for CPU offload alone. HSDP needs several hosts of
+    several ranks. A micro-batch has at least one example.
+    """
+    found = [
+        Strategy(dense=dense, checkpointing=checkpointing, offload=offload, micro_batches=micro_batches)
+        for dense in _dense(hosts, gpus_a_host)
+        for checkpointing in ("none", "selective", "full")
+        for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
+        for micro_batches in MICRO_BATCHES
+        if micro_batches <= examples_a_rank and (hosts * gpus_a_host > 1 or dense == "dp" or offload)
+    ]
+    return tuple(sorted(found, key=lambda strategy: len(strategy.techniques)))
+
+
+def _dense(hosts: int, gpus_a_host: int) -> tuple[Dense, ...]:
+    if hosts * gpus_a_host == 1:
+        return ("dp", "fsdp")
+    if hosts == 1 or gpus_a_host == 1:
+        return ("dp", "zero1", "zero2", "fsdp")
+    return ("dp", "zero1", "zero2", "hsdp", "fsdp")
+
+
+def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
+    """The strategy that fits with the fewest techniques, then the shortest step; None where none fits."""
+
+    def order(each: PricedStrategy) -> tuple[int, float]:
+        return (len(each.strategy.techniques) if prefer == "least" else 0, each.time.total)
+
+    return min((each for each in priced if each.fits), key=order, default=None)
