@@ -22,7 +22,7 @@ from common import machine
 from dhen.schema import FeatureSchema
 from search.bundles.export import study_log
 from search.config import written_config
-from search.run_directory import read_record
+from search.read_study import read_study
 from spaces.catalog_loader import load_space
 from spaces.space import Space, SpaceConfig
 from trials.record import Outcome, TrialRecord
@@ -32,20 +32,24 @@ KEPT = (Outcome.COMPLETED, Outcome.DIVERGED, Outcome.STOPPED, Outcome.INFEASIBLE
 
 def row(trial: TrialRecord) -> dict[str, Any]:
     """One candidate; NE is None where there is none."""
-    ne = trial.validation.ne if trial.validation and not math.isnan(trial.validation.ne) else None
+    ne = (
+        trial.result.validation.ne
+        if trial.result.validation and not math.isnan(trial.result.validation.ne)
+        else None
+    )
     return {
         "point": trial.point,
-        "outcome": trial.outcome.value,
-        "flops": trial.flops,
-        "parameters": trial.parameters,
+        "outcome": trial.result.outcome.value,
+        "flops": trial.job.flops,
+        "parameters": trial.job.parameters,
         "ne": ne,
         "curve": [
             [point.examples, round(point.seconds, 3), point.validation.ne]
-            for point in trial.curve
+            for point in trial.result.curve
             if not math.isnan(point.validation.ne)
         ],
-        "seconds": trial.seconds,
-        "memory_excess": trial.memory_excess,
+        "seconds": trial.result.seconds,
+        "memory_excess": trial.plan.memory_excess,
     }
 
 
@@ -63,7 +67,7 @@ def _head(directory: Path) -> dict[str, Any]:
     return {
         "space": load_space(written_config(directory).space, features).config.to_dict(),
         "features": features.to_dict(),
-        "log": read_record(directory).log.model_dump(mode="json"),
+        "log": read_study(directory).log.model_dump(mode="json"),
     }
 
 
@@ -72,9 +76,9 @@ def table(directories: list[Path]) -> dict[str, Any]:
     head = check_alike(directories)
     candidates: dict[str, dict[str, Any]] = {}
     for directory in directories:
-        for trial in read_record(directory).candidates:
-            if trial.outcome in KEPT and not trial.shared:
-                candidates.setdefault(trial.fingerprint or json.dumps(trial.point), row(trial))
+        for trial in read_study(directory).candidates:
+            if trial.result.outcome in KEPT and not trial.shared:
+                candidates.setdefault(trial.job.fingerprint or json.dumps(trial.point), row(trial))
     return {"machine": machine(), **head, "candidates": list(candidates.values())}
 
 

@@ -32,7 +32,7 @@ from trials.job import Job, TrainingConfig
 from trials.planner.ladder import ladder
 from trials.planner.plan import plan
 from trials.processes.launcher import Launcher, wait_for
-from trials.processes.worker import Task
+from trials.processes.task import Task
 from trials.ranks import Ranks
 from trials.strategy import Strategy
 

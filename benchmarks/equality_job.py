@@ -16,8 +16,10 @@ from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
 from trials.events import Trained
 from trials.memory.limit import limited_memory
-from trials.processes.worker import Emit, Task, run_rank
+from trials.processes.task import Task
+from trials.processes.worker import Emit, run_rank
 from trials.ranks import Ranks
+from trials.record import Measured
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
@@ -58,11 +60,13 @@ def _body(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     emit(
         Trained(
             best=best,
-            examples_per_second=0.0,
-            step_ms=0.0,
-            peak_memory_bytes=most[1],
-            train_seconds=0.0,
-            evaluate_seconds=0.0,
+            measured=Measured(
+                examples_per_second=0.0,
+                step_ms=0.0,
+                peak_memory_bytes=most[1],
+                train_seconds=0.0,
+                evaluate_seconds=0.0,
+            ),
         )
     )
 

@@ -34,9 +34,11 @@ from common import machine, markdown
 from generated import write_log
 from processes import MARK, Process, kill_all, marked, ranks, servers, wait_until_gone
 
-from search.run_directory import read_record, trial_folder
+from search.read_study import read_study
+from search.run_directory import trial_folder
 from trials.events import EVENTS, START_MARK, rank_log
-from trials.record import Outcome, StudyRecord, TrialRecord
+from trials.record import Outcome, TrialRecord
+from trials.study_record import StudyRecord
 
 VICTIMS = ("rank", "fork server", "driver")
 MEMORY = {"2x2": "230KiB", "1x2": "400KiB", "1x1": "500KiB"}
@@ -177,7 +179,7 @@ def finished(process: subprocess.Popen[bytes], out: Path) -> None:
 
 def compared(whole: Path, out: Path) -> dict[str, int]:
     """Trials lost, doubled and different."""
-    expected, found = read_record(whole), read_record(out)
+    expected, found = read_study(whole), read_study(out)
     known = {trial.number: trial for trial in found.trials}
     doubled = len(found.trials) - len(expected.trials) + trained_twice(found) - trained_twice(expected)
     doubled += max(0, starts(out, found) - starts(whole, expected) - 1)
@@ -192,23 +194,25 @@ def compared(whole: Path, out: Path) -> dict[str, int]:
 
 def is_lost(trial: TrialRecord, found: TrialRecord | None) -> bool:
     unfinished = (Outcome.RUNNING, Outcome.INTERRUPTED)
-    if found is None or found.outcome in unfinished:
+    if found is None or found.result.outcome in unfinished:
         return True
-    return trial.outcome is Outcome.COMPLETED and found.outcome is not Outcome.COMPLETED
+    return trial.result.outcome is Outcome.COMPLETED and found.result.outcome is not Outcome.COMPLETED
 
 
 def outcome(trial: TrialRecord | None) -> dict[str, object]:
     """What must not depend on kills; of the curve, NE by examples."""
     if trial is None:
         return {}
-    curve = [(point.examples, point.validation) for point in trial.curve]
+    curve = [(point.examples, point.validation) for point in trial.result.curve]
     return trial.model_dump(exclude=SPECIFIC) | {"curve": curve}
 
 
 def trained_twice(record: StudyRecord) -> int:
     """Trainings of networks that another trial has trained."""
     trained = Counter(
-        trial.fingerprint for trial in record.trials if trial.attempts and trial.reused_from is None
+        trial.job.fingerprint
+        for trial in record.trials
+        if trial.attempts and trial.origin.reused_from is None
     )
     return sum(trained.values()) - len(trained)
 

@@ -23,15 +23,16 @@ from common import machine, markdown, spread
 from stopping import corners, final, reference
 
 from search.pareto import eligible
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.samplers.ranker.acquisition import hypervolume
-from trials.record import StudyRecord, TrialRecord
+from trials.record import TrialRecord
+from trials.study_record import StudyRecord
 
 
 def in_order(record: StudyRecord) -> list[TrialRecord]:
     """Candidates by when they began; what was never trained, or another's result, takes no place."""
-    ended = [trial for trial in record.candidates if trial.started_at and not trial.shared]
-    return sorted(ended, key=lambda trial: (trial.started_at or "", trial.number))
+    ended = [trial for trial in record.candidates if trial.origin.started_at and not trial.shared]
+    return sorted(ended, key=lambda trial: (trial.origin.started_at or "", trial.number))
 
 
 def report(records: Sequence[StudyRecord], marks: Sequence[int]) -> None:
@@ -45,7 +46,7 @@ def report(records: Sequence[StudyRecord], marks: Sequence[int]) -> None:
         ended = [[eligible(each[:mark]) for each in studies] for mark in marks]
         areas = [[1e3 * hypervolume(corners(each), corner) for each in found] for found in ended]
         best = [[min(map(final, each)) for each in found] for found in ended]
-        seconds = [sum(trial.seconds or 0.0 for trial in each) for each in studies]
+        seconds = [sum(trial.result.seconds or 0.0 for trial in each) for each in studies]
         rows.append(
             [
                 sampler,
@@ -70,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     print(machine())
     check_alike(options.directories)
-    report([read_record(directory) for directory in options.directories], options.marks)
+    report([read_study(directory) for directory in options.directories], options.marks)
 
 
 if __name__ == "__main__":

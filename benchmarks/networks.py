@@ -9,7 +9,9 @@ from typing import Any
 from dhen.config import ModelConfig
 from dhen.cost import headline_flops
 from dhen.model import model_cost, parse_model
-from search.execution.trainer import Trainer, new_record
+from search.execution.jobs import new_record
+from search.execution.train_one import train_one
+from search.execution.trainer import Trainer
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher
@@ -49,8 +51,8 @@ def validation_ne(
         trainer = Trainer(launcher, log, Path(folder), threads=1)
         job = trainer.job(model, training, seed)
         record = new_record(0, TrialKind.CANDIDATE, {}, job)
-        ended = trainer.train(record, job, lambda _record, _progress: None)
-    return ended.validation.ne if ended.validation is not None else float("nan")
+        result = train_one(record, job, trainer, lambda _: None).result
+    return result.validation.ne if result.validation is not None else float("nan")
 
 
 def parsed(data: dict[str, Any]) -> ModelConfig:

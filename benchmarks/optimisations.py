@@ -31,7 +31,9 @@ from dhen.model import parse_model
 from dhen.values import parse
 from search.config import DEMO, DemoConfig, StudyConfig
 from search.dataset import open_log
-from search.execution.trainer import Trainer, new_record
+from search.execution.jobs import new_record
+from search.execution.train_one import train_one
+from search.execution.trainer import Trainer
 from search.planning.attempts import Execution
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
@@ -94,11 +96,12 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             trainer = self._trainer(Path(folder))
             job = trainer.job(self._model, self._training(setting), seed)
-            record = trainer.train(new_record(0, TrialKind.CANDIDATE, {}, job), job, lambda *_: None)
-        if record.outcome is not Outcome.COMPLETED or record.validation is None:
-            raise SystemExit(f"{setting or 'fp32'}: {record.outcome.value}: {record.error}")
-        assert record.examples_per_second is not None
-        return Finding(record.examples_per_second, record.validation.ne)
+            record = new_record(0, TrialKind.CANDIDATE, {}, job)
+            result = train_one(record, job, trainer, lambda _: None).result
+        if result.outcome is not Outcome.COMPLETED or result.validation is None:
+            raise SystemExit(f"{setting or 'fp32'}: {result.outcome.value}: {result.error}")
+        assert result.measured.examples_per_second is not None
+        return Finding(result.measured.examples_per_second, result.validation.ne)
 
     def _trainer(self, folder: Path) -> Trainer:
         execution = Execution(self._cluster if self._cluster.ranks > 1 else None)

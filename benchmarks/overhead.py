@@ -29,10 +29,13 @@ from rich.console import Console
 from search.config import DemoConfig, StudyConfig, write_config
 from search.dataset import open_log
 from search.execution.trainer import Trainer
+from search.planning.admission import Admission
 from search.run_directory import database_url
 from search.samplers.ask_tell import Proposals
-from search.study.driver import Study
+from search.study.open_study import open_study
 from search.study.report_writer import Publisher
+from search.study.settings import StudySettings
+from search.study_state import StudyState
 from spaces.catalog_loader import load_space, random_point
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
@@ -42,7 +45,7 @@ from trials.storage.ledger import Ledger
 
 PARTS = {
     "ask": (Proposals, "ask"),
-    "plan": (Study, "_candidate"),
+    "plan": (Admission, "admit"),
     "ledger": (Ledger, "save"),
     "start": (Trainer, "start"),
     "tell": (Proposals, "tell"),
@@ -80,19 +83,21 @@ class Marks:
         self._candidates: list[list[float]] = []
         self.rows: list[list[str]] = []
 
-    def __call__(self, study: Study) -> None:
-        if len(study.news.ended) == self._seen:
+    def __call__(self, study: StudyState) -> None:
+        if len(study.ended) == self._seen:
             return
         now, parts = time.perf_counter(), dict(self._watch.seconds)
         if self._seen:  # the first one waits for the fork server's imports
-            self._take(study.record().trial(study.news.ended[-1]), now - self._then, parts)
-        self._seen, self._then, self._before = len(study.news.ended), now, parts
+            self._take(study.record().trial(study.ended[-1]), now - self._then, parts)
+        self._seen, self._then, self._before = len(study.ended), now, parts
         if self._counts and self._seen - 1 >= self._counts[0]:
             self._row(self._known + self._counts.pop(0))
 
     def _take(self, trial: TrialRecord, between: float, parts: dict[str, float]) -> None:
-        training = (trial.train_seconds or 0.0) + (trial.evaluate_seconds or 0.0)
-        each = [between - training, (trial.seconds or 0.0) - training, training]
+        training = (trial.result.measured.train_seconds or 0.0) + (
+            trial.result.measured.evaluate_seconds or 0.0
+        )
+        each = [between - training, (trial.result.seconds or 0.0) - training, training]
         each += [parts.get(name, 0.0) - self._before.get(name, 0.0) for name in (*PARTS, *THREAD)]
         self._candidates.append(each)
 
@@ -107,24 +112,20 @@ class Marks:
 
 def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launcher, known: int) -> None:
     """A ledger with `known` candidates: one real trial, and worse and dearer copies of it at random points."""
-    study = Study(config.replace(trials=1), directory, log, launcher)
+    study = open_study(config.replace(trials=1), directory, log, launcher)
     record = study.run()
     ledger = Ledger(database_url(directory, None), record.name)
     space = load_space(config.space, log.features)
-    ledger.settle(study.setting)
+    shares = {"side_by_side": 1, "threads": config.threads}
+    ledger.settle(StudySettings(ledger, config, directory, log, space, **shares).setting)
     rng, one = random.Random(0), record.trials[-1]
-    assert one.validation is not None
-    assert one.flops is not None
+    assert one.result.validation is not None
+    assert one.job.flops is not None
     for number in range(len(record.trials), len(record.trials) + known - 1):
-        changes = {
-            "number": number,
-            "fingerprint": str(number),
-            "point": random_point(space, rng),
-            "validation": one.validation.replace(ne=one.validation.ne + 0.1 * rng.random()),
-            "flops": one.flops * 10 ** rng.random(),
-            "test": None,
-        }
-        ledger.save(one.replace(**changes))
+        worse = one.result.validation.replace(ne=one.result.validation.ne + 0.1 * rng.random())
+        copy = one.replace(number=number, point=random_point(space, rng))
+        copy = copy.with_job(fingerprint=str(number), flops=one.job.flops * 10 ** rng.random())
+        ledger.save(copy.with_result(validation=worse, test=None))
     ledger.close()
 
 
@@ -156,7 +157,7 @@ def main() -> None:
         publisher = Publisher(directory, Console(quiet=True))
         marks = Marks(sorted(arguments.marks), arguments.known, watch)
         began = time.perf_counter()
-        study = Study(config, directory, log, launcher, publisher, marks)
+        study = open_study(config, directory, log, launcher, (publisher, marks))
         opened = time.perf_counter() - began
         record = study.run()
         write_config(directory, config)

@@ -52,6 +52,7 @@ from steps import StepTrainer, completed, train_timed
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import parse_model
+from search.execution.scoring import score_one
 from trials.cluster.machine import matmul_peak, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.log_schema import CategoricalColumn, Column, IgnoredColumn
@@ -113,10 +114,10 @@ class Field:
         job = trainer.job(our_model(self.architecture, options.dropout), training, seed)
         record, passes = train_timed(trainer, job)
         if not completed(record):
-            raise SystemExit(f"ours ended as {record.outcome}: {record.error}")
-        seconds = record.curve[-1].seconds / len(passes)
-        result = Result(passes=passes, epoch_seconds=seconds, flops=record.flops or 0.0)
-        return Run(result=result, test_ne=trainer.score(record, job, "test").ne)
+            raise SystemExit(f"ours ended as {record.result.outcome}: {record.result.error}")
+        seconds = record.result.curve[-1].seconds / len(passes)
+        result = Result(passes=passes, epoch_seconds=seconds, flops=record.job.flops or 0.0)
+        return Run(result=result, test_ne=score_one(record, job, "test", trainer).ne)
 
     def _peer(self, contestant: str, seed: int, folder: Path) -> Run:
         options = self.options

@@ -19,9 +19,10 @@ from dhen.schema import FeatureSchema
 from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs
 from trials.job import Job, TrainingConfig
-from trials.processes.worker import Emit, Task, run_rank
+from trials.processes.task import Task
+from trials.processes.worker import Emit, run_rank
 from trials.ranks import Ranks
-from trials.record import Metrics
+from trials.record import Measured, Metrics
 from trials.strategy import Strategy
 
 RANKS, STEPS, EXAMPLES = 4, 10, 64
@@ -66,11 +67,13 @@ def _body(_: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     emit(
         Trained(
             best=quality,
-            examples_per_second=1.0,
-            step_ms=1.0,
-            peak_memory_bytes=1,
-            train_seconds=1.0,
-            evaluate_seconds=0.0,
+            measured=Measured(
+                examples_per_second=1.0,
+                step_ms=1.0,
+                peak_memory_bytes=1,
+                train_seconds=1.0,
+                evaluate_seconds=0.0,
+            ),
         )
     )
 

@@ -24,7 +24,7 @@ from common import machine, markdown
 
 from trials.events import Trained
 from trials.processes.launcher import Launcher, wait_for
-from trials.processes.worker import Task
+from trials.processes.task import Task
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(rank_job.RANKS))
 RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")

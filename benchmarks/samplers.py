@@ -45,7 +45,7 @@ from search.stopping import RULES
 from search.stopping.rule import first_stop
 from spaces.catalog_loader import random_point
 from spaces.space import Candidate, Point
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.record import Origin, Outcome, Result, TrialKind, TrialRecord
 
 BYTES_A_PARAMETER = 16
 """Of the made-up memory limit: weights, gradients and two moments in fp32."""
@@ -136,20 +136,18 @@ class Run:
 
     def _end(self, number: int, point: Point, notes: dict[str, int]) -> None:
         appraisal, seconds = self.appraiser.appraise(point), 0.0
-        common: dict[str, Any] = {
-            "number": number,
-            "kind": TrialKind.CANDIDATE,
-            "point": point,
-            "model": {},
-            "training": {},
-            "sampler_notes": notes,
-        }
-        common["fingerprint"] = appraisal.fingerprint if appraisal else ""
-        record = TrialRecord(outcome=Outcome.INFEASIBLE, **common)
+        record = TrialRecord(
+            number=number,
+            kind=TrialKind.CANDIDATE,
+            point=point,
+            origin=Origin(sampler_notes=notes),
+            result=Result(outcome=Outcome.INFEASIBLE),
+        )
         if appraisal is not None:
-            fit = {"flops": appraisal.flops, "memory_excess": appraisal.parameters / self.limit - 1.0}
-            record = record.replace(**fit)
-            if fit["memory_excess"] <= 0:
+            excess = appraisal.parameters / self.limit - 1.0
+            record = record.with_job(fingerprint=appraisal.fingerprint, flops=appraisal.flops)
+            record = record.with_plan(memory_excess=excess)
+            if excess <= 0:
                 record, seconds = self._trained(record, appraisal)
         self.records.append(record)
         self.proposals.tell(record)
@@ -159,12 +157,11 @@ class Run:
         """With its result, and the seconds that it took; at its last evaluation a training has ended."""
         ne, seconds = self.answers.measured(appraisal, self.noise), self.answers.seconds(appraisal)
         curve = self.answers.curve(appraisal, ne)
-        ended = {"outcome": Outcome.COMPLETED, "validation": metrics(ne), "curve": curve}
-        whole = record.replace(**ended)
-        training = whole.replace(outcome=Outcome.RUNNING, curve=curve[:-1])
+        whole = record.with_result(outcome=Outcome.COMPLETED, validation=metrics(ne), curve=curve)
+        training = whole.with_result(outcome=Outcome.RUNNING, curve=curve[:-1])
         stopped = first_stop(self.rule, training, 0, self.records)
         if stopped is not None:
-            return stopped, seconds * stopped.curve[-1].examples / curve[-1].examples
+            return stopped, seconds * stopped.result.curve[-1].examples / curve[-1].examples
         self.front.append((math.log10(appraisal.flops), ne, self.answers.ne(appraisal)))
         return whole, seconds
 

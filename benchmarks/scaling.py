@@ -87,9 +87,9 @@ class Measured:
     def row(self) -> list[str]:
         """A line of the table, without the point itself."""
         if not completed(self.record):
-            return [f"{self.record.outcome.value}: {self.record.error}", "", "", ""]
-        speed, peak = steady_speed([self.laps]), self.record.peak_memory_bytes or 0
-        flops = f"{self.record.flops or 0:,.0f}"
+            return [f"{self.record.result.outcome.value}: {self.record.result.error}", "", "", ""]
+        speed, peak = steady_speed([self.laps]), self.record.result.measured.peak_memory_bytes or 0
+        flops = f"{self.record.job.flops or 0:,.0f}"
         return [f"{1000 * self.step_seconds:.1f}", f"{speed:,.0f}", f"{peak / 2**20:,.0f}", flops]
 
 
@@ -157,14 +157,16 @@ def pass_table(measured: Sequence[Measured], axis: str) -> None:
     """Seconds a pass at each point, and the slope."""
     rows = []
     for each in measured:
-        seconds = (f"{each.record.train_seconds:.1f}", f"{each.record.evaluate_seconds:.1f}")
+        seconds = (
+            f"{each.record.result.measured.train_seconds:.1f}",
+            f"{each.record.result.measured.evaluate_seconds:.1f}",
+        )
         rows.append([f"{each.at:,.0f}", *(seconds if completed(each.record) else ("", "")), *each.row[1:3]])
     header = ["training rows", "seconds a pass", "evaluation", "examples/s", "peak RSS MiB"]
     print(markdown(header, rows))
     whole = [each for each in measured if completed(each.record)]
-    print(
-        f"slope of seconds a pass: {slope([(each.at, each.record.train_seconds or 0.0) for each in whole])}"
-    )
+    taken = [(each.at, each.record.result.measured.train_seconds or 0.0) for each in whole]
+    print(f"slope of seconds a pass: {slope(taken)}")
 
 
 def widths(bench: Bench, folder: Path, points: Sequence[int]) -> None:
@@ -183,7 +185,7 @@ def widths(bench: Bench, folder: Path, points: Sequence[int]) -> None:
         for each in measured:
             share = ""
             if completed(each.record):
-                flops = TRAINING_FLOPS * (each.record.flops or 0.0)
+                flops = TRAINING_FLOPS * (each.record.job.flops or 0.0)
                 share = f"{flops * steady_speed([each.laps]) / at:.1%}"
             rows.append([name, f"{each.at:,.0f}", *each.row, share])
     print(f"matmul peak {peak.fp32 / 1e9:,.0f} GFLOP/s fp32, {peak.bf16 / 1e9:,.0f} bf16")

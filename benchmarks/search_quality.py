@@ -37,16 +37,20 @@ from dhen.config import ModelConfig
 from search.analysis.losses import block_sums, blocks_of
 from search.analysis.scored import fresh_seeds
 from search.analysis.statistics.bootstrap import paired_bootstrap
-from search.bundles.export import study_log, trained_job
+from search.bundles.export import study_log
 from search.config import written_config
-from search.execution.trainer import Trainer, new_record
-from search.run_directory import read_record
+from search.execution.jobs import new_record, trained_job
+from search.execution.scoring import Scored, score_networks
+from search.execution.train_one import train_one
+from search.execution.trainer import Trainer
+from search.read_study import read_study
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
 from trials.metrics import evaluate_predictions
 from trials.processes.launcher import Launcher
-from trials.record import StudyRecord, TrialKind, TrialRecord
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 from trials.training.score_weights import logits_file
 
 SPLIT = "test"
@@ -113,10 +117,9 @@ def trained(log: PreparedLog, start: Start, job_of: Callable[[Trainer, int], Job
             trainer = start(log, Path(folder))
             job = job_of(trainer, seed)
             record = new_record(0, TrialKind.CANDIDATE, {}, job)
-            record = trainer.train(record, job, lambda _record, _progress: None)
-            for _ in trainer.scores(iter([(record, job)]), SPLIT, keep_logits=True):
-                pass
-            return np.load(logits_file(trainer.folder(0), SPLIT))
+            record = train_one(record, job, trainer, lambda _: None)
+            score_networks([Scored(record, job)], SPLIT, trainer, lambda *_: None, keep_logits=True)
+            return np.load(logits_file(trainer.folder(record), SPLIT))
 
     return train
 
@@ -126,7 +129,7 @@ def again(log: PreparedLog, start: Start, networks: Sequence[TrialRecord]) -> Mo
 
     def train(seed: int) -> Logits:
         each = [
-            trained(log, start, lambda _trainer, seed, network=network: trained_job(network, log, seed))
+            trained(log, start, lambda _trainer, seed, network=network: _from_seed(network, log, seed))
             for network in networks
         ]
         return mean_of_logits([one(seed) for one in each], log.schema.negative_sampling_rate)
@@ -134,12 +137,16 @@ def again(log: PreparedLog, start: Start, networks: Sequence[TrialRecord]) -> Mo
     return train
 
 
+def _from_seed(network: TrialRecord, log: PreparedLog, seed: int) -> Job:
+    return trained_job(network, log, seed_shift=seed - network.job.seed)
+
+
 def single_modules(
     record: StudyRecord, log: PreparedLog, start: Start, kinds: Sequence[str]
 ) -> dict[str, tuple[Model, float]]:
     """Networks of a single interaction module, with their FLOPs, by kind."""
     assert record.baseline is not None
-    training = trained_job(record.trial(record.baseline), log, record.seed).training
+    training = trained_job(record.trial(record.baseline), log).training
     # as they are better where numbers have buckets at all, and as candidates may have them
     buckets = {"buckets": "apart"} if log.features.bucketed else {}
     found = {}
@@ -191,7 +198,7 @@ def run_study(data: list[str], out: Path, trials: int, words: list[str]) -> Stud
     for each in data:
         command += ["--data", each]
     subprocess.run([*command, *words], check=True)
-    return read_record(out)
+    return read_study(out)
 
 
 def main() -> None:
@@ -217,10 +224,10 @@ def main() -> None:
     best, baseline = record.trial(record.best), record.trial(record.baseline)
     table = Table(log, fresh_seeds(record.seed, options.seeds))
     name = f"best of {len(record.candidates)} candidates: {trial_name(best)}"
-    table.add(name, again(log, start, record.networks(best)), best.flops)
+    table.add(name, again(log, start, record.networks(best)), best.job.flops)
     table.add("histogram gradient boosting", gradient_boosting(log))
     table.add("logistic regression", logistic_regression(log))
-    table.add("AdvancedDLRM, tuned", again(log, start, [baseline]), baseline.flops)
+    table.add("AdvancedDLRM, tuned", again(log, start, [baseline]), baseline.job.flops)
     kinds = list(load_space(written_config(options.out).space).config.modules)
     for single, (model, flops) in single_modules(record, log, start, kinds).items():
         table.add(single, model, flops)

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from contest import Lap
 
-from search.execution.trainer import Trainer, new_record
+from search.execution.jobs import new_record
+from search.execution.train_one import train_one
+from search.execution.trainer import Trainer
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
 from trials.job import Job
-from trials.processes.worker import Task
+from trials.processes.task import Task
 from trials.record import Outcome, TrialKind, TrialRecord
 
 
@@ -26,8 +28,8 @@ def train_timed(trainer: StepTrainer, job: Job) -> tuple[TrialRecord, list[list[
     A training that did not end well is returned as such: its record says why.
     """
     record = new_record(0, TrialKind.CANDIDATE, {}, job)
-    record = trainer.train(record, job, lambda *_: None)
-    stretches = laps(EventReader(trainer.folder(record.number) / EVENTS)())
+    record = train_one(record, job, trainer, lambda _: None)
+    stretches = laps(EventReader(trainer.folder(record) / EVENTS)())
     batch = job.training.batch_size
     assert all(n == batch for laps in stretches for n, _ in laps)
     return record, stretches
@@ -49,4 +51,4 @@ def laps(events: Iterable[Event]) -> list[list[Lap]]:
 
 def completed(record: TrialRecord) -> bool:
     """Whether it ended well."""
-    return record.outcome is Outcome.COMPLETED
+    return record.result.outcome is Outcome.COMPLETED

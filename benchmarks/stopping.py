@@ -29,7 +29,7 @@ from search.samplers.ranker.acquisition import hypervolume
 from search.stopping import RULES
 from search.stopping.forecast import CONFIDENCE, forecast
 from search.stopping.rule import FEWEST, Rule, first_stop, like, went_on
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.record import JobSummary, Outcome, Result, TrialKind, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,9 @@ def record(number: int, row: dict[str, Any]) -> TrialRecord:
     return TrialRecord(
         number=number,
         kind=TrialKind.CANDIDATE,
-        outcome=Outcome.COMPLETED,
-        fingerprint=str(number),
         point=row["point"],
-        model={},
-        training={},
-        flops=row["flops"],
-        curve=curve,
-        validation=metrics(row["ne"]),
+        job=JobSummary(fingerprint=str(number), flops=row["flops"]),
+        result=Result(outcome=Outcome.COMPLETED, curve=curve, validation=metrics(row["ne"])),
     )
 
 
@@ -77,24 +72,26 @@ def replay(rule: Rule, order: Sequence[TrialRecord]) -> Replay:
     trials: list[TrialRecord] = []
     for number, whole in enumerate(order):
         whole = whole.replace(number=number)
-        training = whole.replace(outcome=Outcome.RUNNING, curve=whole.curve[:-1])
+        training = whole.with_result(outcome=Outcome.RUNNING, curve=whole.result.curve[:-1])
         trials.append(first_stop(rule, training, 0, trials) or whole)
     found, full = pareto_front(trials), pareto_front(order)
-    kept = {trial.fingerprint for trial in found}
-    stopped = {trial.fingerprint for trial in trials if trial.outcome is Outcome.STOPPED}
+    kept = {trial.job.fingerprint for trial in found}
+    stopped = {trial.job.fingerprint for trial in trials if trial.result.outcome is Outcome.STOPPED}
     corner = reference(order)
     return Replay(
-        examples=sum(t.curve[-1].examples for t in trials) / sum(t.curve[-1].examples for t in order),
-        seconds=sum(t.curve[-1].seconds for t in trials) / sum(t.curve[-1].seconds for t in order),
+        examples=sum(t.result.curve[-1].examples for t in trials)
+        / sum(t.result.curve[-1].examples for t in order),
+        seconds=sum(t.result.curve[-1].seconds for t in trials)
+        / sum(t.result.curve[-1].seconds for t in order),
         stopped=len(stopped) / len(order),
-        same_front=kept == {trial.fingerprint for trial in full},
+        same_front=kept == {trial.job.fingerprint for trial in full},
         lost=1.0 - hypervolume(corners(found), corner) / hypervolume(corners(full), corner),
-        wrongly=len(stopped & {trial.fingerprint for trial in full}),
+        wrongly=len(stopped & {trial.job.fingerprint for trial in full}),
     )
 
 
 def corners(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
-    return [(math.log10(trial.flops or 1.0), final(trial)) for trial in trials]
+    return [(math.log10(trial.job.flops or 1.0), final(trial)) for trial in trials]
 
 
 def reference(trials: Sequence[TrialRecord]) -> tuple[float, float]:
@@ -103,8 +100,8 @@ def reference(trials: Sequence[TrialRecord]) -> tuple[float, float]:
 
 
 def final(trial: TrialRecord) -> float:
-    assert trial.validation is not None
-    return trial.validation.ne
+    assert trial.result.validation is not None
+    return trial.result.validation.ne
 
 
 def below_bound(orders: Sequence[Sequence[TrialRecord]]) -> tuple[int, int]:
@@ -113,8 +110,8 @@ def below_bound(orders: Sequence[Sequence[TrialRecord]]) -> tuple[int, int]:
     for order in orders:
         for position, candidate in enumerate(order):
             before = list(order[:position])
-            for seen in range(1, len(candidate.curve)):
-                so_far = candidate.replace(curve=candidate.curve[:seen])
+            for seen in range(1, len(candidate.result.curve)):
+                so_far = candidate.with_result(curve=candidate.result.curve[:seen])
                 known = went_on(seen, like(so_far, before))
                 if len(known) >= FEWEST:
                     below += final(candidate) < forecast(so_far, known).low
@@ -162,7 +159,7 @@ def main() -> None:
     count = min(options.candidates or len(trials), len(trials))
     orders = [rng.sample(trials, count) for _ in range(options.orders)]
     print(machine())
-    lengths = [len(trial.curve) for trial in trials]
+    lengths = [len(trial.result.curve) for trial in trials]
     print(
         f"{len(trials)} finished candidates, {min(lengths)} to {max(lengths)} evaluations; {options.orders} "
         f"orders of {count}; mean ± standard deviation over the orders\n"

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from dashboards.units import MISSING, known
-from trials.record import Attempt, Outcome, StudyRecord
+from trials.record import Attempt, Outcome
+from trials.study_record import StudyRecord
 
 ALL = "all"
 """In place of a technique: the line for all of them."""

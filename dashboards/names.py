@@ -16,10 +16,11 @@ UNNAMED = "model"
 
 def trial_name(trial: TrialRecord) -> str:
     """A trial's model in short; of an average, what it is the mean of: `average of trials 3, 5 and 7`."""
-    if trial.members:
-        *others, last = map(str, trial.members)
-        return f"average of trials {', '.join(others)} and {last}"
-    return short_name(trial.model) + (", another seed" if trial.seed_offset else "")
+    members, retrained = trial.origin.members, trial.origin.retrained_members
+    if not members and not retrained:
+        return short_name(trial.job.model)
+    named = [*map(str, members), *(f"retraining {number}" for number in retrained)]
+    return f"average of trials {', '.join(named[:-1])} and {named[-1]}"
 
 
 def short_name(model: Mapping[str, Any]) -> str:

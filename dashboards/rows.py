@@ -7,50 +7,30 @@ from dataclasses import dataclass
 
 from dashboards.names import trial_name
 from dashboards.units import known
-from trials.record import (
-    Outcome,
-    StudyRecord,
-    TrialKind,
-    TrialRecord,
-    relative_ne_curve,
-    relative_ne_percent,
-)
+from trials.record import Metrics, Outcome, TrialRecord
+from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial; values not known are None."""
+    """One trial and what a table says of it besides; whatever the trial's record has is read from there."""
 
-    number: int
-    kind: TrialKind
-    outcome: Outcome
+    trial: TrialRecord
     marks: tuple[str, ...]
-    """Of `baseline`, `best`, `knee`, `front`, in this order."""
+    """What the study says of the trial: `baseline`, `best`, `knee`, `front`, in this order."""
     name: str
     """The model in short."""
-    ne: float | None
-    """On validation, at the best point of the curve; of a running trial at its newest point."""
+    quality: Metrics | None
+    """Metrics on validation, at the best point of the curve; for a running trial at its newest point."""
     relative_percent: float | None
-    """NE relative to the tuned baseline; of a running trial at the same number of examples."""
-    auc: float | None
-    calibration: float | None
-    flops: float | None
-    parameters: int | None
-    """Dense ones."""
-    examples_per_second: float | None
-    seconds: float | None
-    planned: str | None
-    """Memory technique for the study's cluster; None where none fits."""
-    predicted_peak_bytes: int | None
-    """On the fullest rank of that cluster."""
-    weights_bytes: int | None
-    """Size of the exported weights."""
-    serving_ms: float | None
-    """Measured forward time of a request."""
-    executed: str | None
-    """Memory technique it was trained with here."""
+    """NE relative to the tuned baseline; for a running trial at the same number of examples."""
     remark: str | None
     """What it is tuned of, whose result it shares, the error; or that its plan does not fit, though trained."""
+
+    @property
+    def ne(self) -> float | None:
+        """NE on validation, where it is known and finite."""
+        return self.quality.ne if self.quality and known(self.quality.ne) else None
 
 
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
@@ -65,7 +45,11 @@ def baseline_ne(record: StudyRecord) -> float | None:
 
 
 def _known_ne(trial: TrialRecord | None) -> float | None:
-    return trial.validation.ne if trial and trial.validation and known(trial.validation.ne) else None
+    return (
+        trial.result.validation.ne
+        if trial and trial.result.validation and known(trial.result.validation.ne)
+        else None
+    )
 
 
 def find(record: StudyRecord, number: int | None) -> TrialRecord | None:
@@ -90,58 +74,48 @@ def marks(trial: TrialRecord, record: StudyRecord) -> tuple[str, ...]:
 
 
 def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> TrialRow:
-    live = trial.outcome is Outcome.RUNNING and bool(trial.curve)
-    quality = trial.curve[-1].validation if live else trial.validation
+    live = trial.result.outcome is Outcome.RUNNING and bool(trial.result.curve)
+    quality = trial.result.curve[-1].validation if live else trial.result.validation
     ne = quality.ne if quality and known(quality.ne) else None
     return TrialRow(
-        number=trial.number,
-        kind=trial.kind,
-        outcome=trial.outcome,
+        trial=trial,
         marks=marks(trial, record),
         name=trial_name(trial),
-        ne=ne,
+        quality=quality,
         relative_percent=_relative_so_far(trial, record) if live else relative_percent(ne, baseline),
-        auc=quality.auc if quality else None,
-        calibration=quality.calibration if quality else None,
-        flops=trial.flops,
-        parameters=trial.parameters,
-        examples_per_second=trial.examples_per_second,
-        seconds=trial.seconds,
-        planned=trial.planned_technique,
-        predicted_peak_bytes=trial.predicted_peak_bytes,
-        weights_bytes=trial.weights_bytes,
-        serving_ms=trial.serving_ms,
-        executed=trial.executed_technique,
         remark=_remark(trial),
     )
 
 
 def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
     baseline = record.baseline_for(trial)
-    pairs = relative_ne_curve(trial.curve[-1:], baseline.curve if baseline else ())
+    pairs = relative_ne_curve(trial.result.curve[-1:], baseline.result.curve if baseline else ())
     return pairs[0][1] if pairs and known(pairs[0][1]) else None
 
 
 def _remark(trial: TrialRecord) -> str | None:
-    again = f"tuned of trial {trial.tuned_from}" if trial.tuned_from is not None else None
-    said = (again, shared_with(trial), _on_all_rows(trial), trial.error)
+    again = f"tuned of trial {trial.origin.tuned_from}" if trial.origin.tuned_from is not None else None
+    said = (again, shared_with(trial), _on_all_rows(trial), trial.result.error)
     return ": ".join(part for part in said if part) or does_not_fit(trial)
 
 
 def shared_with(trial: TrialRecord) -> str | None:
     """Whose training a result is of, where it is not the trial's own."""
-    if trial.reused_from is not None:
-        return f"same network as trial {trial.reused_from}"
-    origin = trial.reused_from_study
+    if trial.origin.reused_from is not None:
+        return f"same network as trial {trial.origin.reused_from}"
+    origin = trial.origin.reused_from_study
     return f"trained as trial {origin.trial} of the study in {origin.directory}" if origin else None
 
 
 def _on_all_rows(trial: TrialRecord) -> str | None:
-    return f"trial {trial.promoted_from} on all rows" if trial.promoted_from is not None else None
+    return (
+        f"trial {trial.origin.promoted_from} on all rows" if trial.origin.promoted_from is not None else None
+    )
 
 
 def does_not_fit(trial: TrialRecord) -> str | None:
     """What is to be said of a baseline that no technique makes fit: it is trained all the same."""
-    if trial.plan is None or trial.plan.fits:
+    plan = trial.plan.summary
+    if plan is None or plan.fits:
         return None
-    return f"does not fit the cluster it is planned for: {trial.plan.remedy or trial.plan.reason}"
+    return f"does not fit the cluster it is planned for: {plan.remedy or plan.reason}"

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from dhen.errors import UserError
+from search.logs import show_logs
 
 VERBS = {
     "prepare": "turn a click log into a columnar cache and a schema.yaml to edit",
@@ -35,6 +36,7 @@ VERBS = {
     "clusters": "the named clusters and this machine, with the source of each number",
 }
 USER_ERROR, INTERRUPTED = 2, 130
+VERBOSE = "verbose"
 
 
 class LazyGroup(click.Group):
@@ -50,12 +52,29 @@ class LazyGroup(click.Group):
             return None
         command = importlib.import_module(f"search.verbs.{name}").command
         assert isinstance(command, click.Command)
+        if all(param.name != VERBOSE for param in command.params):
+            command.params.append(_verbose())
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One line a verb, without importing any."""
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _verbose() -> click.Option:
+    """An option of every verb: show what modules log."""
+
+    def show(context: click.Context, parameter: click.Parameter, verbosity: int) -> None:
+        show_logs(verbosity)
+
+    return click.Option(
+        ["-v", f"--{VERBOSE}"],
+        count=True,
+        callback=show,
+        expose_value=False,
+        help="Log on stderr what is done; -vv with details.",
+    )
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

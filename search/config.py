@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from dhen.values import Value, dump_yaml, load_yaml, parse
-from search.run_directory import LOCK_FILE, STUDY_DB, STUDY_FILE
+from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import parse_bytes
@@ -185,6 +185,10 @@ BUDGET_KEYS = frozenset(
 """What may differ when a study is resumed."""
 
 
+OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
+"""What a session may leave in a folder before its `study.yaml` is there."""
+
+
 def read_study_config(file: Path | None, overrides: Iterable[str], **given: Any) -> StudyConfig:
     """A config from a YAML file (or defaults), options of the command line, and `key=value` words.
 
@@ -237,7 +241,9 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
                 f"{directory} holds another study ({differences}). Run it with its own settings to go on, "
                 f"or choose another --out."
             )
-    elif directory.exists() and any(entry.name not in (LOCK_FILE, STUDY_DB) for entry in directory.iterdir()):
+    elif directory.exists() and any(
+        entry.name not in (LOCK_FILE, STUDY_DB, DRIVER_LOG) for entry in directory.iterdir()
+    ):
         raise UserError(f"{directory} is not empty and holds no study; choose another --out.")
 
 

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable
 
 from dhen.errors import UserError
-from trials.record import Outcome, StudyRecord, TrialRecord
+from trials.record import Outcome, TrialRecord
+from trials.study_record import StudyRecord
 
 
 def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Trials with a result, of their own or shared with an equal network, that can be compared."""
-    done = (t for t in trials if t.outcome is Outcome.COMPLETED and t.flops is not None)
-    return [t for t in done if t.validation and not math.isnan(t.validation.ne)]
+    done = (t for t in trials if t.result.outcome is Outcome.COMPLETED and t.job.flops is not None)
+    return [t for t in done if t.result.validation and not math.isnan(t.result.validation.ne)]
 
 
 def log_flops(flops: float | None) -> float:
@@ -87,7 +88,7 @@ def pick(front: list[TrialRecord], how: str) -> TrialRecord:
 
 def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> TrialRecord:
     """The one of lowest NE that takes no more than `limit` of `what`, FLOPs or milliseconds."""
-    taken = [(_flops(trial) if what == "flops" else trial.serving_ms, trial) for trial in front]
+    taken = [(_flops(trial) if what == "flops" else trial.plan.serving_ms, trial) for trial in front]
     known = [(value, trial) for value, trial in taken if value is not None]
     if not known:
         raise UserError(
@@ -104,10 +105,10 @@ def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> Tria
 
 
 def _ne(trial: TrialRecord) -> float:
-    assert trial.validation is not None
-    return trial.validation.ne
+    assert trial.result.validation is not None
+    return trial.result.validation.ne
 
 
 def _flops(trial: TrialRecord) -> float:
-    assert trial.flops is not None
-    return trial.flops
+    assert trial.job.flops is not None
+    return trial.job.flops

@@ -1,7 +1,7 @@
-"""The run directory: `study.yaml`, `study.db`, `mlflow.db`, `artifacts/`, `trials/`, `report.html`, `best/`.
+"""The run directory: where a study's files lie, and the lock that one driver holds.
 
-One study a directory. The same command finds its `study.yaml` again and goes on. Readers take the study
-from its ledger, and what running trials have reached from the events they leave.
+`study.yaml`, `study.db`, `mlflow.db`, `artifacts/`, `driver.log`, `trials/`, `retrained/`, `report.html`,
+`best/`. One study per directory; the same command finds its `study.yaml` again and goes on.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout, lock_descriptor
 
 from dhen.errors import UserError
-from dhen.values import load_yaml
-from search.execution.reduce_events import absorb, cut_short
-from search.study_state import Standing
-from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
-from trials.record import Outcome, Retraining, StudyRecord, TrialRecord
+from trials.record import TrialKind, TrialRecord
 from trials.storage.database import sqlite_url
-from trials.storage.ledger import Ledger
 
-STUDY_FILE, STUDY_DB, LOCK_FILE, TRIALS = "study.yaml", "study.db", ".lock", "trials"
-HEAD = "record"
-"""Key of the ledger's facts that holds the study's record without its trials."""
+STUDY_FILE, STUDY_DB, LOCK_FILE = "study.yaml", "study.db", ".lock"
+DRIVER_LOG, REPORT, BEST = "driver.log", "report.html", "best"
+TRIALS, RETRAINED = "trials", "retrained"
+CHECKPOINTS = "checkpoints"
+"""The folder in a trial's folder from which a training that was cut short goes on."""
 DRIVER_WAITS_SECONDS = 0.5
 """A driver waits that long for the lock: a reader that asks whether one is at work holds it for a moment, too."""
 READER_ASKS, READER_PAUSE_SECONDS = 3, 0.01
@@ -32,81 +29,24 @@ READER_ASKS, READER_PAUSE_SECONDS = 3, 0.01
 
 
 def database_url(directory: Path, storage: str | None) -> str:
-    """Of the study's database: `storage`, or the run directory's own."""
+    """URL of the study's database: `storage`, or the run directory's own."""
     return storage or sqlite_url(directory / STUDY_DB)
 
 
 def study_name(directory: Path, name: str | None) -> str:
-    """Of the study in the run directory: `name`, or the directory's own."""
+    """Name of the study in the run directory: `name`, or the directory's own."""
     return name or directory.resolve().name
 
 
 def trial_folder(directory: Path, number: int) -> Path:
-    """Where a trial's process leaves its events, its log and its weights."""
+    """Folder where the processes of the trial with this number leave their events, their logs and its weights."""
     return directory / TRIALS / f"{number:05d}"
 
 
-def read_record(directory: Path) -> StudyRecord:
-    """The study as it stands, whether a driver is at work on it or not.
-
-    Raises:
-        UserError: where the directory holds no study, or one that has not trained anything yet.
-    """
-    if not (directory / STUDY_FILE).exists():
-        raise UserError(f"{directory}: no study here; `dhen-search run --out {directory}` starts one.")
-    running = is_driven(directory)
-    ledger = _open_ledger(directory)
-    head = (ledger.facts() or {}).get(HEAD)
-    trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials()]
-    confirmed = {"retrainings": _retrainings(ledger, running=running), "comparisons": ledger.comparisons()}
-    ledger.close()
-    if head is None or not trials:
-        raise _not_begun(directory)
-    changes = {"directory": str(directory), "running": running}
-    return Standing(StudyRecord.model_validate(head).replace(**(changes | confirmed)), trials).record()
-
-
-def read_progress(record: StudyRecord) -> dict[int, Progress]:
-    """What the running trials of a study that was read last said of their training, by trial."""
-    running = (trial.number for trial in record.trials if trial.outcome is Outcome.RUNNING)
-    told = {number: _events(Path(record.directory), number) for number in running}
-    progress = {number: [e for e in events if isinstance(e, Progress)] for number, events in told.items()}
-    return {number: events[-1] for number, events in progress.items() if events}
-
-
-def _open_ledger(directory: Path) -> Ledger:
-    """For reading alone: nothing is created."""
-    config = load_yaml(directory / STUDY_FILE)
-    if not isinstance(config, dict):
-        raise UserError(f"{directory / STUDY_FILE} is damaged: expected a mapping of keys to values.")
-    if config.get("storage") is None and not (directory / STUDY_DB).exists():
-        raise _not_begun(directory)
-    url = database_url(directory, config.get("storage"))
-    return Ledger(url, study_name(directory, config.get("name")), create=False)
-
-
-def _not_begun(directory: Path) -> UserError:
-    return UserError(f"{directory}: the study has not started a trial yet; run its command again.")
-
-
-def _as_it_is(directory: Path, trial: TrialRecord, *, running: bool) -> TrialRecord:
-    """The ledger has a running trial as it began: with the curve so far, or as cut short with its driver."""
-    if trial.outcome is not Outcome.RUNNING:
-        return trial
-    if not running:
-        return cut_short(trial)
-    for event in _events(directory, trial.number):
-        if isinstance(event, Evaluated):
-            trial = absorb(trial, event)
-    return trial
-
-
-def _retrainings(ledger: Ledger, *, running: bool) -> tuple[Retraining, ...]:
-    return tuple(each if running else cut_short(each) for each in ledger.retrainings())
-
-
-def _events(directory: Path, number: int) -> list[Event]:
-    return EventReader(trial_folder(directory, number) / EVENTS)()
+def folder_of(directory: Path, trial: TrialRecord) -> Path:
+    """The same of a trial, of the one whose result it shares, or of a retraining, which is numbered apart."""
+    retraining = trial.kind is TrialKind.RETRAINING
+    return trial_folder(directory / RETRAINED if retraining else directory, trial.owner)
 
 
 @contextmanager

@@ -1,22 +1,25 @@
-"""How a study stands: its trials, and what they say together (the baseline, the front, the time spent)."""
+"""The state of a study as its driver, its stages and those who watch it share it, and what its trials say
+together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dhen.errors import UserError
 from search.pareto import eligible, knee, pareto_front
-from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
+from trials.events import Progress
+from trials.record import Outcome, TrialKind, TrialRecord
+from trials.study_record import Comparison, StudyRecord
 
-MADE_OF_WINNERS = (TrialKind.AVERAGE, TrialKind.SEED)
-"""After selection, on as many rows as the winners."""
+Watcher = Callable[["StudyState"], None]
+"""Is called at every change and about ten times a second between; takes what it likes from the study's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the completed trials say; changes only when one more completes."""
+    """What the completed trials say; it changes only when one more completes."""
 
     baseline: TrialRecord | None
     """The best of the baseline's own trials."""
@@ -24,61 +27,117 @@ class Verdict:
     """Candidates and averages that no other beats in both NE and FLOPs, by FLOPs."""
     knee: TrialRecord | None
     networks: tuple[TrialRecord, ...]
-    """The same of candidates alone, by FLOPs: what averages are made of."""
+    """The front of candidates alone, by FLOPs: what averages are made of."""
     runners_up: tuple[TrialRecord, ...]
-    """What would be so without them, where averages are to be made, which may have them too."""
-    seeds: tuple[TrialRecord, ...]
-    """Trained again to be members of averages."""
+    """The front without these, where averages are to be made, which may have them too."""
     members: tuple[TrialRecord, ...]
-    """Of averages on the front."""
+    """Networks that averages on the front consist of."""
 
     @property
     def winners(self) -> tuple[TrialRecord, ...]:
-        """The baseline and the front: who is scored on test in the end."""
+        """The baseline and the front: those that are scored on test in the end."""
         return (*([self.baseline] if self.baseline else []), *self.front)
 
     @property
     def trained(self) -> tuple[TrialRecord, ...]:
-        """Who must have weights: the baseline, and networks on the front, of themselves or in an average."""
+        """Trials that must have weights: the baseline, and networks on the front, by themselves or in an
+        average."""
         baseline = [self.baseline] if self.baseline else []
-        together = (*baseline, *self.networks, *self.seeds, *self.members)
+        members = (trial for trial in self.members if trial.kind is not TrialKind.RETRAINING)
+        together = (*baseline, *self.networks, *members)
         return tuple({trial.number: trial for trial in together}.values())
 
     @property
     def kept(self) -> tuple[TrialRecord, ...]:
-        """Whose weights are not dropped: theirs, and those that averages may have besides."""
+        """Trials whose weights are not dropped: those, and others that averages may have."""
         return (*self.trained, *self.runners_up)
 
 
-class Standing:
-    """The trials of a study by number; `head` is its record without them."""
+class StudyState:
+    """Trials and retrainings of a study by number, their verdict, and what there is to tell of it."""
 
-    def __init__(self, head: StudyRecord, trials: Iterable[TrialRecord], *, averages: bool = False) -> None:
-        """`averages`: whether there are to be some, so that runners-up count."""
-        self.head, self._averages = head, averages
+    def __init__(
+        self,
+        head: StudyRecord,
+        trials: Iterable[TrialRecord],
+        retrainings: Iterable[TrialRecord] = (),
+        *,
+        averages: bool = False,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        """A study that is opened.
+
+        Args:
+            head: its record without trials.
+            trials: of earlier sessions.
+            retrainings: of earlier sessions.
+            averages: whether averages are to be made, so that runners-up count.
+            watchers: are called by `tell`.
+        """
+        self.head, self._averages, self._watchers = head, averages, watchers
         self.trials: dict[int, TrialRecord] = {}
+        self.retrainings: dict[int, TrialRecord] = {trial.number: trial for trial in retrainings}
+        self.progress: dict[int, Progress] = {}
+        """What the trainings that run last said, by trial."""
+        self.notices: list[str] = []
+        """Sentences beside how trials end, since this driver began."""
+        self.ended: list[int] = []
+        """Numbers of the trials that this driver has seen end, in that order."""
+        self.changes = 0
+        """A counter that grows with every change."""
         self._verdict: Verdict | None = None
         for trial in trials:
             self.note(trial)
 
     def note(self, trial: TrialRecord) -> None:
-        """A trial, new or changed."""
+        """Takes in a trial, new or changed."""
         before = self.trials.get(trial.number, trial)
         self.trials[trial.number] = trial
-        ended = Outcome.COMPLETED in (before.outcome, trial.outcome)  # trained again, it may fail
-        if ended or trial.promoted_from is not None:
+        self.changes += 1
+        # what is trained again was completed before and may fail now, so both outcomes count
+        if (
+            Outcome.COMPLETED in (before.result.outcome, trial.result.outcome)
+            or trial.origin.promoted_from is not None
+        ):
             self._verdict = None
+
+    def note_retraining(self, trial: TrialRecord) -> None:
+        """Takes in a retraining, new or changed."""
+        self.retrainings[trial.number] = trial
+        self.changes += 1
+        self._verdict = None
+
+    def note_comparisons(self, comparisons: tuple[Comparison, ...]) -> None:
+        """Takes in how winners compare with the baseline, in place of earlier comparisons."""
+        self.head = self.head.replace(comparisons=comparisons)
+        self.changes += 1
+
+    def say(self, sentence: str) -> None:
+        """Adds a notice; the watchers have it at once."""
+        self.notices.append(sentence)
+        self.changes += 1
+        self.tell()
+
+    def tell(self) -> None:
+        """Lets the watchers look."""
+        for watcher in self._watchers:
+            watcher(self)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent and the winners are scored."""
+        return self.head.finished
 
     @property
     def candidates(self) -> list[TrialRecord]:
         """What was proposed, in order: no trials of the baseline, nor of candidates once more on all rows."""
-        own = [t for _, t in sorted(self.trials.items()) if t.promoted_from is None]
+        own = [t for _, t in sorted(self.trials.items()) if t.origin.promoted_from is None]
         return [t for t in own if t.kind is TrialKind.CANDIDATE]
 
     @property
     def promoted(self) -> list[TrialRecord]:
-        """Those of `search.study.full_data`, on all rows, in order."""
-        return [t for _, t in sorted(self.trials.items()) if t.promoted_from is not None]
+        """Trainings on all rows of what a search on a part of them has selected, in order."""
+        return [t for _, t in sorted(self.trials.items()) if t.origin.promoted_from is not None]
 
     @property
     def completed(self) -> list[TrialRecord]:
@@ -87,21 +146,29 @@ class Standing:
 
     @property
     def searched(self) -> Verdict:
-        """Of the trials that the search has made, on a part of the log where it was told so."""
+        """The verdict on the trials that the search has made, on a part of the log where it was told so."""
         on_a_part = bool(self.promoted)
-        own = (trial for trial in self.completed if trial.promoted_from is None)
-        return self._judged([t for t in own if not (on_a_part and t.kind in MADE_OF_WINNERS)])
+        own = (trial for trial in self.completed if trial.origin.promoted_from is None)
+        return self._judge([t for t in own if not (on_a_part and t.kind is TrialKind.AVERAGE)])
 
     @property
     def verdict(self) -> Verdict:
-        """As of now: of trials on all rows alone, as soon as all that were selected have ended there."""
+        """The verdict as of now: on trials on all rows alone, as soon as all that were selected have ended
+        there."""
         if self._verdict is None:
-            promoted = self.promoted
-            going = any(trial.outcome in (Outcome.RUNNING, Outcome.INTERRUPTED) for trial in promoted)
-            done = (t for t in self.completed if t.promoted_from is not None or t.kind in MADE_OF_WINNERS)
-            whole = self._judged(list(done))
+            going = any(trial.result.outcome.unfinished for trial in self.promoted)
+            done = (
+                t for t in self.completed if t.origin.promoted_from is not None or t.kind is TrialKind.AVERAGE
+            )
+            whole = self._judge(list(done))
             self._verdict = self.searched if whole.baseline is None or going else whole
         return self._verdict
+
+    def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
+        """The networks that a trial consists of: the members of an average, or the trial itself."""
+        origin = trial.origin
+        members = tuple(self.trials[number] for number in origin.members)
+        return (*members, *(self.retrainings[number] for number in origin.retrained_members)) or (trial,)
 
     def require_baseline(self) -> TrialRecord:
         """The best of the baseline's own trials.
@@ -110,41 +177,21 @@ class Standing:
             UserError: where none of them completed.
         """
         if self.verdict.baseline is None:
-            errors = {trial.error for trial in self.trials.values() if trial.error}
+            errors = {trial.result.error for trial in self.trials.values() if trial.result.error}
             raise UserError(f"no training of the baseline completed: {'; '.join(sorted(errors))}.")
         return self.verdict.baseline
-
-    def _is_whole(self, average: TrialRecord) -> bool:
-        """Whether all members have a result: not one that is trained again because its weights are gone."""
-        return all(self.trials[number].outcome is Outcome.COMPLETED for number in average.members)
 
     def record(self) -> StudyRecord:
         """The study as it stands."""
         verdict = self.verdict
         return self.head.replace(
             trials=tuple(trial for _, trial in sorted(self.trials.items())),
+            retrainings=tuple(trial for _, trial in sorted(self.retrainings.items())),
             baseline=verdict.baseline.number if verdict.baseline else None,
             front=tuple(trial.number for trial in verdict.front),
             best=verdict.front[-1].number if verdict.front else None,
             knee=verdict.knee.number if verdict.knee else None,
             elapsed_seconds=self.elapsed_seconds(),
-        )
-
-    def _judged(self, done: Sequence[TrialRecord]) -> Verdict:
-        tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
-        networks = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
-        averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
-        front, ahead = pareto_front(networks + averages), pareto_front(networks)
-        known = {trial.fingerprint for trial in ahead}
-        behind = [trial for trial in networks if self._averages and trial.fingerprint not in known]
-        return Verdict(
-            baseline=min(tuned, key=lambda t: t.validation.ne if t.validation else 0.0, default=None),
-            front=tuple(front),
-            knee=knee(front),
-            networks=tuple(ahead),
-            runners_up=tuple(pareto_front(behind)),
-            seeds=tuple(trial for trial in done if trial.kind is TrialKind.SEED),
-            members=tuple(self.trials[number] for trial in front for number in trial.members),
         )
 
     def elapsed_seconds(self) -> float:
@@ -157,12 +204,38 @@ class Standing:
             covered = max(covered, end)
         return total
 
+    def _judge(self, done: Sequence[TrialRecord]) -> Verdict:
+        tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
+        candidates = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
+        averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
+        front, ahead = pareto_front(candidates + averages), pareto_front(candidates)
+        known = {trial.job.fingerprint for trial in ahead}
+        behind = [trial for trial in candidates if self._averages and trial.job.fingerprint not in known]
+        on_front = (trial for trial in front if trial.kind is TrialKind.AVERAGE)
+        return Verdict(
+            baseline=min(tuned, key=_ne, default=None),
+            front=tuple(front),
+            knee=knee(front),
+            networks=tuple(ahead),
+            runners_up=tuple(pareto_front(behind)),
+            members=tuple(network for average in on_front for network in self.networks(average)),
+        )
+
+    def _is_whole(self, average: TrialRecord) -> bool:
+        """Whether all members have a result: not one that is trained again because its weights are gone."""
+        return all(each.result.outcome is Outcome.COMPLETED for each in self.networks(average))
+
+
+def _ne(trial: TrialRecord) -> float:
+    assert trial.result.validation is not None, "only eligible trials are judged"
+    return trial.result.validation.ne
+
 
 def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:
     """From when to when a trial ran, in seconds since 1970; one that was cut short will run again."""
-    if trial.started_at is None:
+    if trial.origin.started_at is None:
         return None
-    start = datetime.fromisoformat(trial.started_at).timestamp()
-    if trial.outcome is Outcome.RUNNING:
+    start, seconds = datetime.fromisoformat(trial.origin.started_at).timestamp(), trial.result.seconds
+    if trial.result.outcome is Outcome.RUNNING:
         return start, max(start, now)
-    return (start, start + trial.seconds) if trial.seconds else None
+    return (start, start + seconds) if seconds else None

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,10 +20,8 @@ from rich.text import Text
 
 from dashboards.terminal.tables import progress_line, trial_line, trial_table
 from search.cli import INTERRUPTED
+from search.study_state import StudyState
 from trials.events import Progress
-
-if TYPE_CHECKING:
-    from search.study.driver import Study
 
 REFRESH_SECONDS = 0.25
 TABLE_WIDTH = 140
@@ -50,11 +47,11 @@ class StudyView:
         if self._live:
             self._live.stop()
 
-    def __call__(self, study: Study) -> None:
+    def __call__(self, study: StudyState) -> None:
         """Draws the study, some times a second at most, or says which trials have ended."""
-        for notice in study.news.notices[self._noticed :]:
+        for notice in study.notices[self._noticed :]:
             self._console.print(notice, style="yellow", soft_wrap=True, markup=False)
-        self._noticed = len(study.news.notices)
+        self._noticed = len(study.notices)
         if self._live is None:
             self._say_ended(study)
         elif study.finished or time.monotonic() - self._drawn > REFRESH_SECONDS:
@@ -64,15 +61,15 @@ class StudyView:
             table = trial_table(record, rows=rows)
             self._live.update(Group(table, progress_line(record), *training), refresh=True)
 
-    def _say_ended(self, study: Study) -> None:
+    def _say_ended(self, study: StudyState) -> None:
         """A line for each trial that has ended since the last call."""
-        if self._said == len(study.news.ended):
+        if self._said == len(study.ended):
             return
         record = study.record()
-        for number in study.news.ended[self._said :]:
+        for number in study.ended[self._said :]:
             self._console.print(trial_line(record, number), soft_wrap=True)
             self._console.print(progress_line(record), soft_wrap=True)
-        self._said = len(study.news.ended)
+        self._said = len(study.ended)
 
 
 def print_table(table: Table) -> None:

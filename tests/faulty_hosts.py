@@ -16,7 +16,7 @@ from trials.hosts.hosts import Hosts
 from trials.hosts.join import JoinedHost, check_log, join_study
 from trials.processes.launcher import Launcher
 from trials.processes.rank_process import LocalRank
-from trials.processes.worker import Task
+from trials.processes.task import Task
 
 ENDLESS = "endless"
 

@@ -20,9 +20,10 @@ from trials.job import Job, TrainingConfig
 from trials.memory.counter import MemoryLimitError
 from trials.processes.launcher import Launcher, Run
 from trials.processes.supervisor import wait_for
-from trials.processes.worker import Emit, Task, run_rank
+from trials.processes.task import Task
+from trials.processes.worker import Emit, run_rank
 from trials.ranks import Ranks
-from trials.record import Metrics
+from trials.record import Measured, Metrics
 
 HOSTS, RANKS_A_HOST = 2, 2
 RANKS = HOSTS * RANKS_A_HOST
@@ -102,11 +103,9 @@ def misbehave(fault: str) -> None:
 def trained() -> Trained:
     return Trained(
         best=Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
-        examples_per_second=1.0,
-        step_ms=1.0,
-        peak_memory_bytes=1,
-        train_seconds=1.0,
-        evaluate_seconds=0.0,
+        measured=Measured(
+            examples_per_second=1.0, step_ms=1.0, peak_memory_bytes=1, train_seconds=1.0, evaluate_seconds=0.0
+        ),
     )
 
 

@@ -7,13 +7,15 @@ from random import Random
 from typing import Any
 
 from dhen.cost import CostRow
-from trials.record import CurvePoint, LogSummary, Metrics, Outcome, StudyRecord, TrialKind, TrialRecord
+from trials.record import CurvePoint, Measured, Metrics, Outcome, TrialKind, TrialPlan, TrialRecord
+from trials.study_record import LogSummary, StudyRecord
 
 FLOOR = 0.7731
 EVERY = 40_000
 """Examples between two evaluations."""
 MODULES = ("attention", "cross", "dlrm", "linear", "conv")
 NE_LIMIT = {TrialKind.BASELINE: 0.7905, TrialKind.CANDIDATE: 0.7925}
+PARTS = ("origin", "job", "plan", "result")
 ERRORS = {
     Outcome.INFEASIBLE: "needs 31.2 GiB a rank, 24.0 GiB are declared; no technique of the ladder fits",
     Outcome.OUT_OF_MEMORY: "out of memory at step 3 with every technique that was planned",
@@ -32,12 +34,15 @@ def study(candidates: int = 27, *, seed: int = 0, finished: bool = True, **chang
         )[0]
         trials.append(trial(number, random, kind=TrialKind.CANDIDATE, outcome=outcome))
     if candidates > 8:
-        trials[-2] = trials[5].replace(
-            number=trials[-2].number, reused_from=5, seconds=0.1, started_at=started(900)
+        trials[-2] = (
+            trials[5]
+            .replace(number=trials[-2].number)
+            .with_origin(reused_from=5, started_at=started(900))
+            .with_result(seconds=0.1)
         )
     if not finished:
         last = trial(len(trials), random, kind=TrialKind.CANDIDATE)
-        trials.append(last.replace(outcome=Outcome.RUNNING, validation=None, seconds=None))
+        trials.append(last.with_result(outcome=Outcome.RUNNING, validation=None, seconds=None))
     return judged(trials, finished=finished, budget=candidates, **changes)
 
 
@@ -45,12 +50,14 @@ def judged(
     trials: list[TrialRecord], *, finished: bool = True, budget: int = 30, **changes: Any
 ) -> StudyRecord:
     """The record of these trials, with baseline, front, best and knee as a driver would say them."""
-    done = [trial for trial in trials if trial.validation and trial.outcome is Outcome.COMPLETED]
+    done = [
+        trial for trial in trials if trial.result.validation and trial.result.outcome is Outcome.COMPLETED
+    ]
     tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
     field = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
     front: list[TrialRecord] = []
-    for each in sorted(field, key=lambda trial: (trial.flops, trial.validation.ne)):
-        if not front or each.validation.ne < front[-1].validation.ne:
+    for each in sorted(field, key=lambda trial: (trial.job.flops, trial.result.validation.ne)):
+        if not front or each.result.validation.ne < front[-1].result.validation.ne:
             front.append(each)
     winners = {front[-1].number, *(trial.number for trial in tuned)} if front and finished else set()
     fields: dict[str, Any] = {
@@ -69,13 +76,13 @@ def judged(
             ne_floor={"validation": FLOOR, "test": FLOOR + 0.001},
         ),
         "trials": tuple(_tested(trial) if trial.number in winners else trial for trial in trials),
-        "baseline": min(tuned, key=lambda trial: trial.validation.ne).number if tuned else None,
+        "baseline": min(tuned, key=lambda trial: trial.result.validation.ne).number if tuned else None,
         "front": tuple(trial.number for trial in front),
         "best": front[-1].number if front else None,
         "knee": front[len(front) // 2].number if front else None,
         "finished": finished,
         "trials_budget": budget,
-        "elapsed_seconds": sum(trial.seconds or 0 for trial in trials),
+        "elapsed_seconds": sum(trial.result.seconds or 0 for trial in trials),
     }
     return StudyRecord(**fields | changes)
 
@@ -96,16 +103,20 @@ def trial(
     curve = tuple(_point(step, limit, random) for step in range(1, seen + 1))
     has_result = outcome in (Outcome.COMPLETED, Outcome.STOPPED)
     train_seconds = seen * (2 + flops / 2e6)
-    return TrialRecord(
+    record = TrialRecord(
         number=number,
         kind=kind,
-        outcome=outcome,
-        fingerprint=f"{random.getrandbits(64):016x}",
         point={
             "layers": 2,
             "layer0.block1": random.choice(MODULES),
             "learning_rate": random.uniform(1e-4, 1e-2),
         },
+        attempts=(),
+    )
+    return changed(
+        record,
+        outcome=outcome,
+        fingerprint=f"{random.getrandbits(64):016x}",
         model=_model(kind, random),
         training={"batch_size": 2048, "learning_rate": 0.001, "epochs": 1, "precision": "fp32"},
         cost=_cost(flops),
@@ -114,17 +125,18 @@ def trial(
         embedding_parameters=2_400_000,
         curve=curve,
         validation=min((point.validation for point in curve), key=lambda m: m.ne) if has_result else None,
-        examples_per_second=5e10 / flops if has_result else None,
-        step_ms=flops / 3e5 if has_result else None,
-        peak_memory_bytes=int(3e8 + flops * 40) if has_result else None,
-        train_seconds=train_seconds or None,
-        evaluate_seconds=seen * 0.7 or None,
+        measured=Measured(
+            examples_per_second=5e10 / flops if has_result else None,
+            step_ms=flops / 3e5 if has_result else None,
+            peak_memory_bytes=int(3e8 + flops * 40) if has_result else None,
+            train_seconds=train_seconds or None,
+            evaluate_seconds=seen * 0.7 or None,
+        ),
         seconds=train_seconds + seen * 0.7 + 0.6,
-        planned_technique="dp" if outcome is not Outcome.INFEASIBLE else None,
-        executed_technique=random.choice(("dp", "dp", "zero1")) if seen else None,
         error=ERRORS.get(outcome),
         started_at=started(number),
-    )
+        plan=TrialPlan(technique="dp" if outcome is not Outcome.INFEASIBLE else None),
+    ).with_result(technique=random.choice(("dp", "dp", "zero1")) if seen else None)
 
 
 def started(minute: int) -> str:
@@ -150,7 +162,7 @@ def _point(step: int, limit: float, random: Random) -> CurvePoint:
 
 
 def _tested(trial: TrialRecord) -> TrialRecord:
-    return trial.replace(test=metrics(trial.validation.ne + 0.0011))
+    return trial.with_result(test=metrics(trial.result.validation.ne + 0.0011))
 
 
 def _model(kind: TrialKind, random: Random) -> dict[str, Any]:
@@ -184,15 +196,26 @@ def _cost(flops: float) -> tuple[CostRow, ...]:
     return (*rows, tables)
 
 
-def bare(number: int, *, ne: float, flops: float, **changes: Any) -> TrialRecord:
-    """A completed candidate of which nothing but its NE and its FLOPs is known."""
+def bare(number: int, *, ne: float, flops: float, **facts: Any) -> TrialRecord:
+    """A completed candidate of which nothing but its NE and its FLOPs is known, and these facts."""
+    record = TrialRecord(number=number, kind=TrialKind.CANDIDATE)
+    quality = Metrics(ne=ne, log_loss=ne, auc=0.7, calibration=1.0, examples=10)
     known: dict[str, Any] = {
-        "kind": TrialKind.CANDIDATE,
         "outcome": Outcome.COMPLETED,
         "fingerprint": str(number),
-        "point": {},
-        "model": {},
-        "training": {},
-        "validation": Metrics(ne=ne, log_loss=ne, auc=0.7, calibration=1.0, examples=10),
+        "flops": flops,
+        "validation": quality,
     }
-    return TrialRecord(number=number, flops=flops, **(known | changes))
+    return changed(record, **(known | facts))
+
+
+def changed(record: TrialRecord, **facts: Any) -> TrialRecord:
+    """The record with each fact where it belongs: in the trial itself, its origin, its job, its plan or its
+    result."""
+    for name, value in facts.items():
+        part = next((part for part in PARTS if name in type(getattr(record, part)).model_fields), None)
+        if name in TrialRecord.model_fields or part is None:
+            record = record.replace(**{name: value})
+        else:
+            record = record.replace(**{part: getattr(record, part).replace(**{name: value})})
+    return record

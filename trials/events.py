@@ -11,7 +11,7 @@ from typing import IO, Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from dhen.values import Value
-from trials.record import CurvePoint, Metrics
+from trials.record import CurvePoint, Measured, Metrics
 from trials.serving_limits import ForwardTime
 
 EVENTS, RANK_LOG, WEIGHTS = "events.jsonl", "rank0.log", "weights.safetensors"
@@ -58,14 +58,8 @@ class Trained(Value):
     event: Literal["trained"] = "trained"
     best: Metrics
     """Validation metrics of the weights kept."""
-    examples_per_second: float
-    """Median over the stretches between evaluations, evaluation excluded."""
-    step_ms: float
-    peak_memory_bytes: int
-    """Of the fullest rank: allocated memory of the device; on a CPU what was counted where a limit is declared,
-    else the highest resident memory of the process."""
-    train_seconds: float
-    evaluate_seconds: float
+    measured: Measured
+    """What the training measured of itself."""
 
 
 class Diverged(Value):

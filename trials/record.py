@@ -1,11 +1,11 @@
-"""What is known of a study and its trials: plain values, made from the ledger, torch-free.
+"""What is known of one trial: a plain value, made by the driver, kept by the ledger, torch-free.
 
-Reports, figures, the MLflow log and exports are made from these and from nothing else.
+A record is nested, so that what belongs together changes together: a result that another trial takes over, a plan
+that a next attempt replaces, a job that is written to a table are one field each.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +13,6 @@ from pydantic import ConfigDict, Field
 
 from dhen.cost import CostRow
 from dhen.values import Value
-from trials.serving_limits import ServingConfig
 
 NAN_AS_WORD = ConfigDict(ser_json_inf_nan="strings")
 """NaN is `"NaN"` in JSON: pydantic's own `null` could not be read back."""
@@ -31,6 +30,26 @@ class Outcome(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the trial runs, or was cut short and runs again when its study is resumed."""
+        return self in (Outcome.RUNNING, Outcome.INTERRUPTED)
+
+    @property
+    def may_be_tried_again(self) -> bool:
+        """Whether an attempt that ended so may be followed by another one of the same trial."""
+        return self in (Outcome.OUT_OF_MEMORY, Outcome.INTERRUPTED)
+
+    @property
+    def holds_for_equal_jobs(self) -> bool:
+        """Whether a trial of an equal job takes the result over in place of training."""
+        return self in (Outcome.COMPLETED, Outcome.STOPPED)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same job, trained again to its end, would come to the same outcome."""
+        return self in (Outcome.COMPLETED, Outcome.DIVERGED)
+
 
 class TrialKind(StrEnum):
     """What a trial is for."""
@@ -38,11 +57,9 @@ class TrialKind(StrEnum):
     BASELINE = "baseline"
     CANDIDATE = "candidate"
     RETRAINING = "retraining"
-    """Of a trial's network, after selection: see `Retraining`."""
+    """A trial's network trained once more from another seed, after selection (intervals, ablations, averages)."""
     AVERAGE = "average"
     """The mean of what several trained networks predict; nothing is trained for it."""
-    SEED = "seed"
-    """A candidate's network trained once more from another seed, to be a member of averages."""
 
 
 class Metrics(Value):
@@ -74,11 +91,36 @@ class CurvePoint(Value):
     train_loss: float
     """Mean training log loss since the point before."""
     learning_rate: float
+    """Learning rate of the dense part at the last step before the evaluation."""
     seconds: float
-    """Since training began, evaluation included."""
+    """Seconds since training began, evaluation included."""
     validation: Metrics
     averaged: bool = Field(default=False, exclude_if=lambda averaged: not averaged)
     """Whether that is of the mean of the last evaluations' weights, being better than the weights themselves."""
+
+
+class JobSummary(Value):
+    """What a trial trains, as its record keeps it (`trials.job.Job` is the whole of it). Empty where the trial's
+    point gives no model."""
+
+    fingerprint: str = ""
+    """Identity of the job: equal fingerprints are the same training run."""
+    seed: int = 0
+    """Seed of the initial weights, the order of examples and dropout."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Resolved model configuration."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Resolved training configuration."""
+    cost: tuple[CostRow, ...] = ()
+    """The model's cost table, a row per operation."""
+    flops: float | None = None
+    """Forward FLOPs per example: matmuls, convolutions and attention products; a multiply-add is two."""
+    parameters: int | None = None
+    """Number of dense parameters."""
+    embedding_parameters: int | None = None
+    """Number of parameters in embedding tables."""
+    weights_bytes: int | None = None
+    """Size of the exported weights."""
 
 
 class RejectedStrategy(Value):
@@ -88,7 +130,7 @@ class RejectedStrategy(Value):
     memory_bytes: int
     """Predicted peak on the fullest rank."""
     lacking_bytes: int
-    """What it exceeds the memory by; 0 where it fits and is slower."""
+    """Bytes by which it exceeds the memory; 0 where it fits and is slower."""
 
 
 class PlanSummary(Value):
@@ -97,17 +139,19 @@ class PlanSummary(Value):
     strategy: str | None
     """The memory technique chosen; where nothing fits, the one that lacks least; None: tables alone do not fit."""
     fits: bool
+    """Whether any memory technique fits."""
     examples_a_rank: int
+    """Examples of a batch that each rank trains on."""
     memory_bytes: dict[str, int] = Field(default_factory=dict)
     """Predicted peak on the fullest rank, by item."""
     host_bytes: int = 0
-    """Of the host's memory, by one rank, for offload."""
+    """Bytes of the host's memory that one rank takes for offload."""
     peak_at: str = ""
     """The moment of the peak."""
     step_seconds: dict[str, float] = Field(default_factory=dict)
-    """Predicted, by item; `hidden` is to be taken off."""
+    """Predicted seconds of a step, by item; `hidden` is to be taken off."""
     reason: str = ""
-    """Why it was chosen, or what it lacks, in a sentence."""
+    """Why the technique was chosen, or what it lacks, in a sentence."""
     rejected: tuple[RejectedStrategy, ...] = ()
     """What has no more techniques and was not taken, fewer first; where nothing fits, those with one at most."""
     remedy: str | None = None
@@ -115,23 +159,89 @@ class PlanSummary(Value):
     faster: str | None = None
     """Where more techniques would be faster: which."""
     notes: tuple[str, ...] = ()
+    """What a reader should know of the plan besides."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """All of `memory_bytes`; None where the tables alone do not fit."""
+        """The sum of `memory_bytes`; None where the tables alone do not fit."""
         return sum(self.memory_bytes.values()) if self.memory_bytes else None
 
     @property
     def whole_step_seconds(self) -> float | None:
-        """All of `step_seconds`, less what is hidden behind compute."""
+        """The sum of `step_seconds`, less what is hidden behind compute."""
         items = self.step_seconds
         return sum(items.values()) - 2 * items.get("hidden", 0.0) if items else None
 
 
+class TrialPlan(Value):
+    """What is known of a trial before it trains: how it is to be held, what that takes, what serving takes."""
+
+    technique: str | None = "dp"
+    """Memory technique for the study's cluster (`dp`, `zero1`, `fsdp+full_checkpointing`); None: nothing fits.
+    After an attempt that ran out of memory, the technique of the next one."""
+    peak_bytes: int | None = None
+    """Predicted peak on the fullest rank of the study's cluster; where nothing fits, of what lacks least."""
+    step_seconds: float | None = None
+    """Predicted seconds of a step."""
+    memory_excess: float | None = None
+    """What the sampler learns: memory that is missing over the memory there is, 0 or less where one fits."""
+    serving_ms: float | None = None
+    """Measured forward time of a request (`StudyRecord.serving`), where that has a limit."""
+    serving_excess: float | None = None
+    """What the sampler learns: by how much the model is over the worst limit of serving, over the limit; 0 or less
+    where it meets all that was judged."""
+    summary: PlanSummary | None = None
+    """The plan as it was made first: its items, its reasons, what it passed over."""
+
+
+class Measured(Value):
+    """What a training measured of itself. A number that is added here is in the ledger, in MLflow and in
+    `status --json` without further ado (`docs/architecture.md`)."""
+
+    examples_per_second: float | None = None
+    """Median over the stretches between evaluations, evaluation excluded."""
+    step_ms: float | None = None
+    """Milliseconds of a training step, from the same median."""
+    peak_memory_bytes: int | None = None
+    """Peak of the fullest rank: allocated memory of the device; on a CPU what was counted where a limit is
+    declared, else the highest resident memory of the process."""
+    train_seconds: float | None = None
+    """Seconds of training, evaluation excluded."""
+    evaluate_seconds: float | None = None
+    """Seconds of evaluation."""
+
+
+class Result(Value):
+    """What came of a trial. Values not known (yet) are None."""
+
+    outcome: Outcome = Outcome.RUNNING
+    error: str | None = None
+    """For outcomes other than completed: what happened, in words (and at which step)."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Evaluations on validation, ascending in examples."""
+    validation: Metrics | None = None
+    """Metrics at the best point of the curve, whose weights are kept."""
+    test: Metrics | None = None
+    """Metrics on the test split: only of the baseline and the winners, after selection."""
+    expected_ne: float | None = None
+    """For a stopped trial: the lowest validation NE that it was expected to come to."""
+    technique: str | None = None
+    """Memory technique that the trial was trained with here."""
+    measured: Measured = Measured()
+    """What the training measured of itself."""
+    seconds: float | None = None
+    """Wall clock from start to outcome."""
+
+    def taken_over(self) -> Result:
+        """The result as another trial has it: that trial took no time, and its look at test is its own."""
+        return self.replace(test=None, seconds=0.0)
+
+
 class Attempt(Value):
-    """One training of a trial under one strategy: the first, or the next after one ran out of memory."""
+    """One execution of a trial under one strategy: the first, or the next after one ran out of memory."""
 
     strategy: str
+    """Memory technique, by name."""
     outcome: Outcome
     predicted_bytes: int | None
     """Peak of the fullest rank, as planned for what it was trained on; None: planned for another cluster."""
@@ -140,7 +250,7 @@ class Attempt(Value):
     needed_bytes: int | None = None
     """Out of memory: what a rank would have held at that moment."""
     limit_bytes: int | None = None
-    """Out of memory: what it may hold."""
+    """Out of memory: what a rank may hold."""
     predicted_step_seconds: float | None = None
     """As planned for what it was trained on; None: planned for another cluster."""
     measured_step_seconds: float | None = None
@@ -150,297 +260,85 @@ class Attempt(Value):
     error: str | None = None
 
 
-class Origin(Value):
-    """The trial of another study whose training a result is of."""
+class StudyTrial(Value):
+    """A trial of another study."""
 
     study: str
-    """Its name in the shared ledger."""
+    """Name of that study in the shared ledger."""
     directory: str
-    """Where that study lay."""
+    """Run directory of that study."""
     trial: int
+    """Number of the trial there."""
 
 
-class TrialRecord(Value):
-    """One trial, whole. Values not known (yet) are None."""
+class Origin(Value):
+    """Where a trial comes from: who proposed it, which other trials it was made from, when it began."""
 
-    number: int
-    """0, 1, 2 ... in the order of starting, baseline trials included."""
-    kind: TrialKind
-    outcome: Outcome
-    fingerprint: str
-    """Of the job: equal fingerprints are the same training run."""
-    point: dict[str, Any]
-    """The sampled values, by axis name."""
-    model: dict[str, Any]
-    """Resolved model configuration."""
-    training: dict[str, Any]
-    """Resolved training configuration."""
-    cost: tuple[CostRow, ...] = ()
-    flops: float | None = None
-    """Forward FLOPs an example: matmuls, convolutions and attention products; a multiply-add is two."""
-    parameters: int | None = None
-    """Dense parameters."""
-    embedding_parameters: int | None = None
-    curve: tuple[CurvePoint, ...] = ()
-    validation: Metrics | None = None
-    """At the best point of the curve, whose weights are kept."""
-    test: Metrics | None = None
-    """Only for the baseline and the winners, after selection."""
-    examples_per_second: float | None = None
-    step_ms: float | None = None
-    peak_memory_bytes: int | None = None
-    train_seconds: float | None = None
-    evaluate_seconds: float | None = None
-    seconds: float | None = None
-    """Wall clock from start to outcome."""
-    planned_technique: str | None = None
-    """Memory technique for the study's cluster (`dp`, `zero1`, `fsdp+full_checkpointing`); None: nothing fits."""
-    executed_technique: str | None = None
-    """What it was trained with here."""
-    predicted_peak_bytes: int | None = None
-    """On the fullest rank of the study's cluster, as planned; where nothing fits, of what lacks least."""
-    predicted_step_seconds: float | None = None
-    memory_excess: float | None = None
-    """What the sampler learns: memory that is missing over the memory there is, 0 or less where one fits."""
-    plan: PlanSummary | None = None
-    weights_bytes: int | None = None
-    """Size of the exported weights."""
-    serving_ms: float | None = None
-    """Measured forward time of a request (`StudyRecord.serving`), where that has a limit."""
-    serving_excess: float | None = None
-    """What the sampler learns: by how much it is over the worst limit of serving, over the limit; 0 or less
-    where it meets all that was judged."""
-    attempts: tuple[Attempt, ...] = ()
-    """Trainings so far, in order; several where one ran out of memory. None of a shared result."""
-    reused_from: int | None = None
-    """Number of the trial whose result this one shares (the same network)."""
-    promoted_from: int | None = None
-    """Of a training on all rows: number of the trial on a part of them (`training.train_fraction`) whose
-    configuration it is; None of every other."""
-    tuned_from: int | None = None
-    """Number of the candidate whose architecture this one has, with training settings that are tuned again."""
-    reused_from_study: Origin | None = None
-    """Where the job was done, if another study did it: its result stands here, and nothing was trained."""
-    members: tuple[int, ...] = ()
-    """Of an average: numbers of the trials whose predictions it is the mean of."""
-    seed_offset: int = 0
-    """What the seed of its training has above the study's."""
-    error: str | None = None
-    """For outcomes other than completed: what happened, in words (and at which step)."""
-    expected_ne: float | None = None
-    """Of one that was stopped: the lowest validation NE that it was expected to come to."""
     started_at: str | None = None
     """ISO 8601, UTC."""
     sampler_notes: dict[str, int] = Field(default_factory=dict)
     """What the sampler must find again with its proposal when the study is resumed (NSGA-II: its generation)."""
+    tuned_from: int | None = None
+    """Number of the candidate whose architecture this one has, with training settings that are tuned again."""
+    promoted_from: int | None = None
+    """For a training on all rows: number of the trial on a part of them (`training.train_fraction`) whose
+    configuration it is; None for every other trial."""
+    reused_from: int | None = None
+    """Number of the trial of this study whose result this one shares (the same job)."""
+    reused_from_study: StudyTrial | None = None
+    """The trial of another study whose result stands here; nothing was trained."""
+    members: tuple[int, ...] = ()
+    """For an average: numbers of the trials whose predictions it is the mean of."""
+    retrained_members: tuple[int, ...] = ()
+    """For an average: numbers of the retrainings that are members besides."""
+    of: int | None = None
+    """For a retraining: number of the trial whose network, or whose network in part, it is."""
+    removed: str | None = None
+    """For a retraining of an ablation: what was taken out of the network (`layer 1`, `layer 0: attention`)."""
+
+
+class TrialRecord(Value):
+    """One trial, whole."""
+
+    number: int
+    """0, 1, 2 ... in the order of starting, baseline trials included; retrainings are numbered apart."""
+    kind: TrialKind
+    point: dict[str, Any] = Field(default_factory=dict)
+    """The sampled values, by axis name."""
+    origin: Origin = Origin()
+    """Where the trial comes from."""
+    job: JobSummary = JobSummary()
+    """What is trained."""
+    plan: TrialPlan = TrialPlan()
+    """How it is to be trained."""
+    result: Result = Result()
+    """What came of it."""
+    attempts: tuple[Attempt, ...] = ()
+    """Executions so far, in order; several where one ran out of memory. None of a shared result."""
+
+    def with_result(self, **changes: Any) -> TrialRecord:
+        """The same trial with some fields of its result changed (see `Value.replace`)."""
+        return self.replace(result=self.result.replace(**changes))
+
+    def with_job(self, **changes: Any) -> TrialRecord:
+        """The same trial with some fields of its job changed."""
+        return self.replace(job=self.job.replace(**changes))
+
+    def with_plan(self, **changes: Any) -> TrialRecord:
+        """The same trial with some fields of its plan changed."""
+        return self.replace(plan=self.plan.replace(**changes))
+
+    def with_origin(self, **changes: Any) -> TrialRecord:
+        """The same trial with some fields of its origin changed."""
+        return self.replace(origin=self.origin.replace(**changes))
 
     @property
     def shared(self) -> bool:
-        """Whether nothing was trained for it: another trial's result, of this study or of another, is its own."""
-        return self.reused_from is not None or self.reused_from_study is not None
+        """Whether nothing was trained for this trial: its result is that of another one, here or in another
+        study."""
+        return self.origin.reused_from is not None or self.origin.reused_from_study is not None
 
     @property
     def owner(self) -> int:
         """Number of the trial in this study whose training, or whose copied weights, this result is of."""
-        return self.number if self.reused_from is None else self.reused_from
-
-
-class Retraining(TrialRecord):
-    """A network trained again from another seed once selection is frozen; counted in its own numbers."""
-
-    kind: TrialKind = TrialKind.RETRAINING
-    of: int
-    """Number of the trial whose network, or whose network in part, it is."""
-    seed: int
-    removed: str | None = None
-    """What was taken out of the network, in an ablation: `layer 1`, `layer 0: attention`."""
-
-
-class Better(StrEnum):
-    """Whether a winner is better than the baseline."""
-
-    YES = "yes"
-    NO = "no"
-    CANNOT_TELL = "cannot tell"
-
-
-class Comparison(Value):
-    """A winner against the baseline on the test split, both retrained from the same seeds."""
-
-    trial: int
-    """Number of the winner."""
-    seeds: tuple[int, ...]
-    """From which both were trained, with the same order of examples."""
-    blocks: int
-    """Of test rows, resampled whole."""
-    blocked_by: str
-    """What rows of a block have in common: `time`, `order`, or the name of a column."""
-    ne: float
-    """Of the winner on test, mean over seeds."""
-    baseline_ne: float
-    difference_percent: float
-    """NE relative to the baseline's, mean over seeds; negative is better."""
-    low_percent: float
-    high_percent: float
-    """Ends of the two-sided 95 % interval of this comparison alone."""
-    p: float
-    """Two-sided, of this comparison alone."""
-    p_adjusted: float
-    """After Holm's correction over all winners compared."""
-    winners: int
-    """How many were compared."""
-    detectable_percent: float
-    """The smallest difference that would have been found in 80 % of such comparisons."""
-    better: Better
-    """Than the baseline, by the adjusted p at 5 %."""
-
-
-class LogSummary(Value):
-    """The log a study searches on."""
-
-    name: str
-    fingerprint: str
-    rows: dict[str, int]
-    """By split: train, validation, test."""
-    base_rate: dict[str, float]
-    """Fraction of positives by split (weighted, corrected for negative sampling)."""
-    tables: int
-    numeric: int
-    ne_floor: dict[str, float] | None = None
-    """Lowest reachable NE by split, where the log carries the true probabilities (the demo log does)."""
-
-
-class ClusterSummary(Value):
-    """What candidates are planned for."""
-
-    name: str
-    hosts: int
-    gpus_a_host: int
-    hbm_bytes: int
-    """Memory of one rank."""
-    verified: bool
-    """Whether its numbers were measured on it; false for data sheets."""
-
-
-class EarlierStudy(Value):
-    """A study of the same log whose candidates this one began with (`warm_start`)."""
-
-    directory: str
-    """As it was given."""
-    seed: int
-    candidates: int
-    """That had begun there."""
-    reused: int
-    """Of these, by this study's sampler."""
-    left: dict[str, dict[str, int]]
-    """How many of the others were left, by kind of reason and reason."""
-
-
-class StudyRecord(Value):
-    """A study and all its trials, in order."""
-
-    name: str
-    directory: str
-    space: str
-    sampler: str
-    seed: int
-    log: LogSummary
-    cluster: ClusterSummary | None = None
-    serving: ServingConfig = ServingConfig()
-    """A request to an exported model, and its limits."""
-    earlier: tuple[EarlierStudy, ...] = ()
-    """What it was started from."""
-    trials: tuple[TrialRecord, ...]
-    baseline: int | None = None
-    """Number of the trial that is the tuned baseline."""
-    front: tuple[int, ...] = ()
-    """Numbers of the candidates, and of their averages, on the NE-FLOPs Pareto front, by FLOPs."""
-    best: int | None = None
-    """Number of the one with the lowest validation NE."""
-    knee: int | None = None
-    finished: bool = False
-    running: bool = True
-    """Whether a driver was at work on it when this record was made."""
-    trials_budget: int | None = None
-    seconds_budget: float | None = None
-    elapsed_seconds: float = 0.0
-    """Wall clock during which at least one trial ran, earlier sessions included."""
-    retrainings: tuple[Retraining, ...] = ()
-    """Of winners and the baseline after selection, for intervals and ablations; no candidates."""
-    comparisons: tuple[Comparison, ...] = ()
-    """Of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
-
-    def comparison(self, number: int | None) -> Comparison | None:
-        """Of a winner with the baseline; None where it was not retrained."""
-        return next((each for each in self.comparisons if each.trial == number), None)
-
-    def trial(self, number: int) -> TrialRecord:
-        """The trial with this number."""
-        return next(trial for trial in self.trials if trial.number == number)
-
-    def baseline_for(self, trial: TrialRecord) -> TrialRecord | None:
-        """The tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
-        baseline = self._tuned_baseline
-        made_of_winners = trial.kind in (TrialKind.AVERAGE, TrialKind.SEED) and bool(self.promoted)
-        on_all_rows = trial.promoted_from is not None or made_of_winners
-        if baseline is None or (baseline.promoted_from is not None) == on_all_rows:
-            return baseline
-        return None if baseline.promoted_from is None else self.trial(baseline.promoted_from)
-
-    def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
-        """What a trial consists of: the members of an average, or itself."""
-        return tuple(map(self.trial, trial.members)) or (trial,)
-
-    @property
-    def candidates(self) -> tuple[TrialRecord, ...]:
-        """All trials but those of the baseline's own tuning, and but the front's once more on all rows."""
-        own = (trial for trial in self.trials if trial.promoted_from is None)
-        return tuple(trial for trial in own if trial.kind is TrialKind.CANDIDATE)
-
-    @property
-    def promoted(self) -> tuple[TrialRecord, ...]:
-        """Trainings on all rows of what the search, on a part of them, has selected."""
-        return tuple(trial for trial in self.trials if trial.promoted_from is not None)
-
-    @property
-    def averages(self) -> tuple[TrialRecord, ...]:
-        """Means of networks, and the trainings from other seeds that were made for them."""
-        return tuple(trial for trial in self.trials if trial.kind in (TrialKind.AVERAGE, TrialKind.SEED))
-
-    @property
-    def field(self) -> tuple[TrialRecord, ...]:
-        """The candidates that best, knee and front are of: trained on all rows, once the selected ones are."""
-        baseline = self._tuned_baseline
-        if baseline is None or baseline.promoted_from is None:
-            return self.candidates
-        return tuple(trial for trial in self.promoted if trial.kind is TrialKind.CANDIDATE)
-
-    @property
-    def _tuned_baseline(self) -> TrialRecord | None:
-        return next((trial for trial in self.trials if trial.number == self.baseline), None)
-
-
-def relative_ne_percent(ne: float, baseline_ne: float) -> float:
-    """NE relative to the baseline in percent; negative is better (as the paper's tables give it)."""
-    return 100.0 * (ne - baseline_ne) / baseline_ne
-
-
-def relative_ne_curve(
-    curve: tuple[CurvePoint, ...], baseline: tuple[CurvePoint, ...]
-) -> tuple[tuple[int, float], ...]:
-    """NE relative to the baseline at the same number of examples: pairs (examples, percent).
-
-    Curves are ascending in examples. Where the baseline was not evaluated at that very number, its NE is
-    interpolated linearly between its neighbours; outside its range there is no value, never an extrapolation.
-    """
-    seen = [point.examples for point in baseline]
-    pairs = []
-    for point in curve:
-        right = bisect_left(seen, point.examples)
-        if right == len(seen) or (right == 0 and seen[0] != point.examples):
-            continue
-        left = right if seen[right] == point.examples else right - 1
-        share = (point.examples - seen[left]) / ((seen[right] - seen[left]) or 1)
-        low, high = baseline[left].validation.ne, baseline[right].validation.ne
-        pairs.append((point.examples, relative_ne_percent(point.validation.ne, low + share * (high - low))))
-    return tuple(pairs)
+        return self.number if self.origin.reused_from is None else self.origin.reused_from

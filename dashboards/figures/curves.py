@@ -11,7 +11,8 @@ from dashboards.figures.style import BLUE, PALE_BLUE, PALE_GREY, VERMILION, draw
 from dashboards.names import trial_name
 from dashboards.rows import find, marks
 from dashboards.units import known, percent, si
-from trials.record import CurvePoint, StudyRecord, TrialRecord, relative_ne_curve
+from trials.record import CurvePoint, TrialRecord
+from trials.study_record import StudyRecord, relative_ne_curve
 
 HEIGHT = 430
 TITLE = "Learning curves against the baseline"
@@ -48,8 +49,8 @@ class CurvesInfo:
 def curves_info(record: StudyRecord) -> CurvesInfo:
     """Trials that share another trial's result are left out: their curve would cover that one's."""
     baseline = find(record, record.baseline)
-    own = baseline.curve if baseline else ()
-    fresh = [trial for trial in record.field if trial.reused_from is None]
+    own = baseline.result.curve if baseline else ()
+    fresh = [trial for trial in record.field if trial.origin.reused_from is None]
     lines = tuple(line for trial in fresh if (line := _line(trial, record, own)).points)
     late = _frame(lines, own[-1].examples / 2) if lines else None
     values = [value for line in lines for _, value in line.points]
@@ -96,7 +97,7 @@ def _frame(lines: tuple[CurveLine, ...], start: float) -> Frame:
 
 
 def _line(trial: TrialRecord, record: StudyRecord, baseline: tuple[CurvePoint, ...]) -> CurveLine:
-    pairs = relative_ne_curve(trial.curve, baseline)
+    pairs = relative_ne_curve(trial.result.curve, baseline)
     points = tuple(pair for pair in pairs if known(pair[1]))
     return CurveLine(number=trial.number, name=trial_name(trial), marks=marks(trial, record), points=points)
 

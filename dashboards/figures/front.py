@@ -10,7 +10,8 @@ from dashboards.figures.frame import Frame, frame
 from dashboards.figures.style import BLUE, GREY, VERMILION, drawing, empty, text
 from dashboards.rows import TrialRow, trial_rows
 from dashboards.units import decimals, known, milliseconds, percent, ratio, si
-from trials.record import Outcome, StudyRecord, TrialKind
+from trials.record import Outcome, TrialKind
+from trials.study_record import StudyRecord
 
 HEIGHT = 470
 NEAR_FLOOR = 1.0
@@ -21,19 +22,24 @@ NEAR_FLOOR = 1.0
 class FrontPoint:
     """One trial in the plane."""
 
-    number: int
-    name: str
+    row: TrialRow
     ne: float
     flops: float
-    relative_percent: float | None
-    """NE relative to the baseline."""
-    serving_ms: float | None
-    """Measured forward time of a request."""
-    stopped: bool
-    """Before its budget was used up: its NE could have become lower."""
-    average: bool
-    """Of networks, in place of one."""
-    marks: tuple[str, ...]
+
+    @property
+    def number(self) -> int:
+        """Number of the trial."""
+        return self.row.trial.number
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended before its budget was used up: its NE could have become lower."""
+        return self.row.trial.result.outcome is not Outcome.COMPLETED
+
+    @property
+    def average(self) -> bool:
+        """Whether the trial is a mean of networks, in place of one."""
+        return self.row.trial.kind is TrialKind.AVERAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +62,8 @@ class FrontInfo:
 
 def front_info(record: StudyRecord) -> FrontInfo:
     """Who is on the front is the record's word, not worked out here."""
-    rows = trial_rows(record)
-    points = {row.number: _point(row) for row in rows if _drawable(row)}
+    drawn = (_point(row) for row in trial_rows(record))
+    points = {point.number: point for point in drawn if point is not None}
     numbers = {trial.number for trial in (*record.field, *record.averages)}
     candidates = tuple(point for number, point in points.items() if number in numbers)
     front = [points[number] for number in record.front if number in points]
@@ -99,25 +105,12 @@ def front_figure(info: FrontInfo) -> go.Figure:
     return figure
 
 
-def _drawable(row: TrialRow) -> bool:
-    """With both coordinates, and not in the middle of training."""
-    return row.outcome is not Outcome.RUNNING and known(row.ne) and known(row.flops) and row.flops != 0
-
-
-def _point(row: TrialRow) -> FrontPoint:
-    assert row.ne is not None
-    assert row.flops is not None
-    return FrontPoint(
-        number=row.number,
-        name=row.name,
-        ne=row.ne,
-        flops=row.flops,
-        relative_percent=row.relative_percent,
-        serving_ms=row.serving_ms,
-        stopped=row.outcome is not Outcome.COMPLETED,
-        average=row.kind is TrialKind.AVERAGE,
-        marks=row.marks,
-    )
+def _point(row: TrialRow) -> FrontPoint | None:
+    """None without both coordinates, and in the middle of training."""
+    ne, flops = row.ne, row.trial.job.flops
+    if row.trial.result.outcome is Outcome.RUNNING or ne is None or not flops or not known(flops):
+        return None
+    return FrontPoint(row=row, ne=ne, flops=flops)
 
 
 def _frame(
@@ -136,17 +129,18 @@ def _near(floor: float, without: Frame) -> bool:
 
 
 def _hover(point: FrontPoint, baseline: FrontPoint | None) -> str:
+    row, serving_ms = point.row, point.row.trial.plan.serving_ms
     times = ratio(point.flops / baseline.flops) if baseline else ""
     relative = (
-        f" ({percent(point.relative_percent)} to the baseline)" if point.relative_percent is not None else ""
+        f" ({percent(row.relative_percent)} to the baseline)" if row.relative_percent is not None else ""
     )
     return text(
-        f"trial {point.number}" + (f": {', '.join(point.marks)}" if point.marks else ""),
-        point.name,
+        f"trial {point.number}" + (f": {', '.join(row.marks)}" if row.marks else ""),
+        row.name,
         f"NE {decimals(point.ne, 5)}{relative}",
         "stopped before its budget was used up" if point.stopped else "",
         f"{si(point.flops)} FLOPs" + (f" ({times} the baseline's)" if times else ""),
-        f"{milliseconds(point.serving_ms)} forward" if point.serving_ms is not None else "",
+        f"{milliseconds(serving_ms)} forward" if serving_ms is not None else "",
     )
 
 
@@ -212,13 +206,12 @@ def _marked(info: FrontInfo) -> list[go.Scatter]:
 
 def _title(info: FrontInfo) -> str:
     best, baseline = info.best, info.baseline
-    if best is None or best.relative_percent is None or baseline is None:
+    relative = best.row.relative_percent if best is not None else None
+    if best is None or relative is None or baseline is None:
         return "NE against FLOPs"
-    where = "below" if best.relative_percent < 0 else "above"
+    where = "below" if relative < 0 else "above"
     times = ratio(best.flops / baseline.flops)
-    return (
-        f"The best candidate is {abs(best.relative_percent):.2f} % {where} the baseline at {times} its FLOPs"
-    )
+    return f"The best candidate is {abs(relative):.2f} % {where} the baseline at {times} its FLOPs"
 
 
 def _draw_floor(figure: go.Figure, info: FrontInfo) -> None:

@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 
 from dashboards.figures.style import BLUE, GREY, PALE_BLUE, drawing, empty, text
 from dashboards.units import duration, known
-from trials.record import StudyRecord, TrialRecord
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 
 HEIGHT = 300
 
@@ -37,8 +38,8 @@ class TimeInfo:
 
 def time_info(record: StudyRecord) -> TimeInfo:
     """Trials that trained nothing of their own (a shared result, an average) have no bar."""
-    own = (trial for trial in record.trials if not trial.shared and not trial.members)
-    timed = (trial for trial in own if known(trial.seconds))
+    own = (trial for trial in record.trials if not trial.shared and trial.kind is not TrialKind.AVERAGE)
+    timed = (trial for trial in own if known(trial.result.seconds))
     return TimeInfo(trials=tuple(_time(trial) for trial in timed))
 
 
@@ -66,9 +67,9 @@ def time_figure(info: TimeInfo) -> go.Figure:
 
 def _time(trial: TrialRecord) -> TrialTime:
     """Parts never exceed the whole, whichever clock was read last."""
-    total = trial.seconds or 0.0
-    training = min(trial.train_seconds or 0.0, total)
-    evaluation = min(trial.evaluate_seconds or 0.0, total - training)
+    total = trial.result.seconds or 0.0
+    training = min(trial.result.measured.train_seconds or 0.0, total)
+    evaluation = min(trial.result.measured.evaluate_seconds or 0.0, total - training)
     other = total - training - evaluation
     return TrialTime(number=trial.number, training=training, evaluation=evaluation, other=other)
 

@@ -19,14 +19,15 @@ from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
 from dashboards.names import trial_name
-from dashboards.rows import find, trial_rows
+from dashboards.rows import TrialRow, find, trial_rows
 from dashboards.sentences import winners
 from dashboards.sentences.summary import IN_WORDS, progress, sentences
 from dashboards.units import byte_size, decimals, duration, milliseconds, percent, si, word
 from dhen.atomic_write import write_atomically
 from dhen.cost import ATTENTION, MATMUL, CostRow
 from dhen.errors import UserError
-from trials.record import StudyRecord, TrialRecord
+from trials.record import TrialRecord
+from trials.study_record import StudyRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLOTLY_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "resetScale2d"]]}
@@ -41,55 +42,69 @@ class Column:
 
     title: str
     help: str
-    field: str
-    """Of `TrialRow`; rows are sorted by it, unknown values go last either way."""
+    value: str
+    """Path of the value from a `TrialRow`; rows are sorted by it, unknown values go last either way."""
     text: Callable[[Any], str]
     """The value as shown."""
     numeric: bool = True
 
+    def of(self, row: TrialRow) -> Any:
+        """The column's value in a row; None where it is not known."""
+        found: Any = row
+        for name in self.value.split("."):
+            found = getattr(found, name) if found is not None else None
+        return found
 
+
+SERVING_MS = "trial.plan.serving_ms"
 COLUMNS = (
-    Column(title="Trial", help="in the order of starting", field="number", text=str),
-    Column(title="Outcome", help="how it ended", field="outcome", text=IN_WORDS.__getitem__, numeric=False),
-    Column(title="Model", help="modules, ensemble, dimension", field="name", text=str, numeric=False),
-    Column(title="NE", help="normalized entropy on validation", field="ne", text=partial(decimals, digits=5)),
+    Column(title="Trial", help="in the order of starting", value="trial.number", text=str),
+    Column(
+        title="Outcome",
+        help="how it ended",
+        value="trial.result.outcome",
+        text=IN_WORDS.__getitem__,
+        numeric=False,
+    ),
+    Column(title="Model", help="modules, ensemble, dimension", value="name", text=str, numeric=False),
+    Column(title="NE", help="normalized entropy on validation", value="ne", text=partial(decimals, digits=5)),
     Column(
         title="vs baseline",
         help="NE in percent of the tuned baseline's; negative is better",
-        field="relative_percent",
+        value="relative_percent",
         text=percent,
     ),
-    Column(title="AUC", help="on validation", field="auc", text=partial(decimals, digits=4)),
+    Column(title="AUC", help="on validation", value="quality.auc", text=partial(decimals, digits=4)),
     Column(
         title="Calibration",
         help="sum of predictions over sum of labels; 1 is calibrated",
-        field="calibration",
+        value="quality.calibration",
         text=partial(decimals, digits=3),
     ),
-    Column(title="FLOPs", help="forward, an example", field="flops", text=si),
-    Column(title="Parameters", help="dense ones", field="parameters", text=si),
-    Column(title="Weights", help="size exported, fp32", field="weights_bytes", text=byte_size),
-    Column(title="Forward", help="measured time of a request", field="serving_ms", text=milliseconds),
-    Column(title="Examples/s", help="trained", field="examples_per_second", text=si),
-    Column(title="Time", help="wall clock", field="seconds", text=duration),
+    Column(title="FLOPs", help="forward, an example", value="trial.job.flops", text=si),
+    Column(title="Parameters", help="dense ones", value="trial.job.parameters", text=si),
+    Column(title="Weights", help="size exported, fp32", value="trial.job.weights_bytes", text=byte_size),
+    Column(title="Forward", help="measured time of a request", value=SERVING_MS, text=milliseconds),
+    Column(title="Examples/s", help="trained", value="trial.result.measured.examples_per_second", text=si),
+    Column(title="Time", help="wall clock", value="trial.result.seconds", text=duration),
     Column(
         title="Planned",
         help="memory technique for the cluster: the least that fits",
-        field="planned",
+        value="trial.plan.technique",
         text=word,
         numeric=False,
     ),
     Column(
-        title="Memory", help="predicted peak of a rank there", field="predicted_peak_bytes", text=byte_size
+        title="Memory", help="predicted peak of a rank there", value="trial.plan.peak_bytes", text=byte_size
     ),
     Column(
         title="Executed",
         help="memory technique it was trained with",
-        field="executed",
+        value="trial.result.technique",
         text=word,
         numeric=False,
     ),
-    Column(title="Remark", help="why it did not complete", field="remark", text=word, numeric=False),
+    Column(title="Remark", help="why it did not complete", value="remark", text=word, numeric=False),
 )
 
 
@@ -151,8 +166,8 @@ def render(record: StudyRecord) -> str:
 
 def columns_of(record: StudyRecord) -> tuple[Column, ...]:
     """Without the forward time where none was measured."""
-    measured = any(trial.serving_ms is not None for trial in record.trials)
-    return tuple(column for column in COLUMNS if measured or column.field != "serving_ms")
+    measured = any(trial.plan.serving_ms is not None for trial in record.trials)
+    return tuple(column for column in COLUMNS if measured or column.value != SERVING_MS)
 
 
 def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:
@@ -190,6 +205,6 @@ def _cost(best: TrialRecord | None) -> list[tuple[CostRow, float | None]]:
 
     What is outside that number (elementwise work, look-ups) has no share and stands below.
     """
-    rows = sorted(best.cost, key=lambda row: (row.kind not in COUNTED, -row.flops)) if best else []
+    rows = sorted(best.job.cost, key=lambda row: (row.kind not in COUNTED, -row.flops)) if best else []
     total = sum(row.flops for row in rows if row.kind in COUNTED)
     return [(row, 100 * row.flops / total if total and row.kind in COUNTED else None) for row in rows]

@@ -10,13 +10,11 @@ from statistics import mean
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name, trial_name
 from dashboards.rows import does_not_fit, find
-from dashboards.sentences.promotion import promotion
-from dashboards.sentences.serving import over_limits
-from dashboards.sentences.tuning import tuned
-from dashboards.sentences.warm import warm_starts
+from dashboards.sentences.stages import over_limits, promotion, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
-from trials.record import Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
+from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.study_record import StudyRecord, relative_ne_percent
 
 IN_WORDS = {
     Outcome.RUNNING: "running",
@@ -63,17 +61,17 @@ def progress(record: StudyRecord) -> str:
 
 def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Those that have ended; one that was cut short runs again."""
-    return [trial for trial in trials if trial.outcome not in (Outcome.RUNNING, Outcome.INTERRUPTED)]
+    return [trial for trial in trials if trial.result.outcome not in (Outcome.RUNNING, Outcome.INTERRUPTED)]
 
 
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
-    if best is None or best.validation is None:
+    if best is None or best.result.validation is None:
         return _no_result(record) if ended(record.candidates) else "No candidate has ended yet."
     name = f"trial {best.number} ({trial_name(best)})"
     about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
-    if baseline is None or baseline.validation is None:
+    if baseline is None or baseline.result.validation is None:
         return f"{about}; there is no baseline yet to compare it with."
-    relative = relative_ne_percent(best.validation.ne, baseline.validation.ne)
+    relative = relative_ne_percent(best.result.validation.ne, baseline.result.validation.ne)
     against = f"trial {baseline.number} ({trial_name(baseline)}, NE {_ne(baseline)})"
     return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
 
@@ -81,20 +79,22 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
 def _no_result(record: StudyRecord) -> str:
     """And what the nearest would need, where not one fits."""
     gone, cluster = ended(record.candidates), record.cluster
-    lacking = {trial.memory_excess: trial for trial in gone if trial.outcome is Outcome.INFEASIBLE}
+    lacking = {
+        trial.plan.memory_excess: trial for trial in gone if trial.result.outcome is Outcome.INFEASIBLE
+    }
     excesses = [excess for excess in lacking if excess is not None and excess > 0]
     if (
         cluster is None
         or len(excesses) < len(lacking)
-        or any(t.outcome is not Outcome.INFEASIBLE for t in gone)
+        or any(t.result.outcome is not Outcome.INFEASIBLE for t in gone)
     ):
         return "No candidate has a result."
     nearest = lacking[min(excesses)]
     needed = byte_size(math.ceil((1 + min(excesses)) * cluster.hbm_bytes))
     return (
         f"No candidate has a result: none of {len(gone)} fits {byte_size(cluster.hbm_bytes)} a rank. Trial "
-        f"{nearest.number} ({short_name(nearest.model)}) comes nearest, with {needed}. Another space, more memory "
-        "(hbm=), more ranks or a smaller training.batch_size would let some fit."
+        f"{nearest.number} ({short_name(nearest.job.model)}) comes nearest, with {needed}. Another space, more "
+        "memory (hbm=), more ranks or a smaller training.batch_size would let some fit."
     )
 
 
@@ -105,21 +105,22 @@ def _side(relative: float) -> str:
 
 
 def _flops(trial: TrialRecord, baseline: TrialRecord) -> str:
-    if not trial.flops or not baseline.flops:
+    if not trial.job.flops or not baseline.job.flops:
         return ""
-    times = ratio(trial.flops / baseline.flops)
-    return f", at {times} its FLOPs ({si(trial.flops)} against {si(baseline.flops)} an example)"
+    times = ratio(trial.job.flops / baseline.job.flops)
+    return f", at {times} its FLOPs ({si(trial.job.flops)} against {si(baseline.job.flops)} an example)"
 
 
 def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
     knee = find(record, record.knee)
-    if knee is None or knee.validation is None:
+    if knee is None or knee.result.validation is None:
         return None
     if record.knee == record.best:
         return "It is also the knee of the front, where more FLOPs stop paying."
     relative = ""
-    if baseline is not None and baseline.validation is not None:
-        relative = f", {_side(relative_ne_percent(knee.validation.ne, baseline.validation.ne))} the baseline"
+    if baseline is not None and baseline.result.validation is not None:
+        difference = relative_ne_percent(knee.result.validation.ne, baseline.result.validation.ne)
+        relative = f", {_side(difference)} the baseline"
         relative += _flops(knee, baseline)
     about = f"trial {knee.number} ({trial_name(knee)}), has NE {_ne(knee)}"
     return f"The knee of the front, where more FLOPs stop paying, {about}{relative}."
@@ -127,12 +128,22 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
 
 def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
     """What averages are worth, where there are any on the front."""
-    averages = [trial for trial in record.trials if trial.members and trial.number in record.front]
-    networks = [trial for trial in record.field if trial.outcome is Outcome.COMPLETED and trial.validation]
+    averages = [
+        trial for trial in record.trials if trial.kind is TrialKind.AVERAGE and trial.number in record.front
+    ]
+    networks = [
+        trial
+        for trial in record.field
+        if trial.result.outcome is Outcome.COMPLETED and trial.result.validation
+    ]
     if not averages or best is None:
         return None
-    alone = min(networks, key=lambda trial: trial.validation.ne if trial.validation else 0.0)
-    at = f", at {ratio(alone.flops / best.flops)} the FLOPs of the best" if alone.flops and best.flops else ""
+    alone = min(networks, key=lambda trial: trial.result.validation.ne if trial.result.validation else 0.0)
+    at = (
+        f", at {ratio(alone.job.flops / best.job.flops)} the FLOPs of the best"
+        if alone.job.flops and best.job.flops
+        else ""
+    )
     are = "1 is an average" if len(averages) == 1 else f"{len(averages)} are averages"
     return (
         f"Of the {len(record.front)} on the front {are}: the mean of what several networks predict, at the FLOPs "
@@ -161,7 +172,7 @@ def _floor(
 def _metrics(trial: TrialRecord | None, split: str) -> Metrics | None:
     if trial is None:
         return None
-    return trial.test if split == "test" else trial.validation
+    return trial.result.test if split == "test" else trial.result.validation
 
 
 def _test(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str | None:
@@ -181,12 +192,12 @@ def _test(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
 
 
 def _outcomes(record: StudyRecord) -> str | None:
-    trials = [trial for trial in record.trials if not trial.members]
-    counts = Counter(trial.outcome for trial in trials)
+    trials = [trial for trial in record.trials if trial.kind is not TrialKind.AVERAGE]
+    counts = Counter(trial.result.outcome for trial in trials)
     listed = ", ".join(f"{counts[outcome]} {IN_WORDS[outcome]}" for outcome in Outcome if counts[outcome])
-    shared = sum(trial.reused_from is not None for trial in record.trials)
+    shared = sum(trial.origin.reused_from is not None for trial in record.trials)
     reuse = f" {shared} shared the result of an equal network." if shared else ""
-    elsewhere = sum(trial.reused_from_study is not None for trial in record.trials)
+    elsewhere = sum(trial.origin.reused_from_study is not None for trial in record.trials)
     others = "earlier studies" if record.earlier else "other studies of the same ledger"
     reuse += f" {elsewhere} had been trained by {others}." if elsewhere else ""
     plural = "trial" if len(trials) == 1 else "trials"
@@ -195,9 +206,9 @@ def _outcomes(record: StudyRecord) -> str | None:
 
 def _stopped(record: StudyRecord) -> str | None:
     """What stopping saved: the stopped ones are taken to have needed what those that completed did on average."""
-    own = [trial for trial in record.candidates if trial.curve and not trial.shared]
-    stopped = [trial.curve[-1].examples for trial in own if trial.outcome is Outcome.STOPPED]
-    whole = [trial.curve[-1].examples for trial in own if trial.outcome is Outcome.COMPLETED]
+    own = [trial for trial in record.candidates if trial.result.curve and not trial.shared]
+    stopped = [trial.result.curve[-1].examples for trial in own if trial.result.outcome is Outcome.STOPPED]
+    whole = [trial.result.curve[-1].examples for trial in own if trial.result.outcome is Outcome.COMPLETED]
     if not stopped or not whole:
         return None
     otherwise = mean(whole) * len(stopped)
@@ -211,8 +222,8 @@ def _stopped(record: StudyRecord) -> str | None:
 
 def _techniques(record: StudyRecord) -> str | None:
     """How often each memory technique was planned; nothing where plain DP on this machine does for all."""
-    planned = [trial for trial in record.candidates if trial.plan is not None]
-    counts = Counter(trial.planned_technique for trial in planned)
+    planned = [trial for trial in record.candidates if trial.plan.summary is not None]
+    counts = Counter(trial.plan.technique for trial in planned)
     if record.cluster is None or not planned or (record.cluster.name == "this" and set(counts) == {"dp"}):
         return None
     cluster = record.cluster
@@ -250,9 +261,9 @@ def _baseline_fits(baseline: TrialRecord | None) -> str | None:
 
 
 def _first_error(record: StudyRecord) -> str | None:
-    failed = next((trial for trial in record.trials if trial.error), None)
-    return f"Trial {failed.number}: {failed.error}" if failed else None
+    failed = next((trial for trial in record.trials if trial.result.error), None)
+    return f"Trial {failed.number}: {failed.result.error}" if failed else None
 
 
 def _ne(trial: TrialRecord) -> str:
-    return decimals(trial.validation.ne if trial.validation else None, 5)
+    return decimals(trial.result.validation.ne if trial.result.validation else None, 5)

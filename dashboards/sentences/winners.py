@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dashboards.names import trial_name
 from dashboards.units import MISSING, decimals, percent, percent_range, si
-from trials.record import Better, Comparison, Outcome, Retraining, StudyRecord, TrialRecord
+from trials.record import Outcome, TrialRecord
+from trials.study_record import Better, Comparison, StudyRecord
 
 COLUMNS = (
     "Trial",
@@ -80,15 +81,15 @@ def interval(comparison: Comparison) -> str:
     return percent_range(comparison.low_percent, comparison.high_percent)
 
 
-def retrained_line(retraining: Retraining) -> str:
+def retrained_line(retraining: TrialRecord) -> str:
     """`retrained trial 7 from seed 3: NE 0.78123 on test`, for logs."""
-    part = f" without {retraining.removed}" if retraining.removed else ""
-    about = f"retrained trial {retraining.of}{part} from seed {retraining.seed}"
-    if retraining.outcome is not Outcome.COMPLETED:
-        return f"{about}: {retraining.outcome}, {retraining.error}"
-    split, metrics = "test", retraining.test
+    part = f" without {retraining.origin.removed}" if retraining.origin.removed else ""
+    about = f"retrained trial {retraining.origin.of}{part} from seed {retraining.job.seed}"
+    if retraining.result.outcome is not Outcome.COMPLETED:
+        return f"{about}: {retraining.result.outcome}, {retraining.result.error}"
+    split, metrics = "test", retraining.result.test
     if metrics is None:
-        split, metrics = "validation", retraining.validation
+        split, metrics = "validation", retraining.result.validation
     return f"{about}: NE {decimals(metrics.ne, 5) if metrics else MISSING} on {split}"
 
 
@@ -96,7 +97,7 @@ def _cells(each: Comparison, record: StudyRecord) -> tuple[str, ...]:
     trial = record.trial(each.trial)
     return (
         str(each.trial),
-        si(trial.flops),
+        si(trial.job.flops),
         decimals(each.ne, 5),
         decimals(each.baseline_ne, 5),
         percent(each.difference_percent),

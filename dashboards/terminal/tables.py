@@ -14,7 +14,8 @@ from dashboards.rows import TrialRow, baseline_ne, find, relative_percent, trial
 from dashboards.sentences import winners
 from dashboards.sentences.summary import IN_WORDS, ended
 from dashboards.units import decimals, duration, milliseconds, percent, si
-from trials.record import Outcome, StudyRecord, TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 
 FORWARD = "forward"
 """The column of forward times, where any were measured."""
@@ -47,7 +48,7 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     """
     chosen = heapq.nsmallest(rows, record.trials, key=_rank(record))
     shown = trial_rows(record, sorted(chosen, key=lambda trial: trial.number))
-    timed = any(trial.serving_ms is not None for trial in record.trials)
+    timed = any(trial.plan.serving_ms is not None for trial in record.trials)
     places = [place for place, (name, _) in enumerate(COLUMNS) if timed or name != FORWARD]
     cells = [[row[place] for place in (*places, -1)] for row in map(_cells, shown)]
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -97,7 +98,7 @@ def progress_line(record: StudyRecord) -> Text:
         parts.append("not running")
     elif left is not None:
         parts.append(f"about {duration(left)} left")
-    running = [str(trial.number) for trial in record.trials if trial.outcome is Outcome.RUNNING]
+    running = [str(trial.number) for trial in record.trials if trial.result.outcome is Outcome.RUNNING]
     if running:
         parts.append(f"running {', '.join(running)}")
     return Text(", ".join(parts)).append(_best(record), style="bold")
@@ -105,15 +106,16 @@ def progress_line(record: StudyRecord) -> Text:
 
 def trial_line(record: StudyRecord, number: int) -> Text:
     """`trial 7 completed, NE 0.78123 (-0.31 %), 1.2 M FLOPs, 34 s: 3x[attention] d16`, for logs."""
-    (row,) = trial_rows(record, [record.trial(number)])
+    trial = record.trial(number)
+    (row,) = trial_rows(record, [trial])
     relative = f" ({percent(row.relative_percent)})" if row.relative_percent is not None else ""
-    kind = "baseline" if row.kind is TrialKind.BASELINE else "trial"
+    kind = "baseline" if trial.kind is TrialKind.BASELINE else "trial"
     parts = (
-        f"{kind} {row.number} {IN_WORDS[row.outcome]}",
+        f"{kind} {number} {IN_WORDS[trial.result.outcome]}",
         f"NE {decimals(row.ne, 5)}{relative}" if row.ne is not None else "",
-        f"{si(row.flops)} FLOPs" if row.flops is not None else "",
-        f"{milliseconds(row.serving_ms)} forward" if row.serving_ms is not None else "",
-        duration(row.seconds) if row.seconds is not None else "",
+        f"{si(trial.job.flops)} FLOPs" if trial.job.flops is not None else "",
+        f"{milliseconds(trial.plan.serving_ms)} forward" if trial.plan.serving_ms is not None else "",
+        duration(trial.result.seconds) if trial.result.seconds is not None else "",
     )
     remark = f" ({row.remark})" if row.remark else ""
     return Text(f"{', '.join(part for part in parts if part)}: {row.name}{remark}")
@@ -135,7 +137,7 @@ def _rank(record: StudyRecord) -> Callable[[TrialRecord], tuple[int, int]]:
     named, front = {record.baseline, record.best, record.knee}, set(record.front)
 
     def rank(trial: TrialRecord) -> tuple[int, int]:
-        if trial.outcome is Outcome.RUNNING or trial.number in named:
+        if trial.result.outcome is Outcome.RUNNING or trial.number in named:
             return 0, -trial.number
         return (1 if trial.number in front else 2), -trial.number
 
@@ -143,20 +145,21 @@ def _rank(record: StudyRecord) -> Callable[[TrialRecord], tuple[int, int]]:
 
 
 def _style(row: TrialRow) -> str:
-    return STYLES[row.marks[0]] if row.marks else OUTCOME_STYLES.get(row.outcome, "magenta")
+    return STYLES[row.marks[0]] if row.marks else OUTCOME_STYLES.get(row.trial.result.outcome, "magenta")
 
 
 def _cells(row: TrialRow) -> tuple[Text, ...]:
     """As `Text`, so that brackets in a model's name are no markup."""
+    trial = row.trial
     told = (
-        str(row.number),
+        str(trial.number),
         _state(row),
         decimals(row.ne, 5),
         percent(row.relative_percent),
-        si(row.flops),
-        milliseconds(row.serving_ms),
-        si(row.examples_per_second),
-        duration(row.seconds),
+        si(trial.job.flops),
+        milliseconds(trial.plan.serving_ms),
+        si(trial.result.measured.examples_per_second),
+        duration(trial.result.seconds),
         row.name,
     )
     return tuple(Text(cell, no_wrap=True, overflow="ellipsis") for cell in told)
@@ -164,15 +167,16 @@ def _cells(row: TrialRow) -> tuple[Text, ...]:
 
 def _state(row: TrialRow) -> str:
     """The outcome; of a completed trial what the study says of it, where it says something."""
+    outcome = row.trial.result.outcome
     if not row.marks:
-        return IN_WORDS[row.outcome]
-    return row.marks[0] if row.outcome is Outcome.COMPLETED else f"{row.marks[0]}, {IN_WORDS[row.outcome]}"
+        return IN_WORDS[outcome]
+    return row.marks[0] if outcome is Outcome.COMPLETED else f"{row.marks[0]}, {IN_WORDS[outcome]}"
 
 
 def _best(record: StudyRecord) -> str:
     best = find(record, record.best)
-    if best is None or best.validation is None:
+    if best is None or best.result.validation is None:
         return ""
-    relative = relative_percent(best.validation.ne, baseline_ne(record))
+    relative = relative_percent(best.result.validation.ne, baseline_ne(record))
     against = f" ({percent(relative)})" if relative is not None else ""
-    return f"; best {best.number}: NE {decimals(best.validation.ne, 5)}{against}"
+    return f"; best {best.number}: NE {decimals(best.result.validation.ne, 5)}{against}"

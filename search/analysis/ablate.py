@@ -14,14 +14,14 @@ from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost, parse_model
 from dhen.values import Value
-from search.analysis.scored import fresh_seeds
+from search.analysis.scored import fresh_seeds, retrained_job
 from search.analysis.statistics.bootstrap import CONFIDENCE
 from search.analysis.statistics.t_interval import Estimate, compared
-from search.bundles.export import trained_job
 from search.execution.retraining import Retrainings, Wanted
 from trials.data.cache import PreparedLog
 from trials.job import Job
-from trials.record import Retraining, StudyRecord, TrialRecord
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 
 
 class Part(Value):
@@ -82,8 +82,8 @@ def ablate(
     Raises:
         UserError: for too few seeds, or a model that has no parts.
     """
-    assert not trial.members
-    whole = {seed: trained_job(trial, log, seed) for seed in fresh_seeds(study.seed, seeds)}
+    assert trial.kind is not TrialKind.AVERAGE
+    whole = {seed: retrained_job(trial, study, log, seed) for seed in fresh_seeds(study.seed, seeds)}
     model = next(iter(whole.values())).model
     variants = without_parts(model)
     rest = {
@@ -92,7 +92,7 @@ def ablate(
     }
     wanted = [Wanted(trial, job) for job in whole.values()]
     wanted += [Wanted(trial, job, name) for name, jobs in rest.items() for job in jobs.values()]
-    done = retrainings.run(wanted, score=False)
+    done = retrainings.run(wanted)
     whole_flops = headline_flops(model_cost(model, log.features))
     reference = _ne(whole, done)
     parts = [
@@ -136,7 +136,9 @@ def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "members", model | {"members": 1}
 
 
-def _ne(jobs: dict[int, Job], done: dict[str, Retraining]) -> list[float | None]:
+def _ne(jobs: dict[int, Job], done: dict[str, TrialRecord]) -> list[float | None]:
     """On validation, by seed."""
     found = [done.get(job.fingerprint) for job in jobs.values()]
-    return [each.validation.ne if each is not None and each.validation else None for each in found]
+    return [
+        each.result.validation.ne if each is not None and each.result.validation else None for each in found
+    ]

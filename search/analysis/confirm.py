@@ -16,8 +16,8 @@ from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_s
 from search.analysis.statistics.bootstrap import CONFIDENCE, Estimate, holm, paired_bootstrap
 from search.execution.retraining import SPLIT, Retrainings
 from trials.data.cache import PreparedLog
-from trials.record import Better, Comparison, StudyRecord
 from trials.storage.ledger import Ledger
+from trials.study_record import Better, Comparison, StudyRecord
 
 
 def confirm(
@@ -49,9 +49,9 @@ def confirm(
     blocks = blocks_of(log, log.split(SPLIT), block_by)
     compared = [study.networks(study.trial(number)) for number in (study.baseline, *study.front)]
     networks = {each.number: each for networks in compared for each in networks}.values()
-    wanted = wanted_from(networks, log, each_seed)
+    wanted = wanted_from(networks, study, log, each_seed)
     done = retrainings.run(wanted, score=True)
-    reference, *own = (by_seed(networks, log, each_seed, done) for networks in compared)
+    reference, *own = (by_seed(networks, study, log, each_seed, done) for networks in compared)
     pairs = [_Pair(number, its, reference) for number, its in zip(study.front, own, strict=True)]
     pairs = [pair for pair in pairs if len(pair.seeds) >= LEAST_SEEDS]
     failed = retrainings.failures(wanted)

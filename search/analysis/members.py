@@ -16,7 +16,8 @@ from search.analysis.statistics.t_interval import Estimate
 from search.execution.retraining import SPLIT, Retrainings
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats
-from trials.record import StudyRecord, TrialRecord
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 
 
 def ablate_average(
@@ -41,19 +42,19 @@ def ablate_average(
     Raises:
         UserError: for too few seeds, a column that is none, or fewer than two seeds from which all completed.
     """
-    assert trial.members
+    assert trial.kind is TrialKind.AVERAGE
     each_seed, networks = fresh_seeds(study.seed, seeds), study.networks(trial)
     losses = Losses(log, blocks_of(log, log.split(SPLIT), block_by), retrainings)
-    wanted = wanted_from(networks, log, each_seed)
-    whole = by_seed(networks, log, each_seed, retrainings.run(wanted, score=True))
+    wanted = wanted_from(networks, study, log, each_seed)
+    whole = by_seed(networks, study, log, each_seed, retrainings.run(wanted, score=True))
     if len(whole) < LEAST_SEEDS:
         raise too_few(f"of all members of trial {trial.number}", seeds, retrainings.failures(wanted))
-    reference_SK, flops = losses(whole, whole), sum(each.flops or 0.0 for each in networks)
+    reference_SK, flops = losses(whole, whole), sum(each.job.flops or 0.0 for each in networks)
     parts = [
         part_of(
             f"trial {member.number}",
             _estimate(losses(_without(place, whole), whole), reference_SK),
-            flops - (member.flops or 0.0),
+            flops - (member.job.flops or 0.0),
             flops,
         )
         for place, member in enumerate(networks)

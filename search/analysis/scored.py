@@ -12,16 +12,18 @@ import numpy as np
 
 from dhen.errors import UserError
 from search.analysis.losses import Blocks, block_sums
-from search.bundles.export import trained_job
+from search.execution.jobs import trained_job
 from search.execution.retraining import SPLIT, Retrainings, Wanted
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats, example_weights
+from trials.job import Job
 from trials.metrics import entropy
-from trials.record import Retraining, TrialRecord
+from trials.record import TrialRecord
+from trials.study_record import StudyRecord
 
 LEAST_SEEDS, SEEDS = 2, 5
 """What an interval needs, and how many there are by default."""
-BySeed = dict[int, tuple[Retraining, ...]]
+BySeed = dict[int, tuple[TrialRecord, ...]]
 """A trial's retrainings by seed: one each of a network, of an average as many as it has members."""
 
 
@@ -39,21 +41,30 @@ def fresh_seeds(study_seed: int, count: int) -> range:
     return range(study_seed + 1, study_seed + 1 + count)
 
 
-def wanted_from(networks: Iterable[TrialRecord], log: PreparedLog, seeds: Iterable[int]) -> list[Wanted]:
-    """The retrainings of networks from each seed, seed by seed."""
+def retrained_job(network: TrialRecord, study: StudyRecord, log: PreparedLog, seed: int) -> Job:
+    """The job of training a network of a study from another seed; networks with different seeds keep them
+    apart."""
+    return trained_job(network, log, seed_shift=seed - study.seed)
+
+
+def wanted_from(
+    networks: Iterable[TrialRecord], study: StudyRecord, log: PreparedLog, seeds: Iterable[int]
+) -> list[Wanted]:
+    """The retrainings of a study's networks from each seed, seed by seed."""
     networks = tuple(networks)
-    return [Wanted(each, trained_job(each, log, seed)) for seed in seeds for each in networks]
+    return [Wanted(each, retrained_job(each, study, log, seed)) for seed in seeds for each in networks]
 
 
 def by_seed(
     networks: Sequence[TrialRecord],
+    study: StudyRecord,
     log: PreparedLog,
     seeds: Iterable[int],
-    done: Mapping[str, Retraining],
+    done: Mapping[str, TrialRecord],
 ) -> BySeed:
     """Retrainings of a trial's networks, from seeds with which all of them have a result."""
-    names = {seed: [trained_job(each, log, seed).fingerprint for each in networks] for seed in seeds}
-    scored = {name: each for name, each in done.items() if each.test is not None}
+    names = {seed: [retrained_job(each, study, log, seed).fingerprint for each in networks] for seed in seeds}
+    scored = {name: each for name, each in done.items() if each.result.test is not None}
     return {
         seed: tuple(scored[name] for name in its)
         for seed, its in names.items()
@@ -90,7 +101,7 @@ class Losses:
         base_rate = float(np.average(self._split.labels, weights=weights))
         return float(self(records, seeds).sum(axis=1).mean()) / rows / entropy(base_rate)
 
-    def _sums(self, records: tuple[Retraining, ...]) -> Floats:
+    def _sums(self, records: tuple[TrialRecord, ...]) -> Floats:
         key = tuple(each.number for each in records)
         if key not in self._known:
             logits = [self._retrainings.logits(each) for each in records]

@@ -21,16 +21,17 @@ from dhen.values import Value
 from search.analysis.confirm import better
 from search.analysis.groups import groups_of
 from search.analysis.losses import blocks_of, losses
+from search.analysis.scored import retrained_job
 from search.analysis.statistics.bootstrap import Estimate, holm, paired_bootstrap
 from search.bundles.bundle import Bundle
-from search.bundles.export import trained_job
-from search.execution.retraining import FOLDER, SPLIT
-from search.run_directory import trial_folder
+from search.execution.retraining import SPLIT
+from search.run_directory import folder_of
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats, example_weights
 from trials.metrics import entropy
-from trials.record import Better, StudyRecord
+from trials.record import TrialRecord
+from trials.study_record import Better, StudyRecord
 from trials.training.evaluation import evaluate
 from trials.training.score_weights import logits_file
 
@@ -170,18 +171,18 @@ def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = 
 def _kept_logits(
     study: StudyRecord, trial: int, log: PreparedLog, seeds: Iterable[int]
 ) -> Iterator[NDArray[np.float32]]:
-    """Of a trial's retrainings, by seed; of an average, of the mean of its members'."""
-    numbers = {each.fingerprint: each.number for each in study.retrainings}
+    """Logits of a trial's retrainings, by seed; for an average, of the mean of its members'."""
+    retrainings = {each.job.fingerprint: each for each in study.retrainings}
     networks = study.networks(study.trial(trial))
     for seed in seeds:
-        jobs = (trained_job(each, log, seed) for each in networks)
-        files = [_kept_file(study, numbers[job.fingerprint]) for job in jobs]
+        jobs = (retrained_job(each, study, log, seed) for each in networks)
+        files = [_kept_file(study, retrainings[job.fingerprint]) for job in jobs]
         logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         yield mean_of_logits(logits, log.schema.negative_sampling_rate)
 
 
-def _kept_file(study: StudyRecord, retraining: int) -> Path:
-    file = logits_file(trial_folder(Path(study.directory) / FOLDER, retraining), SPLIT)
+def _kept_file(study: StudyRecord, retraining: TrialRecord) -> Path:
+    file = logits_file(folder_of(Path(study.directory), retraining), SPLIT)
     if not file.exists():
         raise UserError(f"{file} is missing; `dhen-search confirm {study.directory}` makes it again.")
     return file

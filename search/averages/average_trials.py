@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from dhen.averaging import corrected_probability, mean_of_logits
 from dhen.cost import within
 from dhen.values import fingerprint
 from search.averages.greedy_selection import chosen_averages
+from search.execution.jobs import now
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import example_weights
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import JobSummary, Metrics, Origin, Outcome, Result, TrialKind, TrialPlan, TrialRecord
 from trials.serving_limits import ServingConfig, summed_ms
 from trials.training.evaluation import logit_metrics
 
@@ -35,12 +35,12 @@ def choose(
     rate, rows = log.schema.negative_sampling_rate, log.split(split)
     clicked_N = np.asarray(rows.labels) > 0.5
     p_SN = np.stack([corrected_probability(logits(each), rate) for each in pool])
-    flops_S = np.array([each.flops for each in pool], dtype=np.float64)
+    flops_S = np.array([each.job.flops for each in pool], dtype=np.float64)
     found = chosen_averages(
         np.where(clicked_N, p_SN, 1.0 - p_SN), example_weights(rows, rate), flops_S, most=most
     )
     sets = ([pool[place] for place in each.members] for each in found)
-    return [tuple(sorted(networks, key=lambda each: each.number)) for networks in sets]
+    return [tuple(sorted(networks, key=_place)) for networks in sets]
 
 
 def meets(limits: ServingConfig, members: Members) -> bool:
@@ -57,37 +57,44 @@ def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsO
 
 def average_model(members: Members) -> dict[str, object]:
     """What stands in place of an average's model: the jobs of its members, by fingerprint, in a fixed order."""
-    return {"family": AVERAGE, "members": sorted(each.fingerprint for each in members)}
+    return {"family": AVERAGE, "members": sorted(each.job.fingerprint for each in members)}
 
 
 def average_record(number: int, members: Members, validation: Metrics) -> TrialRecord:
     """The trial that an average is: complete from birth, with the FLOPs and parameters of all its members."""
     model, price = average_model(members), _price(members)
+    retrained = [each for each in members if each.kind is TrialKind.RETRAINING]
     return TrialRecord(
         number=number,
         kind=TrialKind.AVERAGE,
-        outcome=Outcome.COMPLETED,
-        fingerprint=fingerprint(model),
-        point={},
-        model=model,
-        training={},
-        cost=tuple(row for i, each in enumerate(members) for row in within(f"member{i}", each.cost)),
-        flops=price["flops"],
-        parameters=sum(each.parameters or 0 for each in members),
-        embedding_parameters=sum(each.embedding_parameters or 0 for each in members),
-        weights_bytes=price["weights_bytes"],
-        serving_ms=price["ms"],
-        validation=validation,
-        seconds=0.0,
-        members=tuple(each.number for each in members),
-        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        origin=Origin(
+            started_at=now(),
+            members=tuple(each.number for each in members if each not in retrained),
+            retrained_members=tuple(each.number for each in retrained),
+        ),
+        job=JobSummary(
+            fingerprint=fingerprint(model),
+            model=model,
+            cost=tuple(row for i, each in enumerate(members) for row in within(f"member{i}", each.job.cost)),
+            flops=price["flops"],
+            parameters=sum(each.job.parameters or 0 for each in members),
+            embedding_parameters=sum(each.job.embedding_parameters or 0 for each in members),
+            weights_bytes=price["weights_bytes"],
+        ),
+        plan=TrialPlan(technique=None, serving_ms=price["ms"]),
+        result=Result(outcome=Outcome.COMPLETED, validation=validation, seconds=0.0),
     )
 
 
 def _price(members: Members) -> dict[str, Any]:
     """What serving has limits on, of all members one after another."""
     return {
-        "flops": sum(each.flops or 0.0 for each in members),
-        "weights_bytes": sum(each.weights_bytes or 0 for each in members),
-        "ms": summed_ms(each.serving_ms for each in members),
+        "flops": sum(each.job.flops or 0.0 for each in members),
+        "weights_bytes": sum(each.job.weights_bytes or 0 for each in members),
+        "ms": summed_ms(each.plan.serving_ms for each in members),
     }
+
+
+def _place(network: TrialRecord) -> tuple[bool, int]:
+    """Trials in their order, then retrainings in theirs."""
+    return network.kind is TrialKind.RETRAINING, network.number

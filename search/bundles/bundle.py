@@ -37,9 +37,10 @@ from trials.data.rows import Bags, EncodedRows
 from trials.events import WEIGHTS
 from trials.job import Job
 from trials.optim.master_weights import compute_in
-from trials.record import Comparison, LogSummary, Metrics
+from trials.record import Metrics
 from trials.serving_limits import ForwardTime, ServingConfig
 from trials.storage.weights_file import load_weights
+from trials.study_record import Comparison, LogSummary
 from trials.training.latency import forward_time
 
 INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"

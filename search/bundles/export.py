@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dhen.errors import UserError
-from dhen.model import parse_model
-from dhen.values import parse
 from search.bundles.bundle import BundleInfo, Member, library_versions, write_bundle
 from search.config import written_config
 from search.dataset import open_log
+from search.execution.jobs import trained_job
 from search.pareto import picked
-from search.run_directory import trial_folder
+from search.run_directory import folder_of
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
-from trials.job import Job, TrainingConfig
-from trials.record import StudyRecord, TrialRecord
+from trials.record import TrialRecord
+from trials.study_record import StudyRecord
 
 
 def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialRecord:
@@ -29,27 +28,16 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     """
     trial = picked(record, how)
     networks = record.networks(trial)
-    weights = [trial_folder(Path(record.directory), each.owner) / WEIGHTS for each in networks]
+    weights = [folder_of(Path(record.directory), each) / WEIGHTS for each in networks]
     for each, file in zip(networks, weights, strict=True):
         if not file.exists():
             raise UserError(f"{file} is missing; run the study's command again to train trial {each.owner}.")
     baseline = record.trial(record.baseline) if record.baseline is not None else None
-    members = [Member(trial=each.number, job=trained_job(each, log, record.seed)) for each in networks]
+    members = [Member(trial=_trial(each), job=trained_job(each, log)) for each in networks]
     info = bundle_info(trial, members, log, study=record.name, baseline=baseline)
     info = info.replace(comparison=record.comparison(trial.number))
     write_bundle(out, info, weights, log, record.serving)
     return trial
-
-
-def trained_job(trial: TrialRecord, log: PreparedLog, seed: int) -> Job:
-    """The job that a finished trial has done, in a study of this seed. Of an average ask for its members'."""
-    return Job(
-        model=parse_model(trial.model, "ledger"),
-        features=log.features,
-        log=log.fingerprint,
-        training=parse(TrainingConfig, trial.training, "ledger"),
-        seed=seed + trial.seed_offset,
-    )
 
 
 def study_log(directory: Path) -> PreparedLog:
@@ -66,23 +54,28 @@ def bundle_info(
     baseline: TrialRecord | None = None,
 ) -> BundleInfo:
     """What a bundle says of a completed trial, which is of one network or an average of several."""
-    assert trial.validation is not None
+    assert trial.result.validation is not None
     return BundleInfo(
         study=study,
         trial=trial.number,
         job=networks[0].job if len(networks) == 1 else None,
         members=tuple(networks) if len(networks) > 1 else (),
         log=log.summary(),
-        flops=trial.flops or 0.0,
-        parameters=trial.parameters or 0,
-        embedding_parameters=trial.embedding_parameters or 0,
-        cost=trial.cost,
-        validation=trial.validation,
-        test=trial.test,
-        baseline_validation=baseline.validation if baseline else None,
-        baseline_test=baseline.test if baseline else None,
+        flops=trial.job.flops or 0.0,
+        parameters=trial.job.parameters or 0,
+        embedding_parameters=trial.job.embedding_parameters or 0,
+        cost=trial.job.cost,
+        validation=trial.result.validation,
+        test=trial.result.test,
+        baseline_validation=baseline.result.validation if baseline else None,
+        baseline_test=baseline.result.test if baseline else None,
         negative_sampling_rate=log.schema.negative_sampling_rate,
-        planned_technique=trial.planned_technique,
-        executed_technique=trial.executed_technique,
+        planned_technique=trial.plan.technique,
+        executed_technique=trial.result.technique,
         versions=library_versions(),
     )
+
+
+def _trial(network: TrialRecord) -> int:
+    """Number of the trial that a network is, or is a retraining of."""
+    return network.number if network.origin.of is None else network.origin.of

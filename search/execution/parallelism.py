@@ -1,21 +1,52 @@
-"""How many candidates train side by side on this machine, and with how many threads each."""
+"""How many trials go on side by side on this machine, and with how many threads each."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from dhen.errors import UserError
+from search.config import StudyConfig
+from search.planning.attempts import ranks_here
 from trials.cluster.machine import cores, device, fastest_threads
 
 MOST = 4
-"""Candidates side by side where the study does not say (docs/decisions/0007-candidates-side-by-side.md)."""
+"""Trials side by side where the study does not say (docs/decisions/0007-candidates-side-by-side.md)."""
 
 
-def slots(parallel: int | None, threads: int | None, ranks: int = 1) -> tuple[int, int]:
-    """Candidates side by side and threads a rank; what is not given follows from the other.
+@dataclass(frozen=True)
+class Parallelism:
+    """The shares of this machine that trials have."""
 
-    A candidate has so many `ranks`, processes that share this machine.
+    side_by_side: int
+    """Trials at the same time."""
+    threads: int
+    """CPU threads per rank."""
 
-    Neither given: one candidate on an accelerator, else as many as there are cores, four at most; then of
-    each candidate's share of the cores as many threads as are found to gain (`fastest_threads`).
+
+def parallelism(parallel: int | None, threads: int | None, ranks: int = 1) -> Parallelism:
+    """Trials side by side and threads per rank; what is not given follows from the other.
+
+    A trial has so many `ranks`, processes that share this machine.
+
+    Neither given: one trial on an accelerator, else as many as there are cores, four at most; then of each trial's
+    share of the cores as many threads as are found to gain (`fastest_threads`).
     """
     if parallel is None:
         parallel = 1 if device().type != "cpu" else max(1, min(MOST, cores() // (ranks * (threads or 1))))
-    return parallel, threads or fastest_threads(max(1, cores() // (ranks * parallel)))
+    return Parallelism(parallel, threads or fastest_threads(max(1, cores() // (ranks * parallel))))
+
+
+def study_parallelism(config: StudyConfig) -> Parallelism:
+    """The shares of a study's trials; one trial at a time where only then the wall clock tells a forward time.
+
+    Raises:
+        UserError: where the study says several all the same.
+    """
+    disturbed = config.serving.threads > 1 or device().type != "cpu"
+    alone = config.serving.max_ms is not None and disturbed
+    if alone and config.parallel is not None and config.parallel > 1:
+        raise UserError(
+            f"parallel={config.parallel} and serving.max_ms: a forward time with several threads, or on an "
+            "accelerator, is measured while nothing else trains; give parallel=1, or serving.threads=1 on a CPU."
+        )
+    return parallelism(1 if alone else config.parallel, config.threads, ranks_here(config))

@@ -1,34 +1,33 @@
 """Trains networks again from other seeds, scores them on test where asked, and keeps what is finished.
 
-Several side by side, each in a process of its own, like the study's trials; in their own folder and in the
-ledger's own table, so that no reader takes them for candidates. What is done is not done again: the same
-command goes on after Ctrl-C or worse.
+Several go on side by side, each in processes of its own, like the study's trials; in their own folder and in the
+ledger's own table, so that no reader takes them for candidates. What is done is not done again: the same command
+goes on after Ctrl-C or worse.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from search.execution.jobs import new_record
 from search.execution.reduce_events import cut_short
-from search.execution.running import Scoring, Training, killed_on_error, look
-from search.execution.trainer import CHECKPOINTS, Trainer, new_record
+from search.execution.running import Scoring, Training
+from search.execution.scheduler import Scheduler
+from search.execution.trainer import Trainer
+from search.run_directory import CHECKPOINTS
 from trials.events import WEIGHTS
 from trials.job import Job
-from trials.record import Outcome, Retraining, TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
+from trials.strategy import Prefer
 from trials.training.score_weights import logits_file
 
-FOLDER = "retrained"
-"""Of the run directory: where retrainings leave what trials leave."""
 SPLIT = "test"
-RESULTS = (Outcome.COMPLETED, Outcome.DIVERGED)
-"""Ends that stand; after others the same command tries again."""
-Watch = Callable[[Retraining], None]
-"""Is told of each retraining that has ended."""
+OnRetraining = Callable[[TrialRecord, bool], None]
+"""Is called with each retraining that has begun or changed, and whether it has ended."""
 
 
 class Wanted(NamedTuple):
@@ -41,111 +40,167 @@ class Wanted(NamedTuple):
 
 
 class Retrainings:
-    """Those of one study."""
+    """The retrainings of one study."""
 
-    def __init__(self, ledger: Ledger, trainer: Trainer, *, parallel: int, watch: Watch) -> None:
-        """`ledger` is settled; `trainer` works in the study's directory; `parallel` go on side by side."""
-        self._ledger, self._parallel, self._watch = ledger, parallel, watch
-        self._trainer = trainer.below(FOLDER)
-        self._all = {each.number: each for each in ledger.retrainings()}
-        self._known = {each.fingerprint: cut_short(each) for each in self._all.values()}
-        self._going: list[Training | Scoring] = []
-        self._waiting: deque[Wanted] = deque()
-        self._scored_again: set[str] = set()
+    def __init__(
+        self,
+        ledger: Ledger,
+        trainer: Trainer,
+        *,
+        side_by_side: int,
+        on_change: OnRetraining,
+        prefer: Prefer = "least",
+    ) -> None:
+        """Retrainings that the ledger has, and those to come.
 
-    @property
-    def all(self) -> tuple[Retraining, ...]:
-        """As the ledger has them."""
-        return tuple(self._all[number] for number in sorted(self._all))
+        Args:
+            ledger: of the study, settled.
+            trainer: works in the study's directory.
+            side_by_side: retrainings at the same time.
+            on_change: hears of each.
+            prefer: of the memory techniques that fit, where one ran out of memory.
+        """
+        self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side
+        self._on_change, self._prefer = on_change, prefer
+        known = [cut_short(record) for record in ledger.retrainings()]
+        self._records = {record.job.fingerprint: record for record in known}
 
-    def run(self, wanted: Iterable[Wanted], *, score: bool) -> dict[str, Retraining]:
+    def run(
+        self, wanted: Iterable[Wanted], *, score: bool = False, weights: bool = False
+    ) -> dict[str, TrialRecord]:
         """Records of those that completed, by fingerprint of their job; equal jobs are trained once.
 
-        `score`: on the test split too, and each look is counted; their logits are kept (`logits`).
         Ctrl-C ends the processes and goes on up.
+
+        Args:
+            wanted: what is to be trained, where that is not done.
+            score: on the test split too; each look is counted, and logits are kept (`logits`).
+            weights: whether the weights must still be there, or the job is trained again.
 
         Raises:
             UserError: where one cannot be scored, or this machine lacks what its strategy needs.
         """
         unique = {each.job.fingerprint: each for each in wanted}
-        self._waiting = deque(each for each in unique.values() if not self._is_done(each.job, score))
-        with killed_on_error(self._going):
-            while self._waiting or self._going:
-                while self._waiting and len(self._going) < self._parallel:
-                    self._going.append(self._begin(self._waiting.popleft()))
-                for activity in look(self._going):
-                    if activity.run.ended:
-                        self._going.remove(activity)
-                        self._end(activity, unique[activity.job.fingerprint], score)
-        ended = {name: self._known[name] for name in unique}
-        return {name: each for name, each in ended.items() if each.outcome is Outcome.COMPLETED}
+        missing = [each for each in unique.values() if not self._is_done(each.job, score, weights)]
+        Scheduler[Training | Scoring](self._side_by_side).run(_RetrainingWork(missing, self, score=score))
+        ended = {name: self._records[name] for name in unique}
+        return {name: each for name, each in ended.items() if each.result.outcome is Outcome.COMPLETED}
 
     def failures(self, wanted: Iterable[Wanted]) -> list[str]:
         """What became of those that ran and did not complete, in words."""
-        ended = [self._known[name] for name in {each.job.fingerprint: None for each in wanted}]
-        bad = [each for each in ended if each.outcome is not Outcome.COMPLETED]
-        return [f"trial {each.of} with seed {each.seed}: {each.outcome}, {each.error}" for each in bad]
+        ended = [self._records[name] for name in {each.job.fingerprint: None for each in wanted}]
+        bad = [each for each in ended if each.result.outcome is not Outcome.COMPLETED]
+        return [
+            f"trial {each.origin.of} with seed {each.job.seed}: {each.result.outcome}, {each.result.error}"
+            for each in bad
+        ]
 
-    def logits(self, record: Retraining) -> Path:
-        """The file of its logits on test."""
-        return logits_file(self._trainer.folder(record.number), SPLIT)
+    def logits(self, record: TrialRecord) -> Path:
+        """The file of a retraining's logits on test."""
+        return logits_file(self._trainer.folder(record), SPLIT)
 
-    def _is_done(self, job: Job, score: bool) -> bool:
-        record = self._known.get(job.fingerprint)
-        if record is None or record.outcome is not Outcome.COMPLETED:
-            return record is not None and record.outcome in RESULTS
-        return not score or (record.test is not None and self.logits(record).exists())
-
-    def _begin(self, wanted: Wanted) -> Training | Scoring:
-        """What is next for it: it is scored where its weights are there, else trained."""
-        record = self._known.get(wanted.job.fingerprint)
-        if record is not None and record.outcome is Outcome.COMPLETED and self._weights(record).exists():
-            self._ledger.count_test_look(wanted.of.number)
-            return self._trainer.start_scoring(record, wanted.job, SPLIT, keep_logits=True)
+    def begin(self, wanted: Wanted) -> Training | Scoring:
+        """Begins what is next for a job: it is scored where its weights are there, else trained."""
+        record = self._records.get(wanted.job.fingerprint)
+        if (
+            record is not None
+            and record.result.outcome is Outcome.COMPLETED
+            and self._weights(record).exists()
+        ):
+            return self.begin_scoring(record, wanted)
         fresh = self._fresh(wanted, record)
-        self._keep(fresh)
+        self.keep(fresh, ended=False)
         return self._trainer.start(fresh, wanted.job)
 
-    def _fresh(self, wanted: Wanted, known: Retraining | None) -> Retraining:
-        """About to start, with the technique that the trial was trained with: that is known to fit."""
-        number = len(self._all) if known is None else known.number
-        record = new_record(number, TrialKind.RETRAINING, {}, wanted.job)
-        return Retraining(
-            **dict(record)
-            | {
-                "planned_technique": wanted.of.executed_technique or wanted.of.planned_technique,
-                "attempts": known.attempts if known is not None else (),
-            },
-            of=wanted.of.number,
-            seed=wanted.job.seed,
-            removed=wanted.removed,
+    def begin_scoring(self, record: TrialRecord, wanted: Wanted) -> Scoring:
+        """Begins to score a finished training on test; the look is counted first."""
+        self._ledger.count_test_look(wanted.of.number)
+        return self._trainer.start_scoring(record, wanted.job, SPLIT, keep_logits=True)
+
+    def begin_next_attempt(self, training: Training) -> Training | None:
+        """Begins the next attempt of a training that was killed or ran out of memory; None where there is none."""
+        again = self._trainer.execution.next_attempt(training.record, training.job, self._prefer)
+        if again is None:
+            return None
+        self.keep(again, ended=False)
+        return self._trainer.start(again, training.job)
+
+    def keep(self, record: TrialRecord, *, ended: bool) -> None:
+        """Commits a retraining, and lets go of files that nothing needs any more once it has ended."""
+        self._ledger.save_retraining(record)
+        self._records[record.job.fingerprint] = record
+        if ended:
+            shutil.rmtree(self._trainer.folder(record) / CHECKPOINTS, ignore_errors=True)
+            if record.result.test is not None or record.origin.removed is not None:
+                self._weights(record).unlink(missing_ok=True)  # what is said of it needs them no more
+        self._on_change(record, ended)
+
+    def _is_done(self, job: Job, score: bool, weights: bool) -> bool:
+        record = self._records.get(job.fingerprint)
+        if record is None or record.result.outcome is not Outcome.COMPLETED:
+            return record is not None and record.result.outcome.is_final
+        scored = record.result.test is not None and self.logits(record).exists()
+        return (scored or not score) and (not weights or self._weights(record).exists())
+
+    def _fresh(self, wanted: Wanted, known: TrialRecord | None) -> TrialRecord:
+        """A retraining about to start, with the technique that its trial was trained with: that is known to
+        fit."""
+        number = len(self._records) if known is None else known.number
+        of = wanted.of
+        record = new_record(
+            number, TrialKind.RETRAINING, {}, wanted.job, of=of.number, removed=wanted.removed
+        )
+        technique = of.result.technique or of.plan.technique
+        return record.with_plan(technique=technique).replace(attempts=known.attempts if known else ())
+
+    def _weights(self, record: TrialRecord) -> Path:
+        return self._trainer.folder(record) / WEIGHTS
+
+
+class _RetrainingWork:
+    """See `search.execution.scheduler.Work`: each job is trained, then scored where that is asked for."""
+
+    def __init__(self, wanted: Sequence[Wanted], retrainings: Retrainings, *, score: bool) -> None:
+        self._wanted = {each.job.fingerprint: each for each in wanted}
+        self._retrainings, self._score = retrainings, score
+        self._scored_again: set[str] = set()
+
+    def begin(self) -> Iterator[Training | Scoring]:
+        for each in self._wanted.values():
+            yield self._retrainings.begin(each)
+
+    def has_room(self) -> bool:
+        return True
+
+    def heard(self, activity: Training | Scoring) -> bool:
+        return False
+
+    def ended(self, activity: Training | Scoring) -> Iterable[Training | Scoring]:
+        wanted = self._wanted[activity.job.fingerprint]
+        return (
+            self._scored(activity, wanted)
+            if isinstance(activity, Scoring)
+            else self._trained(activity, wanted)
         )
 
-    def _end(self, activity: Training | Scoring, wanted: Wanted, score: bool) -> None:
-        record = activity.record
-        assert isinstance(record, Retraining)
-        if isinstance(activity, Scoring):
-            if activity.killed and record.fingerprint not in self._scored_again:
-                self._scored_again.add(record.fingerprint)
-                self._waiting.appendleft(wanted)
-                return
-            record = record.replace(test=activity.metrics)
-        self._keep(record)
-        folder = self._trainer.folder(record.number)
-        if record.outcome is Outcome.INTERRUPTED or (
-            score and record.outcome is Outcome.COMPLETED and record.test is None
-        ):
-            self._waiting.appendleft(wanted)
-            return
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        if record.test is not None or record.removed is not None:
-            self._weights(record).unlink(missing_ok=True)  # what is told of it needs them no more
-        self._watch(record)
+    def looked(self) -> None:
+        pass
 
-    def _weights(self, record: Retraining) -> Path:
-        return self._trainer.folder(record.number) / WEIGHTS
+    def _trained(self, training: Training, wanted: Wanted) -> Iterable[Training | Scoring]:
+        again = self._retrainings.begin_next_attempt(training)
+        if again is not None:
+            return [again]
+        record = training.record
+        if self._score and record.result.outcome is Outcome.COMPLETED:
+            self._retrainings.keep(record, ended=False)
+            return [self._retrainings.begin_scoring(record, wanted)]
+        self._retrainings.keep(record, ended=True)
+        return []
 
-    def _keep(self, record: Retraining) -> None:
-        self._ledger.save_retraining(record)
-        self._all[record.number] = record
-        self._known[record.fingerprint] = record
+    def _scored(self, scoring: Scoring, wanted: Wanted) -> Iterable[Training | Scoring]:
+        name = wanted.job.fingerprint
+        if scoring.killed and name not in self._scored_again:
+            self._scored_again.add(name)
+            return [self._retrainings.begin_scoring(scoring.record, wanted)]
+        self._retrainings.keep(scoring.record.with_result(test=scoring.metrics), ended=True)
+        return []

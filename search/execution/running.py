@@ -1,17 +1,16 @@
-"""What goes on in processes of their own: a training or a scoring, and a look at several of them at once."""
+"""What goes on in processes of its own, as the driver sees it: a training, a scoring, a measured forward pass."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 from dhen.errors import UserError
-from search.execution.reduce_events import absorb, attempted
+from search.execution.reduce_events import reduce_event, with_attempt
 from trials.events import Event, Failed, Progress, Scored, Timed
 from trials.job import Job
-from trials.processes.launcher import POLL_SECONDS, AnyRun, wait_for
+from trials.processes.launcher import AnyRun, wait_for
 from trials.record import Metrics, TrialRecord
 from trials.serving_limits import ForwardTime
 
@@ -19,126 +18,129 @@ E = TypeVar("E", bound=Event)
 
 
 class Activity(Protocol):
-    """Something that goes on in a process of its own."""
+    """Something that goes on in processes of its own."""
 
     run: AnyRun
 
     def take(self, events: list[Event]) -> None:
-        """What the process has said since the last time."""
+        """Takes in what the processes have said since the last time."""
 
 
 class Training:
-    """A trial that trains: its record grows with what its process says."""
+    """A trial that trains: its record grows with what its processes say."""
 
     def __init__(
         self, record: TrialRecord, job: Job, run: AnyRun, began: float, *, counted: bool, planned_here: bool
     ) -> None:
-        """`began` as `time.monotonic` had it before the processes were asked for.
+        """A training whose processes were asked for.
 
-        `counted`: whether the peak they tell is of tensors, as the planner predicts it. `planned_here`:
-        whether the record's plan is for what they run on.
+        Args:
+            record: the trial as it begins this attempt.
+            job: what is trained.
+            run: the processes.
+            began: `time.monotonic()` before the processes were asked for.
+            counted: whether the peak that they tell is of tensors, as the planner predicts it.
+            planned_here: whether the record's plan is for what they run on.
         """
         self.record, self.job, self.run = record, job, run
         self.progress: Progress | None = None
         self._began, self._comparable = began, {"counted": counted, "planned_here": planned_here}
 
     def take(self, events: list[Event]) -> None:
-        """See `Activity`; the end of the process gives the record its wall clock."""
+        """Takes in events; the end of the processes gives the record its wall clock."""
         for event in events:
             if isinstance(event, Progress):
                 self.progress = event
             else:
-                self.record = absorb(self.record, event)
-                self.record = attempted(self.record, event, self._seconds(), **self._comparable)
+                self.record = reduce_event(self.record, event)
+                self.record = with_attempt(self.record, event, self._seconds(), **self._comparable)
         if self.run.ended:
             self.record = self._timed(self.record)
 
-    def stop(self, stopped: TrialRecord) -> TrialRecord:
-        """Ends the processes; this record of the stopped trial with the attempt and its wall clock."""
+    def stop(self, stopped: TrialRecord) -> None:
+        """Ends the processes; the record becomes this one of the stopped trial, with its attempt and wall
+        clock."""
         self.run.kill()
-        return self._timed(attempted(stopped, None, self._seconds(), **self._comparable))
+        self.record = self._timed(with_attempt(stopped, None, self._seconds(), **self._comparable))
+
+    @property
+    def examples(self) -> int:
+        """Training examples seen so far; all that it saw, once it has ended."""
+        if self.run.ended and self.record.result.curve:
+            return self.record.result.curve[-1].examples
+        return self.progress.examples if self.progress else 0
 
     def _timed(self, record: TrialRecord) -> TrialRecord:
         before = sum(attempt.seconds or 0.0 for attempt in record.attempts[:-1])
-        return record.replace(seconds=before + self._seconds())
+        return record.with_result(seconds=before + self._seconds())
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
 
 
-class _Asked:
-    """A process that is to give one answer."""
+class Scoring:
+    """A trained network that is scored on a split."""
+
+    def __init__(self, record: TrialRecord, job: Job, split: str, run: AnyRun) -> None:
+        self.record, self.job, self.split, self.run = record, job, split, run
+        self._said: list[Event] = []
+
+    def take(self, events: list[Event]) -> None:
+        """Keeps events until the end."""
+        self._said += events
+
+    @property
+    def killed(self) -> bool:
+        """Whether the processes were ended from outside before they said anything."""
+        return any(isinstance(event, Failed) and event.killed for event in self._said)
+
+    @property
+    def metrics(self) -> Metrics:
+        """Metrics on the split, once the processes have ended.
+
+        Raises:
+            UserError: where they ended without a result.
+        """
+        scored = _answer(self._said, Scored)
+        if scored is not None:
+            return scored.metrics
+        raise UserError(
+            f"trial {self.record.number} could not be scored on {self.split}: {_reasons(self._said)}. "
+            "What was trained is safe; the same command scores again."
+        )
+
+
+class Timing:
+    """A model whose forward pass is measured."""
 
     def __init__(self, run: AnyRun) -> None:
         self.run = run
         self._said: list[Event] = []
 
     def take(self, events: list[Event]) -> None:
-        """See `Activity`."""
+        """Keeps events until the end."""
         self._said += events
-
-    def _answer(self, kind: type[E]) -> E | None:
-        """None where there is none."""
-        return next((event for event in self._said if isinstance(event, kind)), None)
-
-    @property
-    def _reasons(self) -> str:
-        """Why there is none."""
-        return "; ".join(event.error for event in self._said if isinstance(event, Failed))
-
-
-class Scoring(_Asked):
-    """A trained trial that is scored on a split."""
-
-    def __init__(self, record: TrialRecord, job: Job, split: str, run: AnyRun) -> None:
-        super().__init__(run)
-        self.record, self.job = record, job
-        self._split = split
-
-    @property
-    def killed(self) -> bool:
-        """Whether the process was ended from outside before it said anything."""
-        return any(isinstance(event, Failed) and event.killed for event in self._said)
-
-    @property
-    def metrics(self) -> Metrics:
-        """Once the process has ended.
-
-        Raises:
-            UserError: where it ended without a result.
-        """
-        scored = self._answer(Scored)
-        if scored is not None:
-            return scored.metrics
-        raise UserError(
-            f"trial {self.record.number} could not be scored on {self._split}: {self._reasons}. "
-            "What was trained is safe; the same command scores again."
-        )
-
-
-class Timing(_Asked):
-    """A model whose forward pass is measured."""
 
     @property
     def forward(self) -> ForwardTime:
-        """Once the process has ended.
+        """The measured forward pass, once the process has ended.
 
         Raises:
             UserError: where it ended without a result.
         """
-        timed = self._answer(Timed)
+        timed = _answer(self._said, Timed)
         if timed is not None:
             return timed.forward
-        raise UserError(f"its forward time could not be measured: {self._reasons}")
+        raise UserError(f"its forward time could not be measured: {_reasons(self._said)}")
 
 
 A = TypeVar("A", bound=Activity)
 
 
-def look(activities: Collection[A], seconds: float = POLL_SECONDS) -> list[A]:
-    """Hands each activity what its process has said, after a moment's wait for one of them to end.
+def look(activities: Collection[A], seconds: float) -> list[A]:
+    """Hands each activity what its processes have said, after waiting `seconds` at most for one of them to end.
 
-    Returns those that had anything to hear; one whose `run.ended` is true has heard everything.
+    Returns the activities that had anything to hear; one whose `run.ended` is true has heard everything.
     """
     wait_for([activity.run for activity in activities], seconds)
     heard = []
@@ -150,12 +152,10 @@ def look(activities: Collection[A], seconds: float = POLL_SECONDS) -> list[A]:
     return heard
 
 
-@contextlib.contextmanager
-def killed_on_error(activities: Collection[Activity]) -> Iterator[None]:
-    """Whatever goes wrong here, Ctrl-C included, ends the processes too."""
-    try:
-        yield
-    except BaseException:
-        for activity in activities:
-            activity.run.kill()
-        raise
+def _answer(said: list[Event], kind: type[E]) -> E | None:
+    return next((event for event in said if isinstance(event, kind)), None)
+
+
+def _reasons(said: list[Event]) -> str:
+    """Why there is no answer."""
+    return "; ".join(event.error for event in said if isinstance(event, Failed))

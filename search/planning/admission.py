@@ -1,59 +1,86 @@
 """Whether a trial may train, and how: planned for the study's cluster, then judged by what serving asks.
 
-What runs out of memory although it was admitted shows by how much plans are too low, which those that follow
-leave free.
+What runs out of memory although it was admitted shows by how much plans are too low; plans that follow leave
+as much memory free.
 """
 
 from __future__ import annotations
 
-from search.config import StudyConfig
-from search.execution.trainer import Trainer
-from search.planning.attempts import margin_bytes
+import logging
+from collections.abc import Collection
+
+from search.planning.attempts import Execution, margin_bytes
 from search.planning.plan_trial import plan_of, planned
-from search.planning.serving_gate import Serving
-from search.study_state import Standing
+from search.planning.serving_gate import MeasureMs, ServingGate
 from trials.cluster.cluster import Cluster
 from trials.job import Job
 from trials.planner.plan import Plan
 from trials.record import Outcome, TrialRecord
+from trials.serving_limits import ServingConfig
+from trials.strategy import Prefer
 
 Upcoming = tuple[TrialRecord, Job | None]
 """A trial that comes up; without a job where its point gives no model, or one that is not to be trained."""
 
+LOG = logging.getLogger(__name__)
+
 
 class Admission:
-    """Of the trials of one study."""
+    """Admits the trials of one study."""
 
-    def __init__(self, config: StudyConfig, cluster: Cluster, trainer: Trainer, standing: Standing) -> None:
-        self._cluster, self._prefer = cluster, config.prefer
-        self._execution, self._standing = trainer.execution, standing
-        self._serving = Serving(config.serving, trainer, standing.trials.values())
-        self._margin_bytes = margin_bytes(standing.trials.values())
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        prefer: Prefer,
+        execution: Execution,
+        serving: ServingConfig,
+        measure_ms: MeasureMs,
+        trials: Collection[TrialRecord],
+    ) -> None:
+        """The admission of one study's trials.
+
+        Args:
+            cluster: what trials are planned for.
+            prefer: of the techniques that fit, as few as may be or the fastest.
+            execution: how attempts are executed, and which one follows another.
+            serving: limits on what is admitted.
+            measure_ms: measures a forward time.
+            trials: of earlier sessions.
+        """
+        self._cluster, self._prefer, self._execution = cluster, prefer, execution
+        self._serving = ServingGate(serving, measure_ms, trials)
+        self._margin_bytes = margin_bytes(trials)
 
     def plan(self, job: Job) -> Plan:
-        """Its plan, by what is known of how low plans are.
+        """A job's plan, by what is known of how low plans are.
 
         Raises:
             UserError: for a batch smaller than the number of ranks.
         """
         return plan_of(job, self._cluster, self._prefer, self._margin_bytes)
 
-    def planned(self, record: TrialRecord, job: Job) -> Upcoming:
-        """With its plan; one that fits nowhere or is over a limit of serving has ended."""
-        known = self._standing.trials.get(record.number)
+    def admit(self, record: TrialRecord, job: Job, known: TrialRecord | None = None) -> Upcoming:
+        """The trial with its plan; one that fits nowhere or is over a limit of serving has ended.
+
+        `known` is the same trial as an earlier session left it: if an attempt of it was cut short or ran out of
+        memory, the trial goes on with its next attempt.
+        """
         if known is not None and known.attempts:
             again = self._execution.next_attempt(known, job, self._prefer)
             if again is not None:
                 return again, job
-        record = self._serving.judged(self._with_plan(record, job), job)
-        return record, job if record.outcome is Outcome.RUNNING else None
+        record = self._serving.judge(self._with_plan(record, job), job)
+        LOG.info("trial %d: %s, planned as %s", record.number, record.result.outcome, record.plan.technique)
+        return record, job if record.result.outcome is Outcome.RUNNING else None
 
-    def planned_by_size(self, record: TrialRecord, job: Job) -> TrialRecord:
-        """One that another study has trained, whose forward time is not measured."""
-        return self._serving.judged_by_size(self._with_plan(record, job))
+    def admit_by_size(self, record: TrialRecord, job: Job) -> TrialRecord:
+        """A trial that another study has trained, with a plan for this study, whose forward time is not
+        measured."""
+        return self._serving.judge_by_size(self._with_plan(record, job))
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
-        """What ran out of memory goes on with the next strategy, if there is one; what was killed, as it was."""
+        """A trial as it begins its next attempt; None where there is none left (see `Execution.next_attempt`)."""
         self._margin_bytes = max(self._margin_bytes, margin_bytes([record]))
         return self._execution.next_attempt(record, job, self._prefer)
 

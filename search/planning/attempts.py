@@ -21,7 +21,7 @@ from trials.planner.ladder import choose
 from trials.planner.plan import Plan, Prefer
 from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
-from trials.record import Attempt, Outcome, TrialRecord
+from trials.record import Attempt, Outcome, Result, TrialRecord
 from trials.strategy import Strategy, named
 
 DEADLINE_SECONDS = 900.0
@@ -31,16 +31,16 @@ DP = Strategy()
 
 
 class Execution(NamedTuple):
-    """Of the trials of one study."""
+    """How the trials of one study are executed, and what follows an attempt that ended badly."""
 
     cluster: Cluster | None = None
     """What plans are executed on; None: one process trains whatever was planned."""
     memory_limit_bytes: int | None = None
-    """Declared for a rank, and enforced."""
+    """Memory that is declared for a rank, and enforced."""
 
     @property
     def ranks(self) -> int:
-        """Processes a trial."""
+        """Processes per trial."""
         return self.cluster.ranks if self.cluster else 1
 
     @property
@@ -50,7 +50,7 @@ class Execution(NamedTuple):
 
     def strategy(self, record: TrialRecord) -> Strategy:
         """What a trial is trained with next."""
-        planned = record.planned_technique
+        planned = record.plan.technique
         return named(planned) if self.cluster is not None and planned is not None else DP
 
     def check(self, job: Job) -> None:
@@ -68,20 +68,20 @@ class Execution(NamedTuple):
 
         What was killed goes on as it was, what ran out of memory one technique up the ladder.
         """
-        last, anew = record.attempts[-1].outcome, {"outcome": Outcome.RUNNING, "error": None, "curve": ()}
+        last = record.attempts[-1].outcome
+        anew = record.replace(result=Result())
         if last is Outcome.INTERRUPTED:
-            return record.replace(**anew)
+            return anew
         if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
             return None
-        strategy = next_strategy(plan_of(job, self.cluster, prefer, 0), record.attempts)
-        if strategy is None:
+        priced = next_strategy(plan_of(job, self.cluster, prefer, 0), record.attempts)
+        if priced is None:
             return None
-        planned_anew = {
-            "planned_technique": strategy.strategy.name,
-            "predicted_peak_bytes": strategy.memory.total,
-            "predicted_step_seconds": strategy.time.total,
-        }
-        return record.replace(**(anew | planned_anew))
+        return anew.with_plan(
+            technique=priced.strategy.name,
+            peak_bytes=priced.memory.total,
+            step_seconds=priced.time.total,
+        )
 
     def task_fields(self, strategy: Strategy) -> dict[str, Any]:
         """Of the task that its processes get."""

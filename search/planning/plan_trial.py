@@ -17,7 +17,8 @@ from trials.cluster.shared import shared
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import Plan, Prefer, plan
-from trials.record import ClusterSummary, Outcome, PlanSummary, RejectedStrategy, TrialKind, TrialRecord
+from trials.record import Outcome, PlanSummary, RejectedStrategy, TrialKind, TrialRecord
+from trials.study_record import ClusterSummary
 
 LOCAL = "local"
 """The cluster of a study that names none: this machine."""
@@ -83,7 +84,7 @@ def planned(
     record = with_plan(record, found)
     if found.chosen is not None or record.kind is TrialKind.BASELINE:
         return record
-    return _infeasible(record, found.remedy or "no memory technique fits.", record.memory_excess, began)
+    return _infeasible(record, found.remedy or "no memory technique fits.", record.plan.memory_excess, began)
 
 
 def plan_of(job: Job, cluster: Cluster, prefer: Prefer, margin_bytes: int) -> Plan:
@@ -98,12 +99,12 @@ def plan_of(job: Job, cluster: Cluster, prefer: Prefer, margin_bytes: int) -> Pl
 def with_plan(record: TrialRecord, found: Plan) -> TrialRecord:
     """The record with what is kept of a plan."""
     shown = found.closest
-    return record.replace(
-        planned_technique=found.chosen.name if found.chosen else None,
-        predicted_peak_bytes=shown.memory.total if shown else None,
-        predicted_step_seconds=shown.time.total if shown else None,
+    return record.with_plan(
+        technique=found.chosen.name if found.chosen else None,
+        peak_bytes=shown.memory.total if shown else None,
+        step_seconds=shown.time.total if shown else None,
         memory_excess=_excess(found),
-        plan=_summary(found, shown),
+        summary=_summary(found, shown),
     )
 
 
@@ -115,13 +116,8 @@ def _excess(found: Plan) -> float:
 
 
 def _infeasible(record: TrialRecord, error: str, excess: float | None, began: float) -> TrialRecord:
-    return record.replace(
-        outcome=Outcome.INFEASIBLE,
-        planned_technique=None,
-        error=error,
-        memory_excess=excess,
-        seconds=time.monotonic() - began,
-    )
+    record = record.with_plan(technique=None, memory_excess=excess)
+    return record.with_result(outcome=Outcome.INFEASIBLE, error=error, seconds=time.monotonic() - began)
 
 
 def _summary(found: Plan, shown: PricedStrategy | None) -> PlanSummary:

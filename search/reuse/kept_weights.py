@@ -3,53 +3,59 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from search.execution.trainer import CHECKPOINTS, Trainer
-from search.reuse.elsewhere import Elsewhere
-from search.study_state import Standing
+from search.reuse.result_source import ResultSource
+from search.run_directory import CHECKPOINTS, folder_of, trial_folder
+from search.study_state import StudyState
 from trials.events import WEIGHTS
-from trials.record import TrialRecord
+from trials.record import TrialKind, TrialRecord
 from trials.training.score_weights import logits_file
 
 
 class KeptWeights:
-    """Those of one study."""
+    """The weights of one study's trials."""
 
-    def __init__(self, trainer: Trainer, standing: Standing, elsewhere: Elsewhere) -> None:
-        self._trainer, self._standing, self._elsewhere = trainer, standing, elsewhere
-        self._there = set(standing.trials)
+    def __init__(self, directory: Path, state: StudyState, sources: Sequence[ResultSource]) -> None:
+        """`sources`: where weights of results that were taken over are fetched from."""
+        self._directory, self._state, self._sources = directory, state, sources
+        self._there = set(state.trials)
 
-    def has(self, trial: TrialRecord) -> bool:
-        """Whether a trial's weights are here; fetched now, where another study has them."""
-        file, owner = self.file(trial), self._standing.trials[trial.owner]
-        return file.exists() or self._elsewhere.fetch_weights(owner, file)
+    def has(self, network: TrialRecord) -> bool:
+        """Whether a network's weights are here; fetched now, where another study has them."""
+        file = self.file(network)
+        if file.exists() or network.kind is TrialKind.RETRAINING:
+            return file.exists()
+        owner = self._state.trials[network.owner]
+        return any(source.fetch_weights(owner, file) for source in self._sources)
 
-    def file(self, trial: TrialRecord) -> Path:
-        """Of a trial, or of the one whose result it shares."""
-        return self._trainer.folder(trial.owner) / WEIGHTS
+    def file(self, network: TrialRecord) -> Path:
+        """The weights file of a trial, of the one whose result it shares, or of a retraining."""
+        return folder_of(self._directory, network) / WEIGHTS
 
-    def logits(self, trial: TrialRecord, split: str) -> Path:
+    def logits(self, network: TrialRecord, split: str) -> Path:
         """The file of what these weights gave on a split, if they were scored with `keep_logits`."""
-        return logits_file(self._trainer.folder(trial.owner), split)
+        return logits_file(folder_of(self._directory, network), split)
 
-    def have_logits(self, trial: TrialRecord, split: str) -> bool:
-        """Whether it is there, and no older than the weights."""
-        logits, weights = self.logits(trial, split), self.file(trial)
+    def have_logits(self, network: TrialRecord, split: str) -> bool:
+        """Whether the file of logits is there, and no older than the weights."""
+        logits, weights = self.logits(network, split), self.file(network)
         return logits.exists() and logits.stat().st_mtime_ns >= weights.stat().st_mtime_ns
 
     def keep(self, ended: TrialRecord) -> None:
-        """Of a trial that may be exported: fetched where another study has trained it."""
-        if ended.reused_from_study is not None and ended in self._standing.verdict.kept:
+        """Takes in a trial that has ended: fetches its weights, where it may be exported and another study
+        has them."""
+        if ended.origin.reused_from_study is not None and ended in self._state.verdict.kept:
             self.has(ended)  # now, before that study drops them or is deleted
-        shutil.rmtree(self._trainer.folder(ended.number) / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(trial_folder(self._directory, ended.number) / CHECKPOINTS, ignore_errors=True)
         self._there.add(ended.number)
 
     def drop(self, running: Collection[int] | None = None) -> None:
-        """What is not wanted any more; of a search that goes on, running trials and those on all rows stay."""
-        whole = self._standing.promoted if running is not None else []
-        kept = {trial.owner for trial in (*self._standing.verdict.kept, *whole)}
+        """Drops weights that are not wanted any more; in a search that goes on, running trials and those on
+        all rows keep theirs."""
+        whole = self._state.promoted if running is not None else []
+        kept = {trial.owner for trial in (*self._state.verdict.kept, *whole)}
         for number in self._there - kept - set(running or ()):
-            (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
+            (trial_folder(self._directory, number) / WEIGHTS).unlink(missing_ok=True)
         self._there = kept

@@ -13,18 +13,28 @@ from pathlib import Path
 from dhen.atomic_write import atomic_file
 from search.run_directory import trial_folder
 from trials.events import WEIGHTS
-from trials.record import Origin, TrialRecord
+from trials.record import StudyTrial, TrialRecord
 from trials.storage.ledger import Ledger, Setting
 from trials.storage.shared_ledger import SharedLedger, Stamp
 
 COPIED_AT_ONCE_BYTES = 2**20
 
 
-class Reuse:
-    """One study's side of a shared ledger."""
+class SharedResults:
+    """One study's side of a shared ledger: a `search.reuse.result_source.ResultSource`."""
 
     def __init__(self, url: str, own: Ledger, key: str, setting: Setting) -> None:
-        """See `SharedLedger`."""
+        """Opens the shared ledger.
+
+        Args:
+            url: of the shared ledger.
+            own: the study's own ledger.
+            key: the study's name in the shared one.
+            setting: what the study's trials have in common.
+
+        Raises:
+            UserError: when the database cannot be used.
+        """
         self._shared = SharedLedger(url, own, key, setting)
         self._directory = Path(setting.directory)
         self._published = self._shared.published()
@@ -34,7 +44,9 @@ class Reuse:
         self._shared.close()
 
     def publish(self, record: TrialRecord) -> None:
-        """Lets others find what was trained here."""
+        """Lets others find what was trained here; a result that was taken over they find where it was trained."""
+        if not record.attempts:
+            return
         weights = trial_folder(self._directory, record.number) / WEIGHTS
         self._shared.publish(record, weights)
         self._published.add(record.number)
@@ -50,22 +62,22 @@ class Reuse:
 
         Of several, one whose weights are still there. Its plan stays its own: it is for this study's cluster.
         """
-        found = self._shared.finished(record.fingerprint)
+        found = self._shared.finished(record.job.fingerprint)
         if not found:
             return None
         known, origin = next((each for each in found if self._weights(each[1])), found[0])
-        return with_result(record, known).replace(reused_from_study=origin, seconds=0.0)
+        taken = record.with_origin(reused_from_study=origin)
+        return taken.replace(result=known.result.taken_over())
 
-    def fetch_weights(self, record: TrialRecord) -> bool:
+    def fetch_weights(self, record: TrialRecord, target: Path) -> bool:
         """Copies the weights of a result from where it was trained; whether they are here now."""
-        origin = record.reused_from_study
+        origin = record.origin.reused_from_study
         source = self._weights(origin) if origin else None
         if origin is None or source is None:
             return False
-        target = trial_folder(self._directory, record.number) / WEIGHTS
         return copy_weights(source, self._shared.weights_stamp(origin), target)
 
-    def _weights(self, origin: Origin) -> Path | None:
+    def _weights(self, origin: StudyTrial) -> Path | None:
         """The file that the training left, if it is still that one."""
         path = trial_folder(Path(origin.directory), origin.trial) / WEIGHTS
         try:
@@ -86,22 +98,3 @@ def copy_weights(source: Path, stamp: Stamp | None, target: Path) -> bool:
     except OSError:  # that study has just found a better one, or its directory is out of reach
         return False
     return True
-
-
-RESULT = (
-    "outcome",
-    "curve",
-    "validation",
-    "examples_per_second",
-    "step_ms",
-    "peak_memory_bytes",
-    "train_seconds",
-    "evaluate_seconds",
-    "executed_technique",
-)
-"""Of a record: what its training has brought."""
-
-
-def with_result(record: TrialRecord, known: TrialRecord) -> TrialRecord:
-    """A trial that has not begun, with what the training of an equal job has brought."""
-    return record.replace(**({name: getattr(known, name) for name in RESULT}))

@@ -6,13 +6,18 @@ have measured (with another seed, perhaps). The rest is left with a reason. Reus
 sampler before its first proposal. They are no trials of this study: their numbers are below 0, and they count
 neither in its budget nor on its front. What was read is noted with the study when it begins
 (`search.study.settings`), so that a resumed one goes by the same, whatever has become of the earlier ones.
-`search.reuse.earlier` says what else is done with it.
+
+The front of those that are reused is proposed again, right after the space's own start points and the lowest NE
+first, so that it is on this study's front too: where the very same job was done there (seed included), its result
+and weights are taken over and nothing is trained; of the others a few are trained here. What the sampler proposes
+later is treated alike: an equal job is taken over, any other is trained, also where the earlier study knows the
+network from another seed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +26,21 @@ from pydantic import Field
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from dhen.values import Value, load_yaml
-from search.bundles.export import trained_job
 from search.config import LogConfig, StudyConfig
-from search.pareto import eligible
-from search.run_directory import STUDY_FILE, read_record, trial_folder
+from search.execution.jobs import trained_job
+from search.pareto import eligible, pareto_front
+from search.read_study import read_study
+from search.reuse.shared_results import copy_weights
+from search.run_directory import STUDY_FILE, trial_folder
 from search.samplers.nsga2 import FIRST_GENERATION
 from spaces.axes import OutsideError
-from spaces.space import Candidate, Space
+from spaces.space import Candidate, Point, Space
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
 from trials.job import Job
-from trials.record import EarlierStudy, LogSummary, Origin, Outcome, StudyRecord, TrialKind, TrialRecord
-from trials.serving_limits import weights_bytes
+from trials.record import Origin, Outcome, StudyTrial, TrialKind, TrialRecord
 from trials.storage.shared_ledger import Stamp
+from trials.study_record import EarlierStudy, LogSummary, StudyRecord
 
 FOUND_OUT = "auto"
 """What a setting is before the log decides it."""
@@ -41,10 +48,8 @@ OUTSIDE, OTHERWISE, NO_RESULT = "outside this space", "trained otherwise", "with
 """Why a candidate is left."""
 NO_MEMORY = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
 USABLE = (Outcome.COMPLETED, Outcome.STOPPED, Outcome.DIVERGED, *NO_MEMORY)
-RESULTS_ALONE: dict[str, Any] = {"cost": (), "plan": None, "attempts": (), "test": None} | dict.fromkeys(
-    ("reused_from", "promoted_from", "tuned_from")
-)
-"""Of a record that is kept for the sampler, what is not needed."""
+TRAINED_AGAIN = 4
+"""Members of the earlier front that this study trains itself, at most: its budget is for what is new."""
 
 JobOf = Callable[[Candidate], Job]
 """This study's job of a candidate."""
@@ -61,6 +66,53 @@ class Reused(Value):
     ... -2, -1; `reused_from_study` says whose."""
     weights: dict[int, Stamp] = Field(default_factory=dict)
     """By what the files of those that left some are known again."""
+
+
+class WarmStart:
+    """What one study has of earlier ones: a `search.reuse.result_source.ResultSource`."""
+
+    def __init__(self, reused: Reused, space: Space, job_of: JobOf) -> None:
+        """`job_of` makes this study's jobs."""
+        self.records = reused.records
+        """Candidates of earlier studies, for the sampler."""
+        self._weights = reused.weights
+        self._completed = {
+            record.job.fingerprint: record
+            for record in reused.records
+            if record.result.outcome is Outcome.COMPLETED
+        }
+        self._starts: dict[str, Point] = {}
+        trained = 0
+        for record in reversed(pareto_front(reused.records)):
+            job = job_of(space.decode(record.point)).fingerprint
+            trained += job not in self._completed
+            if job in self._completed or trained <= TRAINED_AGAIN:
+                self._starts[job] = record.point
+
+    def start_point(self, proposed: Collection[str]) -> Point:
+        """The next point of the earlier front that is not among these jobs; empty past the last."""
+        return next((point for job, point in self._starts.items() if job not in proposed), {})
+
+    def result(self, record: TrialRecord) -> TrialRecord | None:
+        """The record of a trial that is about to start, with what an equal job has brought there."""
+        known = self._completed.get(record.job.fingerprint)
+        if known is None:
+            return None
+        taken = record.with_origin(reused_from_study=known.origin.reused_from_study)
+        return taken.replace(result=known.result.taken_over())
+
+    def fetch_weights(self, record: TrialRecord, target: Path) -> bool:
+        """Copies the weights of a result from where it was trained; whether they are at `target` now."""
+        known = self._completed.get(record.job.fingerprint)
+        if record.origin.reused_from_study is None or known is None or known.number not in self._weights:
+            return False
+        return copy_weights(weights_there(known), self._weights[known.number], target)
+
+    def publish(self, record: TrialRecord) -> None:
+        """Earlier studies are read alone."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
 
 class _LeftError(Exception):
@@ -86,7 +138,7 @@ def read_reused(
         candidates = (*there.candidates, *promoted)
         for trial in candidates:
             try:
-                found.setdefault(trial.fingerprint, _here(trial, there, log, space, job_of, planned))
+                found.setdefault(trial.job.fingerprint, _here(trial, there, log, space, job_of, planned))
                 reused += 1
             except _LeftError as error:
                 group, reason = error.args
@@ -103,13 +155,16 @@ def read_reused(
 
 def weights_there(record: TrialRecord) -> Path:
     """Where a reused candidate's training left its weights, if they are still there."""
-    assert record.reused_from_study is not None
-    return trial_folder(Path(record.reused_from_study.directory), record.reused_from_study.trial) / WEIGHTS
+    assert record.origin.reused_from_study is not None
+    return (
+        trial_folder(Path(record.origin.reused_from_study.directory), record.origin.reused_from_study.trial)
+        / WEIGHTS
+    )
 
 
 def _study(directory: Path) -> StudyRecord:
     try:
-        return read_record(directory)
+        return read_study(directory)
     except UserError as error:
         raise UserError(f"warm_start: {error}") from None
 
@@ -122,12 +177,12 @@ def _here(
     Raises:
         _LeftError: where it would not.
     """
-    if trial.outcome not in USABLE or not trial.model:
-        raise _LeftError(NO_RESULT, trial.outcome.value)
-    if trial.outcome is Outcome.COMPLETED and not eligible([trial]):
+    if trial.result.outcome not in USABLE or not trial.job.model:
+        raise _LeftError(NO_RESULT, trial.result.outcome.value)
+    if trial.result.outcome is Outcome.COMPLETED and not eligible([trial]):
         raise _LeftError(NO_RESULT, "NE is no number")
     try:
-        job = trained_job(trial, log, there.seed)
+        job = trained_job(trial, log)
         candidate = _candidate(job, space)
         point = space.encode(candidate)
         own = job_of(candidate)
@@ -136,19 +191,29 @@ def _here(
     except UserError as error:
         raise _LeftError(OUTSIDE, str(error).rstrip(".")) from None
     _check_training(trial, job, own)
-    origin = Origin(study=there.name, directory=str(Path(there.directory).resolve()), trial=trial.owner)
-    notes = {"point": point, "reused_from_study": origin, "sampler_notes": FIRST_GENERATION}
-    record = planned(trial.replace(**(notes | _to_be_judged(trial))), own)
-    if trial.outcome in NO_MEMORY and record.outcome is not Outcome.INFEASIBLE:
-        raise _LeftError(NO_RESULT, f"{trial.outcome.value.replace('_', ' ')} there, not here")
-    return record.replace(**RESULTS_ALONE)
+    origin = StudyTrial(study=there.name, directory=str(Path(there.directory).resolve()), trial=trial.owner)
+    record = planned(_to_be_judged(trial), own)
+    if trial.result.outcome in NO_MEMORY and record.result.outcome is not Outcome.INFEASIBLE:
+        raise _LeftError(NO_RESULT, f"{trial.result.outcome.value.replace('_', ' ')} there, not here")
+    return TrialRecord(
+        number=trial.number,
+        kind=trial.kind,
+        point=point,
+        origin=Origin(
+            started_at=trial.origin.started_at, reused_from_study=origin, sampler_notes=FIRST_GENERATION
+        ),
+        job=record.job.replace(cost=()),  # the sampler needs no cost table, and thousands may be noted
+        plan=record.plan.replace(summary=None),
+        result=record.result.replace(test=None),
+    )
 
 
-def _to_be_judged(trial: TrialRecord) -> dict[str, Any]:
-    """What only that study's memory and limits of serving say of it."""
-    size = trial.weights_bytes if trial.weights_bytes is not None else weights_bytes(trial.cost)
-    found: dict[str, Any] = {"weights_bytes": size, "serving_ms": None, "serving_excess": None}
-    return found | ({"outcome": Outcome.RUNNING} if trial.outcome is Outcome.INFEASIBLE else {})
+def _to_be_judged(trial: TrialRecord) -> TrialRecord:
+    """The trial without what only that study's memory and limits of serving said of it."""
+    judged = trial.with_plan(serving_ms=None, serving_excess=None)
+    if trial.result.outcome is not Outcome.INFEASIBLE:
+        return judged
+    return judged.with_result(outcome=Outcome.RUNNING)
 
 
 def _candidate(job: Job, space: Space) -> Candidate:
@@ -163,7 +228,7 @@ def _candidate(job: Job, space: Space) -> Candidate:
 
 def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
     """All but the seed is equal."""
-    if job.fingerprint != trial.fingerprint:
+    if job.fingerprint != trial.job.fingerprint:
         raise _LeftError(OTHERWISE, "by another version of dhen-search")
     pairs = {key: (getattr(job.training, key), here) for key, here in own.training}
     differ = [f"{key} {there}, here {here}" for key, (there, here) in pairs.items() if there != here]

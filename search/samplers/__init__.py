@@ -21,6 +21,8 @@ SAMPLERS: dict[str, Callable[[int, Known], BaseSampler]] = {
     "ranker": ranker.make,
     "tpe": tpe.make,
 }
+SUCCESSORS = {"gp": (gp.MOST_TRIALS, "tpe")}
+"""Samplers that another one takes over from, after so many candidates."""
 AUTO = "ranker"
 """What `auto` means (docs/benchmarks.md has the comparison)."""
 
@@ -31,9 +33,16 @@ def check_sampler(name: str) -> None:
         raise unknown_name("sampler", name, [*SAMPLERS, "auto"])
 
 
+def successor(name: str, candidates: int) -> str | None:
+    """The sampler that goes on after so many candidates in place of the one of this name, if another one does."""
+    most, other = SUCCESSORS.get(name, (0, ""))
+    return other if other and candidates >= most else None
+
+
 def make_sampler(name: str, seed: int, axes: Mapping[str, BaseDistribution], known: Known) -> BaseSampler:
     """A fresh sampler, for one proposal of these axes."""
-    sampler = SAMPLERS[AUTO if name == "auto" else name](seed, known)
+    chosen = successor(name, len(known.points)) or name
+    sampler = SAMPLERS[AUTO if chosen == "auto" else chosen](seed, known)
     # every trial has every axis; Optuna would find that out by comparing those of all trials, each time
     sampler.infer_relative_search_space = lambda study, trial: dict(axes)  # type: ignore[method-assign]
     return sampler

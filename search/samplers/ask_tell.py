@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from dhen.values import fingerprint
 from search.pareto import log_flops
-from search.samplers import check_sampler, make_sampler
-from search.samplers.context import UNFINISHED, Known
+from search.samplers import check_sampler, make_sampler, successor
+from search.samplers.context import Known
 from search.samplers.static_cost import Appraiser
 from spaces.catalog_loader import random_point
 from spaces.space import Point
@@ -43,6 +43,7 @@ class Proposals:
         appraiser: Appraiser,
         sampler: str,
         seed: int,
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         """An Optuna study of two objectives, NE and log FLOPs, over the space of `appraiser`.
 
@@ -54,7 +55,7 @@ class Proposals:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
         self._space, self._sampler, self._seed = appraiser.space, sampler, seed
-        self._axes = self._distributions()
+        self._axes, self._say, self._said = self._distributions(), say, False
         self._known = Known(appraiser)
         check_sampler(sampler)
         self._study = optuna.create_study(directions=["minimize", "minimize"])
@@ -85,12 +86,22 @@ class Proposals:
         seed = int(fingerprint([self._seed, index]), 16) % 2**32
         axes = {name: axis for name, axis in self._axes.items() if name not in fixed}
         self._study.sampler = make_sampler(self._sampler, seed, axes, self._known)
+        self._say_what_goes_on()
         trial = self._study.ask()
         self._optuna_numbers[number] = trial.number
         self._asked[number] = trial
         point = self._known.points[number] = self._space.sample(trial)
         attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
         return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
+
+    def _say_what_goes_on(self) -> None:
+        """Once, where another sampler has taken over from the one that was asked for."""
+        other = successor(self._sampler, len(self._known.points))
+        if other is not None and not self._said:
+            self._said = True
+            self._say(
+                f"sampler={self._sampler} ends after {len(self._known.points)} candidates; {other} goes on"
+            )
 
     def note(self, record: TrialRecord) -> None:
         """What a proposal that still trains has shown so far."""
@@ -120,7 +131,7 @@ class Proposals:
             values=values,
             params=record.point,
             distributions=self._axes,
-            system_attrs=dict(record.sampler_notes),
+            system_attrs=dict(record.origin.sampler_notes),
             constraints=_constraints(record) or None,
         )
 
@@ -132,20 +143,20 @@ class Proposals:
         learns from pruned ones.
         """
         state = self._optuna.trial.TrialState
-        if record.outcome in UNFINISHED:
+        if record.result.outcome.unfinished:
             return state.RUNNING, None
-        if record.outcome is Outcome.COMPLETED:
-            assert record.validation is not None
-            if not math.isnan(record.validation.ne):
-                return state.COMPLETE, [record.validation.ne, log_flops(record.flops)]
+        if record.result.outcome is Outcome.COMPLETED:
+            assert record.result.validation is not None
+            if not math.isnan(record.result.validation.ne):
+                return state.COMPLETE, [record.result.validation.ne, log_flops(record.job.flops)]
             return state.FAIL, None
         beyond = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
-        if record.outcome in beyond and max(_constraints(record).values(), default=0.0) > 0:
-            return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.flops)]
-        return (state.FAIL if record.outcome is Outcome.FAILED else state.PRUNED), None
+        if record.result.outcome in beyond and max(_constraints(record).values(), default=0.0) > 0:
+            return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.job.flops)]
+        return (state.FAIL if record.result.outcome is Outcome.FAILED else state.PRUNED), None
 
 
 def _constraints(record: TrialRecord) -> dict[str, float]:
     """By name, what is known of them; feasible at 0 or less."""
-    known = {MEMORY: record.memory_excess, SERVING: record.serving_excess}
+    known = {MEMORY: record.plan.memory_excess, SERVING: record.plan.serving_excess}
     return {name: excess for name, excess in known.items() if excess is not None}

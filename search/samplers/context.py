@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from search.samplers.static_cost import Appraisal, Appraiser
 from spaces.space import Point
-from trials.record import Outcome, TrialRecord
-
-UNFINISHED = (Outcome.RUNNING, Outcome.INTERRUPTED)
+from trials.record import TrialRecord
 
 
 class Known:
@@ -32,4 +30,4 @@ class Known:
 
     def unfinished(self, number: int) -> bool:
         """Whether the proposal with this number has not ended."""
-        return number not in self.records or self.records[number].outcome in UNFINISHED
+        return number not in self.records or self.records[number].result.outcome.unfinished

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from search.samplers import tpe
-
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
@@ -18,9 +16,7 @@ MOST_TRIALS = 200
 
 
 def make(seed: int, known: Known) -> BaseSampler:
-    """Optuna's own, and TPE in its place once there are many candidates."""
+    """Optuna's own; `search.samplers.SUCCESSORS` says what goes on once there are many candidates."""
     from optuna.samplers import GPSampler
 
-    if len(known.points) >= MOST_TRIALS:
-        return tpe.make(seed, known)
     return GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)

@@ -17,8 +17,8 @@ def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
     """See `search.stopping.rule.Rule`."""
     from search.stopping.forecast import CONFIDENCE, forecast
 
-    milestone = candidate.curve[-1]
-    finished = went_on(len(candidate.curve), like(candidate, trials))
+    milestone = candidate.result.curve[-1]
+    finished = went_on(len(candidate.result.curve), like(candidate, trials))
     member = _cheaper(candidate, trials)
     if len(finished) < FEWEST or member is None:
         return None
@@ -35,16 +35,18 @@ def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
 
 def _cheaper(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """The front's best of no more FLOPs."""
-    assert candidate.flops is not None
+    assert candidate.job.flops is not None
     front = pareto_front(trial for trial in trials if trial.kind is TrialKind.CANDIDATE)
-    no_dearer = [member for member in front if member.flops is not None and member.flops <= candidate.flops]
+    no_dearer = [
+        member for member in front if member.job.flops is not None and member.job.flops <= candidate.job.flops
+    ]
     return no_dearer[-1] if no_dearer else None
 
 
 def _ne(member: TrialRecord) -> float:
-    assert member.validation is not None
-    return member.validation.ne
+    assert member.result.validation is not None
+    return member.result.validation.ne
 
 
 def _share(member: TrialRecord, candidate: TrialRecord) -> str:
-    return f"{(member.flops or 0.0) / max(candidate.flops or 0.0, 1.0):.2g} times"
+    return f"{(member.job.flops or 0.0) / max(candidate.job.flops or 0.0, 1.0):.2g} times"

@@ -37,7 +37,7 @@ class Forecast:
 
 def forecast(candidate: TrialRecord, finished: Sequence[TrialRecord]) -> Forecast:
     """From the candidate's curve; those that finished, `rule.FEWEST` at least, have more evaluations."""
-    milestone = len(candidate.curve)
+    milestone = len(candidate.result.curve)
     x_NF = np.array([_features(trial, milestone) for trial in finished])
     left_N = np.array([_left(trial, milestone) for trial in finished])
     mean_F, mean = x_NF.mean(axis=0), left_N.mean()
@@ -66,8 +66,8 @@ def _features(trial: TrialRecord, milestone: int) -> tuple[float, ...]:
 
 def _left(trial: TrialRecord, milestone: int) -> float:
     """What one that finished gained after the milestone."""
-    assert trial.validation is not None
-    return best_ne(trial, milestone) - trial.validation.ne
+    assert trial.result.validation is not None
+    return best_ne(trial, milestone) - trial.result.validation.ne
 
 
 def _quantile(error_N: np.ndarray) -> float:

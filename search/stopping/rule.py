@@ -38,15 +38,15 @@ def first_stop(
     Evaluations are judged one by one, and what came after the one that decides is dropped: how many arrive
     at once depends on the moment, and decisions must not.
     """
-    for seen in range(judged + 1, len(record.curve) + 1):
-        so_far = record.replace(curve=record.curve[:seen])
+    for seen in range(judged + 1, len(record.result.curve) + 1):
+        so_far = record.with_result(curve=record.result.curve[:seen])
         stop = rule(so_far, trials) if _can_be_judged(so_far) else None
         if stop is not None:
-            return so_far.replace(
+            return so_far.with_result(
                 outcome=Outcome.STOPPED,
                 error=stop.reason,
                 expected_ne=stop.expected_ne,
-                validation=_best(so_far.curve).validation,
+                validation=_best(so_far.result.curve).validation,
             )
     return None
 
@@ -58,7 +58,7 @@ def like(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> list[TrialRec
         for trial in trials
         if trial.kind is TrialKind.CANDIDATE
         and trial.number != candidate.number
-        and trial.reused_from is None
+        and trial.origin.reused_from is None
         and _schedule(trial) == _schedule(candidate)
     ]
 
@@ -66,12 +66,12 @@ def like(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> list[TrialRec
 def went_on(milestone: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Those of them that have completed, with evaluations after this one."""
     completed = eligible(trials)
-    return [t for t in completed if len(t.curve) > milestone and math.isfinite(best_ne(t, milestone))]
+    return [t for t in completed if len(t.result.curve) > milestone and math.isfinite(best_ne(t, milestone))]
 
 
 def best_ne(trial: TrialRecord, milestone: int) -> float:
     """Lowest NE of the first evaluations; infinite where there is none."""
-    found = (point.validation.ne for point in trial.curve[:milestone])
+    found = (point.validation.ne for point in trial.result.curve[:milestone])
     return min((ne for ne in found if not math.isnan(ne)), default=math.inf)
 
 
@@ -81,12 +81,12 @@ def _best(curve: tuple[CurvePoint, ...]) -> CurvePoint:
 
 def _can_be_judged(record: TrialRecord) -> bool:
     """Where it has an NE, and patience does not end it at its last evaluation: then nothing is saved."""
-    stale = len(record.curve) - 1 - record.curve.index(_best(record.curve))
-    patience: float = record.training.get("patience", math.inf)
-    return stale < patience and math.isfinite(best_ne(record, len(record.curve)))
+    stale = len(record.result.curve) - 1 - record.result.curve.index(_best(record.result.curve))
+    patience: float = record.job.training.get("patience", math.inf)
+    return stale < patience and math.isfinite(best_ne(record, len(record.result.curve)))
 
 
 def _schedule(trial: TrialRecord) -> tuple[object, ...]:
     """Evaluations of equal number are comparable where these are equal."""
     keys = ("epochs", "evaluate_every", "schedule", "train_fraction")
-    return tuple(trial.training.get(key) for key in keys)
+    return tuple(trial.job.training.get(key) for key in keys)

@@ -23,7 +23,7 @@ def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
     """See `search.stopping.rule.Rule`."""
     from search.stopping.forecast import forecast
 
-    rung = len(candidate.curve)
+    rung = len(candidate.result.curve)
     others = like(candidate, trials)
     finished = went_on(rung, others)
     if not _is_rung(rung) or len(finished) < FEWEST:
@@ -31,13 +31,13 @@ def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
     near = _nearest(candidate, [trial for trial in others if _was_there(trial, rung)])
     ne = best_ne(candidate, rung)
     ahead = [trial for trial in near if best_ne(trial, rung) <= ne]
-    cheaper = [trial for trial in ahead if (trial.flops or 0.0) <= (candidate.flops or 0.0)]
+    cheaper = [trial for trial in ahead if (trial.job.flops or 0.0) <= (candidate.job.flops or 0.0)]
     if len(ahead) < math.ceil((len(near) + 1) / REDUCTION) or not cheaper:
         return None
     best = min(cheaper, key=lambda trial: best_ne(trial, rung))
     return Stop(
-        f"stopped at {candidate.curve[-1].examples:,} examples: NE {ne:.5f} is number {len(ahead) + 1} there "
-        f"of {len(near) + 1} of like FLOPs, of which the best third goes on; trial {best.number} had "
+        f"stopped at {candidate.result.curve[-1].examples:,} examples: NE {ne:.5f} is number {len(ahead) + 1} "
+        f"there of {len(near) + 1} of like FLOPs, of which the best third goes on; trial {best.number} had "
         f"{best_ne(best, rung):.5f} with no more FLOPs",
         forecast(candidate, finished).ne,
     )
@@ -50,13 +50,13 @@ def _is_rung(milestone: int) -> bool:
 
 
 def _was_there(trial: TrialRecord, rung: int) -> bool:
-    return trial.outcome in (Outcome.COMPLETED, Outcome.STOPPED) and len(trial.curve) >= rung
+    return trial.result.outcome in (Outcome.COMPLETED, Outcome.STOPPED) and len(trial.result.curve) >= rung
 
 
 def _nearest(candidate: TrialRecord, trials: list[TrialRecord]) -> list[TrialRecord]:
     """In log FLOPs; of equals the earlier."""
-    flops = math.log(max(candidate.flops or 0.0, 1.0))
+    flops = math.log(max(candidate.job.flops or 0.0, 1.0))
     by_distance = sorted(
-        trials, key=lambda trial: (abs(math.log(max(trial.flops or 0.0, 1.0)) - flops), trial.number)
+        trials, key=lambda trial: (abs(math.log(max(trial.job.flops or 0.0, 1.0)) - flops), trial.number)
     )
     return by_distance[:NEIGHBOURS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from search.config import StudyConfig
 from search.study.retune import untuned
-from search.study_state import Standing
+from search.study_state import StudyState
 
 NOTHING_NEW = 100
 """Proposals in a row that needed no training, after which a study without a number of trials ends."""
@@ -13,16 +13,16 @@ NOTHING_NEW = 100
 class Budget:
     """What the study's settings leave, as its trials stand."""
 
-    def __init__(self, config: StudyConfig, standing: Standing, *, spent: bool) -> None:
+    def __init__(self, config: StudyConfig, state: StudyState, *, spent: bool) -> None:
         """`spent`: the study has come to its end with these settings, whatever they would leave."""
-        self._config, self._standing, self._spent = config, standing, spent
+        self._config, self._state, self._spent = config, state, spent
 
     def search_is_over(self, fruitless: int) -> bool:
         """Whether no further candidate is proposed; `fruitless`: proposals in a row that needed no training."""
         trials = self._config.trials
         if self._spent:
             return True
-        if trials is not None and len(untuned(self._standing.candidates)) >= trials:
+        if trials is not None and len(untuned(self._state.candidates)) >= trials:
             return True
         if self._over(reserved_seconds=self._tuning_seconds()):
             return True
@@ -35,14 +35,14 @@ class Budget:
     def _over(self, *, reserved_seconds: float = 0.0) -> bool:
         minutes = self._config.minutes
         return minutes is not None and (
-            self._standing.elapsed_seconds() >= 60.0 * minutes - min(reserved_seconds, 30.0 * minutes)
+            self._state.elapsed_seconds() >= 60.0 * minutes - min(reserved_seconds, 30.0 * minutes)
         )
 
     def _tuning_seconds(self) -> float:
         """What the last stage will take at the pace so far."""
-        done = max(1, len(self._standing.trials))
-        return self._still_to_tune() * self._standing.elapsed_seconds() / done
+        done = max(1, len(self._state.trials))
+        return self._still_to_tune() * self._state.elapsed_seconds() / done
 
     def _still_to_tune(self) -> int:
-        candidates = self._standing.candidates
+        candidates = self._state.candidates
         return max(0, self._config.tune - (len(candidates) - len(untuned(candidates))))

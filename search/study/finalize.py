@@ -5,58 +5,70 @@ Candidates never see the test split; from here on nothing is proposed any more, 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dashboards.sentences.winners import confirm_command, retrained_line
 from dhen.errors import UserError
 from search.analysis.confirm import confirm
 from search.averages.average_trials import Members, average_record, choose, mean_metrics, meets
-from search.bundles.export import trained_job
-from search.execution.retraining import Retrainings
-from search.execution.trainer import new_record
-from search.planning.admission import Upcoming
-from search.samplers.context import UNFINISHED
-from search.study.parts import Parts
-from search.study.trainings import Trainings
-from trials.job import Job
-from trials.record import Metrics, Retraining, TrialKind, TrialRecord
+from search.config import StudyConfig
+from search.execution.jobs import new_record, trained_job
+from search.execution.retraining import Retrainings, Wanted
+from search.execution.scoring import Scored, score_networks
+from search.execution.trainer import Trainer
+from search.planning.admission import Admission, Upcoming
+from search.reuse.kept_weights import KeptWeights
+from search.study.trial_runner import TrialRunner
+from search.study_state import StudyState
+from trials.data.cache import PreparedLog
+from trials.record import Metrics, TrialKind, TrialRecord
+from trials.storage.ledger import Ledger
 
 SEED_STRIDE = 1000
 """Between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds from."""
 SAME_NE = 1e-9
-"""Relative; what the order of a sum may change."""
+"""Relative difference in NE that the order of a sum may make."""
+
+LOG = logging.getLogger(__name__)
 
 
 class Finals:
     """The end of one study."""
 
-    def __init__(self, parts: Parts, trainings: Trainings) -> None:
-        self._parts, self._trainings = parts, trainings
-        self._config, self._log, self._ledger = parts.config, parts.log, parts.ledger
-        self._standing, self._weights = parts.standing, parts.weights
-        self.confirmed: dict[str, Any] = {
-            "retrainings": tuple(self._ledger.retrainings()),
-            "comparisons": self._ledger.comparisons(),
-        }
-        """What the study's record has of whether its winners are better than the baseline."""
+    def __init__(
+        self,
+        *,
+        config: StudyConfig,
+        log: PreparedLog,
+        ledger: Ledger,
+        state: StudyState,
+        trainer: Trainer,
+        admission: Admission,
+        weights: KeptWeights,
+        runner: TrialRunner,
+        side_by_side: int,
+    ) -> None:
+        self._config, self._log, self._ledger, self._state = config, log, ledger, state
+        self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
+        self._side_by_side = side_by_side
+        self._retrainings = Retrainings(
+            ledger, trainer, side_by_side=side_by_side, on_change=self._note_retraining, prefer=config.prefer
+        )
 
     def recover_weights(self) -> None:
         """Every winner has weights: fetched from the study that has trained it, or trained here after all.
 
         Trained again, its result is its own, and may be a little another: then others may have won.
         """
-        while lost := [each for each in self._standing.verdict.trained if not self._weights.has(each)]:
-            self.train_again(lost, "won, its weights are gone: trained here before its test")
-        self._standing.require_baseline()
+        while lost := [each for each in self._state.verdict.trained if not self._weights.has(each)]:
+            self._runner.train(self._again(lost, "won, its weights are gone: trained here before its test"))
+        self._state.require_baseline()
+        self._recover_retrained_members()
         self._weights.drop()
-
-    def train_again(self, lost: Iterable[TrialRecord], why: str) -> None:
-        """Finished trials whose weights are gone, and says so."""
-        self._trainings.train(self._again(lost, why))
 
     def make_averages(self) -> None:
         """Means of networks on the front, and next to it, that nothing beats become trials of the study.
@@ -64,23 +76,23 @@ class Finals:
         Chosen on validation among many, they are a little better there than elsewhere
         (`search.averages.greedy_selection`).
         """
-        if not self._config.averages or not self._standing.verdict.networks:
+        if not self._config.averages or not self._state.verdict.networks:
             return
-        self._trainings.train(self._further_seeds())
-        verdict = self._standing.verdict
+        retrained = self._further_seeds()
+        verdict = self._state.verdict
         at_hand = (each for each in verdict.runners_up if self._weights.has(each))
-        pool = (*verdict.networks, *at_hand, *verdict.seeds)
+        pool = (*verdict.networks, *at_hand, *retrained)
         self._keep_logits((*pool, *verdict.members), "validation")
         chosen = choose(pool, self._log, "validation", self._logits("validation"), most=self._config.averages)
         found = [members for members in chosen if meets(self._config.serving, members)]
-        standing = [self._members(each) for each in verdict.front if each.members]
+        standing = [self._state.networks(each) for each in verdict.front if each.kind is TrialKind.AVERAGE]
         for members in (*found, *standing):
             self._take_in(members)
         if not found:
             lacking = (
                 "is within the limits of serving" if chosen else "is better than they are, for its FLOPs"
             )
-            self._parts.news.say(f"no average of the {len(pool)} best networks {lacking}")
+            self._state.say(f"no average of the {len(pool)} best networks {lacking}")
         self._weights.drop()
 
     def score_winners(self) -> None:
@@ -88,114 +100,140 @@ class Finals:
 
         An average is the mean of its members' logits, which are scored for it where they are not winners too.
         """
-        new = [winner for winner in self._standing.verdict.winners if winner.test is None]
-        averages = [winner for winner in new if winner.members]
-        winners: dict[int, list[TrialRecord]] = {}
-        for winner in new:
-            if not winner.members:
-                winners.setdefault(winner.owner, []).append(winner)
-        for member in (member for average in averages for member in self._members(average)):
-            if not self._weights.have_logits(member, "test"):
-                winners.setdefault(member.owner, [])
-        for scored, metrics in self._scores(winners, "test", keep_logits=bool(averages)):
-            for winner in winners[scored.number]:
-                self._note(winner.replace(test=metrics))
+        new = [winner for winner in self._state.verdict.winners if winner.result.test is None]
+        averages = [winner for winner in new if winner.kind is TrialKind.AVERAGE]
+        alone = [winner for winner in new if winner.kind is not TrialKind.AVERAGE]
+        networks = [self._state.trials[winner.owner] for winner in alone]
+        members = (member for average in averages for member in self._state.networks(average))
+        networks += [member for member in members if not self._weights.have_logits(member, "test")]
+
+        def take(network: TrialRecord, metrics: Metrics) -> None:
+            for winner in _sharing(alone, network):
+                self._note(winner.with_result(test=metrics))
+
+        self._score(networks, "test", take, keep_logits=bool(averages), winners=alone)
         for average in averages:
             self._ledger.count_test_look(average.number)
-            metrics = mean_metrics(self._members(average), self._log, "test", self._logits("test"))
-            self._note(average.replace(test=metrics))
+            its = self._state.networks(average)
+            self._note(average.with_result(test=mean_metrics(its, self._log, "test", self._logits("test"))))
 
     def confirm_winners(self) -> None:
-        """Whether they are better than the baseline, where the study is to say so.
+        """Says whether winners are better than the baseline, where the study is to say so.
 
         Where that cannot be told it says why, and the study ends all the same: the same command would come to
         the same, and what was searched for is there.
         """
-        if not self._config.confirm or not self._standing.verdict.front:
+        if not self._config.confirm or not self._state.verdict.front:
             return
-
-        def watch(each: Retraining) -> None:
-            self.confirmed["retrainings"] = retrainings.all
-            self._parts.news.say(retrained_line(each))
-
-        retrainings = Retrainings(
-            self._ledger, self._parts.trainer, parallel=self._parts.parallel, watch=watch
-        )
-        asked, record = self._config, self._standing.record()
+        asked, record = self._config, self._state.record()
         try:
-            self.confirmed["comparisons"], told = confirm(
-                record, self._log, self._ledger, retrainings, seeds=asked.confirm, block_by=asked.block_by
+            comparisons, told = confirm(
+                record,
+                self._log,
+                self._ledger,
+                self._retrainings,
+                seeds=asked.confirm,
+                block_by=asked.block_by,
             )
+            self._state.note_comparisons(comparisons)
         except UserError as error:
             told = [f"{error} The study ends without a verdict; `{confirm_command(record)}` goes on."]
         for line in told:
-            self._parts.news.say(line)
+            self._state.say(line)
 
     def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[Upcoming]:
+        """Finished trials whose weights are gone, as they begin once more."""
         for owner in {winner.owner: None for winner in lost}:
-            known = self._standing.trials[owner]
-            job = self._own_job(known)
-            self._parts.news.say(f"trial {owner} {why}")
-            fresh = new_record(owner, known.kind, known.point, job)
-            kept = ("sampler_notes", "attempts", "seed_offset", "promoted_from", "tuned_from")
-            fresh = fresh.replace(**({name: getattr(known, name) for name in kept}))
-            yield self._parts.admission.planned(fresh, job)
+            known = self._state.trials[owner]
+            job = trained_job(known, self._log)
+            self._state.say(f"trial {owner} {why}")
+            origin = known.origin
+            fresh = new_record(
+                owner,
+                known.kind,
+                known.point,
+                job,
+                sampler_notes=origin.sampler_notes,
+                promoted_from=origin.promoted_from,
+                tuned_from=origin.tuned_from,
+            )
+            yield self._admission.admit(fresh.replace(attempts=known.attempts), job)
 
-    def _further_seeds(self) -> Iterator[Upcoming]:
-        """Trainings of the best network from other seeds, those that have not ended."""
-        best = self._standing.verdict.networks[-1]
-        for offset in range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE):
-            job = self._own_job(best).replace(seed=self._config.seed + offset)
-            known = [each for each in self._standing.trials.values() if each.fingerprint == job.fingerprint]
-            if any(each.outcome not in UNFINISHED for each in known):
-                continue
-            number = known[0].number if known else len(self._standing.trials)
-            record = new_record(number, TrialKind.SEED, best.point, job)
-            yield self._parts.admission.planned(record.replace(seed_offset=offset), job)
+    def _further_seeds(self) -> list[TrialRecord]:
+        """Trainings of the best network from other seeds (`average_seeds`), those that completed."""
+        best = self._state.verdict.networks[-1]
+        shifts = range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE)
+        wanted = [Wanted(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
+        return list(self._retrainings.run(wanted, weights=True).values())
+
+    def _recover_retrained_members(self) -> None:
+        """Retrainings that an average on the front has for members have weights too."""
+        for member in self._state.verdict.members:
+            if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
+                assert member.origin.of is not None
+                of = self._state.trials[member.origin.of]
+                self._retrainings.run([Wanted(of, trained_job(member, self._log))], weights=True)
 
     def _take_in(self, members: Members) -> None:
-        """An average that is new, or whose members have other weights than when it was made."""
+        """Takes in an average that is new, or whose members have other weights than when it was made."""
         validation = mean_metrics(members, self._log, "validation", self._logits("validation"))
-        fresh = average_record(len(self._standing.trials), members, validation)
-        same = (each for each in self._standing.trials.values() if each.fingerprint == fresh.fingerprint)
-        known = next(same, None)
+        fresh = average_record(len(self._state.trials), members, validation)
+        name = fresh.job.fingerprint
+        known = next((each for each in self._state.trials.values() if each.job.fingerprint == name), None)
         if known is None:
-            self._trainings.end(fresh)
-        elif known.validation is None or not math.isclose(
-            known.validation.ne, validation.ne, rel_tol=SAME_NE
-        ):
-            self._note(known.replace(validation=validation, test=None))
+            self._runner.take_in(fresh)
+            return
+        before = known.result.validation
+        if before is None or not math.isclose(before.ne, validation.ne, rel_tol=SAME_NE):
+            self._note(known.with_result(validation=validation, test=None))
 
     def _keep_logits(self, networks: Iterable[TrialRecord], split: str) -> None:
-        missing = {each.owner: () for each in networks if not self._weights.have_logits(each, split)}
-        for _ in self._scores(missing, split, keep_logits=True):
-            pass
+        missing = [each for each in networks if not self._weights.have_logits(each, split)]
+        self._score(missing, split, lambda network, metrics: None, keep_logits=True)
 
-    def _scores(
-        self, wanted: Mapping[int, Sequence[TrialRecord]], split: str, *, keep_logits: bool
-    ) -> Iterator[tuple[TrialRecord, Metrics]]:
-        """Of trials that have weights, by number, as they come; `wanted`: who shares each one's result, if any."""
+    def _score(
+        self,
+        networks: Iterable[TrialRecord],
+        split: str,
+        take: Callable[[TrialRecord, Metrics], None],
+        *,
+        keep_logits: bool,
+        winners: Iterable[TrialRecord] = (),
+    ) -> None:
+        """Scores networks that have weights, each once.
 
-        def jobs() -> Iterator[tuple[TrialRecord, Job]]:
-            for owner, its in wanted.items():
-                trained = self._standing.trials[owner]
-                for looking in (its or (trained,)) if split == "test" else ():
-                    self._ledger.count_test_look(looking.number)
-                yield trained, self._own_job(trained)
+        `winners`: trials whose results these are; on test each of them is a look, a mere member is one by itself.
+        """
+        unique = {(each.kind is TrialKind.RETRAINING, each.owner): each for each in networks}
 
-        trainer, parallel = self._parts.trainer, self._parts.parallel
-        return trainer.scores(jobs(), split, side_by_side=parallel, keep_logits=keep_logits)
+        def upcoming() -> Iterator[Scored]:
+            for network in unique.values():
+                if split == "test":
+                    for looking in _sharing(winners, network) or [network]:
+                        self._ledger.count_test_look(looking.number)
+                yield Scored(network, trained_job(network, self._log))
+
+        LOG.info("scoring %d networks on %s", len(unique), split)
+        score_networks(
+            upcoming(), split, self._trainer, take, side_by_side=self._side_by_side, keep_logits=keep_logits
+        )
 
     def _note(self, record: TrialRecord) -> None:
-        """A trial that has changed; the watchers have it at once."""
-        self._trainings.note(record)
-        self._parts.news.tell()
+        """Commits a trial that has changed; the watchers have it at once."""
+        self._runner.note(record)
+        self._state.tell()
 
-    def _own_job(self, trial: TrialRecord) -> Job:
-        return trained_job(trial, self._log, self._config.seed)
-
-    def _members(self, average: TrialRecord) -> Members:
-        return tuple(self._standing.trials[number] for number in average.members)
+    def _note_retraining(self, record: TrialRecord, ended: bool) -> None:
+        self._state.note_retraining(record)
+        if ended:
+            self._state.say(retrained_line(record))
 
     def _logits(self, split: str) -> Callable[[TrialRecord], Path]:
         return partial(self._weights.logits, split=split)
+
+
+def _sharing(trials: Iterable[TrialRecord], network: TrialRecord) -> list[TrialRecord]:
+    """Trials whose result is that of the network."""
+    if network.kind is TrialKind.RETRAINING:
+        return []
+    return [trial for trial in trials if trial.owner == network.owner]

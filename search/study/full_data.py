@@ -13,66 +13,60 @@ from collections.abc import Callable, Iterator
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.execution.trainer import candidate_training, new_record
-from search.samplers.context import UNFINISHED
+from search.execution.jobs import new_record, on_all_rows
 from search.study.baseline import Baseline
-from search.study_state import Standing
-from spaces.space import Candidate, Space
+from search.study_state import StudyState
+from spaces.space import Space
 from trials.job import Job, TrainingConfig
 from trials.record import TrialKind, TrialRecord
 
-ALL_ROWS = {"train_fraction": 1.0}
 JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
 """Of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
 
-def to_promote(standing: Standing) -> tuple[TrialRecord, ...]:
+def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
     """Trials on a part whose configuration goes on: those cut short on all rows, though others have won since, the
     front's candidates by FLOPs, and last the baseline."""
-    searched = standing.searched
-    cut_short = (trial.promoted_from for trial in standing.promoted if trial.outcome in UNFINISHED)
-    begun = [standing.trials[number] for number in cut_short if number is not None]
+    searched = state.searched
+    cut_short = (trial.origin.promoted_from for trial in state.promoted if trial.result.outcome.unfinished)
+    begun = [state.trials[number] for number in cut_short if number is not None]
     last = (searched.baseline,) if searched.baseline is not None else ()
     wanted = {trial.number: trial for trial in (*begun, *searched.networks) if trial not in last}
     return (*wanted.values(), *last)
 
 
 def promotions(
-    standing: Standing, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf
+    state: StudyState, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf
 ) -> Iterator[tuple[TrialRecord, Job]]:
     """Trials that are still to be trained on all rows.
 
-    With the baseline the last has begun, so that all have ended once none of them runs (`Standing.verdict`).
-    Embedding tables are fresh, also where candidates started from the baseline's, which have seen a part alone.
+    With the baseline the last has begun, so that all have ended once none of them runs (`StudyState.verdict`).
     """
-    for selected in to_promote(standing):
-        known = next((t for t in standing.promoted if t.promoted_from == selected.number), None)
-        if known is None or known.outcome in UNFINISHED:
+    for selected in to_promote(state):
+        known = next((t for t in state.promoted if t.origin.promoted_from == selected.number), None)
+        if known is None or known.result.outcome.unfinished:
             whole = _whole_log_job(selected, config, space, baseline, job)
-            number = len(standing.trials) if known is None else known.number
-            record = new_record(number, selected.kind, selected.point, whole)
-            yield record.replace(promoted_from=selected.number), whole
+            number = len(state.trials) if known is None else known.number
+            yield (
+                new_record(number, selected.kind, selected.point, whole, promoted_from=selected.number),
+                whole,
+            )
 
 
-def require_promoted(standing: Standing) -> None:
+def require_promoted(state: StudyState) -> None:
     """Once none of them is left.
 
     Raises:
         UserError: where the baseline did not complete on all rows: then there is nothing to compare with.
     """
-    baselines = [trial for trial in standing.promoted if trial.kind is TrialKind.BASELINE]
-    if standing.verdict.baseline not in baselines:
-        ends = "; ".join(f"{trial.outcome}, {trial.error}" for trial in baselines)
+    baselines = [trial for trial in state.promoted if trial.kind is TrialKind.BASELINE]
+    if state.verdict.baseline not in baselines:
+        ends = "; ".join(f"{trial.result.outcome}, {trial.result.error}" for trial in baselines)
         raise UserError(
             f"the baseline did not complete on all rows of the log ({ends}), so the candidates selected on a part "
             "of it have nothing to be compared with. Another training.learning_rate, or a study without "
             "training.train_fraction, would show how it trains there."
         )
-
-
-def on_all_rows(training: TrainingConfig, candidate: Candidate) -> TrainingConfig:
-    """A candidate's training, with what is left open; `training` is what all candidates share."""
-    return candidate_training(training, candidate).replace(**ALL_ROWS)
 
 
 def _whole_log_job(
@@ -81,6 +75,6 @@ def _whole_log_job(
     """Of the configuration, not of the record: what was left open is decided anew for all rows."""
     if trial.kind is TrialKind.BASELINE:
         _, model, training = baseline.variant(trial.number, config.seed)
-        return job(model, training.replace(**ALL_ROWS), config.seed)
+        return job(model, training.replace(train_fraction=1.0), config.seed)
     candidate = space.decode(trial.point)
     return job(candidate.model, on_all_rows(config.training, candidate), config.seed)

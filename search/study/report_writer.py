@@ -16,11 +16,11 @@ from rich.console import Console
 from dashboards.names import short_name
 from dashboards.report.page import write_report
 from dhen.errors import UserError
-from search.study.driver import Study
+from search.run_directory import REPORT
+from search.study_state import StudyState
 from trials.mlflow.tracker import Tracker
-from trials.record import StudyRecord
+from trials.study_record import StudyRecord
 
-REPORT = "report.html"
 PAUSE_SECONDS = 2.0
 PAUSE_RATIO = 10.0
 """Pauses take at least `PAUSE_SECONDS`, and this many times what the writing before took."""
@@ -38,7 +38,7 @@ class Publisher:
         self._tracker: Tracker | None = None
         self._trouble = ""
 
-    def __call__(self, study: Study) -> None:
+    def __call__(self, study: StudyState) -> None:
         """Begins to write where something is new, the pause is over, and the end (`finish`) is not there yet.
 
         Raises:
@@ -47,8 +47,8 @@ class Publisher:
         if study.finished or (self._writing is not None and not self._writing.done()):
             return
         self._settle()
-        if study.news.ended and study.news.changes != self._changes and time.monotonic() >= self._due:
-            self._changes = study.news.changes
+        if study.ended and study.changes != self._changes and time.monotonic() >= self._due:
+            self._changes = study.changes
             self._writing = self._thread.submit(self._write, study.record())
 
     def finish(self, record: StudyRecord) -> None:

@@ -46,7 +46,7 @@ def check_tunable(space: Space) -> None:
 
 def untuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Those of the search itself."""
-    return [trial for trial in candidates if trial.tuned_from is None]
+    return [trial for trial in candidates if trial.origin.tuned_from is None]
 
 
 def best_architectures(
@@ -64,14 +64,14 @@ def best_architectures(
         fixed = {name: value for name, value in trial.point.items() if name not in free}
         if free:
             found.setdefault(
-                fingerprint(_without_dropout(trial.model)), Architecture(trial=trial.number, fixed=fixed)
+                fingerprint(_without_dropout(trial.job.model)), Architecture(trial=trial.number, fixed=fixed)
             )
     return tuple(found.values())[:most]
 
 
 def least_tuned(best: Sequence[Architecture], candidates: Iterable[TrialRecord]) -> Architecture:
     """The next one's turn: the first of those that were tuned least often."""
-    often = Counter(trial.tuned_from for trial in candidates)
+    often = Counter(trial.origin.tuned_from for trial in candidates)
     return min(best, key=lambda each: often[each.trial])
 
 
@@ -85,7 +85,7 @@ def _free(space: Space, trial: TrialRecord, left: Collection[str]) -> set[str]:
     """Axes that are tuned: of training, dropouts, and what was left for this stage, of modules that it has."""
     named = {axis.name for axis in space.training_axes.values()}
     named |= {axis.name for key, axis in space.model_axes.items() if key == DROPOUT or axis.name in left}
-    for layer, axes in zip(trial.model["layers"], space.layer_axes.values(), strict=False):
+    for layer, axes in zip(trial.job.model["layers"], space.layer_axes.values(), strict=False):
         kinds = {module["kind"] for module in layer["modules"]}
         own = {key: axis for key, axis in axes.items() if key.partition(".")[0] in kinds}
         named |= {axis.name for key, axis in own.items() if key.endswith(f".{DROPOUT}") or axis.name in left}
@@ -100,5 +100,5 @@ def _without_dropout(value: Any) -> Any:
 
 
 def _ne(trial: TrialRecord) -> float:
-    assert trial.validation is not None
-    return trial.validation.ne
+    assert trial.result.validation is not None
+    return trial.result.validation.ne

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -11,24 +9,18 @@ from rich.console import Console
 from dashboards.sentences.summary import sentences
 from dhen.errors import UserError
 from search.bundles.export import export
-from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config
-from search.dataset import open_log
-from search.run_directory import STUDY_FILE, only_driver
+from search.config import DEMO, StudyConfig, read_study_config, write_config
+from search.run_directory import BEST, REPORT, STUDY_FILE
 from search.samplers import check_sampler
+from search.session import Session, open_session
 from search.stopping import stopping_rule
 from search.study.baseline import read_baseline
-from search.study.driver import Study
-from search.study.report_writer import REPORT, Publisher
-from search.terminal import StudyView, resumable, step_progress
+from search.study.open_study import open_study
+from search.study.report_writer import Publisher
+from search.terminal import StudyView, resumable
 from spaces.catalog_loader import load_space
-from trials.data.cache import PreparedLog
-from trials.distributed.process_group import check_devices
-from trials.hosts.hosts import Hosts
-from trials.hosts.run import HostsLauncher
 from trials.processes.launcher import Launcher
-from trials.record import StudyRecord
-
-BEST = "best"
+from trials.study_record import StudyRecord
 
 
 def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, launcher: Launcher) -> None:
@@ -45,11 +37,8 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
     if config.trials is None and config.minutes is None:
         raise UserError("a study needs a budget: give trials=N, minutes=M, or both.")
     _check_names(config)
-    with only_driver(directory), other_hosts(config, console) as hosts:
-        check_directory(directory, config)
-        with step_progress(console) as progress:
-            log = open_log(config, progress)
-        record = _search(config, directory, log, launcher, hosts, console)
+    with open_session(directory, config, launcher, console) as session:
+        record = _search(config, session, console)
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {directory / REPORT}\nbrowse: dhen-search ui {directory}", soft_wrap=True)
@@ -59,25 +48,16 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
         )
 
 
-def _search(
-    config: StudyConfig,
-    directory: Path,
-    log: PreparedLog,
-    launcher: Launcher,
-    hosts: Hosts | None,
-    console: Console,
-) -> StudyRecord:
+def _search(config: StudyConfig, session: Session, console: Console) -> StudyRecord:
     """The study and its best one's bundle, with the terminal, the report and MLflow following it."""
+    directory, log = session.directory, session.log
     publisher = Publisher(directory, console)
     with StudyView(console) as view:
-        starts = HostsLauncher(launcher, hosts) if hosts else launcher
-        study = Study(config, directory, log, starts, view, publisher)
+        study = open_study(config, directory, log, session.launcher, (view, publisher))
         write_config(directory, config)
         try:
             with resumable(console, directory):
-                if hosts:
-                    hosts.open(log, directory)
-                    hosts.wait_for_all()
+                session.admit_hosts()
                 record = study.run()
                 if record.front:
                     export(record, log, "best", directory / BEST)
@@ -92,32 +72,6 @@ def _check_names(config: StudyConfig) -> None:
     stopping_rule(config.stopping)
     load_space(config.space)
     read_baseline(config)
-
-
-@contextlib.contextmanager
-def other_hosts(config: StudyConfig, console: Console) -> Iterator[Hosts | None]:
-    """Those that join the study, who wait until it lets them; None where all ranks are on this machine.
-
-    Raises:
-        UserError: for an address that is none of this machine's, or where it has too few devices.
-    """
-    if config.address is None:
-        yield None
-        return
-
-    def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
-
-    assert config.declared_ranks is not None
-    count, ranks_a_host = config.declared_ranks
-    check_devices(ranks_a_host)
-    hosts = Hosts(config.address, count, ranks_a_host, say)
-    reason = "it was broken off on its first host"
-    try:
-        yield hosts
-        reason = "all trials are done"
-    finally:
-        hosts.close(reason)
 
 
 def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:

@@ -11,7 +11,7 @@ from dhen.errors import UserError
 from dhen.values import fingerprint, parse
 from search.config import StudyConfig
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster
-from search.run_directory import HEAD
+from search.read_study import HEAD
 from spaces.axes import Choice
 from spaces.space import Space
 from trials.cluster.cluster import Cluster
@@ -19,15 +19,15 @@ from trials.cluster.load import THIS
 from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
-from trials.record import StudyRecord
 from trials.storage.ledger import Ledger, Setting
+from trials.study_record import StudyRecord
 
 BUDGET = "budget"
 """Under which key it is noted how much the study was to do."""
 
 
-class Facts:
-    """A study's facts in the ledger."""
+class StudySettings:
+    """What the ledger notes of a study when it begins, to which a resumed one is held."""
 
     def __init__(
         self,
@@ -40,7 +40,16 @@ class Facts:
         side_by_side: int = 1,
         threads: int | None = None,
     ) -> None:
-        """Settles them for a new study, and holds a known one to them.
+        """Notes them for a new study, and holds a known one to them.
+
+        Args:
+            ledger: of the study.
+            config: as given now.
+            directory: of the run.
+            log: that the study searches on.
+            space: that it searches.
+            side_by_side: trials that share this machine, where it is the cluster.
+            threads: CPU threads per rank.
 
         Raises:
             UserError: where the ledger knows the study with another log, space, seed or cluster.
@@ -50,7 +59,7 @@ class Facts:
         self.cluster = parse(Cluster, self._facts["cluster"], "the study's cluster")
         """What every trial is planned for: as declared, or this machine as measured when the study began."""
         self.precision: Precision = self._facts["precision"]
-        """Of all trainings: this machine's preference when the study began."""
+        """What all trainings compute in: this machine's preference when the study began."""
         self.setting = Setting(
             directory=str(directory.resolve()),
             log=log.fingerprint,
@@ -61,7 +70,7 @@ class Facts:
         )
         """What its trials have in common."""
         self.shared_name = f"{ledger.study}-{fingerprint(self._facts['created'])[:6]}"
-        """Of the study among those that share a ledger; others may have its name."""
+        """Name of the study among those that share a ledger; others may have its own name."""
         self.head = StudyRecord(
             name=ledger.study,
             directory=str(directory),

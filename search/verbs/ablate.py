@@ -14,9 +14,9 @@ from search.analysis.ablate import Ablation, ablate
 from search.analysis.members import ablate_average
 from search.analysis.scored import SEEDS, fresh_seeds
 from search.pareto import picked
-from search.study.reopen import Finished, finished_study
+from search.study.reopen import FinishedStudy, finished_study
 from search.terminal import print_table
-from trials.record import TrialRecord
+from trials.record import TrialKind, TrialRecord
 
 COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its share of FLOPs")
 
@@ -55,9 +55,9 @@ def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     print_table(plain_table(COLUMNS, _rows(found), COLUMNS[:1]))
 
 
-def _ablation(study: Finished, trial: TrialRecord, seeds: int) -> Ablation:
+def _ablation(study: FinishedStudy, trial: TrialRecord, seeds: int) -> Ablation:
     """Of a network, or of an average over the blocks of its comparison with the baseline."""
-    if not trial.members:
+    if trial.kind is not TrialKind.AVERAGE:
         return ablate(study.record, trial, study.log, study.retrainings, seeds=seeds)
     compared = study.record.comparison(trial.number)
     block_by = compared.blocked_by if compared else study.config.block_by

@@ -8,8 +8,7 @@ import click
 
 from dhen.errors import UserError
 from search.config import written_config
-from search.run_directory import read_record
-from search.study.reopen import finished_record
+from search.read_study import read_finished_study, read_study
 from search.study.run_session import run_session
 from trials.processes.launcher import Launcher
 
@@ -43,11 +42,11 @@ def command(directory: Path, most: int, seeds: int) -> None:
         raise UserError(f"--most {most}: an average is of two networks at least, such as --most 3.")
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: 1 takes the best network as it is, 3 trains it twice more.")
-    if read_record(directory).running:
+    if read_study(directory).running:
         raise UserError(f"{directory}: another process is running this study; wait for it to end.")
     config = written_config(directory)
     if (config.averages, config.average_seeds) != (most, seeds):  # else this very command was cut short
-        finished_record(directory)
+        read_finished_study(directory)
     launcher = Launcher(several_ranks=config.ranks is not None)
     launcher.warm_up()
     run_session((f"averages={most}", f"average_seeds={seeds}"), (), directory, launcher)

@@ -12,9 +12,9 @@ from dashboards.sentences.winners import explanation, verdict
 from dashboards.terminal.tables import winners_table
 from search.analysis.confirm import confirm
 from search.analysis.scored import SEEDS, fresh_seeds
-from search.run_directory import read_record
+from search.read_study import read_study
+from search.run_directory import REPORT
 from search.study.reopen import finished_study
-from search.study.report_writer import REPORT
 from search.terminal import print_table
 
 
@@ -58,7 +58,7 @@ def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) ->
         return
     for line in failed:
         console.print(line, style="yellow", soft_wrap=True, markup=False)
-    record = read_record(directory)
+    record = read_study(directory)
     table, best = winners_table(record), record.comparison(record.best)
     assert table is not None
     print_table(table)

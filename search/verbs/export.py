@@ -9,7 +9,7 @@ import click
 from dashboards.sentences.winners import better_line
 from search.bundles.bundle import read_bundle
 from search.bundles.export import export, study_log
-from search.run_directory import read_record
+from search.read_study import read_study
 
 
 @click.command(epilog="Example: dhen-search export runs/demo --pick 'flops<=5e6' --out cheap")
@@ -23,12 +23,12 @@ def command(directory: Path, pick: str, out: Path) -> None:
 
     Says whether it is better than the baseline, where `dhen-search confirm` has compared them.
     """
-    record = read_record(directory)
+    record = read_study(directory)
     trial = export(record, study_log(directory), pick, out)
-    assert trial.validation is not None
+    assert trial.result.validation is not None
     click.echo(
-        f"{out}: trial {trial.number}, NE {trial.validation.ne:.5f} on validation, "
-        f"{trial.flops:,.0f} FLOPs an example"
+        f"{out}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
+        f"{trial.job.flops:,.0f} FLOPs an example"
     )
     click.echo(better_line(record, trial))
     click.echo(f"forward: {read_bundle(out).info.forward or 'not measured: this device cannot hold it'}")

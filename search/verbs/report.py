@@ -9,7 +9,7 @@ import click
 from dashboards.report.page import write_report
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import accuracy_table, winners_table
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.terminal import print_table
 
 
@@ -18,7 +18,7 @@ from search.terminal import print_table
 @click.option("--out", type=click.Path(path_type=Path), help="Default: report.html in DIRECTORY.")
 def command(directory: Path, out: Path | None) -> None:
     """Write the report of the study in DIRECTORY: one HTML file that opens anywhere, offline."""
-    record = read_record(directory)
+    record = read_study(directory)
     path = out or directory / "report.html"
     write_report(record, path)
     for sentence in sentences(record):

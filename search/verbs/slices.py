@@ -13,11 +13,11 @@ from search.analysis.slices import MOST, Slice, bundle_slices, slices
 from search.bundles.bundle import is_bundle, read_bundle
 from search.bundles.export import study_log
 from search.pareto import picked
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.terminal import print_table
 from search.verbs.data_option import files_first
 from search.verbs.verify import log_of
-from trials.record import Better
+from trials.study_record import Better
 
 COLUMNS = (
     "Value",
@@ -82,7 +82,7 @@ def command(
     elif data:
         raise UserError("--data goes with a bundle; of a study its own log's test split is what was scored.")
     else:
-        record = read_record(what)
+        record = read_study(what)
         trial = picked(record, how or PICK)
         found = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
     if as_json:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import progress_line, trial_table
-from search.run_directory import read_progress, read_record
+from search.read_study import read_progress, read_study
 from search.terminal import progress_lines
 
 ROWS = 50
@@ -21,7 +21,7 @@ ROWS = 50
 @click.option("--json", "as_json", is_flag=True, help="The study's whole record as JSON (trials.record).")
 def command(directory: Path, as_json: bool) -> None:
     """The study in DIRECTORY: its trials, its front, its best against the baseline, what runs now."""
-    record = read_record(directory)
+    record = read_study(directory)
     if as_json:
         click.echo(record.model_dump_json(indent=1))
         return

@@ -17,7 +17,10 @@ from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, w
 from search.bundles.export import bundle_info
 from search.config import StudyConfig, set_override
 from search.dataset import log_files, open_log
-from search.execution.trainer import Trainer, job_on, new_record
+from search.execution.jobs import job_on, new_record
+from search.execution.scoring import score_one
+from search.execution.train_one import train_one
+from search.execution.trainer import Trainer
 from search.planning.attempts import execution, ranks_here
 from search.planning.plan_trial import LOCAL, declared_cluster, planned
 from search.study.baseline import read_configuration
@@ -26,7 +29,7 @@ from search.verbs.data_option import files_first
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.events import WEIGHTS, Progress
+from trials.events import WEIGHTS
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
@@ -87,16 +90,16 @@ def command(
     start = read_bundle(Path(what)).weights(member) if from_weights else None
     folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
     trainer, record = _begun(launcher, log, folder, job, config)
-    record = trainer.train(record, job, _Printer(console), start_from=start, prefer=config.prefer)
-    if record.outcome is not Outcome.COMPLETED:
-        raise UserError(f"training ended as {record.outcome}: {record.error}")
-    record = record.replace(test=trainer.score(record, job, "test"))
+    record = train_one(record, job, trainer, _Printer(console), start_from=start, prefer=config.prefer)
+    if record.result.outcome is not Outcome.COMPLETED:
+        raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
+    record = record.with_result(test=score_one(record, job, "test", trainer))
     info = bundle_info(record, [Member(trial=0, job=job)], log, study="train")
-    write_bundle(out, info, [trainer.folder(0) / WEIGHTS], log)
+    write_bundle(out, info, [trainer.folder(record) / WEIGHTS], log)
     shutil.rmtree(folder)
-    assert record.validation is not None
-    assert record.test is not None
-    console.print(f"validation NE {record.validation.ne:.5f}, test NE {record.test.ne:.5f}")
+    assert record.result.validation is not None
+    assert record.result.test is not None
+    console.print(f"validation NE {record.result.validation.ne:.5f}, test NE {record.result.test.ne:.5f}")
     console.print(f"bundle: {out}", soft_wrap=True)
 
 
@@ -115,8 +118,8 @@ def _begun(
         return Trainer(launcher, log, folder), record
     cluster = declared_cluster(LOCAL, config.ranks, config.hbm)
     record = planned(record, job, cluster, config.prefer)
-    if record.outcome is Outcome.INFEASIBLE:
-        raise UserError(record.error or "no memory technique fits.")
+    if record.result.outcome is Outcome.INFEASIBLE:
+        raise UserError(record.result.error or "no memory technique fits.")
     return Trainer(launcher, log, folder, execution=execution(config, cluster)), record
 
 
@@ -169,11 +172,11 @@ class _Printer:
     def __init__(self, console: Console) -> None:
         self._console, self._shown = console, 0
 
-    def __call__(self, record: TrialRecord, progress: Progress | None) -> None:
-        for point in record.curve[self._shown :]:
+    def __call__(self, record: TrialRecord) -> None:
+        for point in record.result.curve[self._shown :]:
             metrics = point.validation
             self._console.print(
                 f"{point.examples:>12,} examples  train loss {point.train_loss:.5f}  "
                 f"validation NE {metrics.ne:.5f}  AUC {metrics.auc:.5f}  {point.seconds:.1f} s"
             )
-        self._shown = len(record.curve)
+        self._shown = len(record.result.curve)

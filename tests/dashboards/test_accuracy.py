@@ -10,7 +10,8 @@ from records import judged, trial
 from dashboards.accuracy import ALL, COLUMNS, accuracy, cells
 from dashboards.report.page import render
 from dashboards.sentences.summary import sentences
-from trials.record import Attempt, Outcome, StudyRecord, TrialKind
+from trials.record import Attempt, Outcome, TrialKind
+from trials.study_record import StudyRecord
 
 
 def attempt(strategy: str, predicted: int | None, measured: int | None, **changes: object) -> Attempt:

@@ -191,8 +191,8 @@ def test_real_training_within_a_declared_memory_and_beyond(launcher: Launcher, t
     assert isinstance(dp, Trained), dp
     assert isinstance(sharded, Trained), sharded
     assert dp.best.ne == pytest.approx(sharded.best.ne, abs=1e-4)
-    assert dp.peak_memory_bytes > sharded.peak_memory_bytes
-    between = (dp.peak_memory_bytes + sharded.peak_memory_bytes) // 2
+    assert dp.measured.peak_memory_bytes > sharded.measured.peak_memory_bytes
+    between = (dp.measured.peak_memory_bytes + sharded.measured.peak_memory_bytes) // 2
     assert isinstance(last("fits", "fsdp", between), Trained)
     beyond = last("beyond", "dp", between)
     assert isinstance(beyond, Failed)

@@ -11,14 +11,15 @@ from rich.console import Console
 
 from search.terminal import StudyView
 from trials.events import Progress
-from trials.record import StudyRecord
+from trials.study_record import StudyRecord
 
 
 def driver(record: StudyRecord, ended: list[int], **progress: Progress) -> Any:
     """What a view sees of a study that goes on."""
     told = {int(number.removeprefix("trial")): each for number, each in progress.items()}
-    news = SimpleNamespace(ended=ended, notices=[])
-    return SimpleNamespace(record=lambda: record, news=news, progress=told, finished=record.finished)
+    return SimpleNamespace(
+        record=lambda: record, ended=ended, notices=[], progress=told, finished=record.finished
+    )
 
 
 def shown(*studies: Any, terminal: bool) -> str:

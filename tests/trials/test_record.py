@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import judged, metrics, study
 
-from trials.record import CurvePoint, StudyRecord, relative_ne_curve, relative_ne_percent
+from trials.record import CurvePoint
+from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 
 def curve(*points: tuple[int, float]) -> tuple[CurvePoint, ...]:
@@ -63,6 +64,6 @@ def test_records_survive_the_way_through_json() -> None:
 
 def test_what_is_not_a_number_is_read_back() -> None:
     record = study(3)
-    last = record.trials[-1].replace(validation=metrics(float("nan")))
+    last = record.trials[-1].with_result(validation=metrics(float("nan")))
     again = StudyRecord.model_validate_json(judged([last], finished=False).model_dump_json())
     assert repr(again.trials) == repr((last,))

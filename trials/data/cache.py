@@ -29,7 +29,7 @@ from trials.data.encoding.encoding import Encoding
 from trials.data.log_schema import SPLITS, LogSchema
 from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema
-from trials.record import LogSummary
+from trials.study_record import LogSummary
 
 VERSION = 2
 """Of the layout of the cache and of the rules by which rows are encoded."""

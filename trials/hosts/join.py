@@ -36,7 +36,7 @@ from trials.hosts.wire import (
 from trials.processes.launcher import Launcher
 from trials.processes.post_mortem import endings_of, memory_kills, tail
 from trials.processes.rank_process import LocalRank
-from trials.processes.worker import Task
+from trials.processes.task import Task
 
 RETRY_SECONDS = 1.0
 

@@ -17,7 +17,7 @@ from trials.hosts.wire import Kill, RankEnded, ShowStacks, Start
 from trials.processes.launcher import Launcher
 from trials.processes.rank_process import LocalRank
 from trials.processes.supervisor import Run, forget_last_run
-from trials.processes.worker import Task
+from trials.processes.task import Task
 
 FAREWELL_SECONDS = 10.0
 """What a host has to end its ranks, after which it is taken to be gone itself."""

@@ -16,18 +16,8 @@ from datetime import datetime
 from typing import Any
 
 from dhen.values import dump_yaml
-from trials.record import (
-    Attempt,
-    CurvePoint,
-    Metrics,
-    Outcome,
-    Retraining,
-    StudyRecord,
-    TrialKind,
-    TrialRecord,
-    relative_ne_curve,
-    relative_ne_percent,
-)
+from trials.record import Attempt, CurvePoint, Metrics, Outcome, PlanSummary, TrialKind, TrialRecord
+from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 KEY = "retraining"
 """Tag of a retraining's run, by which it is found again; other runs have `trial.number`."""
@@ -76,25 +66,25 @@ class Sheet:
 def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = "") -> Sheet:
     """The run of one trial."""
     start = _start_ms(trial)
-    ended = trial.outcome is not Outcome.RUNNING
-    config = {"model": trial.model, "training": trial.training}
+    ended = trial.result.outcome is not Outcome.RUNNING
+    config = {"model": trial.job.model, "training": trial.job.training}
     baseline = record.baseline_for(trial)
     series = _curve_series(trial, baseline)
     if ended:
         series |= _final_series(trial, baseline) | _attempt_series(trial)
     return Sheet(
         name=_run_name(trial),
-        status=STATUS.get(trial.outcome, "FAILED"),
+        status=STATUS.get(trial.result.outcome, "FAILED"),
         start_ms=start,
-        end_ms=start + _ms(trial.seconds) if ended else None,
+        end_ms=start + _ms(trial.result.seconds) if ended else None,
         tags=_texts(
             _trial_tags(trial, record) | _attempt_tags(trial) | {"model": model_name or None}, TAG_LENGTH
         ),
         params=_texts({**trial.point, **dict(_flat(config))}, PARAM_LENGTH),
         series=series,
         artifacts={"config.yaml": dump_yaml(config)}
-        | ({"cost.csv": _cost_csv(trial)} if trial.cost else {})
-        | ({"plan.json": _plan_json(trial, record)} if trial.plan else {}),
+        | ({"cost.csv": _cost_csv(trial)} if trial.job.cost else {})
+        | ({"plan.json": _plan_json(trial.plan.summary, record)} if trial.plan.summary else {}),
     )
 
 
@@ -132,19 +122,19 @@ def study_sheet(record: StudyRecord) -> Sheet:
 
 def run_key(trial: TrialRecord) -> str:
     """What a trial's run is known by among all runs of the study."""
-    return f"{KEY} {trial.number}" if isinstance(trial, Retraining) else str(trial.number)
+    return f"{KEY} {trial.number}" if trial.kind is TrialKind.RETRAINING else str(trial.number)
 
 
 def _run_name(trial: TrialRecord) -> str:
-    if isinstance(trial, Retraining):
-        part = f" without {trial.removed}" if trial.removed else ""
-        return f"trial {trial.of}{part}, seed {trial.seed}"
+    if trial.kind is TrialKind.RETRAINING:
+        part = f" without {trial.origin.removed}" if trial.origin.removed else ""
+        return f"trial {trial.origin.of}{part}, seed {trial.job.seed}"
     return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
 
 
 def marks(trial: TrialRecord, record: StudyRecord) -> dict[str, bool]:
     """What the study says of a trial."""
-    if isinstance(trial, Retraining):  # has a number of its own kind
+    if trial.kind is TrialKind.RETRAINING:  # has a number of its own kind
         return dict.fromkeys(("front", "best", "knee", "baseline"), False)
     return {
         "front": trial.number in record.front,
@@ -156,13 +146,16 @@ def marks(trial: TrialRecord, record: StudyRecord) -> dict[str, bool]:
 
 def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
     """Which trial it is, and of a winner whether it is better than the baseline; or what was retrained."""
-    if isinstance(trial, Retraining):
-        return {KEY: run_key(trial), "of": trial.of, "seed": trial.seed, "removed": trial.removed}
+    if trial.kind is TrialKind.RETRAINING:
+        return {
+            KEY: run_key(trial),
+            "of": trial.origin.of,
+            "seed": trial.job.seed,
+            "removed": trial.origin.removed,
+        }
     tags: dict[str, Any] = {"trial.number": trial.number}
-    if trial.members:
-        tags["members"] = ", ".join(map(str, trial.members))
-    if trial.seed_offset:
-        tags["seed"] = record.seed + trial.seed_offset
+    if trial.origin.members or trial.origin.retrained_members:
+        tags["members"] = ", ".join(map(run_key, record.networks(trial)))
     comparison = record.comparison(trial.number)
     if comparison is not None:
         told = comparison.to_dict()
@@ -179,19 +172,19 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
 
 
 def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
-    origin = trial.reused_from_study
+    origin = trial.origin.reused_from_study
     return {
         **_own_tags(trial, record),
         "kind": trial.kind.value,
-        "outcome": trial.outcome.value,
-        "technique.planned": trial.planned_technique,
-        "technique.executed": trial.executed_technique,
-        "fingerprint": trial.fingerprint,
-        "tuned_from": trial.tuned_from,
-        "reused_from": trial.reused_from,
-        "promoted_from": trial.promoted_from,
+        "outcome": trial.result.outcome.value,
+        "technique.planned": trial.plan.technique,
+        "technique.executed": trial.result.technique,
+        "fingerprint": trial.job.fingerprint,
+        "tuned_from": trial.origin.tuned_from,
+        "reused_from": trial.origin.reused_from,
+        "promoted_from": trial.origin.promoted_from,
         "reused_from_study": f"{origin.directory} trial {origin.trial}" if origin else None,
-        "error": trial.error,
+        "error": trial.result.error,
         **marks(trial, record),
     }
 
@@ -208,7 +201,7 @@ def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
 def _attempt_series(trial: TrialRecord) -> Series:
     """The numbers of each training, `attempt.0.predicted_bytes` ..., with the trial's end."""
     numbers = set(Attempt.model_fields) - {"strategy", "outcome", "error"}
-    time_ms = _start_ms(trial) + _ms(trial.seconds)
+    time_ms = _start_ms(trial) + _ms(trial.result.seconds)
     return {
         f"attempt.{place}.{name}": (Reading(step=0, value=float(value), time_ms=time_ms),)
         for place, attempt in enumerate(trial.attempts)
@@ -219,9 +212,9 @@ def _attempt_series(trial: TrialRecord) -> Series:
 
 def _curve_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
     """Metrics against training examples seen."""
-    relative = dict(relative_ne_curve(trial.curve, baseline.curve if baseline else ()))
+    relative = dict(relative_ne_curve(trial.result.curve, baseline.result.curve if baseline else ()))
     series: dict[str, list[Reading]] = {}
-    for point in trial.curve:
+    for point in trial.result.curve:
         time_ms = _start_ms(trial) + _ms(point.seconds)
         for key, value in _of_point(point, relative.get(point.examples)).items():
             if value is not None and math.isfinite(value):
@@ -242,28 +235,24 @@ def _of_point(point: CurvePoint, relative: float | None) -> dict[str, float | No
 def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
     """One reading each: quality at the kept weights, cost, speed, memory, and the test split if scored."""
     relative = None
-    if trial.validation and baseline and baseline.validation:
-        relative = relative_ne_percent(trial.validation.ne, baseline.validation.ne)
+    if trial.result.validation and baseline and baseline.result.validation:
+        relative = relative_ne_percent(trial.result.validation.ne, baseline.result.validation.ne)
     values = {
-        **_quality(trial.validation, "best_"),
+        **_quality(trial.result.validation, "best_"),
         "best_ne_vs_baseline_percent": relative,
-        "flops": trial.flops,
-        "parameters": trial.parameters,
-        "embedding_parameters": trial.embedding_parameters,
-        "examples_per_second": trial.examples_per_second,
-        "step_ms": trial.step_ms,
-        "peak_memory_bytes": trial.peak_memory_bytes,
-        "predicted_peak_bytes": trial.predicted_peak_bytes,
-        "predicted_step_seconds": trial.predicted_step_seconds,
-        "weights_bytes": trial.weights_bytes,
-        "serving_ms": trial.serving_ms,
-        "serving_excess": trial.serving_excess,
-        "train_seconds": trial.train_seconds,
-        "evaluate_seconds": trial.evaluate_seconds,
-        "seconds": trial.seconds,
-        **_quality(trial.test, "test_"),
+        "flops": trial.job.flops,
+        "parameters": trial.job.parameters,
+        "embedding_parameters": trial.job.embedding_parameters,
+        "weights_bytes": trial.job.weights_bytes,
+        "predicted_peak_bytes": trial.plan.peak_bytes,
+        "predicted_step_seconds": trial.plan.step_seconds,
+        "serving_ms": trial.plan.serving_ms,
+        "serving_excess": trial.plan.serving_excess,
+        **dict(trial.result.measured),
+        "seconds": trial.result.seconds,
+        **_quality(trial.result.test, "test_"),
     }
-    time_ms = _start_ms(trial) + _ms(trial.seconds)
+    time_ms = _start_ms(trial) + _ms(trial.result.seconds)
     return {
         key: (Reading(step=0, value=float(value), time_ms=time_ms),)
         for key, value in values.items()
@@ -278,12 +267,12 @@ def _quality(metrics: Metrics | None, prefix: str) -> dict[str, float | None]:
 
 def _best_so_far(record: StudyRecord) -> Iterator[Reading]:
     """By the number of candidates that have ended, in the order of ending."""
-    ended = [trial for trial in record.candidates if trial.outcome is not Outcome.RUNNING]
+    ended = [trial for trial in record.candidates if trial.result.outcome is not Outcome.RUNNING]
     best = math.inf
-    ends = sorted((_start_ms(trial) + _ms(trial.seconds), trial.number, trial) for trial in ended)
+    ends = sorted((_start_ms(trial) + _ms(trial.result.seconds), trial.number, trial) for trial in ended)
     for count, (time_ms, _, trial) in enumerate(ends, start=1):
-        if trial.validation and trial.outcome is Outcome.COMPLETED:
-            best = min(best, trial.validation.ne)
+        if trial.result.validation and trial.result.outcome is Outcome.COMPLETED:
+            best = min(best, trial.result.validation.ne)
         if math.isfinite(best):
             yield Reading(step=count, value=best, time_ms=time_ms)
 
@@ -316,23 +305,26 @@ def _text(value: Any, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _plan_json(trial: TrialRecord, record: StudyRecord) -> str:
+def _plan_json(plan: PlanSummary, record: StudyRecord) -> str:
     """The plan as it is kept, with the cluster it is for."""
-    assert trial.plan is not None
     cluster = record.cluster.to_dict() if record.cluster else None
-    return json.dumps({"cluster": cluster} | trial.plan.to_dict(), indent=1)
+    return json.dumps({"cluster": cluster} | plan.to_dict(), indent=1)
 
 
 def _cost_csv(trial: TrialRecord) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("name", "kind", "flops", "parameters", "bytes"))
-    writer.writerows((row.name, row.kind, row.flops, row.parameters, row.bytes) for row in trial.cost)
+    writer.writerows((row.name, row.kind, row.flops, row.parameters, row.bytes) for row in trial.job.cost)
     return text.getvalue()
 
 
 def _start_ms(trial: TrialRecord) -> int:
-    return round(datetime.fromisoformat(trial.started_at).timestamp() * 1000) if trial.started_at else 0
+    return (
+        round(datetime.fromisoformat(trial.origin.started_at).timestamp() * 1000)
+        if trial.origin.started_at
+        else 0
+    )
 
 
 def _ms(seconds: float | None) -> int:

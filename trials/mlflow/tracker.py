@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any
 from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 from trials.mlflow.runs import KEY, Sheet, marks, run_key, study_sheet, trial_sheet
-from trials.record import StudyRecord, TrialRecord
+from trials.record import TrialRecord
+from trials.study_record import StudyRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 """Nothing is reported to anyone; must stand before MLflow is imported."""
-LAYOUT = 4
+LAYOUT = 5
 """Raised whenever the sheets change: stores of older versions are then written anew."""
 LOCK_SECONDS = 10.0
 """How long another process may hold the store before that is an error."""
@@ -147,7 +148,7 @@ class Tracker:
             study = study_sheet(record)
             parent = self._write(STUDY, study, _digest((LAYOUT, study)), {})
             baseline = next((trial for trial in record.trials if trial.number == record.baseline), None)
-            compared = baseline.model_dump_json(include={"number", "curve", "validation"}) if baseline else ""
+            compared = _compared(baseline) if baseline else ""
             context = _digest((LAYOUT, parent, compared))
             for trial in (*record.trials, *record.retrainings):
                 self._sync_trial(trial, record, context, parent)
@@ -162,7 +163,7 @@ class Tracker:
             return
         revision = _digest((context, marked, trial.model_dump_json()))
         if key not in self._runs or self._runs[key].revision != revision:
-            sheet = trial_sheet(trial, record, model_name=self._name_model(trial.model))
+            sheet = trial_sheet(trial, record, model_name=self._name_model(trial.job.model))
             self._write(key, sheet, revision, {PARENT: parent})
         self._seen[key] = (trial, marked, context)
 
@@ -251,6 +252,11 @@ class Tracker:
         if self._report != (state.st_mtime_ns, state.st_size):
             self._client.log_artifact(parent, str(report))
             self._report = (state.st_mtime_ns, state.st_size)
+
+
+def _compared(baseline: TrialRecord) -> str:
+    """What of the baseline the runs of other trials depend on."""
+    return repr((baseline.number, baseline.result.curve, baseline.result.validation))
 
 
 def _experiment_tags(name: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from trials.processes.rank_process import LocalRank
 from trials.processes.supervisor import POLL_SECONDS, AnyRun, Run, forget_last_run, wait_for
 
 if TYPE_CHECKING:
-    from trials.processes.worker import Task
+    from trials.processes.task import Task
 
 __all__ = ["POLL_SECONDS", "AnyLauncher", "AnyRun", "Launcher", "Run", "wait_for"]
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.processes.worker")

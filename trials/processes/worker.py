@@ -24,12 +24,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import Field, model_validator
 
 from dhen.errors import UserError
-from dhen.values import Value, parse
-from trials.address import Address
-from trials.cluster.cluster import Cluster
+from dhen.values import parse
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.distributed.process_group import join
@@ -47,11 +44,10 @@ from trials.events import (
     last_words,
     rank_log,
 )
-from trials.job import Job
 from trials.memory.limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory.malloc import keep_freed_memory
+from trials.processes.task import Task
 from trials.ranks import Ranks
-from trials.serving_limits import ServingConfig
 from trials.storage.weights_file import read_weights, save_weights
 from trials.strategy import Strategy
 from trials.training.latency import candidate_time
@@ -65,69 +61,6 @@ FORK_SERVER = os.getpid()
 PR_SET_PDEATHSIG = 1
 
 Emit = Callable[[Event], None]
-
-
-class Task(Value):
-    """What the processes of a candidate do: train a job, score a trained one on a split, or time its model."""
-
-    job: Job
-    log_directory: str
-    """Of the prepared log."""
-    threads: int
-    """Of each rank."""
-    score_split: str | None = None
-    """Evaluate the weights in the trial's directory on this split in place of training."""
-    keep_logits: bool = False
-    """Of that split, in the trial's directory."""
-    serving: ServingConfig | None = None
-    """Measure how long such a request to the model takes, in place of training."""
-    start_from: str | None = None
-    """A weights file to start training from in place of fresh weights."""
-    progress_seconds: float = 0.5
-    """Between two progress events of a training."""
-    strategy: Strategy = Strategy()
-    """How the model is held."""
-    hosts: int = Field(default=1, gt=0)
-    """All on this machine, unless `address` is given."""
-    gpus_a_host: int = Field(default=1, gt=0)
-    """Ranks on each."""
-    cluster: Cluster | None = None
-    """What the plan is for: where tables are placed, how gradients are cut into buckets."""
-    address: Address | None = None
-    """`host:port` on the first host, where the ranks of several machines meet."""
-    host: int = Field(default=0, ge=0)
-    """With an address: which of the hosts this machine is; only its ranks are started."""
-    memory_limit_bytes: int | None = Field(default=None, gt=0)
-    """What a rank may hold; beyond it is out of memory. None: as much as there is."""
-    deadline_seconds: float | None = Field(default=None, gt=0)
-    """Silence of rank 0 after which the ranks are taken to hang; longer than an evaluation. None: any."""
-    resume_from: str | None = None
-    """A folder for checkpoints: training goes on from what is there, and keeps new ones there."""
-    checkpoint_seconds: float | None = None
-    """Of training that may be lost; None: as `train` has it."""
-
-    @model_validator(mode="after")
-    def _is_one_of_the_hosts(self) -> Task:
-        if self.host >= self.hosts or (self.host and self.address is None):
-            raise ValueError(
-                f"host={self.host}: of {self.hosts} host(s) it is one of several with an address"
-            )
-        return self
-
-    @property
-    def ranks_here(self) -> range:
-        """Ranks that are started on this machine."""
-        return self.ranks_of(self.host)
-
-    def ranks_of(self, host: int) -> range:
-        """Ranks that are started on one of the hosts."""
-        if self.address is None:
-            return range(self.hosts * self.gpus_a_host)
-        return range(host * self.gpus_a_host, (host + 1) * self.gpus_a_host)
-
-    def ranks(self, rank: int) -> Ranks:
-        """Where this rank stands among all."""
-        return Ranks(rank, self.hosts, self.gpus_a_host)
 
 
 Body = Callable[[Task, Ranks, Path, Emit], None]
@@ -261,8 +194,10 @@ class _Report:
         """With the peak of the fullest rank, where it is known better than by the training itself."""
         if self._trained is None:
             return
-        peak = {"peak_memory_bytes": peak_memory_bytes} if peak_memory_bytes is not None else {}
-        self._emit(self._trained.replace(**peak))
+        measured = self._trained.measured
+        if peak_memory_bytes is not None:
+            measured = measured.replace(peak_memory_bytes=peak_memory_bytes)
+        self._emit(self._trained.replace(measured=measured))
 
 
 def _of_fullest_rank(peak_bytes: PeakBytes) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dhen.values import Value, fingerprint
-from trials.record import Attempt, Comparison, PlanSummary, Retraining, TrialRecord
+from trials.record import Attempt, JobSummary, TrialRecord
 from trials.storage.database import Database
 from trials.storage.schema import (
     ATTEMPTS,
@@ -29,12 +29,10 @@ from trials.storage.schema import (
     TEST_LOOKS,
     TRIALS,
 )
+from trials.study_record import Comparison
 
-IN_COLUMNS = {"number", "kind", "outcome", "fingerprint", "model", "training", "plan", "attempts"}
-"""Of a trial's record; all else is JSON."""
-RETRAINING_IN_COLUMNS = {"number", "of", "removed", "outcome", "fingerprint", "model", "training", "seed"}
-"""The same of a retraining's; its model, training and seed stand in its job's row."""
-PLAN_IN_COLUMNS = {"strategy", "fits"}
+IN_TABLES: Any = {"job": True, "attempts": True, "plan": {"summary"}}
+"""Of a record, what has tables of its own; all else is JSON in the trial's row."""
 
 
 class Setting(Value):
@@ -125,19 +123,19 @@ class Ledger:
 
     def write(self, connection: sa.Connection, record: TrialRecord) -> set[str]:
         """The same within a transaction of the caller's; ids of the job and the plan that it makes sure of."""
-        if record.fingerprint:
-            self._write_job(connection, record, seed=self._seed + record.seed_offset)
-        plan = self._write_plan(connection, record) if record.plan else None
+        if record.job.fingerprint:
+            self._write_job(connection, record.job)
+        plan = self._write_plan(connection, record)
         self.database.upsert(
             connection,
             TRIALS,
             study=self.study,
             number=record.number,
-            job=record.fingerprint or None,
+            job=record.job.fingerprint or None,
             plan=plan,
             kind=record.kind.value,
-            outcome=record.outcome.value,
-            record=record.model_dump_json(exclude=IN_COLUMNS),
+            outcome=record.result.outcome.value,
+            record=record.model_dump_json(exclude=IN_TABLES),
         )
         own = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
         connection.execute(sa.delete(ATTEMPTS).where(own))
@@ -145,32 +143,36 @@ class Ledger:
         rows = [key | {"position": i} | each.to_dict() for i, each in enumerate(record.attempts)]
         if rows:
             connection.execute(sa.insert(ATTEMPTS), rows)
-        return {name for name in (record.fingerprint, plan) if name}
+        return {name for name in (record.job.fingerprint, plan) if name}
 
-    def save_retraining(self, record: Retraining) -> None:
+    def save_retraining(self, record: TrialRecord) -> None:
         """Writes a retraining, new or changed."""
         with self.database.transaction() as connection:
-            self._write_job(connection, record, seed=record.seed)
+            self._write_job(connection, record.job)
             self.database.upsert(
                 connection,
                 RETRAININGS,
                 study=self.study,
                 number=record.number,
-                of=record.of,
-                removed=record.removed,
-                job=record.fingerprint,
-                outcome=record.outcome.value,
-                record=record.model_dump_json(exclude=RETRAINING_IN_COLUMNS),
+                of=record.origin.of,
+                removed=record.origin.removed,
+                job=record.job.fingerprint,
+                outcome=record.result.outcome.value,
+                record=record.model_dump_json(exclude={"job"}),
             )
-        self._written.add(record.fingerprint)
+        self._written.add(record.job.fingerprint)
 
-    def retrainings(self) -> list[Retraining]:
-        """All of the study, in the order of their numbers."""
-        query = sa.select(RETRAININGS, JOBS.c.model, JOBS.c.training, JOBS.c.seed)
+    def retrainings(self) -> list[TrialRecord]:
+        """All retrainings of the study, in the order of their numbers."""
+        query = sa.select(RETRAININGS.c.record, JOBS.c.summary)
         query = query.join(JOBS, RETRAININGS.c.job == JOBS.c.fingerprint)
         query = query.where(RETRAININGS.c.study == self.study).order_by(RETRAININGS.c.number)
         with self.database.transaction() as connection:
-            return [_retraining(row) for row in connection.execute(query)]
+            rows = connection.execute(query).all()
+        return [
+            TrialRecord.model_validate(json.loads(row.record) | {"job": json.loads(row.summary)})
+            for row in rows
+        ]
 
     def replace_comparisons(self, comparisons: Iterable[Comparison]) -> None:
         """Of winners with the baseline, in place of earlier ones."""
@@ -209,44 +211,39 @@ class Ledger:
         with self.database.transaction() as connection:
             return int(connection.execute(query).scalar_one())
 
-    @property
-    def _seed(self) -> int:
-        assert self._setting is not None, "settle before save"
-        return self._setting.seed
-
-    def _write_job(self, connection: sa.Connection, record: TrialRecord, *, seed: int) -> None:
-        if record.fingerprint in self._written:
+    def _write_job(self, connection: sa.Connection, job: JobSummary) -> None:
+        if job.fingerprint in self._written:
             return
         assert self._setting is not None, "settle before save"
         self.database.insert_new(
             connection,
             JOBS,
-            fingerprint=record.fingerprint,
+            fingerprint=job.fingerprint,
             log=self._setting.log,
-            seed=seed,
+            seed=job.seed,
             version=self._setting.version,
-            model=json.dumps(record.model),
-            training=json.dumps(record.training),
+            summary=job.model_dump_json(),
         )
 
-    def _write_plan(self, connection: sa.Connection, record: TrialRecord) -> str:
-        """The id of the plan's row: equal plans of a job are one row."""
-        assert record.plan is not None
-        text = record.plan.model_dump_json(exclude=PLAN_IN_COLUMNS)
-        whole = record.plan.fits, record.plan.strategy, text
-        identity = fingerprint([record.fingerprint, self._cluster, *whole])
+    def _write_plan(self, connection: sa.Connection, record: TrialRecord) -> str | None:
+        """The id of the plan's row: equal plans of a job are one row. None where nothing was planned."""
+        plan = record.plan.summary
+        if plan is None:
+            return None
+        text = plan.model_dump_json()
+        identity = fingerprint([record.job.fingerprint, self._cluster, text])
         if identity in self._written:
             return identity
         self.database.insert_new(
             connection,
             PLANS,
             id=identity,
-            job=record.fingerprint,
+            job=record.job.fingerprint,
             cluster=self._cluster,
-            strategy=record.plan.strategy,
-            fits=record.plan.fits,
-            predicted_peak_bytes=record.plan.peak_bytes,
-            predicted_step_seconds=record.plan.whole_step_seconds,
+            strategy=plan.strategy,
+            fits=plan.fits,
+            predicted_peak_bytes=plan.peak_bytes,
+            predicted_step_seconds=plan.whole_step_seconds,
             plan=text,
         )
         return identity
@@ -256,8 +253,7 @@ def read_trials(
     connection: sa.Connection, which: sa.ColumnElement[bool]
 ) -> dict[tuple[str, int], TrialRecord]:
     """Trials put together again, by study and number, in that order."""
-    trials = sa.select(TRIALS, JOBS.c.model, JOBS.c.training, PLANS.c.strategy, PLANS.c.fits)
-    trials = trials.add_columns(PLANS.c.plan.label("itemised")).where(which)
+    trials = sa.select(TRIALS, JOBS.c.summary, PLANS.c.plan.label("planned")).where(which)
     trials = trials.outerjoin(JOBS, TRIALS.c.job == JOBS.c.fingerprint)
     trials = trials.outerjoin(PLANS, TRIALS.c.plan == PLANS.c.id)
     its = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
@@ -271,32 +267,11 @@ def read_trials(
     return {key: _record(row, tried.get(key, ())) for row, key in keys}
 
 
-def _retraining(row: sa.Row[Any]) -> Retraining:
-    columns = {
-        "number": row.number,
-        "of": row.of,
-        "removed": row.removed,
-        "outcome": row.outcome,
-        "fingerprint": row.job,
-        "model": json.loads(row.model),
-        "training": json.loads(row.training),
-        "seed": row.seed,
-    }
-    return Retraining.model_validate(json.loads(row.record) | columns)
-
-
 def _record(row: sa.Row[Any], attempts: Iterable[Attempt]) -> TrialRecord:
-    plan = None
-    if row.itemised is not None:
-        plan = PlanSummary(**json.loads(row.itemised), strategy=row.strategy, fits=row.fits)
-    columns = {
-        "number": row.number,
-        "kind": row.kind,
-        "outcome": row.outcome,
-        "fingerprint": row.job or "",
-        "model": json.loads(row.model or "{}"),
-        "training": json.loads(row.training or "{}"),
-        "plan": plan,
-        "attempts": tuple(attempts),
-    }
-    return TrialRecord.model_validate(json.loads(row.record) | columns)
+    """A trial's row with what stands in tables of its own."""
+    data = json.loads(row.record)
+    if row.summary is not None:
+        data["job"] = json.loads(row.summary)
+    if row.planned is not None:
+        data["plan"]["summary"] = json.loads(row.planned)
+    return TrialRecord.model_validate(data | {"attempts": tuple(attempts)})

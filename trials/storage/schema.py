@@ -1,8 +1,8 @@
 """The ledger's SQLAlchemy tables: what was trained, for which cluster, how it was planned and how it went.
 
-Normalised, to be queried with SQL; nothing stands in two places. A trial's `record` is the rest of its
-`TrialRecord` as JSON: model and training stand in its job's row, its plan in the plan's, its attempts in rows
-of their own.
+Normalised, to be queried with SQL. A trial's `record` is its `TrialRecord` as JSON, less what has tables of
+its own: its job, the summary of its plan, its attempts. Other columns of the row (`kind`, `outcome`) are
+there to select by.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ JOBS = sa.Table(
     sa.Column("log", sa.ForeignKey("dhen_log.fingerprint"), nullable=False),
     sa.Column("seed", sa.BigInteger, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("model", sa.Text, nullable=False),
-    sa.Column("training", sa.Text, nullable=False),
+    sa.Column("summary", sa.Text, nullable=False),
 )
-"""What is trained (JSON: model, training); with its log's features it is the whole `Job`."""
+"""What is trained; `summary` is a `JobSummary` (JSON), with its log's features the whole `Job`."""
 
 PLANS = sa.Table(
     "dhen_plan",

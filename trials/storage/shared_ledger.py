@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from trials.record import Origin, Outcome, TrialRecord
+from trials.record import Outcome, StudyTrial, TrialRecord
 from trials.storage.database import same_database
 from trials.storage.ledger import Ledger, Setting, read_trials
 from trials.storage.schema import ATTEMPTS, STUDIES, TRIALS, WEIGHTS
@@ -65,7 +65,7 @@ class SharedLedger:
                 key = {"study": self._ledger.study, "trial": record.number}
                 database.upsert(connection, WEIGHTS, **key, **stamp)
 
-    def finished(self, fingerprint: str) -> list[tuple[TrialRecord, Origin]]:
+    def finished(self, fingerprint: str) -> list[tuple[TrialRecord, StudyTrial]]:
         """Trials of other studies that have completed this job, and where each was trained."""
         tried = ATTEMPTS.alias()
         its = (tried.c.study == TRIALS.c.study) & (tried.c.trial == TRIALS.c.number)
@@ -78,11 +78,11 @@ class SharedLedger:
             studies = sa.select(STUDIES.c.name, STUDIES.c.directory).where(STUDIES.c.name.in_(names))
             directories = {row.name: row.directory for row in connection.execute(studies)}
         return [
-            (record, Origin(study=study, directory=directories[study], trial=number))
+            (record, StudyTrial(study=study, directory=directories[study], trial=number))
             for (study, number), record in found.items()
         ]
 
-    def weights_stamp(self, origin: Origin) -> Stamp | None:
+    def weights_stamp(self, origin: StudyTrial) -> Stamp | None:
         """Of the weights that a training left."""
         its = (WEIGHTS.c.study == origin.study) & (WEIGHTS.c.trial == origin.trial)
         with self._ledger.database.transaction() as connection:

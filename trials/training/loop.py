@@ -36,7 +36,7 @@ from trials.events import Diverged, Evaluated, Event, Progress, Trained
 from trials.job import Job, TrainingConfig
 from trials.memory.limit import on_device_for_good, on_host
 from trials.ranks import Ranks
-from trials.record import CurvePoint, Metrics
+from trials.record import CurvePoint, Measured, Metrics
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
 from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
@@ -195,14 +195,14 @@ def _fresh_step(
 def _trained(state: TrainingState, config: TrainingConfig) -> Trained:
     assert state.best is not None
     speed = statistics.median(state.speeds)
-    return Trained(
-        best=state.best,
+    measured = Measured(
         examples_per_second=speed,
         step_ms=1000.0 * (config.batch_size or 0) / speed,
         peak_memory_bytes=_peak_memory_bytes(device()),
         train_seconds=state.curve[-1].seconds - state.evaluate_seconds,
         evaluate_seconds=state.evaluate_seconds,
     )
+    return Trained(best=state.best, measured=measured)
 
 
 def _train(run: _Run) -> None:

@@ -13,21 +13,21 @@ from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.analysis.fidelity.config import FEWEST, FidelityConfig
 from search.config import StudyConfig, written_config
-from search.execution.trainer import job_on
+from search.execution.jobs import job_on, on_all_rows
 from search.pareto import eligible
 from search.planning.plan_trial import declared_cluster, plan_of
 from search.planning.space_fits import Unfit, too_little_memory
+from search.read_study import read_finished_study
 from search.samplers.draw import Drawn, evenly
 from search.samplers.static_cost import Appraiser
-from search.study.full_data import on_all_rows
-from search.study.reopen import finished_record
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
-from trials.record import StudyRecord, TrialRecord
+from trials.record import TrialRecord
+from trials.study_record import StudyRecord
 
 TRIES = 20
 """Points drawn for each candidate that is wanted, before a space is said to have too few that fit."""
@@ -108,7 +108,7 @@ def studied(directory: Path) -> Studied:
     Raises:
         UserError: where there is none, it is not finished, or it was on a part of its log itself.
     """
-    record = finished_record(directory)
+    record = read_finished_study(directory)
     config = written_config(directory)
     if config.training.train_fraction != 1.0:
         raise UserError(
@@ -136,7 +136,7 @@ def taken(study: Studied, log: PreparedLog, precision: Precision) -> list[Subjec
         UserError: for fewer than an audit needs, or one that this version would train otherwise.
     """
     space, config = load_space(study.config.space, log.features), study.config
-    own = [trial for trial in eligible(study.record.candidates) if trial.reused_from is None]
+    own = [trial for trial in eligible(study.record.candidates) if trial.origin.reused_from is None]
     if len(own) < FEWEST:
         raise UserError(
             f"{study.record.directory}: {len(own)} candidates completed, an audit needs {FEWEST} at least."
@@ -146,10 +146,10 @@ def taken(study: Studied, log: PreparedLog, precision: Precision) -> list[Subjec
         candidate = space.decode(trial.point)
         training = on_all_rows(config.training, candidate)
         job = job_on(log, candidate.model, training, config.seed, precision)
-        if job.fingerprint != trial.fingerprint:
+        if job.fingerprint != trial.job.fingerprint:
             raise UserError(
-                f"{study.record.directory}: trial {trial.number} was trained as {trial.fingerprint}, and would be "
-                f"as {job.fingerprint} now: another version of the training code. Leave --from out."
+                f"{study.record.directory}: trial {trial.number} was trained as {trial.job.fingerprint}, and "
+                f"would be as {job.fingerprint} now: another version of the training code. Leave --from out."
             )
         subjects.append(_subject(candidate, training, trial))
     return subjects

@@ -108,7 +108,7 @@ def result_of(
     """
     target = [_ne(record) for record in reference]
     if not any(map(math.isfinite, target)):
-        raise UserError(f"every candidate diverged on the whole log: {reference[0].error}.")
+        raise UserError(f"every candidate diverged on the whole log: {reference[0].result.error}.")
     rows = tuple(_row(each, trained[-1], target, config, log) for each in trained)
     return FidelityResult(
         log=log.fingerprint,
@@ -123,7 +123,7 @@ def result_of(
         candidates=tuple(
             CandidateResult(
                 name=name,
-                flops=last.flops or 0.0,
+                flops=last.job.flops or 0.0,
                 ne=tuple(_finite(_ne(each.records[place])) for each in trained),
                 reference_ne=_finite(target[place]),
             )
@@ -163,7 +163,7 @@ def _row(
 
 def _ne(record: TrialRecord) -> float:
     """At the best point of the curve, as a study compares; infinite where it diverged."""
-    ne = record.validation.ne if record.validation else math.inf
+    ne = record.result.validation.ne if record.result.validation else math.inf
     return math.inf if math.isnan(ne) else ne
 
 
@@ -173,9 +173,12 @@ def _finite(ne: float) -> float | None:
 
 def _flops(trained: Trained) -> float:
     """Forward, of all examples seen."""
-    seen = ((record.flops or 0.0, record.curve) for record in trained.records)
+    seen = ((record.job.flops or 0.0, record.result.curve) for record in trained.records)
     return sum(flops * curve[-1].examples for flops, curve in seen if curve)
 
 
 def _seconds(trained: Trained) -> float:
-    return sum((each.train_seconds or 0.0) + (each.evaluate_seconds or 0.0) for each in trained.records)
+    return sum(
+        (each.result.measured.train_seconds or 0.0) + (each.result.measured.evaluate_seconds or 0.0)
+        for each in trained.records
+    )

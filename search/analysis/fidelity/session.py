@@ -8,22 +8,21 @@ from pathlib import Path
 from rich.console import Console
 
 from dhen.atomic_write import write_atomically
-from dhen.errors import UserError
 from search.analysis.fidelity.candidates import Studied, Subject, check_log, drawn, taken
 from search.analysis.fidelity.config import FidelityConfig
 from search.analysis.fidelity.result import FidelityResult, Trained, result_of
 from search.analysis.fidelity.show import markdown, part_name
-from search.analysis.reproduce.trainings import Trainings, measured_precision
 from search.analysis.reproduce.view import TrainingsView
-from search.dataset import OnProgress, open_log
-from search.execution.parallelism import slots
+from search.dataset import OnProgress
+from search.execution.parallelism import parallelism
+from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer
-from search.run_directory import only_driver
+from search.session import open_session
 from search.terminal import step_progress
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
 from trials.job import Job
-from trials.processes.launcher import AnyLauncher
+from trials.processes.launcher import Launcher
 from trials.record import TrialRecord
 
 FILE = "fidelity"
@@ -32,7 +31,7 @@ FILE = "fidelity"
 def fidelity(
     config: FidelityConfig,
     directory: Path,
-    launcher: AnyLauncher,
+    launcher: Launcher,
     console: Console,
     *,
     study: Studied | None = None,
@@ -44,19 +43,18 @@ def fidelity(
     Raises:
         UserError: for whatever is wrong with the settings, the log, the study or the folder.
     """
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"--out {directory} is a file; give a folder, new or of an earlier audit.")
-    with only_driver(directory), step_progress(console) as progress:
-        log = open_log(config, progress)
+    with open_session(directory, config, launcher, console) as session:
+        log = session.log
         precision = measured_precision(directory)
         if study:
             check_log(study, log)
             precision = _precision_of(study)
         subjects = taken(study, log, precision) if study else drawn(config, log, precision)
-        parallel, threads = slots(config.parallel, config.threads)
-        trainer = Trainer(launcher, log, directory, threads=threads, precision=precision)
-        trainings = Trainings(trainer, directory, parallel=parallel)
-        result = _audited(config, log, subjects, trainer, trainings, console, progress)
+        shares = parallelism(config.parallel, config.threads)
+        trainer = Trainer(session.launcher, log, directory, threads=shares.threads, precision=precision)
+        trainings = TrainingList(trainer, directory, side_by_side=shares.side_by_side)
+        with step_progress(console) as progress:
+            result = _audited(config, log, subjects, trainer, trainings, console, progress)
         write_atomically(directory / f"{FILE}.json", result.model_dump_json(indent=1))
         write_atomically(directory / f"{FILE}.md", markdown(result))
     return result
@@ -64,7 +62,7 @@ def fidelity(
 
 def _precision_of(study: Studied) -> Precision:
     """What its candidates were trained in, whatever this machine would choose now."""
-    trained = (trial.training.get("precision") for trial in study.record.candidates if trial.curve)
+    trained = (trial.job.training.get("precision") for trial in study.record.candidates if trial.result.curve)
     return "bf16" if next(trained, None) == "bf16" else "fp32"
 
 
@@ -73,7 +71,7 @@ def _audited(
     log: PreparedLog,
     subjects: Sequence[Subject],
     trainer: Trainer,
-    trainings: Trainings,
+    trainings: TrainingList,
     console: Console,
     progress: OnProgress,
 ) -> FidelityResult:
@@ -81,7 +79,7 @@ def _audited(
     fractions = (*config.parts, 1.0)
     by_part = {part: [_job(trainer, each, part, config.seed) for each in subjects] for part in fractions}
     reference = [_job(trainer, each, 1.0, config.seed + 1) for each in subjects]
-    known = {each.known.fingerprint: each.known for each in subjects if each.known}
+    known = {each.known.job.fingerprint: each.known for each in subjects if each.known}
     jobs = [job for part in (*by_part.values(), reference) for job in part if job.fingerprint not in known]
     todo = {job.fingerprint: job for job in jobs}
     for done in trainings.finished(jobs):

@@ -14,7 +14,8 @@ from search.analysis.reproduce.config import TableConfig
 from search.analysis.reproduce.tables import Claim, Row, Table
 from search.analysis.statistics.t_interval import Estimate, compared
 from trials.job import Job
-from trials.record import Better, TrialRecord
+from trials.record import TrialRecord
+from trials.study_record import Better
 
 SOURCE = (
     "The paper's values (arXiv 2203.11014) were read from a secondary source; its log is not public, and "
@@ -114,9 +115,11 @@ def result_of(
         UserError: where no training came as far as its first evaluation.
     """
     trained = [[records[job.fingerprint] for job in of_row] for of_row in jobs]
-    milestones = sorted({point.examples for each in trained for record in each for point in record.curve})
+    milestones = sorted(
+        {point.examples for each in trained for record in each for point in record.result.curve}
+    )
     if not milestones:
-        errors = sorted({record.error for each in trained for record in each if record.error})
+        errors = sorted({record.result.error for each in trained for record in each if record.result.error})
         raise UserError(f"every training diverged before its first evaluation: {'; '.join(errors)}.")
     curves = [[_at(milestones, record) for record in each] for each in trained]
     results = tuple(
@@ -144,14 +147,17 @@ def _row(
 ) -> RowResult:
     return RowResult(
         name=row.name,
-        flops=trained[0].flops or 0.0,
-        parameters=trained[0].parameters or 0,
+        flops=trained[0].job.flops or 0.0,
+        parameters=trained[0].job.parameters or 0,
         ne=tuple(curves),
         relative=tuple(relative),
         paper_percent=row.paper_percent,
         paper_flops=row.paper_flops,
-        seconds=sum((r.train_seconds or 0.0) + (r.evaluate_seconds or 0.0) for r in trained),
-        errors=tuple(record.error for record in trained if record.error),
+        seconds=sum(
+            (r.result.measured.train_seconds or 0.0) + (r.result.measured.evaluate_seconds or 0.0)
+            for r in trained
+        ),
+        errors=tuple(record.result.error for record in trained if record.result.error),
     )
 
 
@@ -183,5 +189,5 @@ def _better(difference: Estimate | None) -> Better:
 
 def _at(milestones: Sequence[int], record: TrialRecord) -> Curve:
     """NE where the training was evaluated, and finite."""
-    known = {p.examples: p.validation.ne for p in record.curve if math.isfinite(p.validation.ne)}
+    known = {p.examples: p.validation.ne for p in record.result.curve if math.isfinite(p.validation.ne)}
     return tuple(known.get(examples) for examples in milestones)

@@ -14,49 +14,47 @@ from search.analysis.reproduce.config import TableConfig
 from search.analysis.reproduce.result import TableResult, result_of
 from search.analysis.reproduce.show import heading, markdown
 from search.analysis.reproduce.tables import table_of
-from search.analysis.reproduce.trainings import Trainings, measured_precision
 from search.analysis.reproduce.view import TrainingsView
-from search.dataset import open_log
-from search.execution.parallelism import slots
+from search.execution.parallelism import parallelism
+from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer
-from search.run_directory import only_driver
+from search.session import open_session
 from search.terminal import step_progress
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
-from trials.processes.launcher import AnyLauncher
+from trials.processes.launcher import Launcher
 
 
 def reproduce(
-    name: str, config: TableConfig, directory: Path, launcher: AnyLauncher, console: Console
+    name: str, config: TableConfig, directory: Path, launcher: Launcher, console: Console
 ) -> TableResult:
     """Trains what the folder lacks of a table, and writes `NAME.json`, `NAME.md` and `NAME.html` there.
 
     Raises:
         UserError: for whatever is wrong with the settings, the log or the folder.
     """
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"--out {directory} is a file; give a folder, new or of earlier tables.")
-    with only_driver(directory), step_progress(console) as progress:
-        log = open_log(config, progress)
+    with open_session(directory, config, launcher, console) as session:
+        log = session.log
         table = table_of(config, log.features)
-        parallel, threads = slots(config.parallel, config.threads)
+        shares = parallelism(config.parallel, config.threads)
         precision = measured_precision(directory)
-        trainer = Trainer(launcher, log, directory, threads=threads, precision=precision)
+        trainer = Trainer(session.launcher, log, directory, threads=shares.threads, precision=precision)
         training = _training(config, log, trainer)
         seeds = range(config.seed, config.seed + config.seeds)
         jobs = [[trainer.job(row.model, training, seed) for seed in seeds] for row in table.rows]
         by_seed = [job for of_seed in zip(*jobs, strict=True) for job in of_seed]
-        trainings = Trainings(trainer, directory, parallel=parallel)
+        trainings = TrainingList(trainer, directory, side_by_side=shares.side_by_side)
         todo = {job.fingerprint for job in by_seed} - set(trainings.finished(by_seed))
         if todo:
-            each = (training.epochs or 1) * training.rows_used(log.manifest.rows["train"])
+            examples = (training.epochs or 1) * training.rows_used(log.manifest.rows["train"]) * len(todo)
             names = {
                 job.fingerprint: f"{row.name}, seed {job.seed}"
                 for row, of_row in zip(table.rows, jobs, strict=True)
                 for job in of_row
             }
-            view = TrainingsView(f"training {name}", names, console, progress, total=each * len(todo))
-            trainings.run(by_seed, view)
+            with step_progress(console) as progress:
+                view = TrainingsView(f"training {name}", names, console, progress, total=examples)
+                trainings.run(by_seed, view)
         records = trainings.finished(by_seed)
         result = result_of(name, table, config, jobs, records, log.manifest.rows)
         _write(result, directory)

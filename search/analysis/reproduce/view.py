@@ -13,7 +13,7 @@ from trials.record import TrialRecord
 
 class TrainingsView:
     """A bar of all examples, a line for each training that ends: a
-    `search.analysis.reproduce.trainings.Watcher`."""
+    `search.execution.train_list.Watcher`."""
 
     def __init__(
         self, step: str, names: Mapping[str, str], console: Console, progress: OnProgress, *, total: int
@@ -24,10 +24,10 @@ class TrainingsView:
 
     def ended(self, record: TrialRecord) -> None:
         """See `Watcher`."""
-        ne = record.curve[-1].validation.ne if record.curve else None
-        how = f"NE {decimals(ne, 5)}" if record.error is None else record.error
+        ne = record.result.curve[-1].validation.ne if record.result.curve else None
+        how = f"NE {decimals(ne, 5)}" if record.result.error is None else record.result.error
         self._console.print(
-            f"{self._names[record.fingerprint]}: {how}, {duration(record.seconds)}",
+            f"{self._names[record.job.fingerprint]}: {how}, {duration(record.result.seconds)}",
             soft_wrap=True,
             markup=False,
             highlight=False,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from scipy.special import stdtrit
 
 from dhen.values import Value
-from trials.record import relative_ne_percent
+from trials.study_record import relative_ne_percent
 
 
 class Estimate(Value):

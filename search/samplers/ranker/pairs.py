@@ -20,17 +20,17 @@ FEWEST = 6
 
 def final_ne(record: TrialRecord) -> float | None:
     """NE at the end of a training; infinite where it diverged, None where it has not ended so far."""
-    if record.outcome is Outcome.DIVERGED:
+    if record.result.outcome is Outcome.DIVERGED:
         return math.inf
-    if record.outcome is not Outcome.COMPLETED or record.validation is None:
+    if record.result.outcome is not Outcome.COMPLETED or record.result.validation is None:
         return None
-    return None if math.isnan(record.validation.ne) else record.validation.ne
+    return None if math.isnan(record.result.validation.ne) else record.result.validation.ne
 
 
 def has_shown(record: TrialRecord) -> bool:
     """Whether there is something to compare it by."""
-    if record.outcome in (Outcome.STOPPED, Outcome.RUNNING, Outcome.INTERRUPTED):
-        return any(not math.isnan(point.validation.ne) for point in record.curve)
+    if record.result.outcome in (Outcome.STOPPED, Outcome.RUNNING, Outcome.INTERRUPTED):
+        return any(not math.isnan(point.validation.ne) for point in record.result.curve)
     return final_ne(record) is not None
 
 
@@ -39,7 +39,7 @@ def compare(records: Sequence[TrialRecord], temperature: float) -> Pairs:
 
     At least one has an NE; those that diverged are as bad as the worst of these.
     """
-    examples = sorted({point.examples for record in records for point in record.curve})
+    examples = sorted({point.examples for record in records for point in record.result.curve})
     ne_NG = np.stack([_best_so_far(record, examples) for record in records])
     last_N = ne_NG.shape[1] - 1 - np.argmax(~np.isnan(ne_NG[:, ::-1]), axis=1)
     fits = [_regression(ne_NG[:, column], ne_NG[:, -1]) for column in range(ne_NG.shape[1])]
@@ -57,7 +57,7 @@ def compare(records: Sequence[TrialRecord], temperature: float) -> Pairs:
 def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:
     """NE at each number of examples, then at the end; NaN where the candidate has not come."""
     row, best = np.full(len(examples) + 1, math.nan), math.inf
-    points = {point.examples: point.validation.ne for point in record.curve}
+    points = {point.examples: point.validation.ne for point in record.result.curve}
     final = final_ne(record)
     last = max(points, default=0)
     for column, seen in enumerate(examples):

@@ -91,8 +91,8 @@ def standing_of(known: Known) -> Standing:
             standing.records.append(record)
         if known.unfinished(number):
             standing.pending.append(drawn)
-        elif record is not None and record.serving_ms is not None:
-            standing.timed.append((drawn, record.serving_ms))
+        elif record is not None and record.plan.serving_ms is not None:
+            standing.timed.append((drawn, record.plan.serving_ms))
     return standing
 
 

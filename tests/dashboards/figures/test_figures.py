@@ -14,7 +14,8 @@ from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.frame import frame
 from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
-from trials.record import Outcome, TrialKind, relative_ne_percent
+from trials.record import Measured, Outcome, TrialKind
+from trials.study_record import relative_ne_percent
 
 
 def names(figure) -> list[str]:
@@ -48,18 +49,18 @@ def test_front_has_the_records_verdicts() -> None:
     assert info.knee.number == record.knee
     assert info.baseline is not None
     assert info.baseline.number == record.baseline
-    assert info.baseline.relative_percent == 0
+    assert info.baseline.row.relative_percent == 0
     assert info.floor == FLOOR
     best, baseline = record.trial(record.best), record.trial(record.baseline)
-    expected = relative_ne_percent(best.validation.ne, baseline.validation.ne)
-    assert info.best.relative_percent == pytest.approx(expected)
+    expected = relative_ne_percent(best.result.validation.ne, baseline.result.validation.ne)
+    assert info.best.row.relative_percent == pytest.approx(expected)
 
 
 def test_front_leaves_out_what_has_no_place_in_the_plane() -> None:
     record = study(finished=False)
     shown = {point.number for point in front_info(record).candidates}
     with_result = (Outcome.COMPLETED, Outcome.STOPPED)
-    assert shown == {each.number for each in record.candidates if each.outcome in with_result}
+    assert shown == {each.number for each in record.candidates if each.result.outcome in with_result}
 
 
 def test_front_figure_marks_baseline_best_and_knee() -> None:
@@ -88,8 +89,10 @@ def test_curves_are_relative_at_the_same_numbers_of_examples() -> None:
     baseline = record.trial(record.baseline)
     for line in info.lines:
         own = record.trial(line.number)
-        assert own.reused_from is None
-        for (examples, percent), point, other in zip(line.points, own.curve, baseline.curve, strict=False):
+        assert own.origin.reused_from is None
+        for (examples, percent), point, other in zip(
+            line.points, own.result.curve, baseline.result.curve, strict=False
+        ):
             assert examples == point.examples == other.examples
             assert percent == pytest.approx(relative_ne_percent(point.validation.ne, other.validation.ne))
 
@@ -103,14 +106,16 @@ def test_curves_name_best_and_knee_and_group_the_rest() -> None:
 def test_time_parts_sum_to_the_wall_clock() -> None:
     record = study()
     info = time_info(record)
-    expected = sum(each.seconds for each in record.trials if each.reused_from is None)
+    expected = sum(each.result.seconds for each in record.trials if each.origin.reused_from is None)
     assert info.total == pytest.approx(expected)
     assert all(min(each.training, each.evaluation, each.other) >= 0 for each in info.trials)
     assert names(time_figure(info)) == ["training", "evaluation", "all else"]
 
 
 def test_clocks_that_disagree_give_no_negative_part() -> None:
-    odd = trial(0, Random(0)).replace(seconds=1.0, train_seconds=2.0, evaluate_seconds=3.0)
+    odd = trial(0, Random(0)).with_result(
+        seconds=1.0, measured=Measured(train_seconds=2.0, evaluate_seconds=3.0)
+    )
     only = time_info(judged([odd])).trials[0]
     assert (only.training, only.evaluation, only.other) == (1.0, 0.0, 0.0)
 
@@ -142,15 +147,15 @@ def test_figures_of_studies_with_little_in_them(record) -> None:
 
 
 def test_values_that_are_no_numbers_are_not_drawn() -> None:
-    broken = trial(1, Random(0)).replace(validation=metrics(math.nan))
+    broken = trial(1, Random(0)).with_result(validation=metrics(math.nan))
     assert front_info(judged([broken]).replace(front=(1,), best=1)).frame is None
 
 
 def test_early_values_do_not_set_the_frame_of_the_curves() -> None:
     record = study(6)
     best = record.trial(record.best)
-    first = best.curve[0].replace(validation=metrics(0.4))
-    odd = best.replace(curve=(first, *best.curve[1:]))
+    first = best.result.curve[0].replace(validation=metrics(0.4))
+    odd = best.with_result(curve=(first, *best.result.curve[1:]))
     trials = tuple(odd if each.number == best.number else each for each in record.trials)
     calm, wild = curves_info(record), curves_info(record.replace(trials=trials))
     assert wild.frame == calm.frame

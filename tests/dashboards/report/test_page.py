@@ -14,7 +14,8 @@ from records import judged, study, trial
 
 from dashboards.report.page import COLUMNS, columns_of, render, write_report
 from dhen.errors import UserError
-from trials.record import Outcome, StudyRecord, TrialKind
+from trials.record import Outcome, TrialKind
+from trials.study_record import StudyRecord
 
 EVIL = "<script>alert(1)</script>\"'&</script>"
 
@@ -65,17 +66,17 @@ def test_the_page_holds_all_it_needs() -> None:
 def test_every_trial_is_in_the_table_with_its_error() -> None:
     record = study(60)
     reader = Reader(render(record))
-    cost_rows = len(record.trial(record.best).cost)
+    cost_rows = len(record.trial(record.best).job.cost)
     assert reader.count("tr") == 1 + len(record.trials) + 1 + cost_rows
     assert reader.count("button") == len(columns_of(study()))
     for each in record.trials:
-        assert not each.error or each.error in reader.text
+        assert not each.result.error or each.result.error in reader.text
 
 
 def poisoned() -> StudyRecord:
     record = study()
     bad = {"family": EVIL, "embedding_dim": 16, "layers": [{"modules": [{"kind": EVIL}], "ensemble": EVIL}]}
-    trials = [each.replace(model=bad, error=EVIL, executed_technique=EVIL) for each in record.trials]
+    trials = [each.with_job(model=bad).with_result(error=EVIL, technique=EVIL) for each in record.trials]
     log = record.log.replace(name=EVIL)
     return judged(trials, name=EVIL, space=EVIL, sampler=EVIL, log=log)
 
@@ -134,7 +135,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_in_a_browser_figures_are_drawn_and_headings_sort(tmp_path: Path) -> None:
     record = study()
     write_report(record, tmp_path / "report.html")
-    column = [each.field for each in COLUMNS].index("ne")
+    column = [each.value for each in COLUMNS].index("ne")
     cells = f"[...document.querySelectorAll('.sortable tbody td:nth-child({column + 1})')].map(c => c.dataset.key)"
     with Chromium(tmp_path / "profile") as browser:
         browser.open((tmp_path / "report.html").as_uri())

@@ -12,10 +12,12 @@ def test_the_best_comes_first_in_percent_and_flops() -> None:
     record = study()
     best, baseline = record.trial(record.best), record.trial(record.baseline)
     first = sentences(record)[0]
-    percent = 100 * (baseline.validation.ne - best.validation.ne) / baseline.validation.ne
+    percent = (
+        100 * (baseline.result.validation.ne - best.result.validation.ne) / baseline.result.validation.ne
+    )
     assert f"trial {best.number} " in first
     assert f"{percent:.2f} % below the tuned baseline" in first
-    assert f"at {best.flops / baseline.flops:.3g}x its FLOPs" in first
+    assert f"at {best.job.flops / baseline.job.flops:.3g}x its FLOPs" in first
 
 
 def test_floor_and_test_are_told_where_known() -> None:
@@ -39,8 +41,8 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
 def test_a_candidate_worse_than_the_baseline_is_not_praised() -> None:
     random = Random(0)
     baseline = trial(0, random, kind=TrialKind.BASELINE)
-    worse = baseline.validation.replace(ne=baseline.validation.ne * 1.01)
-    candidate = trial(1, random).replace(validation=worse)
+    worse = baseline.result.validation.replace(ne=baseline.result.validation.ne * 1.01)
+    candidate = trial(1, random).with_result(validation=worse)
     text = " ".join(sentences(judged([baseline, candidate])))
     assert "1.00 % above the tuned baseline" in text
     assert "gap closed" not in text
@@ -50,14 +52,14 @@ def test_tuning_is_told_by_architecture() -> None:
     first, second = (trial(number, Random(number)) for number in range(2))
     nes = {2: (first, 0.99), 3: (first, 0.98), 4: (second, 1.01)}
     tuned = [
-        of.replace(
-            number=number, tuned_from=of.number, validation=of.validation.replace(ne=of.validation.ne * times)
-        )
+        of.replace(number=number)
+        .with_origin(tuned_from=of.number)
+        .with_result(validation=of.result.validation.replace(ne=of.result.validation.ne * times))
         for number, (of, times) in nes.items()
     ]
     text = " ".join(sentences(judged([first, second, *tuned])))
     assert "(-2.00 %, trial 3; 2 trials); trial 1 (" in text
-    assert f"stays at NE {second.validation.ne:.5f} (1 trial, none better)." in text
+    assert f"stays at NE {second.result.validation.ne:.5f} (1 trial, none better)." in text
     assert "tuned again" not in " ".join(sentences(study()))
 
 

@@ -34,7 +34,7 @@ def test_little_room_is_for_what_matters_and_the_newest() -> None:
     found = numbers(text)
     assert len(found) == 12
     assert found == sorted(found)
-    running = [trial.number for trial in record.trials if trial.outcome is Outcome.RUNNING]
+    running = [trial.number for trial in record.trials if trial.result.outcome is Outcome.RUNNING]
     assert {record.best, record.knee, record.baseline, *running} <= set(found)
     assert "12 of 64 trials" in text
 
@@ -58,9 +58,9 @@ def test_marks_are_words_and_brackets_are_no_markup() -> None:
 def test_a_running_trial_is_compared_at_the_same_examples() -> None:
     record = study(3, finished=False)
     row = trial_rows(record)[-1]
-    last = record.trials[-1].curve[-1]
-    same = next(p for p in record.trial(record.baseline).curve if p.examples == last.examples)
-    assert row.outcome is Outcome.RUNNING
+    last = record.trials[-1].result.curve[-1]
+    same = next(p for p in record.trial(record.baseline).result.curve if p.examples == last.examples)
+    assert row.trial.result.outcome is Outcome.RUNNING
     assert row.relative_percent == pytest.approx(100 * (last.validation.ne / same.validation.ne - 1))
 
 
@@ -73,7 +73,7 @@ def test_progress_tells_pace_running_and_best() -> None:
 
 
 def test_a_study_without_a_driver_is_said_to_stand_still() -> None:
-    cut = [trial.replace(outcome=Outcome.INTERRUPTED) for trial in study(3).trials[-1:]]
+    cut = [trial.with_result(outcome=Outcome.INTERRUPTED) for trial in study(3).trials[-1:]]
     record = judged([*study(3).trials[:-1], *cut], finished=False, budget=9, running=False)
     text = progress_line(record).plain
     assert text.startswith("2/9 candidates")
@@ -92,8 +92,8 @@ def test_time_left_takes_the_nearer_limit() -> None:
 def test_a_line_a_trial_for_logs() -> None:
     record = study(60)
     assert trial_line(record, record.best).plain.startswith(f"trial {record.best} completed, NE 0.7")
-    infeasible = next(trial for trial in record.trials if trial.outcome is Outcome.INFEASIBLE)
-    assert infeasible.error in trial_line(record, infeasible.number).plain
+    infeasible = next(trial for trial in record.trials if trial.result.outcome is Outcome.INFEASIBLE)
+    assert infeasible.result.error in trial_line(record, infeasible.number).plain
     assert "NE" not in trial_line(record, infeasible.number).plain
     assert trial_line(record, 0).plain.startswith("baseline 0 completed")
 

@@ -22,7 +22,7 @@ from search.analysis.fidelity.show import key, verdict
 from search.analysis.statistics.rank_correlation import Tau, regret_percent, tau_b, tau_interval, tau_of_best
 from search.config import LogConfig, StudyConfig
 from search.dataset import open_log
-from search.run_directory import read_record
+from search.read_study import read_study
 from trials.data.cache import PreparedLog
 
 
@@ -202,8 +202,8 @@ def test_a_finished_study_is_audited(
 
 def check(result: FidelityResult, study: Path) -> None:
     """Six candidates; what the study knows was not trained again."""
-    record = read_record(study)
-    known = [trial.validation.ne for trial in record.candidates if trial.validation]
+    record = read_study(study)
+    known = [trial.result.validation.ne for trial in record.candidates if trial.result.validation]
     assert [each.ne[-1] for each in result.candidates] == known
     assert [each.fraction for each in result.fractions] == [0.5, 1.0]
     assert result.log == record.log.fingerprint

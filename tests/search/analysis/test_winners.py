@@ -24,11 +24,12 @@ from search.analysis.slices import slices
 from search.bundles.bundle import read_bundle
 from search.bundles.export import study_log
 from search.config import read_study_config
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
 from trials.metrics import entropy
-from trials.record import Better, Comparison, Outcome
+from trials.record import Outcome
+from trials.study_record import Better, Comparison
 
 BOTH = 2
 """Seeds."""
@@ -49,10 +50,10 @@ def looks(directory: Path) -> int:
 
 
 def test_winners_carry_a_verdict(confirmed: Path) -> None:
-    record = read_record(confirmed)
+    record = read_study(confirmed)
     assert [each.trial for each in record.comparisons] == list(record.front)
     assert {each.blocked_by for each in record.comparisons} == {"C2"}
-    trained = {(each.of, each.seed) for each in record.retrainings}
+    trained = {(each.origin.of, each.job.seed) for each in record.retrainings}
     assert trained == {(n, seed) for n in (record.baseline, *record.front) for seed in (1, 2)}
     assert looks(confirmed) == (1 + BOTH) * (1 + len(record.front))
     best = record.comparison(record.best)
@@ -63,8 +64,12 @@ def test_winners_carry_a_verdict(confirmed: Path) -> None:
 
 def test_the_difference_is_that_of_the_metrics(confirmed: Path) -> None:
     """Block sums of kept logits say of each pair what the metrics of their scoring say."""
-    record = read_record(confirmed)
-    ne = {(each.of, each.seed): each.test.ne for each in record.retrainings if each.test}
+    record = read_study(confirmed)
+    ne = {
+        (each.origin.of, each.job.seed): each.result.test.ne
+        for each in record.retrainings
+        if each.result.test
+    }
     for each in record.comparisons:
         percents = [100.0 * (ne[each.trial, s] / ne[record.baseline or 0, s] - 1.0) for s in each.seeds]
         assert each.difference_percent == pytest.approx(float(np.mean(percents)), abs=1e-6)
@@ -72,7 +77,7 @@ def test_the_difference_is_that_of_the_metrics(confirmed: Path) -> None:
 
 
 def test_report_and_mlflow_show_it(confirmed: Path) -> None:
-    record = read_record(confirmed)
+    record = read_study(confirmed)
     page = (confirmed / "report.html").read_text()
     assert 'id="winners"' in page
     assert "Retrained from 2 seeds, the best candidate" in page
@@ -84,12 +89,12 @@ def test_report_and_mlflow_show_it(confirmed: Path) -> None:
 
 
 def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) -> None:
-    before = {each.number: each.started_at for each in read_record(confirmed).retrainings}
+    before = {each.number: each.origin.started_at for each in read_study(confirmed).retrainings}
     said = json.loads(dhen_search("confirm", confirmed, "--seeds", 3, "--block-by", "C1", "--json").stdout)
-    record = read_record(confirmed)
+    record = read_study(confirmed)
     assert [Comparison.model_validate(each) for each in said] == list(record.comparisons)
     assert all(each.seeds == (1, 2, 3) and each.blocked_by == "C1" for each in record.comparisons)
-    now = {each.number: each.started_at for each in record.retrainings}
+    now = {each.number: each.origin.started_at for each in record.retrainings}
     assert len(now) == len(before) + 1 + len(record.front)
     assert before.items() <= now.items()
 
@@ -99,7 +104,7 @@ def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environmen
     words = [str(COMMAND), "confirm", str(confirmed), "--seeds", "5"]
     kept: dict[int, str | None] = {}
     for how in (signal.SIGINT, signal.SIGKILL):
-        known = len(read_record(confirmed).retrainings)
+        known = len(read_study(confirmed).retrainings)
         process = subprocess.Popen(
             words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -108,14 +113,18 @@ def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environmen
         _, errors = process.communicate(timeout=60)
         assert "Traceback" not in errors
         assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
-        now = {e.number: e.started_at for e in read_record(confirmed).retrainings if e.test is not None}
+        now = {
+            e.number: e.origin.started_at
+            for e in read_study(confirmed).retrainings
+            if e.result.test is not None
+        }
         assert kept.items() <= now.items()
         kept = now
     said = dhen_search("confirm", confirmed, "--seeds", 5).stdout
-    record = read_record(confirmed)
-    assert all(each.outcome is Outcome.COMPLETED for each in record.retrainings)
+    record = read_study(confirmed)
+    assert all(each.result.outcome is Outcome.COMPLETED for each in record.retrainings)
     assert len(record.retrainings) == 5 * (1 + len(record.front))
-    assert kept.items() <= {each.number: each.started_at for each in record.retrainings}.items()
+    assert kept.items() <= {each.number: each.origin.started_at for each in record.retrainings}.items()
     assert said.count("retrained trial") == len(record.retrainings) - len(kept)
     assert any(f" {better.value} " in said for better in Better)
     assert {each.blocked_by for each in record.comparisons} == {"C2"}  # the study's
@@ -132,9 +141,9 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def test_ablation(dhen_search: Run, confirmed: Path) -> None:
     looked = looks(confirmed)
     said = json.loads(dhen_search("ablate", confirmed, "--seeds", BOTH, "--json").stdout)
-    trial = read_record(confirmed).trial(said["trial"])
+    trial = read_study(confirmed).trial(said["trial"])
     assert {part["removed"] for part in said["parts"]} == set(
-        without_parts(DhenConfig.model_validate(trial.model))
+        without_parts(DhenConfig.model_validate(trial.job.model))
     )
     for part in said["parts"]:
         assert part["ne_percent"]["low"] <= part["ne_percent"]["mean"] <= part["ne_percent"]["high"]
@@ -161,7 +170,7 @@ def test_without_members_or_a_layer_that_they_share() -> None:
 
 def test_slices(confirmed: Path) -> None:
     """Slices of a column are all rows, each once; their losses are those of the whole."""
-    record, log = read_record(confirmed), study_log(confirmed)
+    record, log = read_study(confirmed), study_log(confirmed)
     assert record.best is not None
     whole = record.comparison(record.best)
     assert whole is not None
@@ -181,7 +190,7 @@ def test_slices(confirmed: Path) -> None:
 
 
 def test_slices_have_the_blocks_of_the_comparison(dhen_search: Run, confirmed: Path) -> None:
-    best = read_record(confirmed).comparison(read_record(confirmed).best)
+    best = read_study(confirmed).comparison(read_study(confirmed).best)
     assert best is not None
     for words, blocked_by in (((), best.blocked_by), (("--block-by", "time"), "time")):
         said = dhen_search("slices", confirmed, "--column", "C3", *words, "--json").stdout
@@ -195,7 +204,7 @@ def test_slices_by_the_command_line(confirmed: Path) -> None:
     shown = CliRunner().invoke(show_slices, [str(confirmed), "--column", "C3", "--top", "3"])
     assert shown.exit_code == 0, shown.output
     assert "others)" in shown.output
-    best = read_record(confirmed).comparison(read_record(confirmed).best)
+    best = read_study(confirmed).comparison(read_study(confirmed).best)
     assert best is not None
     assert f"intervals: over seeds and blocks of rows by {best.blocked_by}\n" in shown.output
     with pytest.raises(UserError, match="expected a categorical or numeric column of the log: C1"):
@@ -226,7 +235,7 @@ def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path)
 
 
 def test_an_export_says_the_verdict(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:
-    best = read_record(confirmed).comparison(read_record(confirmed).best)
+    best = read_study(confirmed).comparison(read_study(confirmed).best)
     assert best is not None
     said = dhen_search("export", confirmed, "--out", tmp_path / "bundle").stdout
     assert f"better than the baseline: {best.better}, " in said
@@ -246,25 +255,26 @@ def test_ctrl_c_while_the_best_is_exported(dhen_search: Run, confirmed: Path) ->
     said = dhen_search("run", "--out", confirmed, *WORDS, code=130).stdout
     assert "the same command goes on" in said
     assert not list(confirmed.glob(".best.*"))
-    assert read_record(confirmed).finished
+    assert read_study(confirmed).finished
 
 
 def test_ends_without_a_verdict_where_the_baseline_diverges(dhen_search: Run, confirmed: Path) -> None:
     """From other seeds than the study's: the last here, as its baseline is another from then on."""
-    record = read_record(confirmed)
+    record = read_study(confirmed)
     baseline = record.trial(record.baseline or 0)
     with sqlite3.connect(confirmed / "study.db") as connection:
-        training = json.dumps(baseline.training | {"learning_rate": 1e30})
+        diverging = baseline.with_job(training=baseline.job.training | {"learning_rate": 1e30})
         connection.execute(
-            "update dhen_job set training = ? where fingerprint = ?", (training, baseline.fingerprint)
+            "update dhen_job set summary = ? where fingerprint = ?",
+            (diverging.job.model_dump_json(), baseline.job.fingerprint),
         )
     shutil.rmtree(confirmed / "best")
     for _ in range(2):
         said = dhen_search("run", "--out", confirmed, *WORDS).stdout
         assert "fewer than 2 of 2 seeds" in said
         assert f"ends without a verdict; `dhen-search confirm {confirmed}` goes on" in said
-        assert read_record(confirmed).finished
+        assert read_study(confirmed).finished
         assert (confirmed / "best" / "bundle.json").exists()
-    ended = [each for each in read_record(confirmed).retrainings if each.outcome is Outcome.DIVERGED]
-    assert [each.seed for each in ended] == [1, 2]
+    ended = [each for each in read_study(confirmed).retrainings if each.result.outcome is Outcome.DIVERGED]
+    assert [each.job.seed for each in ended] == [1, 2]
     assert "--seeds 4 tries as many more" in dhen_search("confirm", confirmed, "--seeds", 2, code=2).stderr

@@ -15,7 +15,9 @@ from command_line import SMALL, Run, write_log
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
 from search.config import read_study_config
-from search.run_directory import read_record
+from search.read_study import read_study
+from search.run_directory import folder_of
+from search.study.finalize import SEED_STRIDE
 from search.verbs.average import command as average
 from search.verbs.export import command as export
 from search.verbs.plan import command as plan
@@ -23,7 +25,8 @@ from search.verbs.predict import command as predict
 from search.verbs.slices import command as slices
 from search.verbs.train import command as train
 from search.verbs.verify import command as verify
-from trials.record import StudyRecord, TrialKind, TrialRecord
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 
 WORDS = ("trials=3", "averages=3", "confirm=2", "seed=3", *SMALL)
 
@@ -59,7 +62,7 @@ def averages_of(record: StudyRecord) -> list[TrialRecord]:
 
 
 def test_averages_are_trials_on_the_front(averaged: Path) -> None:
-    record = read_record(averaged)
+    record = read_study(averaged)
     assert len(record.candidates) == 3
     found = averages_of(record)
     assert found
@@ -67,34 +70,40 @@ def test_averages_are_trials_on_the_front(averaged: Path) -> None:
     for each in found:
         networks = record.networks(each)
         assert 2 <= len(networks) <= 3
-        assert each.flops == sum(network.flops or 0 for network in networks)
-        assert each.embedding_parameters == sum(network.embedding_parameters or 0 for network in networks)
-        assert sum(row.flops for row in each.cost) == sum(r.flops for n in networks for r in n.cost)
-        assert each.test is not None
-        assert each.validation is not None
-        assert each.validation.ne < min(n.validation.ne for n in networks if n.validation and n.flops)
+        assert each.job.flops == sum(network.job.flops or 0 for network in networks)
+        assert each.job.embedding_parameters == sum(
+            network.job.embedding_parameters or 0 for network in networks
+        )
+        assert sum(row.flops for row in each.job.cost) == sum(r.flops for n in networks for r in n.job.cost)
+        assert each.result.test is not None
+        assert each.result.validation is not None
+        assert each.result.validation.ne < min(
+            n.result.validation.ne for n in networks if n.result.validation and n.job.flops
+        )
     assert record.best in {each.number for each in found}
     winners = [record.trial(number) for number in (record.baseline or 0, *record.front)]
     scored = {each.number for each in winners} | {m.number for w in winners for m in record.networks(w)}
-    retrained = {each.fingerprint for each in record.retrainings}
+    retrained = {each.job.fingerprint for each in record.retrainings}
     assert looks(averaged) == len(scored) + len(retrained)
 
 
 def test_the_average_is_compared(averaged: Path) -> None:
     """Retrained members' mean: better than their own means over seeds."""
-    record = read_record(averaged)
+    record = read_study(averaged)
     assert [each.trial for each in record.comparisons] == list(record.front)
     comparison = record.comparison(record.best)
     assert comparison is not None
-    members = set(record.trial(comparison.trial).members)
-    own = [each.test.ne for each in record.retrainings if each.of in members and each.test]
+    members = set(record.trial(comparison.trial).origin.members)
+    own = [
+        each.result.test.ne for each in record.retrainings if each.origin.of in members and each.result.test
+    ]
     assert len(own) == 2 * len(members)
     assert comparison.ne < sum(own) / len(own)
     assert read_bundle(averaged / "best").info.comparison == comparison
 
 
 def test_it_is_shown(averaged: Path) -> None:
-    record = read_record(averaged)
+    record = read_study(averaged)
     page = (averaged / "report.html").read_text()
     assert "average of trials" in page
     assert "triangles: averages" in page
@@ -105,7 +114,7 @@ def test_it_is_shown(averaged: Path) -> None:
 
 
 def test_the_bundle_predicts_the_mean_of_its_members(averaged: Path, click_log: Path, tmp_path: Path) -> None:
-    record, log = read_record(averaged), write_log(tmp_path / "new.csv", 300, seed=3, label=False)
+    record, log = read_study(averaged), write_log(tmp_path / "new.csv", 300, seed=3, label=False)
     assert record.best is not None
 
     def scores(bundle: Path) -> list[float]:
@@ -114,7 +123,7 @@ def test_the_bundle_predicts_the_mean_of_its_members(averaged: Path, click_log: 
             return [float(row["score"]) for row in csv.DictReader(file)]
 
     alone = []
-    for number in record.trial(record.best).members:
+    for number in record.trial(record.best).origin.members:
         done(export, averaged, "--pick", number, "--out", tmp_path / str(number))
         alone.append(scores(tmp_path / str(number)))
     means = [sum(each) / len(each) for each in zip(*alone, strict=True)]
@@ -122,7 +131,7 @@ def test_the_bundle_predicts_the_mean_of_its_members(averaged: Path, click_log: 
 
 
 def test_the_bundle_gives_its_numbers(averaged: Path, click_log: Path) -> None:
-    record = read_record(averaged)
+    record = read_study(averaged)
     assert "the one it was trained on" in done(verify, averaged / "best", "--data", click_log)
     assert f"trial {record.best} against" in done(slices, averaged, "--column", "site")
     assert "a " in done(slices, averaged / "best", "--data", click_log, "--column", "site")
@@ -139,8 +148,8 @@ def test_a_member_is_named_to_train_or_plan_it(averaged: Path, click_log: Path, 
 
 def test_each_member_is_removed_in_turn(dhen_search: Run, averaged: Path) -> None:
     """From the retrainings that the comparison was made of: none is trained, and test is not looked at again."""
-    before, looked = read_record(averaged), looks(averaged)
-    whole = next(each for each in averages_of(before) if len(each.members) == 2)
+    before, looked = read_study(averaged), looks(averaged)
+    whole = next(each for each in averages_of(before) if len(each.origin.members) == 2)
     said = dhen_search("ablate", averaged, "--pick", whole.number, "--seeds", 2, "--json").stdout
     found, comparison = json.loads(said), before.comparison(whole.number)
     assert comparison is not None
@@ -150,26 +159,36 @@ def test_each_member_is_removed_in_turn(dhen_search: Run, averaged: Path) -> Non
     assert {part["removed"] for part in found["parts"]} == set(left)
     for part in found["parts"]:
         rest = left[part["removed"]]
-        ne = [each.test.ne for each in before.retrainings if each.of == rest.number and each.test]
+        ne = [
+            each.result.test.ne
+            for each in before.retrainings
+            if each.origin.of == rest.number and each.result.test
+        ]
         percent = 100 * (sum(ne) / len(ne) / comparison.ne - 1)
         assert part["ne_percent"]["low"] <= part["ne_percent"]["mean"] <= part["ne_percent"]["high"]
         assert part["ne_percent"]["mean"] == pytest.approx(percent, abs=0.05)  # which is a ratio of means
-        assert (part["flops"], found["flops"]) == (rest.flops, whole.flops)
-    assert read_record(averaged).retrainings == before.retrainings
+        assert (part["flops"], found["flops"]) == (rest.job.flops, whole.job.flops)
+    assert read_study(averaged).retrainings == before.retrainings
     assert looks(averaged) == looked
 
 
 def test_further_seeds_later(dhen_search: Run, averaged: Path) -> None:
     """What there is stays as it is."""
-    before = read_record(averaged)
+    before = read_study(averaged)
     dhen_search("average", averaged, "--most", 2, "--seeds", 2)
-    record = read_record(averaged)
-    (seed,) = (trial for trial in record.trials if trial.kind is TrialKind.SEED)
-    best = min(record.candidates, key=lambda trial: trial.validation.ne if trial.validation else 9.0)
-    assert (seed.model, seed.training, seed.flops) == (best.model, best.training, best.flops)
-    assert seed.validation != best.validation
+    record = read_study(averaged)
+    (seed,) = (trial for trial in record.retrainings if trial.job.seed >= SEED_STRIDE)
+    best = min(
+        record.candidates, key=lambda trial: trial.result.validation.ne if trial.result.validation else 9.0
+    )
+    assert (seed.job.model, seed.job.training, seed.job.flops) == (
+        best.job.model,
+        best.job.training,
+        best.job.flops,
+    )
+    assert seed.result.validation != best.result.validation
     assert record.trials[: len(before.trials)] == before.trials
-    assert (averaged / "trials" / f"{seed.number:05d}" / "weights.safetensors").exists()
+    assert (folder_of(averaged, seed) / "weights.safetensors").exists()
 
 
 def test_bad_input(averaged: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from search.execution import parallelism as module
-from search.execution.parallelism import slots
+from search.execution.parallelism import Parallelism, parallelism
 from trials.cluster.machine import cores
 
 
@@ -27,7 +27,7 @@ def test_eight_cores_are_shared_out(
 ) -> None:
     monkeypatch.setattr(module, "cores", lambda: 8)
     monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
-    assert slots(parallel, threads) == found
+    assert parallelism(parallel, threads) == Parallelism(*found)
 
 
 def test_there_is_a_core() -> None:

@@ -16,9 +16,9 @@ from dhen.errors import UserError
 from dhen.schema import FeatureSchema
 from dhen.values import parse
 from search.config import read_study_config
-from search.execution.trainer import new_record
+from search.execution.jobs import new_record
 from search.planning.plan_trial import LOCAL, declared_cluster, planned
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import Appraiser
 from spaces.catalog_loader import load_space
@@ -45,12 +45,12 @@ def proposed(number: int, point: Point, space: Any, cluster: Cluster) -> TrialRe
     """A candidate with its plan; where it fits, with a made-up NE that larger models have lower."""
     its = job(point, space)
     record = planned(new_record(number, TrialKind.CANDIDATE, point, its), its, cluster, "least")
-    if record.outcome is Outcome.INFEASIBLE:
+    if record.result.outcome is Outcome.INFEASIBLE:
         return record
-    assert record.flops is not None
-    ne = 0.8 - 0.003 * math.log(record.flops) + 0.002 * Random(record.fingerprint).random()
+    assert record.job.flops is not None
+    ne = 0.8 - 0.003 * math.log(record.job.flops) + 0.002 * Random(record.job.fingerprint).random()
     quality = Metrics(ne=ne, log_loss=ne, auc=0.7, calibration=1.0, examples=10)
-    return record.replace(outcome=Outcome.COMPLETED, validation=quality)
+    return record.with_result(outcome=Outcome.COMPLETED, validation=quality)
 
 
 def appraiser(space: Space) -> Appraiser:
@@ -79,8 +79,8 @@ def infeasible(cluster: Cluster, sampler: str, seed: int) -> list[bool]:
     misses = []
     for number in range(120):
         point, notes = asked.ask(number, {})
-        record = proposed(number, point, space, cluster).replace(sampler_notes=notes)
-        misses.append(record.outcome is Outcome.INFEASIBLE)
+        record = proposed(number, point, space, cluster).with_origin(sampler_notes=notes)
+        misses.append(record.result.outcome is Outcome.INFEASIBLE)
         asked.tell(record)
     return misses
 
@@ -111,7 +111,7 @@ def test_what_was_learned_survives_a_resume(half: Cluster, sampler: str) -> None
             resumed = Proposals(appraiser=appraiser(space), sampler=sampler, seed=4)
             resumed.remember(TrialRecord.model_validate_json(each.model_dump_json()) for each in records)
             assert resumed.ask(number, {}) == (point, notes)
-        record = proposed(number, point, space, half).replace(sampler_notes=notes)
+        record = proposed(number, point, space, half).with_origin(sampler_notes=notes)
         undisturbed.tell(record)
         records.append(record)
 
@@ -121,16 +121,17 @@ def test_an_infeasible_candidate_says_what_it_lacks(half: Cluster) -> None:
     point, _ = Proposals(appraiser=appraiser(space), sampler="random", seed=0).ask(0, {})
     its, small = job(point, space), half.with_hbm("100KiB")
     record = planned(new_record(0, TrialKind.CANDIDATE, point, its), its, small, "least")
-    assert record.outcome is Outcome.INFEASIBLE
-    assert record.planned_technique is None
-    assert record.plan is not None
-    assert record.error == record.plan.remedy
-    assert record.memory_excess is not None
-    assert record.memory_excess > 0
-    assert record.seconds is not None
+    assert record.result.outcome is Outcome.INFEASIBLE
+    assert record.plan.technique is None
+    assert record.plan.summary is not None
+    assert record.result.error == record.plan.summary.remedy
+    assert record.plan.memory_excess is not None
+    assert record.plan.memory_excess > 0
+    assert record.result.seconds is not None
     baseline = planned(new_record(0, TrialKind.BASELINE, point, its), its, small, "least")
-    assert baseline.outcome is Outcome.RUNNING  # NE needs one: it is trained, and the report warns
-    assert not baseline.plan.fits
+    assert baseline.result.outcome is Outcome.RUNNING  # NE needs one: it is trained, and the report warns
+    assert baseline.plan.summary is not None
+    assert not baseline.plan.summary.fits
 
 
 def test_a_plan_is_kept_with_what_it_passed_over(half: Cluster) -> None:
@@ -139,23 +140,23 @@ def test_a_plan_is_kept_with_what_it_passed_over(half: Cluster) -> None:
     more = []
     for number in range(30):
         record = proposed(number, asked.ask(number, {})[0], space, half)
-        kept = record.plan
+        kept = record.plan.summary
         assert kept is not None
         assert TrialRecord.model_validate_json(record.model_dump_json()) == record
         if kept.strategy is None:  # the tables alone are too much
-            assert record.outcome is Outcome.INFEASIBLE
+            assert record.result.outcome is Outcome.INFEASIBLE
             continue
-        assert sum(kept.memory_bytes.values()) == record.predicted_peak_bytes
+        assert sum(kept.memory_bytes.values()) == record.plan.peak_bytes
         items = dict(kept.step_seconds)
         hidden = items.pop("hidden")
-        assert record.predicted_step_seconds == pytest.approx(sum(items.values()) - hidden)
+        assert record.plan.step_seconds == pytest.approx(sum(items.values()) - hidden)
         if kept.fits:
-            assert kept.strategy == record.planned_technique
-            assert record.memory_excess <= 0
-            assert record.predicted_peak_bytes <= half.hbm_bytes
+            assert kept.strategy == record.plan.technique
+            assert record.plan.memory_excess <= 0
+            assert record.plan.peak_bytes <= half.hbm_bytes
             fewer = [each for each in kept.rejected if each.strategy.count("+") < kept.strategy.count("+")]
             assert all(each.lacking_bytes > 0 for each in fewer)
-            more += [number] if record.planned_technique != "dp" else []
+            more += [number] if record.plan.technique != "dp" else []
     assert more
 
 
@@ -252,49 +253,49 @@ SETTINGS = (
 
 @pytest.mark.slow
 def test_candidates_of_one_study_get_different_techniques(planned_study: Path) -> None:
-    record = read_record(planned_study)
+    record = read_study(planned_study)
     assert record.cluster is not None
     assert (record.cluster.name, record.cluster.hosts, record.cluster.gpus_a_host) == ("small", 2, 2)
-    chosen = {trial.planned_technique for trial in record.candidates} - {None}
+    chosen = {trial.plan.technique for trial in record.candidates} - {None}
     assert len(chosen) >= 4
     for trial in record.candidates:
-        if trial.outcome is Outcome.INFEASIBLE:
-            assert trial.planned_technique is None
-            assert trial.executed_technique is None
-            assert trial.error
-            assert trial.seconds < 5
+        if trial.result.outcome is Outcome.INFEASIBLE:
+            assert trial.plan.technique is None
+            assert trial.result.technique is None
+            assert trial.result.error
+            assert trial.result.seconds < 5
         else:
-            assert trial.outcome is Outcome.COMPLETED
-            assert trial.executed_technique == "dp"
-    assert any(trial.outcome is Outcome.INFEASIBLE for trial in record.candidates)
+            assert trial.result.outcome is Outcome.COMPLETED
+            assert trial.result.technique == "dp"
+    assert any(trial.result.outcome is Outcome.INFEASIBLE for trial in record.candidates)
 
 
 @pytest.mark.slow
 def test_the_report_and_mlflow_have_the_plans(planned_study: Path) -> None:
-    record = read_record(planned_study)
+    record = read_study(planned_study)
     page = (planned_study / "report.html").read_text()
     for trial in record.candidates:
-        assert (trial.planned_technique or "infeasible") in page
+        assert (trial.plan.technique or "infeasible") in page
     assert "Planned for small (2 x 2 ranks of 700.0 KiB, numbers unverified)" in page
     plans = [json.loads(path.read_text()) for path in planned_study.glob("artifacts/**/plan.json")]
     assert len(plans) == len([trial for trial in record.trials if trial.plan])
     assert {plan["cluster"]["name"] for plan in plans} == {"small"}
     assert {plan["strategy"] for plan in plans if plan["fits"]} == {
-        trial.planned_technique for trial in record.trials if trial.planned_technique
+        trial.plan.technique for trial in record.trials if trial.plan.technique
     }
 
 
 @pytest.mark.slow
 def test_a_study_keeps_to_its_cluster(dhen_search: Run, click_log: Path, planned_study: Path) -> None:
     """What it was planned for cannot change under it; the same words go on."""
-    before = read_record(planned_study)
+    before = read_study(planned_study)
     folder = planned_study.parent
     words = ("run", "--data", click_log, "--out", planned_study, f"space={folder / 'space.yaml'}", *SETTINGS)
     same = (f"cluster={folder / 'small.yaml'}", f"hbm={HBM}")
     assert "cluster: " in dhen_search(*words, f"hbm={HBM}", code=2).stderr
     assert "hbm: " in dhen_search(*words, same[0], "hbm=2MiB", code=2).stderr
     dhen_search(*words, *same)
-    assert read_record(planned_study).trials == before.trials
+    assert read_study(planned_study).trials == before.trials
     text = (folder / "small.yaml").read_text()
     try:
         data = yaml.safe_load(text)
@@ -306,9 +307,9 @@ def test_a_study_keeps_to_its_cluster(dhen_search: Run, click_log: Path, planned
 
 def test_a_bundle_carries_what_was_planned(study: Path) -> None:
     """A study that names no cluster is planned for the machine it runs on."""
-    record = read_record(study)
+    record = read_study(study)
     assert record.cluster is not None
     assert record.cluster.name == "this"
-    assert {trial.planned_technique for trial in record.trials} == {"dp"}
+    assert {trial.plan.technique for trial in record.trials} == {"dp"}
     info = json.loads((study / "best" / "bundle.json").read_text())
     assert (info["planned_technique"], info["executed_technique"]) == ("dp", "dp")

@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 from command_line import SMALL, Run
-from records import bare
+from records import bare, changed
 
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from search.config import check_directory, read_study_config
+from search.execution.parallelism import study_parallelism
 from search.pareto import pick
-from search.planning.serving_gate import side_by_side
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
 from search.samplers.draw import evenly
 from search.samplers.static_cost import Appraiser
@@ -37,20 +37,20 @@ def limited(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPath
 
 
 def test_what_is_over_a_limit_is_not_trained(limited: Path) -> None:
-    record = read_record(limited)
-    refused = [trial for trial in record.candidates if trial.outcome is Outcome.INFEASIBLE]
+    record = read_study(limited)
+    refused = [trial for trial in record.candidates if trial.result.outcome is Outcome.INFEASIBLE]
     assert 0 < len(refused) < len(record.candidates)
     for trial in record.trials:
-        over = trial.flops > 10_000 or trial.weights_bytes > 10 * 1024
-        assert (trial.serving_excess > 0) == over
+        over = trial.job.flops > 10_000 or trial.job.weights_bytes > 10 * 1024
+        assert (trial.plan.serving_excess > 0) == over
         assert (trial in refused) == (over and trial.kind is TrialKind.CANDIDATE)
-        assert bool(trial.attempts) == (trial.serving_ms is not None) == (trial not in refused)
-        assert trial.serving_ms is None or trial.serving_ms > 0
-    words = " ".join(trial.error for trial in refused)
+        assert bool(trial.attempts) == (trial.plan.serving_ms is not None) == (trial not in refused)
+        assert trial.plan.serving_ms is None or trial.plan.serving_ms > 0
+    words = " ".join(trial.result.error for trial in refused)
     assert "FLOPs an example, over serving.max_flops=10,000" in words
     assert "over serving.max_bytes=10 KiB" in words
     weights = limited / "trials" / f"{record.front[-1]:05d}" / "weights.safetensors"
-    whole = record.trial(record.front[-1]).weights_bytes
+    whole = record.trial(record.front[-1]).job.weights_bytes
     assert whole < weights.stat().st_size < whole + 8192
 
 
@@ -73,10 +73,10 @@ def test_a_study_that_finds_nothing_says_how_fast_the_fastest_was(
     said = dhen_search("run", "--data", click_log, "--out", tmp_path / "s", *words).stdout
     assert "No candidate meets the limits of serving" in said
     assert "the fastest takes" in said
-    record = read_record(tmp_path / "s")
-    assert {trial.outcome for trial in record.candidates} == {Outcome.INFEASIBLE}
-    assert record.trials[0].serving_ms > 0
-    assert record.trials[0].outcome is Outcome.COMPLETED
+    record = read_study(tmp_path / "s")
+    assert {trial.result.outcome for trial in record.candidates} == {Outcome.INFEASIBLE}
+    assert record.trials[0].plan.serving_ms > 0
+    assert record.trials[0].result.outcome is Outcome.COMPLETED
     resumed = read_study_config(tmp_path / "s" / "study.yaml", ["serving.max_ms=1"])
     with pytest.raises(UserError, match=r"holds another study \(serving"):
         check_directory(tmp_path / "s", resumed)
@@ -102,11 +102,12 @@ def test_limits_that_are_none(word: str, says: str) -> None:
 
 def test_the_wall_clock_needs_quiet() -> None:
     """With several threads candidates train one at a time."""
-    assert side_by_side(read_study_config(None, ["serving.threads=2"])) is None
+    undisturbed = study_parallelism(read_study_config(None, ["serving.threads=2", "parallel=3", "threads=1"]))
+    assert undisturbed.side_by_side == 3
     words = ["serving.threads=2", "serving.max_ms=5"]
-    assert side_by_side(read_study_config(None, words)) == 1
+    assert study_parallelism(read_study_config(None, [*words, "threads=1"])).side_by_side == 1
     with pytest.raises(UserError, match="give parallel=1"):
-        side_by_side(read_study_config(None, [*words, "parallel=2"]))
+        study_parallelism(read_study_config(None, [*words, "parallel=2"]))
 
 
 def test_picks_by_forward_time() -> None:
@@ -133,10 +134,8 @@ def judged(number: int, limits: ServingConfig, asked: Proposals, appraiser: Appr
     demands = limits.demands(flops=found.flops, weights_bytes=found.weights_bytes, ms=ms)
     excess = max(demand.excess for demand in demands)
     record = bare(number, ne=Random(number).uniform(0.7, 0.8), flops=found.flops, point=point)
-    changes = {"serving_ms": ms, "serving_excess": excess, "memory_excess": -0.5, "sampler_notes": notes}
-    if excess > 0:
-        changes |= {"outcome": Outcome.INFEASIBLE, "validation": None}
-    return record.replace(**changes)
+    record = changed(record, serving_ms=ms, serving_excess=excess, memory_excess=-0.5, sampler_notes=notes)
+    return record if excess <= 0 else record.with_result(outcome=Outcome.INFEASIBLE, validation=None)
 
 
 @pytest.mark.parametrize("sampler", ["gp", "nsga2", "tpe"])
@@ -153,7 +152,7 @@ def test_samplers_learn_the_limits_and_remember_them(sampler: str) -> None:
     resumed = Proposals(sampler=sampler, seed=5, appraiser=appraiser)
     resumed.remember(TrialRecord.model_validate_json(each.model_dump_json()) for each in records)
     assert resumed.ask(11, {}) == asked.ask(11, {})
-    assert any(record.outcome is Outcome.INFEASIBLE for record in records)
+    assert any(record.result.outcome is Outcome.INFEASIBLE for record in records)
 
 
 def test_the_ranker_draws_only_what_meets_size_and_flops() -> None:
@@ -179,6 +178,6 @@ def test_the_ranker_learns_the_forward_time() -> None:
     for number in range(24):
         record = judged(number, limits, asked, appraiser)
         asked.tell(record)
-        slow.append(record.outcome is Outcome.INFEASIBLE)
+        slow.append(record.result.outcome is Outcome.INFEASIBLE)
     assert sum(slow[:8]) >= 5
     assert sum(slow[8:]) <= 16 / 2

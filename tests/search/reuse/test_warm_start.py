@@ -13,8 +13,9 @@ from command_line import SMALL, Run, write_log
 from search.bundles.export import study_log
 from search.config import StudyConfig, read_study_config
 from search.execution.trainer import job_on
+from search.read_study import read_study
 from search.reuse.warm_start import OTHERWISE, OUTSIDE, read_reused
-from search.run_directory import STUDY_FILE, read_record, trial_folder
+from search.run_directory import STUDY_FILE, trial_folder
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
 from search.samplers.nsga2 import FIRST_GENERATION, POPULATION
@@ -24,13 +25,14 @@ from spaces.space import Candidate, Space, SpaceConfig
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
 from trials.job import Job, TrainingConfig
-from trials.record import StudyRecord, TrialRecord
+from trials.record import TrialRecord
+from trials.study_record import StudyRecord
 
 WORDS = ("baseline_trials=1", "training.epochs=2", "threads=1", "parallel=1")
 
 
 def kinds(trial: TrialRecord) -> set[str]:
-    return {module["kind"] for layer in trial.model["layers"] for module in layer["modules"]}
+    return {module["kind"] for layer in trial.job.model["layers"] for module in layer["modules"]}
 
 
 def narrowed(record: StudyRecord) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def log(study: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatc
 
 def reused(study: Path, log: PreparedLog, space: Space, **training: Any) -> Any:
     config = read_study_config(study / STUDY_FILE, [], warm_start=str(study), **training)
-    precision = read_record(study).trials[0].training["precision"]
+    precision = read_study(study).trials[0].job.training["precision"]
 
     def job_of(candidate: Candidate) -> Job:
         settings = config.training.to_dict() | candidate.training
@@ -67,12 +69,12 @@ def test_another_space_takes_what_it_holds(
     """The earlier front comes first, with its results and weights; the study goes on when the earlier is gone."""
     earlier, out, space = tmp_path / study.name, tmp_path / "out", tmp_path / "mine.yaml"
     shutil.copytree(study, earlier)
-    before = read_record(earlier)
+    before = read_study(earlier)
     data = narrowed(before)
     space.write_text(yaml.safe_dump(data))
     words = ("run", "--data", click_log, "--out", out, *WORDS, f"space={space}", f"warm_start={earlier}")
     said = dhen_search(*words, "trials=1").stdout
-    (told,) = read_record(out).earlier
+    (told,) = read_study(out).earlier
     inside = [trial for trial in before.candidates if kinds(trial) <= set(data["modules"])]
     assert (told.candidates, told.reused) == (len(before.candidates), len(inside))
     assert set(told.left) == {OUTSIDE}
@@ -80,14 +82,18 @@ def test_another_space_takes_what_it_holds(
     assert "outside this space (layer.block" in said
     shutil.rmtree(earlier)
     assert "Warm start: " in dhen_search(*words, "trials=3").stdout
-    after = read_record(out)
+    after = read_study(out)
     assert (after.earlier, len(after.candidates)) == ((told,), 3)
     first = after.candidates[0]
     assert before.best is not None
     best = before.trial(before.best)
-    assert (first.fingerprint, first.validation, first.attempts) == (best.fingerprint, best.validation, ())
-    assert first.reused_from_study is not None
-    assert first.reused_from_study.trial == best.number
+    assert (first.job.fingerprint, first.result.validation, first.attempts) == (
+        best.job.fingerprint,
+        best.result.validation,
+        (),
+    )
+    assert first.origin.reused_from_study is not None
+    assert first.origin.reused_from_study.trial == best.number
     assert (trial_folder(out, first.number) / WEIGHTS).exists() or first.number not in after.front
     assert "had been trained by earlier studies" in (out / "report.html").read_text()
 
@@ -96,7 +102,7 @@ def test_other_data_and_no_study_are_refused(dhen_search: Run, study: Path, tmp_
     other = write_log(tmp_path / "other.csv", 1000, seed=4)
     words = ("run", "--data", other, "--out", tmp_path / "out", *SMALL, "trials=1")
     said = dhen_search(*words, f"warm_start={study}", code=2).stderr
-    there, here = read_record(study).log.fingerprint, said.split("this log's ")[1][:16]
+    there, here = read_study(study).log.fingerprint, said.split("this log's ")[1][:16]
     assert f"its fingerprint is {there}, this log's {here}" in said
     assert there != here
     assert (
@@ -107,7 +113,7 @@ def test_other_data_and_no_study_are_refused(dhen_search: Run, study: Path, tmp_
 
 
 def test_the_rest_is_left_with_reasons(study: Path, log: PreparedLog) -> None:
-    count = len(read_record(study).candidates)
+    count = len(read_study(study).candidates)
     space = load_space("tiny")
     everything = reused(study, log, space)
     assert [record.number for record in everything.records] == list(range(-count, 0))
@@ -116,7 +122,7 @@ def test_the_rest_is_left_with_reasons(study: Path, log: PreparedLog) -> None:
     once = reused(study, log, space, training={"epochs": 1, "schedule": "constant", "evaluate_every": half})
     assert once.records == ()
     assert once.studies[0].left == {OTHERWISE: {"epochs 2, here 1": count}}
-    given = read_record(study).trials[-1].training  # a setting that is left out of plain data by default
+    given = read_study(study).trials[-1].job.training  # a setting that is left out of plain data by default
     part = reused(
         study,
         log,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from records import bare
 
 from dhen.schema import FeatureSchema, Table
 from search.samplers import SAMPLERS
@@ -12,7 +13,7 @@ from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import Appraiser
 from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import Outcome, TrialRecord
 
 TRIALS = {"nsga2": 50, "tpe": 30, "random": 15, "gp": 18, "ranker": 24}
 """More than two generations of NSGA-II, and than the random start of the others."""
@@ -24,16 +25,12 @@ def ended(number: int, point: Point, notes: dict[str, int]) -> TrialRecord:
     random = Random(repr(sorted(point.items())))
     outcome = random.choices((Outcome.COMPLETED, Outcome.DIVERGED, Outcome.FAILED), weights=(8, 1, 1))[0]
     ne = random.choice((float("nan"), *[random.uniform(0.7, 0.8)] * 9))
-    return TrialRecord(
-        number=number,
-        kind=TrialKind.CANDIDATE,
-        outcome=outcome,
-        fingerprint="",
-        point=point,
-        model={},
-        training={},
+    return bare(
+        number,
+        ne=ne,
         flops=10 ** random.uniform(4, 6),
-        validation=Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
+        outcome=outcome,
+        point=point,
         sampler_notes=notes,
     )
 
@@ -59,7 +56,7 @@ def test_a_resumed_study_proposes_what_an_undisturbed_one_would(sampler: str) ->
         record = ended(number, point, notes)
         undisturbed.tell(record)
         if number % 3 == 0:  # its driver died while it trained
-            running = record.replace(outcome=Outcome.INTERRUPTED, validation=None)
+            running = record.with_result(outcome=Outcome.INTERRUPTED, validation=None)
             resumed = proposals(space, sampler)
             resumed.remember(map(as_read, [*records, running]))
         resumed.tell(record)

@@ -8,6 +8,7 @@ import statistics
 
 import numpy as np
 import pytest
+from records import bare
 
 from dhen.schema import FeatureSchema, Table
 from search.samplers import SAMPLERS, check_sampler, make_sampler
@@ -20,7 +21,7 @@ from search.samplers.ranker.pairs import compare
 from search.samplers.static_cost import Appraisal, Appraiser
 from spaces.catalog_loader import load_space, random_point
 from spaces.space import Candidate, Point, Space, SpaceConfig
-from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import CurvePoint, Metrics, Outcome, TrialRecord
 
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))
 EFFORT = {"gp": (30, 1), "ranker": (30, 2)}
@@ -42,20 +43,7 @@ def made_up_ne(appraisal: Appraisal) -> float:
 
 
 def record_of(number: int, point: Point, ne: float, *, flops: float = 1e5, **more: object) -> TrialRecord:
-    given = {
-        "outcome": Outcome.COMPLETED,
-        "validation": Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
-    }
-    return TrialRecord(
-        number=number,
-        kind=TrialKind.CANDIDATE,
-        fingerprint="",
-        point=point,
-        model={},
-        training={},
-        flops=flops,
-        **(given | more),
-    )
+    return bare(number, ne=ne, flops=flops, point=point, **more)
 
 
 def found_by(sampler: str, trials: int, seed: int = 0) -> float:

@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 from command_line import Run
+from records import bare, changed
 
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
 from search.pareto import pareto_front
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import Appraiser
 from search.stopping import RULES, stopping_rule
 from search.stopping.forecast import forecast
 from search.stopping.rule import FEWEST, Stop, first_stop
 from spaces.catalog_loader import load_space
-from trials.record import CurvePoint, Metrics, Outcome, StudyRecord, TrialKind, TrialRecord
+from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 
 EVALUATIONS = 9
 STOPPING = [rule for name, rule in RULES.items() if name != "none"]
@@ -65,23 +67,13 @@ def metrics(ne: float) -> Metrics:
 
 
 def finished(number: int, *ne: float, flops: float = 1e5, **more: Any) -> TrialRecord:
-    given = {"kind": TrialKind.CANDIDATE, "outcome": Outcome.COMPLETED, "training": {}, "reused_from": None}
-    return TrialRecord(
-        number=number,
-        fingerprint=str(number),
-        point={},
-        model={},
-        flops=flops,
-        curve=curve(*ne),
-        validation=metrics(min(ne)),
-        **(given | more),
-    )
+    return bare(number, ne=min(ne), flops=flops, curve=curve(*ne), **more)
 
 
 def running(trial: TrialRecord, evaluations: int = EVALUATIONS - 1) -> TrialRecord:
     """As it was after so many evaluations."""
-    before = {"outcome": Outcome.RUNNING, "validation": None, "curve": trial.curve[:evaluations]}
-    return trial.replace(**before)
+    seen = trial.result.curve[:evaluations]
+    return trial.with_result(outcome=Outcome.RUNNING, validation=None, curve=seen)
 
 
 def made_up(number: int, rng: random.Random, noise: float) -> TrialRecord:
@@ -109,7 +101,7 @@ def test_the_bound_holds_as_often_as_it_says() -> None:
         for known in (8, 15, 39):
             for seen in (1, 3, 8):
                 expected = forecast(running(trials[known], seen), trials[:known])
-                final = trials[known].validation
+                final = trials[known].result.validation
                 assert final is not None
                 below += final.ne < expected.low
                 count += 1
@@ -120,17 +112,17 @@ def test_curves_on_a_clean_set_stop_the_dominated_and_no_other() -> None:
     rng = random.Random(1)
     trials = [made_up(number, rng, noise=0.0) for number in range(60)]
     ended = stopped_of("curve", trials)
-    stopped = [trial for trial in ended if trial.outcome is Outcome.STOPPED]
+    stopped = [trial for trial in ended if trial.result.outcome is Outcome.STOPPED]
     assert len(stopped) > 15
     assert [trial.number for trial in pareto_front(ended)] == [trial.number for trial in pareto_front(trials)]
     for trial in stopped:
-        assert trial.error is not None
-        assert f"stopped at {trial.curve[-1].examples:,} examples" in trial.error
-        assert trial.validation == trial.curve[-1].validation
-        assert trial.expected_ne is not None
-        whole = trials[trial.number].validation
+        assert trial.result.error is not None
+        assert f"stopped at {trial.result.curve[-1].examples:,} examples" in trial.result.error
+        assert trial.result.validation == trial.result.curve[-1].validation
+        assert trial.result.expected_ne is not None
+        whole = trials[trial.number].result.validation
         assert whole is not None
-        assert trial.expected_ne == pytest.approx(whole.ne, abs=0.05)
+        assert trial.result.expected_ne == pytest.approx(whole.ne, abs=0.05)
 
 
 def test_curves_are_not_stopped_where_none_with_no_more_flops_is_better() -> None:
@@ -140,7 +132,7 @@ def test_curves_are_not_stopped_where_none_with_no_more_flops_is_better() -> Non
     assert stop is not None
     assert stop.expected_ne == pytest.approx(0.8)
     assert "trial 0 has 0.70000 at 1 times its FLOPs" in stop.reason
-    assert RULES["curve"](running(hopeless.replace(flops=9e4), 1), known) is None
+    assert RULES["curve"](running(hopeless.with_job(flops=9e4), 1), known) is None
 
 
 def test_rungs_keep_the_best_third_of_like_flops() -> None:
@@ -153,7 +145,7 @@ def test_rungs_keep_the_best_third_of_like_flops() -> None:
     assert decided == {place: place >= 4 for place in range(12)}
     bad = finished(50, *[0.95] * 4)
     assert RULES["rungs"](running(bad, 2), known) is None  # no rung
-    cheaper = bad.replace(flops=9e4)
+    cheaper = bad.with_job(flops=9e4)
     assert RULES["rungs"](running(cheaper, 3), known) is None  # on the front so far
 
 
@@ -189,7 +181,7 @@ def test_one_that_ends_by_itself_is_let_be() -> None:
     patient, over = (
         running(finished(10, 0.9, 0.91, 0.92, 0.93, training={"patience": each}), 3) for each in (3, 2)
     )
-    assert first_stop(RULES["curve"], patient, 2, [k.replace(training={}) for k in known])
+    assert first_stop(RULES["curve"], patient, 2, [k.with_job(training={}) for k in known])
     assert first_stop(RULES["curve"], over, 2, known) is None
 
 
@@ -206,10 +198,14 @@ def test_a_resumed_sampler_knows_stopped_candidates_as_the_one_before() -> None:
     records = []
     for number in range(24):
         point, notes = live.ask(number, {})
-        changes = {"point": point, "sampler_notes": notes, "flops": 1e5 + number}
-        record = finished(number, 0.9, 0.8 + 0.001 * (number % 5)).replace(**changes)
+        record = changed(
+            finished(number, 0.9, 0.8 + 0.001 * (number % 5)),
+            point=point,
+            sampler_notes=notes,
+            flops=1e5 + number,
+        )
         if number % 3 == 0:
-            record = record.replace(outcome=Outcome.STOPPED, expected_ne=0.7 + 0.01 * number)
+            record = record.with_result(outcome=Outcome.STOPPED, expected_ne=0.7 + 0.01 * number)
         live.tell(record)
         records.append(TrialRecord.model_validate_json(record.model_dump_json()))
     assert fresh_proposals(records).ask(24, {}) == live.ask(24, {})
@@ -230,7 +226,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stopping_study(dhen_search: Run, log: Path, out: Path, space: Path, *words: str) -> StudyRecord:
     settings = (*WORDS, f"space={space}", "parallel=1", "stopping=curve")
     dhen_search("run", "--data", log, "--out", out, *settings, *words)
-    return read_record(out)
+    return read_study(out)
 
 
 @pytest.fixture(scope="module")
@@ -242,21 +238,21 @@ def stopped(dhen_search: Run, click_log: Path, space: Path, tmp_path_factory: py
 
 
 def of_outcome(record: StudyRecord, outcome: Outcome) -> list[TrialRecord]:
-    return [trial for trial in record.trials if trial.outcome is outcome]
+    return [trial for trial in record.trials if trial.result.outcome is outcome]
 
 
 def test_a_study_stops_what_cannot_reach_the_front(dhen_search: Run, stopped: Path) -> None:
-    record = read_record(stopped)
+    record = read_study(stopped)
     given_up = of_outcome(record, Outcome.STOPPED)
     assert len(record.candidates) == 30
     assert given_up
-    own = [trial for trial in given_up if trial.reused_from is None]
-    least = min(p.examples for t in of_outcome(record, Outcome.COMPLETED) for p in t.curve[-1:])
+    own = [trial for trial in given_up if trial.origin.reused_from is None]
+    least = min(p.examples for t in of_outcome(record, Outcome.COMPLETED) for p in t.result.curve[-1:])
     for trial in own:
         assert trial.kind is TrialKind.CANDIDATE
         assert trial.number not in record.front
         assert [attempt.outcome for attempt in trial.attempts] == [Outcome.STOPPED]
-        assert 0 < trial.curve[-1].examples < least
+        assert 0 < trial.result.curve[-1].examples < least
         assert not (stopped / "trials" / f"{trial.number:05d}" / "weights.safetensors").exists()
     said = dhen_search("status", stopped).stdout
     assert "stopped early" in said
@@ -270,35 +266,46 @@ def test_a_study_stops_what_cannot_reach_the_front(dhen_search: Run, stopped: Pa
 
 
 def test_a_twin_of_a_stopped_one_is_stopped_too(stopped: Path) -> None:
-    record = read_record(stopped)
-    twins = [trial for trial in of_outcome(record, Outcome.STOPPED) if trial.reused_from is not None]
+    record = read_study(stopped)
+    twins = [trial for trial in of_outcome(record, Outcome.STOPPED) if trial.origin.reused_from is not None]
     assert twins
     for twin in twins:
         first = record.trial(twin.owner)
-        assert first.outcome is Outcome.STOPPED
-        assert (twin.curve, twin.error, twin.expected_ne) == (first.curve, first.error, first.expected_ne)
+        assert first.result.outcome is Outcome.STOPPED
+        assert (twin.result.curve, twin.result.error, twin.result.expected_ne) == (
+            first.result.curve,
+            first.result.error,
+            first.result.expected_ne,
+        )
         assert twin.attempts == ()
 
 
 def test_a_resumed_study_decides_alike(
     dhen_search: Run, click_log: Path, space: Path, stopped: Path, tmp_path: Path
 ) -> None:
-    first = next(trial.number for trial in of_outcome(read_record(stopped), Outcome.STOPPED))
+    first = next(trial.number for trial in of_outcome(read_study(stopped), Outcome.STOPPED))
     out = tmp_path / "stopped"
     stopping_study(dhen_search, click_log, out, space, f"trials={first}")
-    assert of_outcome(read_record(out), Outcome.STOPPED)
+    assert of_outcome(read_study(out), Outcome.STOPPED)
     resumed = stopping_study(dhen_search, click_log, out, space, "trials=30")
-    assert [decided(trial) for trial in resumed.trials] == [decided(t) for t in read_record(stopped).trials]
+    assert [decided(trial) for trial in resumed.trials] == [decided(t) for t in read_study(stopped).trials]
 
 
 def decided(trial: TrialRecord) -> tuple[object, ...]:
-    return trial.point, trial.outcome, trial.error, trial.expected_ne, trial.reused_from, len(trial.curve)
+    return (
+        trial.point,
+        trial.result.outcome,
+        trial.result.error,
+        trial.result.expected_ne,
+        trial.origin.reused_from,
+        len(trial.result.curve),
+    )
 
 
 def test_side_by_side(dhen_search: Run, click_log: Path, space: Path, tmp_path: Path) -> None:
     words = ("trials=20", "parallel=2", "stopping=rungs")
     record = stopping_study(dhen_search, click_log, tmp_path / "study", space, *words)
     assert len(record.candidates) == 20
-    assert {trial.outcome for trial in record.trials} == {Outcome.COMPLETED, Outcome.STOPPED}
-    trained = [trial.fingerprint for trial in record.candidates if not trial.shared]
+    assert {trial.result.outcome for trial in record.trials} == {Outcome.COMPLETED, Outcome.STOPPED}
+    trained = [trial.job.fingerprint for trial in record.candidates if not trial.shared]
     assert len(trained) == len(set(trained))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import SMALL, Run, start, wait_for_trials
-from records import bare, judged, study
+from records import bare, changed, judged, study
 
 from dashboards.rows import trial_rows
 from dashboards.sentences.summary import progress, sentences
@@ -17,14 +17,15 @@ from dhen.errors import UserError
 from dhen.values import parse
 from search.bundles.export import study_log
 from search.config import StudyConfig
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.study.baseline import read_baseline
 from search.study.full_data import to_promote
 from search.study.settings import check_training_axes
-from search.study_state import Standing
+from search.study_state import StudyState
 from spaces.space import Space, SpaceConfig
 from trials.job import TrainingConfig
-from trials.record import CurvePoint, Outcome, StudyRecord, TrialKind, TrialRecord
+from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 
 PART = {"train_fraction": 0.25}
 
@@ -39,12 +40,13 @@ def searched() -> list[TrialRecord]:
 
 
 def promoted(number: int, of: TrialRecord, ne: float, outcome: Outcome = Outcome.COMPLETED) -> TrialRecord:
-    return of.replace(
-        number=number,
-        promoted_from=of.number,
-        training={},
-        outcome=outcome,
-        validation=of.validation.replace(ne=ne) if of.validation else None,
+    return (
+        of.replace(number=number)
+        .with_origin(promoted_from=of.number)
+        .with_job(training={})
+        .with_result(
+            outcome=outcome, validation=of.result.validation.replace(ne=ne) if of.result.validation else None
+        )
     )
 
 
@@ -60,9 +62,9 @@ def test_what_was_cut_short_ends_though_others_have_won_since() -> None:
     trials = searched()
     cut_short = promoted(3, trials[1], 0.85, Outcome.INTERRUPTED)
     better = bare(4, ne=0.6, flops=1e5, training=PART)
-    standing = Standing(study(), [*trials, cut_short, better])
-    assert [trial.number for trial in standing.searched.networks] == [4]
-    assert [trial.number for trial in to_promote(standing)] == [1, 4, 0]
+    state = StudyState(study(), [*trials, cut_short, better])
+    assert [trial.number for trial in state.searched.networks] == [4]
+    assert [trial.number for trial in to_promote(state)] == [1, 4, 0]
 
 
 def test_a_part_is_trained_as_the_whole_is() -> None:
@@ -76,21 +78,21 @@ def test_a_part_is_trained_as_the_whole_is() -> None:
 
 def test_the_verdict_turns_to_all_rows_when_all_selected_have_ended() -> None:
     trials = searched()
-    standing = Standing(judged([]), trials)
-    standing.note(promoted(3, trials[1], 0.6))
-    standing.note(promoted(4, trials[2], 0.65, Outcome.RUNNING))
-    standing.note(promoted(5, trials[0], 0.85))
-    assert _numbers(standing.verdict.winners) == [0, 1, 2] == _numbers(standing.searched.winners)
-    standing.note(promoted(4, trials[2], 0.65))
-    assert _numbers(standing.verdict.winners) == [5, 3]
-    assert _numbers(standing.candidates) == [1, 2]
-    record = standing.record()
+    state = StudyState(judged([]), trials)
+    state.note(promoted(3, trials[1], 0.6))
+    state.note(promoted(4, trials[2], 0.65, Outcome.RUNNING))
+    state.note(promoted(5, trials[0], 0.85))
+    assert _numbers(state.verdict.winners) == [0, 1, 2] == _numbers(state.searched.winners)
+    state.note(promoted(4, trials[2], 0.65))
+    assert _numbers(state.verdict.winners) == [5, 3]
+    assert _numbers(state.candidates) == [1, 2]
+    record = state.record()
     assert _numbers(record.candidates) == [1, 2]
     assert _numbers(record.field) == [3, 4]
     (said,) = [each for each in sentences(record) if "training rows" in each]
     assert "Kendall tau between both rankings is 0.33" in said
     assert "trial 1 of the search, whose own best was 2" in said
-    relative = {row.number: row.relative_percent for row in trial_rows(record)}
+    relative = {row.trial.number: row.relative_percent for row in trial_rows(record)}
     assert relative[2] == pytest.approx(100 * (0.7 / 0.9 - 1))
     assert relative[3] == pytest.approx(100 * (0.6 / 0.85 - 1))
 
@@ -108,10 +110,10 @@ def test_a_study_on_a_part_goes_on_and_ends_on_all_rows(
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    before = read_record(out)
+    before = read_study(out)
     assert not before.finished
     said = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words).stdout
-    after = read_record(out)
+    after = read_study(out)
     check(after, study_log(out).manifest.rows["train"])
     assert after.trials[:3] == before.trials[:3]  # and no look at test for those on a part
     assert "2 of 2 candidates" in progress(after)
@@ -121,19 +123,19 @@ def test_a_study_on_a_part_goes_on_and_ends_on_all_rows(
 
 def check(record: StudyRecord, rows: int) -> None:
     """The front and the baseline once more on all rows, and the verdict on these alone."""
-    part = [trial for trial in record.trials if trial.promoted_from is None]
-    assert {trial.training["train_fraction"] for trial in part} == {0.4}
+    part = [trial for trial in record.trials if trial.origin.promoted_from is None]
+    assert {trial.job.training["train_fraction"] for trial in part} == {0.4}
     assert _numbers(part) == [0, 1, 2]
     winners = {record.baseline, *record.front}
     assert winners <= set(_numbers(record.promoted))
-    assert {trial.number for trial in record.trials if trial.test} == winners
-    assert all("train_fraction" not in trial.training for trial in record.promoted)
+    assert {trial.number for trial in record.trials if trial.result.test} == winners
+    assert all("train_fraction" not in trial.job.training for trial in record.promoted)
     for trial in record.promoted:
-        assert trial.promoted_from is not None
-        source = record.trial(trial.promoted_from)
-        assert (trial.point, trial.model) == (source.point, source.model)
-        assert _a_pass(source.curve) == pytest.approx(round(0.4 * rows))
-        assert _a_pass(trial.curve) == pytest.approx(rows)
+        assert trial.origin.promoted_from is not None
+        source = record.trial(trial.origin.promoted_from)
+        assert (trial.point, trial.job.model) == (source.point, source.job.model)
+        assert _a_pass(source.result.curve) == pytest.approx(round(0.4 * rows))
+        assert _a_pass(trial.result.curve) == pytest.approx(rows)
 
 
 def _a_pass(curve: tuple[CurvePoint, ...]) -> float:
@@ -154,7 +156,7 @@ def test_parts_are_not_mixed(tmp_path: Path) -> None:
 def test_a_space_in_which_nothing_fits_is_said_to_be_one() -> None:
     made = study(2)
     unfit = {"outcome": Outcome.INFEASIBLE, "validation": None, "memory_excess": 0.5}
-    none = judged([*made.trials[:3], *(t.replace(**unfit) for t in made.trials[3:])])
+    none = judged([*made.trials[:3], *(changed(t, **unfit) for t in made.trials[3:])])
     cluster = {"name": "this", "hosts": 1, "gpus_a_host": 1, "hbm_bytes": 2**30, "verified": True}
     record = StudyRecord.model_validate(none.model_dump() | {"cluster": cluster})
     assert "none of 2 fits 1.0 GiB a rank" in sentences(record)[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run, start, wait_for_trials
 
-from search.run_directory import read_record
+from search.read_study import read_study
 from trials.record import Outcome
 
 ONE = ("parallel=1",)
@@ -70,20 +70,20 @@ def test_goes_on_from_where_it_was(
     while children_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert children_of(process.pid) == []
-    before = read_record(out)
+    before = read_study(out)
     assert not before.running
     assert ", not running" in dhen_search("status", out).stdout
-    assert {trial.outcome for trial in before.trials} <= {Outcome.COMPLETED, Outcome.INTERRUPTED}
-    finished = [trial for trial in before.trials if trial.outcome is Outcome.COMPLETED]
+    assert {trial.result.outcome for trial in before.trials} <= {Outcome.COMPLETED, Outcome.INTERRUPTED}
+    finished = [trial for trial in before.trials if trial.result.outcome is Outcome.COMPLETED]
     assert finished
     dhen_search("run", "--data", click_log, "--out", out, "trials=3", *SMALL, *at_once)
-    record = read_record(out)
+    record = read_study(out)
     assert len(record.candidates) == 3
     assert [trial.number for trial in record.trials] == list(range(4))
-    assert all(trial.outcome is Outcome.COMPLETED for trial in record.trials)
+    assert all(trial.result.outcome is Outcome.COMPLETED for trial in record.trials)
     for trial in finished:
-        assert record.trial(trial.number).replace(test=None) == trial
-    points = [[trial.point for trial in read_record(each).trials] for each in (out, undisturbed[at_once])]
+        assert record.trial(trial.number).with_result(test=None) == trial
+    points = [[trial.point for trial in read_study(each).trials] for each in (out, undisturbed[at_once])]
     assert points[0] == points[1]
 
 
@@ -105,4 +105,4 @@ def test_mlflow_is_rebuilt_from_the_ledger(dhen_search: Run, study: Path, click_
     with sqlite3.connect(study / "mlflow.db") as connection:
         runs = connection.execute("select count(*) from runs").fetchone()[0]
     connection.close()
-    assert runs == 1 + len(read_record(study).trials)
+    assert runs == 1 + len(read_study(study).trials)

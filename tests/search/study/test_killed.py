@@ -10,33 +10,35 @@ from random import Random
 import pytest
 import records
 
-from search.bundles.export import trained_job
 from search.config import read_study_config
 from search.dataset import open_log
-from search.execution.reduce_events import absorb, attempted
+from search.execution.jobs import trained_job
+from search.execution.reduce_events import reduce_event, with_attempt
+from search.execution.scoring import score_one
 from search.execution.trainer import Trainer
-from search.run_directory import read_record
+from search.read_study import read_study
 from trials.events import Failed
 from trials.processes.launcher import Launcher, Run
-from trials.processes.worker import Task
+from trials.processes.task import Task
 from trials.record import Outcome, TrialKind, TrialRecord
 
 KILLED = Failed(error="rank 1 was killed by signal 9 (SIGKILL)", killed=True)
-RUNNING = {"outcome": Outcome.RUNNING, "executed_technique": "dp", "attempts": ()}
 
 
 def after(record: TrialRecord, event: Failed) -> TrialRecord:
-    return attempted(absorb(record, event), event, 1.0, counted=False, planned_here=True)
+    return with_attempt(reduce_event(record, event), event, 1.0, counted=False, planned_here=True)
 
 
 def test_the_second_time_memory_is_blamed() -> None:
-    record = records.trial(3, Random(0), kind=TrialKind.CANDIDATE).replace(**RUNNING)
+    record = records.trial(3, Random(0), kind=TrialKind.CANDIDATE).with_result(
+        outcome=Outcome.RUNNING, technique="dp"
+    )
     once = after(record, KILLED)
-    assert (once.outcome, once.error) == (Outcome.INTERRUPTED, KILLED.error)
+    assert (once.result.outcome, once.result.error) == (Outcome.INTERRUPTED, KILLED.error)
     twice = after(once, KILLED)
     assert [attempt.outcome for attempt in twice.attempts] == [Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY]
-    assert after(record, Failed(error="full", out_of_memory=True)).outcome is Outcome.OUT_OF_MEMORY
-    assert after(record, Failed(error="wrong")).outcome is Outcome.FAILED
+    assert after(record, Failed(error="full", out_of_memory=True)).result.outcome is Outcome.OUT_OF_MEMORY
+    assert after(record, Failed(error="wrong")).result.outcome is Outcome.FAILED
 
 
 class KillsTheFirst(Launcher):
@@ -58,9 +60,9 @@ def test_a_killed_scoring_has_a_second_try(
     study: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DHEN_SEARCH_CACHE", environment["DHEN_SEARCH_CACHE"])  # the log is prepared there
-    record, log = read_record(study), open_log(read_study_config(study / "study.yaml", []))
+    record, log = read_study(study), open_log(read_study_config(study / "study.yaml", []))
     baseline, launcher = record.trial(record.baseline or 0), KillsTheFirst()
     shutil.copytree(study, tmp_path / "copy")
     trainer = Trainer(launcher, log, tmp_path / "copy", threads=1)
-    assert trainer.score(baseline, trained_job(baseline, log, record.seed), "test") == baseline.test
+    assert score_one(baseline, trained_job(baseline, log), "test", trainer) == baseline.result.test
     assert launcher.killed

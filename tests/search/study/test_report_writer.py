@@ -13,14 +13,13 @@ from rich.console import Console
 
 from search.study.report_writer import REPORT, Publisher
 from trials.mlflow.tracker import Tracker, database
-from trials.record import StudyRecord
+from trials.study_record import StudyRecord
 
 
 def driver(record: StudyRecord, changes: int) -> Any:
     """What a publisher sees of a study that goes on."""
     ended = [trial.number for trial in record.trials]
-    news = SimpleNamespace(changes=changes, ended=ended)
-    return SimpleNamespace(record=lambda: record, news=news, finished=False)
+    return SimpleNamespace(record=lambda: record, changes=changes, ended=ended, finished=False)
 
 
 def publisher(directory: Path) -> tuple[Publisher, io.StringIO]:

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 from command_line import SMALL, Run, start, wait_for_trials
+from records import bare
 
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
-from search.run_directory import read_record
+from search.read_study import read_study
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import Appraiser
 from search.study.retune import best_architectures, check_tunable
 from spaces.catalog_loader import load_space, random_point
 from spaces.space import Point, Space, SpaceConfig
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import TrialRecord
 
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",))
 DATA: dict[str, Any] = {
@@ -40,17 +41,8 @@ OF_MLP = "layer.mlp.dropout"
 
 
 def completed(number: int, point: Point, ne: float, **more: Any) -> TrialRecord:
-    return TrialRecord(
-        number=number,
-        kind=TrialKind.CANDIDATE,
-        outcome=Outcome.COMPLETED,
-        fingerprint=str(number),
-        point=point,
-        model=SPACE.decode(point).model.to_dict(),
-        training={},
-        validation=Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
-        **more,
-    )
+    model = SPACE.decode(point).model.to_dict()
+    return bare(number, ne=ne, point=point, model=model, **({"flops": 1.0} | more))
 
 
 def a_point(**changes: Any) -> Point:
@@ -156,16 +148,20 @@ def test_a_study_goes_on_in_its_tuning(
     process.communicate(timeout=60)
     assert process.returncode == 130
     done = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words)
-    record = read_record(out)
-    best = min(record.candidates[:2], key=lambda trial: trial.validation.ne if trial.validation else 1.0)
-    assert [trial.tuned_from for trial in record.candidates] == [None, None, best.number, best.number]
-    assert {str(trial.model) for trial in record.candidates[2:]} == {str(best.model)}
+    record = read_study(out)
+    best = min(
+        record.candidates[:2],
+        key=lambda trial: trial.result.validation.ne if trial.result.validation else 1.0,
+    )
+    assert [trial.origin.tuned_from for trial in record.candidates] == [None, None, best.number, best.number]
+    assert {str(trial.job.model) for trial in record.candidates[2:]} == {str(best.job.model)}
     assert [trial.point["training.table_decay"] for trial in record.candidates[:2]] == [0.0, 0.0]
     assert all(
-        trial.training["table_decay"] == trial.point["training.table_decay"] for trial in record.candidates
+        trial.job.training["table_decay"] == trial.point["training.table_decay"]
+        for trial in record.candidates
     )
-    assert any(trial.training["table_decay"] for trial in record.candidates[2:])
-    assert len({trial.training["learning_rate"] for trial in record.candidates}) == 4
+    assert any(trial.job.training["table_decay"] for trial in record.candidates[2:])
+    assert len({trial.job.training["learning_rate"] for trial in record.candidates}) == 4
     assert f"(tuned of trial {best.number})" in done.stdout
     assert "Training settings tuned again: trial" in done.stdout
     assert (record.finished, record.trials_budget) == (True, 4)

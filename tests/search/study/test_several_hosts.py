@@ -14,7 +14,7 @@ from faulty_ranks import all_gone
 
 from dhen.errors import UserError
 from search.config import read_study_config
-from search.run_directory import read_record
+from search.read_study import read_study
 from trials.record import Outcome
 
 FEW = ("ranks=2x1", "training.epochs=1")
@@ -58,8 +58,8 @@ def test_a_host_is_lost_and_joins_again(
     told, errors = joined.communicate(timeout=60)
     assert joined.returncode == 0, errors
     assert "the study has ended: all trials are done" in told
-    record = read_record(out)
-    assert [trial.outcome for trial in record.trials] == [Outcome.COMPLETED] * 2
+    record = read_study(out)
+    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 2
     first = record.trials[0].attempts[0]
     assert first.outcome is Outcome.INTERRUPTED
     assert "host 1 (" in str(first.error)

@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 from command_line import SMALL, Run, start, wait_for_trials
 
-from search.run_directory import read_record
-from trials.record import Outcome, StudyRecord, TrialRecord
+from search.read_study import read_study
+from trials.record import Outcome, TrialRecord
+from trials.study_record import StudyRecord
 
 TWO = ("parallel=2", "sampler=random", "baseline_trials=2")
 """Random proposals depend on nothing but their number, so they are the same in whatever order trials end."""
-CLOCKED = {"seconds", "train_seconds", "evaluate_seconds", "examples_per_second", "step_ms", "started_at"}
-CLOCKED |= {"peak_memory_bytes"}
-PLANNED = {"predicted_step_seconds", "memory_excess", "plan", "attempts"}
-"""For this machine: its measured speed, and its memory, which trials side by side share."""
+CLOCKED = {
+    "origin": {"started_at"},
+    "plan": {"step_seconds", "memory_excess", "summary"},
+    "result": {"seconds": True, "measured": True, "curve": {"__all__": {"seconds"}}},
+    "attempts": True,
+}
+"""What depends on this machine: its speed, and its memory, which trials side by side share."""
 ONE_NETWORK = """
 modules: {{dcn_v2: {{layers: 1}}}}
 slots: 1
@@ -43,15 +47,14 @@ def pair(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFac
 
 def without_clock(trial: TrialRecord) -> dict[str, Any]:
     """All that does not depend on how fast the machine is."""
-    facts = {key: value for key, value in trial.model_dump().items() if key not in CLOCKED | PLANNED}
-    return facts | {"curve": [point | {"seconds": 0.0} for point in facts["curve"]]}
+    return trial.model_dump(exclude=CLOCKED)
 
 
 def span(trial: TrialRecord) -> tuple[float, float]:
     """From when to when it ran."""
-    assert trial.started_at is not None
-    start = datetime.fromisoformat(trial.started_at).timestamp()
-    return start, start + (trial.seconds or 0.0)
+    assert trial.origin.started_at is not None
+    start = datetime.fromisoformat(trial.origin.started_at).timestamp()
+    return start, start + (trial.result.seconds or 0.0)
 
 
 def test_results_equal_those_of_training_alone(
@@ -60,7 +63,7 @@ def test_results_equal_those_of_training_alone(
     """To the bit: metrics, curves, test scores, and the weights taken away."""
     alone = tmp_path / "s"
     dhen_search("run", "--data", click_log, "--out", alone, "trials=4", *SMALL, *TWO, "parallel=1")
-    records = [read_record(out) for out in (pair, alone)]
+    records = [read_study(out) for out in (pair, alone)]
     trials = [[without_clock(trial) for trial in record.trials] for record in records]
     assert trials[0] == trials[1]
     assert records[0].front == records[1].front
@@ -69,10 +72,10 @@ def test_results_equal_those_of_training_alone(
 
 
 def test_two_do_run_at_once(pair: Path) -> None:
-    record = read_record(pair)
+    record = read_study(pair)
     (_, first_end), (second_start, _) = span(record.trial(0)), span(record.trial(1))
     assert second_start < first_end
-    assert record.elapsed_seconds < sum(trial.seconds or 0.0 for trial in record.trials)
+    assert record.elapsed_seconds < sum(trial.result.seconds or 0.0 for trial in record.trials)
 
 
 @pytest.mark.parametrize("rate", ["0.001", "1.0e+30"], ids=["sound", "diverging"])
@@ -83,14 +86,14 @@ def test_a_network_that_trains_is_waited_for(
     space, out = tmp_path / "space.yaml", tmp_path / "study"
     space.write_text(ONE_NETWORK.format(rate=rate))
     dhen_search("run", "--data", click_log, "--out", out, "trials=4", *SMALL, *TWO, f"space={space}")
-    candidates = read_record(out).candidates
+    candidates = read_study(out).candidates
     assert len(candidates) == 4
     if rate == "0.001":
-        assert {trial.outcome for trial in candidates} == {Outcome.COMPLETED}
-        assert [trial.reused_from for trial in candidates] == [None, *[candidates[0].number] * 3]
-        assert len({trial.validation for trial in candidates}) == 1
+        assert {trial.result.outcome for trial in candidates} == {Outcome.COMPLETED}
+        assert [trial.origin.reused_from for trial in candidates] == [None, *[candidates[0].number] * 3]
+        assert len({trial.result.validation for trial in candidates}) == 1
     else:
-        assert {trial.outcome for trial in candidates} == {Outcome.DIVERGED}
+        assert {trial.result.outcome for trial in candidates} == {Outcome.DIVERGED}
 
 
 def process_of(folder: Path) -> int | None:
@@ -117,16 +120,16 @@ def test_a_killed_trial_does_not_disturb_its_neighbour(
     os.kill(victim, signal.SIGKILL)
     process.communicate(timeout=120)
     assert process.returncode == 0
-    first, *others = read_record(out).trials
+    first, *others = read_study(out).trials
     killed, *again = first.attempts
     assert killed.outcome is Outcome.INTERRUPTED
     assert "signal 9" in (killed.error or "")
     assert [(attempt.outcome, attempt.strategy) for attempt in again] == [
         (Outcome.COMPLETED, killed.strategy)
     ]
-    assert first.outcome is Outcome.COMPLETED
+    assert first.result.outcome is Outcome.COMPLETED
     assert len(others) == 2
-    assert all(trial.outcome is Outcome.COMPLETED for trial in others)
+    assert all(trial.result.outcome is Outcome.COMPLETED for trial in others)
 
 
 def test_minutes_are_of_the_wall_clock(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
@@ -135,8 +138,8 @@ def test_minutes_are_of_the_wall_clock(dhen_search: Run, click_log: Path, tmp_pa
     space.write_text(ONE_NETWORK.format(rate="0.001"))
     words = ("trials=null", "minutes=60", *SMALL, *TWO, f"space={space}")
     dhen_search("run", "--data", click_log, "--out", out, *words)
-    record: StudyRecord = read_record(out)
+    record: StudyRecord = read_study(out)
     assert record.finished
-    assert sum(trial.reused_from is None for trial in record.candidates) == 1
+    assert sum(trial.origin.reused_from is None for trial in record.candidates) == 1
     dhen_search("run", "--data", click_log, "--out", out, *words)
-    assert len(read_record(out).candidates) == len(record.candidates)  # minutes that were left stay so
+    assert len(read_study(out).candidates) == len(record.candidates)  # minutes that were left stay so

@@ -12,7 +12,8 @@ from command_line import SMALL, Run, write_log
 from search.config import DemoConfig, StudyConfig
 from search.dataset import log_files
 from search.execution.trainer import CHECKPOINTS
-from search.run_directory import read_record, trial_folder
+from search.read_study import read_study
+from search.run_directory import trial_folder
 from trials.checkpoint.checkpointer import PREFIX, STANDS, Stand
 from trials.checkpoint.training_state import TrainingState
 from trials.record import Outcome, TrialKind
@@ -131,7 +132,7 @@ def test_bad_logs(dhen_search: Run, tmp_path: Path, text: str, says: str) -> Non
 def test_a_run_directory_of_another_study(
     dhen_search: Run, study: Path, click_log: Path, tmp_path: Path
 ) -> None:
-    before = read_record(study)
+    before = read_study(study)
     words = ("run", "--data", click_log, "--out", study, "trials=4", *SMALL)
     said = dhen_search(*words, "seed=5", code=2).stderr
     assert "another study (seed: 0 there, 5 now)" in said
@@ -141,7 +142,7 @@ def test_a_run_directory_of_another_study(
     (tmp_path / "full" / "file").write_text("mine")
     said = dhen_search("run", "--data", click_log, "--out", tmp_path / "full", *SMALL, code=2).stderr
     assert "holds no study" in said
-    assert read_record(study) == before
+    assert read_study(study) == before
 
 
 def test_a_mistake_leaves_the_directory_free(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
@@ -151,17 +152,17 @@ def test_a_mistake_leaves_the_directory_free(dhen_search: Run, click_log: Path, 
     for mistake in ("space=tyni", "sampler=tpee", "baseline=nothing"):
         dhen_search(*words, mistake, code=2)
     dhen_search(*words, "space=tiny")
-    assert read_record(out).finished
+    assert read_study(out).finished
 
 
 def test_a_log_that_changed_under_a_study(dhen_search: Run, tmp_path: Path) -> None:
     log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "study"
     words = ("run", "--data", log, "--out", out, "trials=1", *SMALL)
     dhen_search(*words)
-    before = read_record(out)
+    before = read_study(out)
     write_log(log, 1600, seed=2)
     assert "another log" in dhen_search(*words, code=2).stderr
-    assert read_record(out) == before
+    assert read_study(out) == before
 
 
 def test_something_named_demo_is_read_where_it_is_asked_for(
@@ -219,10 +220,12 @@ def test_a_loss_that_diverges_ends_the_candidate_alone(
     out = tmp_path / "study"
     words = ("trials=6", f"space={space}", "sampler=random", "baseline_trials=1", "training.epochs=1")
     dhen_search("run", "--data", click_log, "--out", out, *words)
-    candidates = [t for t in read_record(out).trials if t.kind is TrialKind.CANDIDATE]
-    outcomes = {t.point["training.learning_rate"]: t.outcome for t in candidates}
+    candidates = [t for t in read_study(out).trials if t.kind is TrialKind.CANDIDATE]
+    outcomes = {t.point["training.learning_rate"]: t.result.outcome for t in candidates}
     assert outcomes == {0.001: Outcome.COMPLETED, 1e30: Outcome.DIVERGED}
-    assert all("at step" in (t.error or "") for t in candidates if t.outcome is Outcome.DIVERGED)
+    assert all(
+        "at step" in (t.result.error or "") for t in candidates if t.result.outcome is Outcome.DIVERGED
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,14 +268,14 @@ def test_a_checkpoint_of_another_job(dhen_search: Run, study: Path, click_log: P
     """It ends the one candidate that it lies in the way of."""
     copy = tmp_path / study.name
     shutil.copytree(study, copy)
-    number = len(read_record(copy).trials)
+    number = len(read_study(copy).trials)
     checkpoint = trial_folder(copy, number) / CHECKPOINTS / f"{PREFIX}10"
     checkpoint.mkdir(parents=True)
     stand = Stand(job="another", ranks=1, training=TrainingState(next_evaluation=100))
     (checkpoint / STANDS).write_text(stand.model_dump_json())
     dhen_search("run", "--data", click_log, "--out", copy, "trials=6", *SMALL)
-    *before, failed, next_one = read_record(copy).trials
-    assert failed.outcome is Outcome.FAILED
-    assert "is a checkpoint of another job (another;" in (failed.error or "")
-    assert next_one.outcome is Outcome.COMPLETED
+    *before, failed, next_one = read_study(copy).trials
+    assert failed.result.outcome is Outcome.FAILED
+    assert "is a checkpoint of another job (another;" in (failed.result.error or "")
+    assert next_one.result.outcome is Outcome.COMPLETED
     assert [trial.number for trial in before] == list(range(number))

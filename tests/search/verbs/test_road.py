@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run, write_log
 
-from search.run_directory import read_record
-from trials.record import Outcome, StudyRecord, TrialKind
+from search.read_study import read_study
+from trials.record import Outcome, TrialKind
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger
+from trials.study_record import StudyRecord
 
 
 def record_of(study: Path) -> StudyRecord:
-    return read_record(study)
+    return read_study(study)
 
 
 def test_a_study_leaves_what_the_design_promises(study: Path) -> None:
@@ -28,15 +29,15 @@ def test_a_study_leaves_what_the_design_promises(study: Path) -> None:
     record = record_of(study)
     assert record.finished
     assert [trial.kind for trial in record.trials].count(TrialKind.CANDIDATE) == 4
-    assert all(trial.outcome is Outcome.COMPLETED for trial in record.trials)
+    assert all(trial.result.outcome is Outcome.COMPLETED for trial in record.trials)
     assert record.baseline == 0
     assert record.front
     for trial in record.trials:
         scored = trial.number == record.baseline or trial.number in record.front
-        assert (trial.test is not None) == scored
-        assert trial.flops
-        assert trial.peak_memory_bytes
-        assert len({point.examples for point in trial.curve}) == len(trial.curve)
+        assert (trial.result.test is not None) == scored
+        assert trial.job.flops
+        assert trial.result.measured.peak_memory_bytes
+        assert len({point.examples for point in trial.result.curve}) == len(trial.result.curve)
     ledger = Ledger(sqlite_url(study / "study.db"), record.name)
     assert ledger.test_looks() == 1 + len(record.front)
     ledger.close()
@@ -44,7 +45,9 @@ def test_a_study_leaves_what_the_design_promises(study: Path) -> None:
 
 def test_curves_are_taken_at_the_same_examples(study: Path) -> None:
     record = record_of(study)
-    points = [[point.examples for point in trial.curve] for trial in record.trials if trial.curve]
+    points = [
+        [point.examples for point in trial.result.curve] for trial in record.trials if trial.result.curve
+    ]
     longest = max(points, key=len)
     assert all(examples == longest[: len(examples)] for examples in points)
 
@@ -53,7 +56,7 @@ def test_only_what_may_be_exported_keeps_weights(study: Path) -> None:
     record = record_of(study)
     kept = {int(path.parent.name) for path in (study / "trials").glob("*/weights.safetensors")}
     owners = {
-        number if record.trial(number).reused_from is None else record.trial(number).reused_from
+        number if record.trial(number).origin.reused_from is None else record.trial(number).origin.reused_from
         for number in (*record.front, record.baseline or 0)
     }
     assert kept == owners
@@ -78,7 +81,9 @@ def test_more_trials_go_on_from_there(dhen_search: Run, click_log: Path, tmp_pat
     dhen_search("run", "--data", click_log, "--out", whole, "trials=3", "name=s", *SMALL)
     for trials in (1, 3):
         dhen_search("run", "--data", click_log, "--out", parts, f"trials={trials}", "name=s", *SMALL)
-    facts = [[(trial.point, trial.validation) for trial in record_of(out).trials] for out in (whole, parts)]
+    facts = [
+        [(trial.point, trial.result.validation) for trial in record_of(out).trials] for out in (whole, parts)
+    ]
     assert facts[0] == facts[1]
 
 

@@ -20,7 +20,7 @@ from dashboards.names import short_name
 from dhen.errors import UserError
 from search.verbs.ui import command
 from trials.mlflow.tracker import Tracker, database
-from trials.record import StudyRecord
+from trials.study_record import StudyRecord
 
 ROOT = Path(__file__).parents[3]
 SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"
@@ -86,8 +86,8 @@ def address(directory: Path) -> Iterator[str]:
 def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
     address: str, record: StudyRecord, tmp_path: Path
 ) -> None:
-    done = [trial for trial in record.trials if trial.validation]
-    by_ne = [trial.number for trial in sorted(done, key=lambda trial: trial.validation.ne)]
+    done = [trial for trial in record.trials if trial.result.validation]
+    by_ne = [trial.number for trial in sorted(done, key=lambda trial: trial.result.validation.ne)]
     best = record.trial(by_ne[0])
     with Chromium(tmp_path / "profile") as browser:
         browser.open(address.partition("#")[0] + "#/experiments")
@@ -108,8 +108,8 @@ def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
         browser.type(SEARCH, "^ne$")
         browser.wait_for(f"{PLOTS}.length === 1 && {PLOTS}[0].data[0].x.length > 1")
         curve = browser.evaluate(f"({{x: [...{PLOTS}[0].data[0].x], y: [...{PLOTS}[0].data[0].y]}})")
-        assert curve["x"] == [point.examples for point in best.curve]
-        assert curve["y"] == pytest.approx([point.validation.ne for point in best.curve])
+        assert curve["x"] == [point.examples for point in best.result.curve]
+        assert curve["y"] == pytest.approx([point.validation.ne for point in best.result.curve])
         browser.screenshot(tmp_path / "curve.png")
 
 

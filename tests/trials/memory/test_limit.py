@@ -16,7 +16,7 @@ from trials.events import Failed, Trained
 from trials.memory.counter import MemoryCounter, MemoryLimitError
 from trials.memory.limit import keep_on_host, limited_memory, needed_and_limit, on_host, out_of_memory
 from trials.processes.launcher import Launcher
-from trials.processes.worker import Task
+from trials.processes.task import Task
 
 CPU = torch.device("cpu")
 
@@ -38,11 +38,13 @@ def test_training_keeps_to_its_limit_or_says_what_is_lacking(task: Task, tmp_pat
     assert isinstance(free, Trained)
     assert isinstance(counted, Trained)
     assert counted.best == free.best  # counting changes no number
-    assert counted.peak_memory_bytes < 2**27 < free.peak_memory_bytes  # tensors alone; the whole process
-    peak = counted.peak_memory_bytes
+    assert (
+        counted.measured.peak_memory_bytes < 2**27 < free.measured.peak_memory_bytes
+    )  # tensors alone; the whole process
+    peak = counted.measured.peak_memory_bytes
     enough = train(task, tmp_path / "c", memory_limit_bytes=peak)
     assert isinstance(enough, Trained)
-    assert enough.peak_memory_bytes == peak
+    assert enough.measured.peak_memory_bytes == peak
     short = train(task, tmp_path / "d", memory_limit_bytes=peak - 1)
     assert isinstance(short, Failed)
     assert short.out_of_memory

@@ -7,25 +7,28 @@ from random import Random
 
 import pytest
 import yaml
-from records import judged, metrics, study, trial
+from records import changed, judged, metrics, study, trial
 
 from trials.mlflow.runs import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
-from trials.record import Attempt, Origin, Outcome, StudyRecord, TrialKind, TrialRecord, relative_ne_percent
+from trials.record import Attempt, Outcome, StudyTrial, TrialKind, TrialRecord
+from trials.study_record import StudyRecord, relative_ne_percent
 
 
 def alone(outcome: Outcome = Outcome.COMPLETED, **changes) -> TrialRecord:
-    return trial(1, Random(0), outcome=outcome).replace(**changes)
+    return changed(trial(1, Random(0), outcome=outcome), **changes)
 
 
 def test_metrics_stand_against_training_examples_seen() -> None:
     record = study()
     best = record.trial(record.best)
     series = trial_sheet(best, record).series
-    assert [(r.step, r.value) for r in series["ne"]] == [(p.examples, p.validation.ne) for p in best.curve]
+    assert [(r.step, r.value) for r in series["ne"]] == [
+        (p.examples, p.validation.ne) for p in best.result.curve
+    ]
     baseline = record.trial(record.baseline)
     expected = [
         relative_ne_percent(own.validation.ne, other.validation.ne)
-        for own, other in zip(best.curve, baseline.curve, strict=True)
+        for own, other in zip(best.result.curve, baseline.result.curve, strict=True)
     ]
     assert [r.value for r in series["ne_vs_baseline_percent"]] == pytest.approx(expected)
     assert {"log_loss", "auc", "calibration", "train_loss", "learning_rate"} <= set(series)
@@ -37,8 +40,7 @@ def test_a_trial_stands_beside_the_baseline_of_as_many_rows() -> None:
     baseline, best = part.trial(part.baseline), part.trial(part.best)
 
     def promoted(trial: TrialRecord, number: int, ne: float) -> TrialRecord:
-        changes = {"number": number, "promoted_from": trial.number, "validation": metrics(ne)}
-        return trial.replace(**changes)
+        return changed(trial, number=number, promoted_from=trial.number, validation=metrics(ne))
 
     on_all = (promoted(best, 1000, 0.70), promoted(baseline, 1001, 0.75))
     record = part.replace(trials=(*part.trials, *on_all), baseline=1001, best=1000)
@@ -66,7 +68,7 @@ def test_final_metrics_come_with_the_end_of_a_trial() -> None:
         "test_auc",
     }
     assert finals <= set(best)
-    assert best["best_ne"][0].value == record.trial(record.best).validation.ne
+    assert best["best_ne"][0].value == record.trial(record.best).result.validation.ne
     running = study(finished=False)
     assert not finals & set(trial_sheet(running.trials[-1], running).series)
 
@@ -130,7 +132,7 @@ def test_every_attempt_is_there() -> None:
 
 
 def test_a_result_of_another_study_says_so() -> None:
-    taken = alone(reused_from_study=Origin(study="a-1", directory="/runs/a", trial=7))
+    taken = alone(reused_from_study=StudyTrial(study="a-1", directory="/runs/a", trial=7))
     tags = trial_sheet(taken, judged([])).tags
     assert tags["reused_from_study"] == "/runs/a trial 7"
     assert tags["attempts"] == "0"
@@ -157,16 +159,18 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
 def test_files_hold_configuration_and_cost_whole() -> None:
     own = alone()
     files = trial_sheet(own, judged([])).artifacts
-    assert yaml.safe_load(files["config.yaml"]) == {"model": own.model, "training": own.training}
+    assert yaml.safe_load(files["config.yaml"]) == {"model": own.job.model, "training": own.job.training}
     rows = list(csv.DictReader(io.StringIO(files["cost.csv"])))
-    assert [(row["name"], float(row["flops"])) for row in rows] == [(row.name, row.flops) for row in own.cost]
+    assert [(row["name"], float(row["flops"])) for row in rows] == [
+        (row.name, row.flops) for row in own.job.cost
+    ]
 
 
 def test_a_later_sheet_only_adds_readings() -> None:
     record = study(finished=False)
     running = record.trials[-1]
-    ended = running.replace(outcome=Outcome.COMPLETED, validation=metrics(0.78), seconds=60.0)
-    early = trial_sheet(running.replace(curve=running.curve[:3]), record).series
+    ended = running.with_result(outcome=Outcome.COMPLETED, validation=metrics(0.78), seconds=60.0)
+    early = trial_sheet(running.with_result(curve=running.result.curve[:3]), record).series
     late = trial_sheet(ended, record).series
     assert all(late[key][: len(readings)] == readings for key, readings in early.items())
 
@@ -176,7 +180,7 @@ def test_the_study_has_its_best_after_each_candidate() -> None:
     sheet = study_sheet(record)
     values = [reading.value for reading in sheet.series["study_best_ne"]]
     assert values == sorted(values, reverse=True)
-    assert values[-1] == record.trial(record.best).validation.ne
+    assert values[-1] == record.trial(record.best).result.validation.ne
     assert sheet.series["study_best_ne"][-1].step == len(record.candidates)
     assert sheet.params["log.rows.train"] == "400000"
     assert sheet.tags["front"] == ", ".join(map(str, record.front))

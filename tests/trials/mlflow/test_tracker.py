@@ -15,7 +15,8 @@ from records import metrics, study
 
 from dhen.errors import UserError
 from trials.mlflow.tracker import LOGGED, REVISION, Tracker, artifacts, check_store, database, store_uri
-from trials.record import Outcome, StudyRecord
+from trials.record import Outcome
+from trials.study_record import StudyRecord
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,17 +76,19 @@ def test_runs_hold_what_the_record_says(finished: tuple[Path, StudyRecord]) -> N
     directory, record = finished
     for number, run in by_number(directory).items():
         trial = record.trial(number)
-        assert run.data.tags["outcome"] == trial.outcome.value
+        assert run.data.tags["outcome"] == trial.result.outcome.value
         assert run.data.tags["front"] == ("true" if number in record.front else "false")
-        assert run.data.tags["model"] == trial.model["family"]
-        assert run.data.metrics["flops"] == trial.flops
-        assert run.data.metrics.get("best_ne") == (trial.validation.ne if trial.validation else None)
+        assert run.data.tags["model"] == trial.job.model["family"]
+        assert run.data.metrics["flops"] == trial.job.flops
+        assert run.data.metrics.get("best_ne") == (
+            trial.result.validation.ne if trial.result.validation else None
+        )
         assert run.data.params["layer0.block1"] == trial.point["layer0.block1"]
     best = by_number(directory)[record.best]
     history = client(directory).get_metric_history(best.info.run_id, "ne")
-    expected = [(point.examples, point.validation.ne) for point in record.trial(record.best).curve]
+    expected = [(point.examples, point.validation.ne) for point in record.trial(record.best).result.curve]
     assert [(entry.step, entry.value) for entry in history] == expected
-    assert best.info.end_time - best.info.start_time == round(1000 * record.trial(record.best).seconds)
+    assert best.info.end_time - best.info.start_time == round(1000 * record.trial(record.best).result.seconds)
 
 
 def test_files_lie_beside_the_store(finished: tuple[Path, StudyRecord]) -> None:
@@ -117,8 +120,8 @@ def test_a_second_sync_and_a_restart_write_nothing(finished: tuple[Path, StudyRe
 
 def test_a_study_that_grows_ends_as_one_written_at_once(tmp_path: Path) -> None:
     record = study(4)
-    last = record.trials[-1].replace(outcome=Outcome.RUNNING, validation=None, seconds=None)
-    partial = last.replace(curve=last.curve[:4])
+    last = record.trials[-1].with_result(outcome=Outcome.RUNNING, validation=None, seconds=None)
+    partial = last.with_result(curve=last.result.curve[:4])
     steps = [
         record.replace(trials=(), finished=False),
         without(record, 2),
@@ -198,14 +201,14 @@ def test_a_new_verdict_changes_tags_alone(tmp_path: Path) -> None:
 
 def test_the_test_split_is_added_when_it_is_scored(tmp_path: Path) -> None:
     record = study(2)
-    unscored = tuple(trial.replace(test=None) for trial in record.trials)
+    unscored = tuple(trial.with_result(test=None) for trial in record.trials)
     tracker = Tracker.open(tmp_path)
     tracker.sync(record.replace(trials=unscored, finished=False))
     first = by_number(tmp_path)[record.best]
     tracker.sync(record)
     second = by_number(tmp_path)[record.best]
     assert "test_ne" not in first.data.metrics
-    assert second.data.metrics["test_ne"] == record.trial(record.best).test.ne
+    assert second.data.metrics["test_ne"] == record.trial(record.best).result.test.ne
     assert second.info.run_id == first.info.run_id
     assert parent(tmp_path).info.status == "FINISHED"
 
@@ -214,11 +217,11 @@ def test_hundreds_of_points_and_params_fit(tmp_path: Path) -> None:
     record = study(1)
     base = record.trials[-1]
     curve = tuple(
-        base.curve[0].replace(examples=100 * step, validation=metrics(0.8 - step * 1e-5))
+        base.result.curve[0].replace(examples=100 * step, validation=metrics(0.8 - step * 1e-5))
         for step in range(1, 301)
     )
     point = {f"axis{number}": number for number in range(230)}
-    big = base.replace(curve=curve, point=point, outcome=Outcome.COMPLETED)
+    big = base.replace(point=point).with_result(curve=curve, outcome=Outcome.COMPLETED)
     Tracker.open(tmp_path).sync(record.replace(trials=(*record.trials[:-1], big)))
     run = by_number(tmp_path)[big.number]
     assert len(client(tmp_path).get_metric_history(run.info.run_id, "train_loss")) == 300
@@ -233,7 +236,7 @@ def test_a_deleted_store_is_rebuilt_by_the_next_driver(tmp_path: Path) -> None:
     database(tmp_path).unlink()
     code = """
 from pathlib import Path
-from trials.record import StudyRecord
+from trials.study_record import StudyRecord
 from trials.mlflow.tracker import Tracker
 record = StudyRecord.model_validate_json(Path("record.json").read_text())
 Tracker.open(Path()).sync(record)

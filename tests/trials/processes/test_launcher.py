@@ -25,16 +25,14 @@ from trials.processes.launcher import (
     wait_for,
 )
 from trials.processes.rank_process import LocalRank
-from trials.record import Metrics
+from trials.record import Measured, Metrics
 
 QUALITY = Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
 TRAINED = Trained(
     best=QUALITY,
-    examples_per_second=1.0,
-    step_ms=1.0,
-    peak_memory_bytes=1,
-    train_seconds=1.0,
-    evaluate_seconds=0.0,
+    measured=Measured(
+        examples_per_second=1.0, step_ms=1.0, peak_memory_bytes=1, train_seconds=1.0, evaluate_seconds=0.0
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dhen.errors import UserError
-from trials.record import Attempt, Metrics, Outcome, PlanSummary, TrialKind, TrialRecord
+from trials.record import Attempt, JobSummary, Metrics, Outcome, PlanSummary, Result, TrialKind, TrialRecord
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
 from trials.storage.shared_ledger import SharedLedger
@@ -22,15 +22,14 @@ SETTING = Setting(directory="/runs/a", log="l", features={"numeric": []}, seed=3
 
 
 def record(number: int, outcome: Outcome = Outcome.COMPLETED, fingerprint: str = "f") -> TrialRecord:
+    job = JobSummary(fingerprint=fingerprint, seed=3, model={"family": "dhen"}, training={"epochs": 1})
+    quality = Metrics(ne=float("nan"), log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
     return TrialRecord(
         number=number,
         kind=TrialKind.CANDIDATE,
-        outcome=outcome,
-        fingerprint=fingerprint,
         point={"depth": 2},
-        model={"family": "dhen"},
-        training={"epochs": 1},
-        validation=Metrics(ne=float("nan"), log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
+        job=job,
+        result=Result(outcome=outcome, validation=quality),
     )
 
 
@@ -60,10 +59,11 @@ def trained(number: int, fingerprint: str = "f") -> TrialRecord:
         measured_step_seconds=0.1 + 0.2,
         seconds=1.5,
     )
-    return record(number, fingerprint=fingerprint).replace(
-        plan=plan,
-        attempts=(short, done),
-        validation=Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
+    return (
+        record(number, fingerprint=fingerprint)
+        .replace(attempts=(short, done))
+        .with_plan(summary=plan)
+        .with_result(validation=Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10))
     )
 
 
@@ -85,7 +85,7 @@ def test_trials_come_back_as_they_went(tmp_path: Path) -> None:
     ledger.save(record(1, Outcome.RUNNING))
     ledger.save(record(0, Outcome.DIVERGED))
     ledger.save(trained(1))
-    no_model = record(2, Outcome.INFEASIBLE, "").replace(model={}, training={})
+    no_model = record(2, Outcome.INFEASIBLE, "").replace(job=JobSummary())
     ledger.save(no_model)
     ledger.close()
     there = [record(0, Outcome.DIVERGED), trained(1), no_model]
@@ -151,7 +151,7 @@ def test_a_result_that_was_taken_over_is_not_passed_on(tmp_path: Path) -> None:
     shared["a"].publish(trained(0), tmp_path / "none")
     ((_, origin),) = shared["b"].finished("f")
     ledgers["b"].save(
-        trained(0).replace(attempts=(), reused_from_study=origin),
+        trained(0).replace(attempts=()).with_origin(reused_from_study=origin),
     )
     assert [origin.study for _, origin in shared["c"].finished("f")] == ["a"]
     assert rows(tmp_path / "all.db", "select count(*) from dhen_attempt") == [(2,)]

@@ -1,0 +1,152 @@
+"""What single stages of a study have to say, a sentence each: where it was started from, what serving refused,
+what its last stage has tuned, how the ranking on a part of the log held on all of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from dashboards.names import short_name
+from dashboards.rows import find
+from dashboards.units import byte_size, decimals, known, milliseconds, percent, si
+from trials.record import Outcome, TrialKind, TrialRecord
+from trials.study_record import EarlierStudy, StudyRecord, relative_ne_percent
+
+SHOWN = 3
+"""Reasons of a kind that are named: the most frequent ones."""
+
+
+def warm_starts(record: StudyRecord) -> list[str]:
+    """What was reused of each earlier study, and why the rest was not."""
+    return [_warm_start(each, record.seed) for each in record.earlier]
+
+
+def over_limits(record: StudyRecord) -> str | None:
+    """How many candidates are over them; where all are, the least that was seen of each thing."""
+    judged = [trial for trial in record.candidates if trial.plan.serving_excess is not None]
+    over = sum((trial.plan.serving_excess or 0.0) > 0 for trial in judged)
+    limits = f"limits of serving ({record.serving.request}: {record.serving.limits})"
+    if not over:
+        return None
+    if over < len(judged):
+        return f"{over} of {len(judged)} candidates are over the {limits} and were not trained."
+    return (
+        f"No candidate meets the {limits}: of {len(judged)} that were seen, {', '.join(_least(record, judged))}. "
+        "Raise the limits, or search a space with smaller models."
+    )
+
+
+def tuned(record: StudyRecord) -> str | None:
+    """Of each architecture its first NE and the lowest it was tuned to; None where none was tuned."""
+    by_first: dict[int, list[TrialRecord]] = {}
+    for trial in record.candidates:
+        if trial.origin.tuned_from is not None:
+            by_first.setdefault(trial.origin.tuned_from, []).append(trial)
+    said = (_gain(find(record, first), trials) for first, trials in by_first.items())
+    joined = "; ".join(each for each in said if each)
+    return f"Training settings tuned again: {joined}." if joined else None
+
+
+def promotion(record: StudyRecord) -> str | None:
+    """In a sentence; None where all trials were trained on all rows."""
+    searched = (trial for trial in record.trials if trial.origin.promoted_from is None)
+    fraction = next(
+        (f for trial in searched if (f := trial.job.training.get("train_fraction")) is not None), None
+    )
+    if fraction is None:
+        return None
+    rows = record.log.rows.get("train", 0)
+    part = f"The search trained on the last {round(fraction * rows):,} of {rows:,} training rows"
+    done = [trial for trial in record.promoted if trial.result.outcome is Outcome.COMPLETED]
+    if not record.promoted:
+        return f"{part}; when it is over, the front and the baseline are trained on all of them."
+    best = min((t for t in done if t.kind is TrialKind.CANDIDATE), key=_ne_or_nan, default=None)
+    if best is None or record.baseline not in {trial.number for trial in done}:
+        return f"{part}; of the front and the baseline {len(done)} have been trained on all of them so far."
+    own = sum(trial.kind is TrialKind.CANDIDATE for trial in done)
+    front = "the front's candidate and the" if own == 1 else f"the front's {own} candidates and the"
+    return (
+        f"{part}; {front} baseline were then trained on all of them, and what is said here is of these. "
+        f"{_tau(done, record)}{_first(best, done, record)}"
+    )
+
+
+def _warm_start(study: EarlierStudy, seed: int) -> str:
+    other = f" (seed {study.seed}, here {seed})" if study.seed != seed else ""
+    left = [f"{sum(reasons.values())} {kind} ({_most(reasons)})" for kind, reasons in study.left.items()]
+    about = f"Warm start: {study.reused} of {study.candidates} candidates of {study.directory}{other}"
+    return f"{about}; {', '.join(left)}." if left else f"{about}."
+
+
+def _most(reasons: dict[str, int]) -> str:
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    by_count = sorted(reasons.items(), key=lambda each: -each[1])
+    said = [f"{reason} x {count}" for reason, count in by_count[:SHOWN]]
+    more = len(by_count) - SHOWN
+    return "; ".join(said + ([f"and {more} other reasons"] if more > 0 else []))
+
+
+def _least(record: StudyRecord, judged: list[TrialRecord]) -> Iterator[str]:
+    """Of what has a limit; times only of those that met the others."""
+    times = [trial.plan.serving_ms for trial in judged if trial.plan.serving_ms is not None]
+    if times:
+        yield f"the fastest takes {milliseconds(min(times))}"
+    if record.serving.max_bytes is not None:
+        yield f"the smallest has {byte_size(min(trial.job.weights_bytes or 0 for trial in judged))} of weights"
+    if record.serving.max_flops is not None:
+        yield f"the cheapest needs {si(min(trial.job.flops or 0.0 for trial in judged))} FLOPs an example"
+
+
+def _gain(first: TrialRecord | None, trials: list[TrialRecord]) -> str | None:
+    done = [(ne, trial.number) for trial in trials if (ne := _ne(trial)) is not None]
+    before = _ne(first)
+    if first is None or before is None or not done:
+        return None
+    ne, number = min(done)
+    count = f"{len(trials)} trial" + "s" * (len(trials) > 1)
+    about = f"trial {first.number} ({short_name(first.job.model)})"
+    if ne >= before:
+        return f"{about} stays at NE {decimals(before, 5)} ({count}, none better)"
+    relative = percent(relative_ne_percent(ne, before))
+    return f"{about} from NE {decimals(before, 5)} to {decimals(ne, 5)} ({relative}, trial {number}; {count})"
+
+
+def _tau(done: list[TrialRecord], record: StudyRecord) -> str:
+    """Of the trials' NE on a part of the log and on all of it; nothing for fewer than two."""
+    from scipy.stats import kendalltau  # a second of imports that other studies need not wait for
+
+    part, whole = zip(
+        *[(_ne_or_nan(record.trial(_source(trial))), _ne_or_nan(trial)) for trial in done], strict=True
+    )
+    tau = float(kendalltau(part, whole).statistic)
+    if math.isnan(tau):
+        return ""
+    return f"Kendall tau between both rankings is {decimals(tau, 2)}. "
+
+
+def _first(best: TrialRecord, done: list[TrialRecord], record: StudyRecord) -> str:
+    """The best on all rows, and whether it was the best on a part of them."""
+    field = [record.trial(_source(trial)) for trial in done if trial.kind is TrialKind.CANDIDATE]
+    before = min(field, key=_ne_or_nan)
+    if before.number == best.origin.promoted_from:
+        return f"The best of them on all rows is the search's own best, trial {before.number}."
+    own = f"trial {best.origin.promoted_from} of the search, whose own best was {before.number}"
+    return f"The best of them on all rows is {own}."
+
+
+def _source(trial: TrialRecord) -> int:
+    assert trial.origin.promoted_from is not None
+    return trial.origin.promoted_from
+
+
+def _ne(trial: TrialRecord | None) -> float | None:
+    """NE on validation of a trial that completed, where it is known and finite."""
+    if trial is None or trial.result.outcome is not Outcome.COMPLETED or trial.result.validation is None:
+        return None
+    ne = trial.result.validation.ne
+    return ne if known(ne) else None
+
+
+def _ne_or_nan(trial: TrialRecord) -> float:
+    return trial.result.validation.ne if trial.result.validation else math.nan

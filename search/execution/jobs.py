@@ -1,0 +1,79 @@
+"""From models to jobs, and from jobs to the records of trials that are about to start."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from dhen.config import ModelConfig
+from dhen.cost import dense_parameters, embedding_parameters, headline_flops
+from dhen.model import model_cost, parse_model
+from dhen.values import parse
+from spaces.space import Candidate, Point
+from trials.cluster.machine import Precision
+from trials.data.cache import PreparedLog
+from trials.job import Job, TrainingConfig
+from trials.record import JobSummary, Origin, TrialKind, TrialRecord
+from trials.serving_limits import weights_bytes
+
+
+def job_on(
+    log: PreparedLog, model: ModelConfig, training: TrainingConfig, seed: int, precision: Precision
+) -> Job:
+    """The job of training a model on a log; `precision` is what `auto` means."""
+    return Job(
+        model=model,
+        features=log.features,
+        log=log.fingerprint,
+        training=training.resolved(log.manifest.rows["train"], precision),
+        seed=seed,
+    )
+
+
+def candidate_training(shared: TrainingConfig, candidate: Candidate) -> TrainingConfig:
+    """What all candidates share, with what the space decides for this one; the rest is left open."""
+    return parse(TrainingConfig, shared.to_dict() | candidate.training, "space")
+
+
+def on_all_rows(training: TrainingConfig, candidate: Candidate) -> TrainingConfig:
+    """A candidate's training on all rows of the log, with what is left open; `training` is what all share."""
+    return candidate_training(training, candidate).replace(train_fraction=1.0)
+
+
+def trained_job(trial: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) -> Job:
+    """The job that a finished trial has done, with its seed moved by `seed_shift`. For an average ask its
+    members."""
+    return Job(
+        model=parse_model(trial.job.model, "ledger"),
+        features=log.features,
+        log=log.fingerprint,
+        training=parse(TrainingConfig, trial.job.training, "ledger"),
+        seed=trial.job.seed + seed_shift,
+    )
+
+
+def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: Any) -> TrialRecord:
+    """A trial that is about to start, with all that is known before it is planned; `origin`: see `Origin`."""
+    cost = model_cost(job.model, job.features)
+    return TrialRecord(
+        number=number,
+        kind=kind,
+        point=point,
+        origin=Origin(started_at=now(), **origin),
+        job=JobSummary(
+            fingerprint=job.fingerprint,
+            seed=job.seed,
+            model=job.model.to_dict(),
+            training=job.training.to_dict(),
+            cost=cost,
+            flops=headline_flops(cost),
+            parameters=dense_parameters(cost),
+            embedding_parameters=embedding_parameters(cost),
+            weights_bytes=weights_bytes(cost),
+        ),
+    )
+
+
+def now() -> str:
+    """This moment as records have it: ISO 8601, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,84 @@
+"""The one scheduler: it fills free places with activities, watches them, and lets their work say what follows.
+
+Trials of a study, retrainings of winners, the paper's tables, scorings and single trainings are all work for it.
+It knows nothing of records, samplers or ledgers; `Work` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from search.execution.running import Activity, look
+from trials.processes.launcher import POLL_SECONDS
+
+A = TypeVar("A", bound=Activity)
+
+
+class Work(Protocol[A]):
+    """What a scheduler works off."""
+
+    def begin(self) -> Iterator[A | None]:
+        """Begins one activity per item, as late as there is a place for it.
+
+        None stands for something that was settled without processes: the scheduler looks at those that go on
+        before it asks for the next, so that what is begun next knows of all that has ended.
+        """
+
+    def has_room(self) -> bool:
+        """Whether anything more may begin, as far as this work can tell; free places are the scheduler's
+        matter."""
+
+    def heard(self, activity: A) -> bool:
+        """Takes in what an activity said; whether it has been ended by that (a training that is given up)."""
+
+    def ended(self, activity: A) -> Iterable[A]:
+        """Takes in the end of an activity; what begins in its place at once, such as its next attempt."""
+
+    def looked(self) -> None:
+        """Is called after every look at all activities, about ten times a second."""
+
+
+class Scheduler(Generic[A]):
+    """Runs activities side by side."""
+
+    def __init__(self, places: int, poll_seconds: float = POLL_SECONDS) -> None:
+        """`places`: how many activities go on at the same time, at most."""
+        self._places, self._poll_seconds = places, poll_seconds
+        self.running: list[A] = []
+        """Activities that go on; after an interruption those that it has ended."""
+
+    def run(self, work: Work[A]) -> None:
+        """Works off all of `work`. Whatever goes wrong meanwhile, Ctrl-C included, ends all processes first."""
+        self.running.clear()
+        upcoming = work.begin()
+        try:
+            while True:
+                began = self._fill(upcoming, work)
+                if not began and not self.running:
+                    return
+                self._look(work, 0.0 if began else self._poll_seconds)
+        except BaseException:
+            for activity in self.running:
+                activity.run.kill()
+            raise
+
+    def _fill(self, upcoming: Iterator[A | None], work: Work[A]) -> bool:
+        """Begins one activity at most, and not several at once: see `Work.begin`."""
+        if len(self.running) >= self._places or not work.has_room():
+            return False
+        try:
+            activity = next(upcoming)
+        except StopIteration:
+            return False
+        if activity is not None:
+            self.running.append(activity)
+        return True
+
+    def _look(self, work: Work[A], seconds: float) -> None:
+        for activity in look(list(self.running), seconds):
+            # `heard` comes first: what a rule gives up at an earlier evaluation is given up, though it has ended
+            if work.heard(activity) or activity.run.ended:
+                self.running.remove(activity)
+                self.running += work.ended(activity)
+        work.looked()

@@ -1,0 +1,144 @@
+"""A list of trainings, such as a table's: each job once, several side by side, what is finished kept in a folder.
+
+A finished training is `trainings/FINGERPRINT.json`, its record; one that was cut short left its checkpoint beside.
+Tables with one folder share what they have in common.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from dhen.atomic_write import write_atomically
+from dhen.errors import UserError
+from search.execution.jobs import new_record
+from search.execution.running import Training
+from search.execution.scheduler import Scheduler
+from search.execution.trainer import Trainer
+from trials.cluster.machine import Precision, preferred_precision
+from trials.job import Job
+from trials.record import TrialKind, TrialRecord
+
+TRAININGS, PRECISION_FILE = "trainings", "precision.json"
+
+
+class Watcher(Protocol):
+    """Hears how the trainings go."""
+
+    def ended(self, record: TrialRecord) -> None:
+        """Is told of each training that is over."""
+
+    def progress(self, examples: int) -> None:
+        """Is told how many of the examples that had to be trained are done."""
+
+
+def measured_precision(directory: Path) -> Precision:
+    """What `precision=auto` means in this folder: measured once, for a second measurement may differ."""
+    path = directory / PRECISION_FILE
+    if not path.exists():
+        write_atomically(path, json.dumps(preferred_precision()))
+    precision: Precision = json.loads(path.read_text())
+    return precision
+
+
+class TrainingList:
+    """The trainings in one folder, on one log."""
+
+    def __init__(self, trainer: Trainer, directory: Path, *, side_by_side: int) -> None:
+        """`trainer` works below `directory`."""
+        self._trainer, self._folder = trainer, directory / TRAININGS
+        self._scheduler = Scheduler[Training](side_by_side)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def finished(self, jobs: Iterable[Job]) -> dict[str, TrialRecord]:
+        """Records of those of the jobs that are done, by fingerprint.
+
+        Raises:
+            UserError: naming a file that is damaged.
+        """
+        paths = {job.fingerprint: self._path(job.fingerprint) for job in jobs}
+        return {name: _read(path) for name, path in paths.items() if path.exists()}
+
+    def run(self, jobs: Sequence[Job], watcher: Watcher) -> None:
+        """Trains those that are not done; Ctrl-C ends the processes and goes on up.
+
+        Raises:
+            UserError: where one ends without a result, saying how.
+        """
+        unique = {job.fingerprint: job for job in jobs}
+        done = self.finished(unique.values())
+        for name in done:  # of one that ended as Ctrl-C came, before its folder was removed
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+        waiting = [job for name, job in unique.items() if name not in done]
+        self._scheduler.run(_ListWork(waiting, self, watcher, self._scheduler))
+
+    def start(self, record: TrialRecord, job: Job) -> Training:
+        """Begins an attempt of a job, in a folder of its own."""
+        return self._trainer.below(f"{TRAININGS}/{job.fingerprint}").start(record, job)
+
+    def start_again(self, training: Training) -> Training | None:
+        """Begins the next attempt of a training that was killed from outside, or None."""
+        again = self._trainer.execution.next_attempt(training.record, training.job, "least")
+        return None if again is None else self.start(again, training.job)
+
+    def keep(self, record: TrialRecord) -> None:
+        """Keeps a result; not its weights and its log, unless it has none.
+
+        Raises:
+            UserError: where the training ended without a result that stands.
+        """
+        result, name = record.result, record.job.fingerprint
+        if not result.outcome.is_final:
+            raise UserError(
+                f"a training ended as {result.outcome}: {result.error} "
+                "What is finished is safe; the same command goes on."
+            )
+        write_atomically(self._path(name), record.model_dump_json(indent=1))
+        shutil.rmtree(self._folder / name)
+
+    def _path(self, fingerprint: str) -> Path:
+        return self._folder / f"{fingerprint}.json"
+
+
+class _ListWork:
+    """See `search.execution.scheduler.Work`."""
+
+    def __init__(
+        self, jobs: Sequence[Job], trainings: TrainingList, watcher: Watcher, scheduler: Scheduler[Training]
+    ) -> None:
+        self._jobs, self._trainings, self._watcher = jobs, trainings, watcher
+        self._scheduler, self._examples = scheduler, 0
+
+    def begin(self) -> Iterator[Training]:
+        for job in self._jobs:
+            yield self._trainings.start(new_record(0, TrialKind.CANDIDATE, {}, job), job)
+
+    def has_room(self) -> bool:
+        return True
+
+    def heard(self, activity: Training) -> bool:
+        return False
+
+    def ended(self, activity: Training) -> Iterable[Training]:
+        again = self._trainings.start_again(activity)
+        if again is not None:
+            return [again]
+        self._examples += activity.examples
+        self._watcher.ended(activity.record)
+        self._trainings.keep(activity.record)
+        return []
+
+    def looked(self) -> None:
+        self._watcher.progress(self._examples + sum(each.examples for each in self._scheduler.running))
+
+
+def _read(path: Path) -> TrialRecord:
+    try:
+        return TrialRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError:
+        raise UserError(f"{path} is damaged; remove it, and its training is done again.") from None

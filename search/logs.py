@@ -1,0 +1,48 @@
+"""Logging of the driver: into `driver.log` of the folder that it works in, and with `-v` on stderr too.
+
+Users see sentences on the terminal; this is for engineers: what was decided, when, of which trial. Modules log by
+their own names (`logging.getLogger(__name__)`); the ranks' logs are files of their own in the trials' folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOMS = ("dhen", "spaces", "trials", "dashboards", "search")
+FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+def show_logs(verbosity: int) -> None:
+    """Shows what modules log on stderr: nothing at 0, what they did at 1 (`-v`), details at 2 (`-vv`)."""
+    handler: logging.Handler = logging.NullHandler()
+    if verbosity:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
+        handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
+    for name in ROOMS:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
+        # one command after another in one process, as tests run them, must not show lines twice
+        logger.handlers = [each for each in logger.handlers if isinstance(each, logging.FileHandler)]
+        logger.addHandler(handler)
+
+
+@contextlib.contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """Inside, what modules log is appended to a file; a session that resumes another goes on in the same one."""
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
+    loggers = [logging.getLogger(name) for name in ROOMS]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,97 @@
+"""Reads a study from its run directory: from its ledger, and what running trials have reached from their
+events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dhen.errors import UserError
+from dhen.values import load_yaml
+from search.execution.reduce_events import cut_short, reduce_event
+from search.run_directory import STUDY_DB, STUDY_FILE, database_url, is_driven, study_name, trial_folder
+from search.study_state import StudyState
+from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
+from trials.record import Outcome, TrialRecord
+from trials.storage.ledger import Ledger
+from trials.study_record import StudyRecord
+
+HEAD = "record"
+"""Key of the ledger's facts that holds the study's record without its trials."""
+
+
+def read_study(directory: Path) -> StudyRecord:
+    """The study as it stands, whether a driver is at work on it or not.
+
+    Raises:
+        UserError: where the directory holds no study, or one that has not trained anything yet.
+    """
+    if not (directory / STUDY_FILE).exists():
+        raise UserError(f"{directory}: no study here; `dhen-search run --out {directory}` starts one.")
+    running = is_driven(directory)
+    ledger = _open_ledger(directory)
+    head = (ledger.facts() or {}).get(HEAD)
+    trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials()]
+    retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
+    comparisons = ledger.comparisons()
+    ledger.close()
+    if head is None or not trials:
+        raise _not_begun(directory)
+    record = StudyRecord.model_validate(head).replace(
+        directory=str(directory), running=running, comparisons=comparisons
+    )
+    return StudyState(record, trials, retrainings).record()
+
+
+def read_finished_study(directory: Path) -> StudyRecord:
+    """The study in a run directory, whose selection is frozen.
+
+    Raises:
+        UserError: where there is none, or it is not finished.
+    """
+    record = read_study(directory)
+    if not record.finished:
+        raise UserError(
+            f"{directory}: the study is not finished, and winners are compared when selection is frozen; "
+            f"`dhen-search run --out {directory}` goes on, trials= and minutes= say how far."
+        )
+    return record
+
+
+def read_progress(record: StudyRecord) -> dict[int, Progress]:
+    """What the running trials of a study that was read last said of their training, by trial."""
+    running = (trial.number for trial in record.trials if trial.result.outcome is Outcome.RUNNING)
+    told = {number: _events(Path(record.directory), number) for number in running}
+    progress = {number: [e for e in events if isinstance(e, Progress)] for number, events in told.items()}
+    return {number: events[-1] for number, events in progress.items() if events}
+
+
+def _open_ledger(directory: Path) -> Ledger:
+    """Opens the ledger for reading alone: nothing is created."""
+    config = load_yaml(directory / STUDY_FILE)
+    if not isinstance(config, dict):
+        raise UserError(f"{directory / STUDY_FILE} is damaged: expected a mapping of keys to values.")
+    if config.get("storage") is None and not (directory / STUDY_DB).exists():
+        raise _not_begun(directory)
+    url = database_url(directory, config.get("storage"))
+    return Ledger(url, study_name(directory, config.get("name")), create=False)
+
+
+def _not_begun(directory: Path) -> UserError:
+    return UserError(f"{directory}: the study has not started a trial yet; run its command again.")
+
+
+def _as_it_is(directory: Path, trial: TrialRecord, *, running: bool) -> TrialRecord:
+    """The ledger has a running trial as it began: here it is with the curve so far, or cut short with its
+    driver."""
+    if trial.result.outcome is not Outcome.RUNNING:
+        return trial
+    if not running:
+        return cut_short(trial)
+    for event in _events(directory, trial.number):
+        if isinstance(event, Evaluated):
+            trial = reduce_event(trial, event)
+    return trial
+
+
+def _events(directory: Path, number: int) -> list[Event]:
+    return EventReader(trial_folder(directory, number) / EVENTS)()

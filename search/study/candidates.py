@@ -1,0 +1,118 @@
+"""The trials that a study trains, as they come up: the baseline's own, the sampler's proposals, the last
+stage's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dhen.errors import UserError
+from search.config import StudyConfig
+from search.execution.jobs import candidate_training, new_record, now
+from search.planning.admission import Admission, Upcoming
+from search.reuse.warm_start import WarmStart
+from search.samplers.ask_tell import Proposals
+from search.study.baseline import Baseline
+from search.study.budget import Budget
+from search.study.retune import best_architectures, least_tuned, untuned
+from search.study_state import StudyState
+from spaces.space import Candidate, Point, Space
+from trials.job import Job, TrainingConfig
+from trials.record import Origin, Outcome, TrialKind, TrialRecord
+
+JobOf = Callable[[Any, TrainingConfig, int], Job]
+"""Makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
+
+
+class CandidateJobs:
+    """Makes jobs of a space's candidates."""
+
+    def __init__(self, config: StudyConfig, job_of: JobOf) -> None:
+        self._config, self._job_of = config, job_of
+
+    def __call__(self, candidate: Candidate) -> Job:
+        """The job of training a candidate as this study trains candidates."""
+        training = candidate_training(self._config.training, candidate)
+        return self._job_of(candidate.model, training, self._config.seed)
+
+
+class CandidateSource:
+    """Makes up trials one by one, each as late as there is a place for it, so that it knows of all that has
+    ended."""
+
+    def __init__(
+        self,
+        *,
+        config: StudyConfig,
+        space: Space,
+        baseline: Baseline,
+        state: StudyState,
+        budget: Budget,
+        proposals: Proposals,
+        admission: Admission,
+        job_of: JobOf,
+        warm_start: WarmStart,
+    ) -> None:
+        self._config, self._space, self._baseline = config, space, baseline
+        self._state, self._budget, self._proposals = state, budget, proposals
+        self._admission, self._job_of, self._warm_start = admission, job_of, warm_start
+        self._candidate_job = CandidateJobs(config, job_of)
+
+    def check_baseline(self) -> None:
+        """Checks that the cluster's ranks can share the baseline's batch, before anything trains.
+
+        Raises:
+            UserError: for a batch smaller than the number of ranks.
+        """
+        self._admission.plan(self._baseline_job(0)[1])
+
+    def baseline_trials(self) -> Iterator[Upcoming]:
+        """The baseline as given and tuned, as far as its trials have not ended."""
+        for index in range(self._config.baseline_trials):
+            known = self._state.trials.get(index)
+            if known is None or known.result.outcome.unfinished:
+                point, job = self._baseline_job(index)
+                yield self._admission.admit(new_record(index, TrialKind.BASELINE, point, job), job, known)
+
+    def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[Upcoming]:
+        """Candidates that were cut short, then new proposals until the budget is spent.
+
+        `fruitless`: how many trials in a row needed no training, as of now.
+        """
+        baseline = self._state.require_baseline()
+        for record in self._state.candidates:
+            if record.result.outcome.unfinished:
+                yield self._admitted(record.number, record.point, record.origin)
+        while not self._budget.search_is_over(fruitless()):
+            number, candidates = len(self._state.trials), self._state.candidates
+            start = self._space.start_point(len(untuned(candidates)), baseline.job.training)
+            start = start or self._warm_start.start_point({trial.job.fingerprint for trial in candidates})
+            point, notes = self._proposals.ask(number, start, self._space.left_for_tuning)
+            yield self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes))
+
+    def tuning_trials(self) -> Iterator[Upcoming]:
+        """The best architectures with other training settings, once every candidate of the search has ended."""
+        best = best_architectures(self._state.candidates, self._space, self._config.tune_best)
+        while best and not self._budget.tuning_is_over():
+            number, architecture = len(self._state.trials), least_tuned(best, self._state.candidates)
+            point, notes = self._proposals.ask(number, {}, architecture.fixed)
+            origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
+            yield self._admitted(number, point, origin)
+
+    def _baseline_job(self, index: int) -> tuple[Point, Job]:
+        point, model, training = self._baseline.variant(index, self._config.seed)
+        return point, self._job_of(model, training, self._config.seed)
+
+    def _admitted(self, number: int, point: Point, origin: Origin) -> Upcoming:
+        """A candidate with its plan; a point that gives no model has ended as infeasible."""
+        began = time.monotonic()
+        try:
+            job = self._candidate_job(self._space.decode(point))
+        except UserError as error:
+            record = TrialRecord(number=number, kind=TrialKind.CANDIDATE, point=point, origin=origin)
+            seconds = time.monotonic() - began
+            return record.with_result(outcome=Outcome.INFEASIBLE, error=str(error), seconds=seconds), None
+        record = new_record(number, TrialKind.CANDIDATE, point, job)
+        record = record.with_origin(sampler_notes=origin.sampler_notes, tuned_from=origin.tuned_from)
+        return self._admission.admit(record, job, self._state.trials.get(number))

@@ -1,0 +1,36 @@
+"""What decides while a study searches: the sampler, which learns from candidates, and the stopping rule."""
+
+from __future__ import annotations
+
+from search.samplers.ask_tell import Proposals
+from search.stopping.rule import Rule, first_stop
+from search.study_state import StudyState
+from trials.record import TrialKind, TrialRecord
+
+
+class Decisions:
+    """The sampler and the stopping rule of one study; candidates alone are their matter."""
+
+    def __init__(self, proposals: Proposals, rule: Rule, state: StudyState) -> None:
+        self._proposals, self._rule, self._state = proposals, rule, state
+
+    def stopped(self, record: TrialRecord, before: TrialRecord) -> TrialRecord | None:
+        """How a training trial ends where the stopping rule gives it up at an evaluation that is new; else None.
+
+        `before` is the trial as it was at the last look.
+        """
+        if record.kind is not TrialKind.CANDIDATE:
+            return None
+        so_far = before.with_result(curve=record.result.curve, technique=record.result.technique)
+        trials = [trial for trial in self._state.trials.values() if trial.origin.promoted_from is None]
+        return first_stop(self._rule, so_far, len(before.result.curve), trials)
+
+    def note(self, record: TrialRecord) -> None:
+        """The sampler may look at what a candidate that still trains has shown so far."""
+        if record.kind is TrialKind.CANDIDATE:
+            self._proposals.note(record)
+
+    def tell(self, record: TrialRecord) -> None:
+        """The sampler learns how a candidate ended."""
+        if record.kind is TrialKind.CANDIDATE:
+            self._proposals.tell(record)

@@ -1,0 +1,202 @@
+"""Opens a study in a run directory: its settings are checked, its database is read, its driver is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from dashboards.sentences.stages import warm_starts
+from dhen.errors import UserError
+from search.analysis.losses import blocks_of
+from search.config import StudyConfig
+from search.execution.parallelism import study_parallelism
+from search.execution.reduce_events import cut_short
+from search.execution.retraining import SPLIT
+from search.execution.trainer import Trainer
+from search.planning.admission import Admission
+from search.planning.attempts import execution
+from search.planning.space_fits import check_some_fit
+from search.reuse.kept_weights import KeptWeights
+from search.reuse.result_source import ResultSource
+from search.reuse.shared_results import SharedResults
+from search.reuse.warm_start import Reused, WarmStart, read_reused
+from search.run_directory import database_url, study_name
+from search.samplers.ask_tell import Proposals
+from search.samplers.static_cost import Appraiser
+from search.stopping import stopping_rule
+from search.study.baseline import read_baseline
+from search.study.budget import Budget
+from search.study.candidates import CandidateJobs, CandidateSource
+from search.study.decisions import Decisions
+from search.study.driver import Study
+from search.study.finalize import Finals
+from search.study.full_data import promotions
+from search.study.retune import check_tunable
+from search.study.settings import StudySettings, check_training_axes
+from search.study.trial_runner import TrialRunner
+from search.study_state import StudyState, Watcher
+from spaces.catalog_loader import load_space
+from spaces.space import Candidate, Space
+from trials.data.cache import PreparedLog
+from trials.processes.launcher import AnyLauncher
+from trials.storage.ledger import Ledger
+
+
+def open_study(
+    config: StudyConfig,
+    directory: Path,
+    log: PreparedLog,
+    launcher: AnyLauncher,
+    watchers: Sequence[Watcher] = (),
+) -> Study:
+    """The driver of a study, new or resumed.
+
+    Args:
+        config: what the study is.
+        directory: where it lives; nobody else drives it.
+        log: that it searches on.
+        launcher: starts processes.
+        watchers: follow its state.
+
+    Raises:
+        UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach, one that
+            holds another study of this name, or a memory in which nothing fits.
+    """
+    space, baseline = load_space(config.space, log.features), read_baseline(config, log.features)
+    _check(config, space, log)
+    rule, shares = stopping_rule(config.stopping), study_parallelism(config)
+    ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
+    settings = StudySettings(
+        ledger,
+        config,
+        directory,
+        log,
+        space,
+        side_by_side=shares.side_by_side,
+        threads=shares.threads,
+    )
+    trials = [cut_short(trial) for trial in ledger.trials()]
+    executed = execution(config, settings.cluster)
+    trainer = Trainer(
+        launcher, log, directory, threads=shares.threads, precision=settings.precision, execution=executed
+    )
+    admission = Admission(
+        cluster=settings.cluster,
+        prefer=config.prefer,
+        execution=executed,
+        serving=config.serving,
+        measure_ms=trainer.forward_ms,
+        trials=trials,
+    )
+    candidate_job = CandidateJobs(config, trainer.job)
+    warm_start = _warm_start(config, log, space, settings, candidate_job, admission)
+    head = settings.head.replace(comparisons=ledger.comparisons())
+    retrainings = [cut_short(trial) for trial in ledger.retrainings()]
+    state = StudyState(head, trials, retrainings, averages=config.averages > 0, watchers=watchers)
+    state.notices += warm_starts(head)
+    appraiser = Appraiser(space, log.features, partial(_fits, admission, candidate_job), config.serving)
+    proposals = Proposals(sampler=config.sampler, seed=config.seed, appraiser=appraiser, say=state.say)
+    proposals.remember([*warm_start.records, *state.candidates])
+    candidates = CandidateSource(
+        config=config,
+        space=space,
+        baseline=baseline,
+        state=state,
+        budget=Budget(config, state, spent=settings.had_finished),
+        proposals=proposals,
+        admission=admission,
+        job_of=trainer.job,
+        warm_start=warm_start,
+    )
+    candidates.check_baseline()
+    if not state.candidates:
+        check_some_fit(appraiser, settings.cluster, lambda each: admission.plan(candidate_job(each)))
+    sources = _sources(config, ledger, settings, state, warm_start)
+    weights = KeptWeights(directory, state, sources)
+    runner = TrialRunner(
+        ledger=ledger,
+        state=state,
+        trainer=trainer,
+        admission=admission,
+        weights=weights,
+        sources=sources,
+        side_by_side=shares.side_by_side,
+    )
+    finals = Finals(
+        config=config,
+        log=log,
+        ledger=ledger,
+        state=state,
+        trainer=trainer,
+        admission=admission,
+        weights=weights,
+        runner=runner,
+        side_by_side=shares.side_by_side,
+    )
+
+    return Study(
+        settings=settings,
+        state=state,
+        ledger=ledger,
+        sources=sources,
+        candidates=candidates,
+        admission=admission,
+        decisions=Decisions(proposals, rule, state),
+        runner=runner,
+        finals=finals,
+        promotions=(
+            partial(promotions, state, config, space, baseline, trainer.job)
+            if config.training.train_fraction < 1.0
+            else None
+        ),
+    )
+
+
+def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
+    """Checks that the settings go together, before anything is opened."""
+    check_training_axes(space, config.training)
+    if config.tune:
+        check_tunable(space)
+    if config.confirm or config.block_by:
+        blocks_of(log, log.split(SPLIT), config.block_by)
+
+
+def _fits(admission: Admission, candidate_job: CandidateJobs, candidate: Candidate) -> bool:
+    """Whether a plan makes a candidate fit on the study's cluster."""
+    try:
+        return admission.plan(candidate_job(candidate)).chosen is not None
+    except UserError:
+        return False
+
+
+def _warm_start(
+    config: StudyConfig,
+    log: PreparedLog,
+    space: Space,
+    settings: StudySettings,
+    candidate_job: CandidateJobs,
+    admission: Admission,
+) -> WarmStart:
+    """What the study was started from, as it was when the study began."""
+    if not config.warm_start:
+        return WarmStart(Reused(), space, candidate_job)
+    noted = settings.once(
+        "warm_start",
+        lambda: read_reused(config, log, space, candidate_job, admission.admit_by_size).to_dict(),
+    )
+    reused = Reused.model_validate(noted)
+    settings.head = settings.head.replace(earlier=reused.studies)
+    return WarmStart(reused, space, candidate_job)
+
+
+def _sources(
+    config: StudyConfig, ledger: Ledger, settings: StudySettings, state: StudyState, warm_start: WarmStart
+) -> list[ResultSource]:
+    """Where results of other studies are found; a shared ledger first, which is told what it lacks of this
+    study."""
+    if config.ledger is None:
+        return [warm_start]
+    shared = SharedResults(config.ledger, ledger, settings.shared_name, settings.setting)
+    shared.publish_missing([t for t in state.trials.values() if not t.result.outcome.unfinished])
+    return [shared, warm_start]

@@ -1,0 +1,199 @@
+"""Trains the trials of a study side by side: begun, given up, tried again, taken in, their results shared.
+
+The ledger commits first, then the sampler is told, then other studies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from search.execution.reduce_events import cut_short
+from search.execution.running import Training
+from search.execution.scheduler import Scheduler
+from search.execution.trainer import Trainer
+from search.planning.admission import Admission, Upcoming
+from search.reuse.kept_weights import KeptWeights
+from search.reuse.result_source import ResultSource
+from search.study.decisions import Decisions
+from search.study_state import StudyState
+from trials.job import Job
+from trials.record import TrialRecord
+from trials.storage.ledger import Ledger
+
+LOG = logging.getLogger(__name__)
+
+
+class TrialRunner:
+    """Runs the trials of one study: `search.execution.scheduler.Work` in each of its stages."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        state: StudyState,
+        trainer: Trainer,
+        admission: Admission,
+        weights: KeptWeights,
+        sources: Sequence[ResultSource],
+        side_by_side: int,
+    ) -> None:
+        """The runner of one study.
+
+        Args:
+            ledger: is told of every change first.
+            state: of the study.
+            trainer: starts attempts.
+            admission: says which attempt follows another.
+            weights: keeps and drops what trainings leave.
+            sources: where results of other studies are found, and told.
+            side_by_side: trials at the same time.
+        """
+        self._ledger, self._state, self._trainer, self._admission = ledger, state, trainer, admission
+        self._weights, self._sources, self._side_by_side = weights, sources, side_by_side
+        latest_first = sorted(state.trials.items(), reverse=True)
+        self._known = {
+            trial.job.fingerprint: trial
+            for _, trial in latest_first
+            if trial.result.outcome.holds_for_equal_jobs
+        }
+        self._scheduler = Scheduler[Training](side_by_side)
+        self._training: set[str] = set()
+        """Fingerprints of the jobs that train now."""
+        self._waiting: list[tuple[TrialRecord, Job]] = []
+        """Trials whose equal trains: they wait for its result."""
+        self._upcoming: Iterator[Upcoming] = iter(())
+        self._decisions: Decisions | None = None
+        self.fruitless = 0
+        """Trials in a row that needed no training."""
+
+    def train(self, upcoming: Iterator[Upcoming], decisions: Decisions | None = None) -> None:
+        """Works off what comes up; a trial is made when it can start.
+
+        `decisions`: the sampler and the stopping rule, while the study searches; without them selection is frozen,
+        and results of other studies do not count, since weights are wanted.
+        """
+        self._upcoming, self._decisions = upcoming, decisions
+        self._training.clear()
+        self._scheduler.run(self)
+
+    def take_in(self, record: TrialRecord) -> None:
+        """Takes in a trial that has ended: equal jobs share its result, weights that nobody wants are dropped."""
+        self.note(record)
+        LOG.info("trial %d: %s%s", record.number, record.result.outcome, _why(record))
+        if self._decisions is not None:
+            self._decisions.tell(record)
+        if record.result.outcome.holds_for_equal_jobs:
+            self._known.setdefault(record.job.fingerprint, record)
+        for source in self._sources:
+            source.publish(record)
+        if self._decisions is None:
+            self._renew_shared(record)
+        self._weights.keep(record)
+        if self._decisions is not None:
+            self._weights.drop({training.record.number for training in self._scheduler.running})
+        self._state.ended.append(record.number)
+
+    def note(self, record: TrialRecord) -> None:
+        """Commits a trial that is new or has changed."""
+        self._ledger.save(record)
+        self._state.note(record)
+
+    def break_off(self, *, resumable: bool) -> None:
+        """After an interruption, whose processes are gone: the ledger hears of it where it can be relied on."""
+        if resumable:
+            going = [training.record for training in self._scheduler.running]
+            for record in going + [record for record, _ in self._waiting]:
+                self.note(cut_short(record))
+
+    # what follows is `Work`
+
+    def begin(self) -> Iterator[Training | None]:
+        """Begins the trials that come up."""
+        for record, job in self._upcoming:
+            yield self._place(record, job)
+
+    def has_room(self) -> bool:
+        """Trials that wait for an equal one take places too, or a sampler could propose them without end."""
+        return len(self._waiting) < self._side_by_side
+
+    def heard(self, activity: Training) -> bool:
+        """Takes in a curve that has grown; whether the stopping rule gives the trial up."""
+        record, before = activity.record, self._state.trials[activity.record.number]
+        if activity.progress is not None:
+            self._state.progress[record.number] = activity.progress
+        stopped = self._decisions.stopped(record, before) if self._decisions is not None else None
+        if stopped is not None:
+            activity.stop(stopped)
+            return True
+        if not activity.run.ended and record is not before:
+            self._state.note(record)
+            if self._decisions is not None:
+                self._decisions.note(record)
+        return False
+
+    def ended(self, activity: Training) -> Iterable[Training]:
+        """Begins the trial's next attempt, or takes it in; then what has waited for it need not wait."""
+        record = activity.record
+        self._state.progress.pop(record.number, None)
+        again = (
+            self._admission.next_attempt(record, activity.job)
+            if record.result.outcome.may_be_tried_again
+            else None
+        )
+        if again is not None:
+            LOG.info("trial %d: %s, next attempt as %s", again.number, _why(record), again.plan.technique)
+            self.note(again)
+            return [self._trainer.start(again, activity.job)]
+        self._training.discard(activity.job.fingerprint)
+        self.take_in(record)
+        waiting, self._waiting = self._waiting, []
+        placed = [self._place(*each) for each in waiting]
+        return [training for training in placed if training is not None]
+
+    def looked(self) -> None:
+        """Lets the watchers look."""
+        self._state.tell()
+
+    def _place(self, record: TrialRecord, job: Job | None) -> Training | None:
+        """Begins what is new; an equal job's result is shared, and waited for where that one still trains."""
+        self.fruitless += 1
+        known = self._known.get(record.job.fingerprint)
+        if job is None:
+            self.take_in(record)
+        elif known is not None and known.owner != record.number:
+            self.take_in(_shared(record, known))
+        elif (done := self._done_elsewhere(record)) is not None:
+            self.take_in(done)
+            self.fruitless = 0
+        else:
+            self.note(record)
+            if job.fingerprint not in self._training:
+                self.fruitless = 0
+                self._training.add(job.fingerprint)
+                return self._trainer.start(record, job)
+            self._waiting.append((record, job))
+        return None
+
+    def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
+        """The trial with the result of another study; none once selection is frozen."""
+        if self._decisions is None:
+            return None
+        results = (source.result(record) for source in self._sources)
+        return next((result for result in results if result is not None), None)
+
+    def _renew_shared(self, record: TrialRecord) -> None:
+        """Trials that share a result which was trained again have the new one."""
+        for trial in list(self._state.trials.values()):
+            if trial.origin.reused_from == record.number:
+                self.note(_shared(trial, record))
+
+
+def _shared(record: TrialRecord, known: TrialRecord) -> TrialRecord:
+    """A trial whose job has been trained already, with that one's result and plan."""
+    record = record.with_origin(reused_from=known.owner)
+    return record.replace(plan=known.plan, result=known.result.taken_over())
+
+
+def _why(record: TrialRecord) -> str:
+    return f" ({record.result.error})" if record.result.error else ""
