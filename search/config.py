@@ -109,7 +109,7 @@ class StudyConfig(LogConfig):
     """Trainings of the best network that averages may take in, each from its own seed; 1 for the one there is."""
     tables_from: Literal["baseline"] | None = None
     """Whose trained embedding tables candidates start from, in place of fresh ones; it changes who looks best
-    (docs/benchmarks.md)."""
+    (docs/log.md)."""
     warm_start: tuple[str, ...] = ()
     """Run directories of earlier studies of this log, whose candidates the sampler begins with."""
     name: str | None = None

@@ -22,7 +22,7 @@ SAMPLERS: dict[str, Callable[[int, Known], BaseSampler]] = {
     "tpe": tpe.make,
 }
 AUTO = "ranker"
-"""What `auto` means (docs/benchmarks.md has the comparison)."""
+"""What `auto` means (docs/benchmarks/samplers.md has the comparison)."""
 
 
 def check_sampler(name: str) -> None:

@@ -4,8 +4,8 @@ Rows belong to the ids of the log, whatever model reads them. Where dimensions d
 have are copied as they are, and columns that only the new tables have stay fresh: they are drawn at a
 twentieth of a unit (`dhen.inputs.features.EMBEDDING_INIT_STD`), so that at first they add little to what the
 trained ones say, and nothing is scaled, since the layers that read them are fresh and learn any scale. The
-optimizer's state is not taken over. What this does to the ranking of candidates is measured by
-`benchmarks/warm_tables.py`.
+optimizer's state is not taken over. What this does to the ranking of candidates is in
+`docs/log.md`.
 """
 
 from __future__ import annotations
