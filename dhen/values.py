@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -25,6 +25,22 @@ class Value(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able data, complete (defaults included)."""
         return self.model_dump(mode="json")
+
+    def replace(self, **changes: Any) -> Self:
+        """The same value with some fields changed: the one way to change a value.
+
+        Names and types are checked and validators run, as when a value is built; pydantic's own
+        `model_copy(update=...)` checks nothing, so that a misspelt field would pass silently.
+
+        Raises:
+            TypeError: for a name that is no field, naming the nearest one.
+            ValidationError: for a value of another type, or one that a validator refuses.
+        """
+        unknown = sorted(changes.keys() - type(self).model_fields)
+        if unknown:
+            known = unknown_name("field", unknown[0], type(self).model_fields)
+            raise TypeError(f"{type(self).__name__}.replace: {known}")
+        return type(self).model_validate({**dict(self), **changes})
 
 
 V = TypeVar("V", bound=BaseModel)

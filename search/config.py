@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -57,8 +57,6 @@ class StudyConfig(LogConfig):
     """auto, random, tpe, nsga2, gp (TPE goes on after 200 candidates) or ranker."""
     stopping: str = "auto"
     """Of candidates that can no longer reach the front: auto, none, rungs or curve."""
-    stopped_as: Literal["pruned", "expected"] = "pruned"
-    """What samplers learn of a stopped one: that it was given up, or the NE that it was expected to come to."""
     trials: int | None = Field(default=20, gt=0)
     """Candidates in all; the baseline's own trials come on top."""
     tune: int = Field(default=0, ge=0)
@@ -107,9 +105,6 @@ class StudyConfig(LogConfig):
     stand on the front beside them; 0 for none."""
     average_seeds: int = Field(default=1, gt=0)
     """Trainings of the best network that averages may take in, each from its own seed; 1 for the one there is."""
-    tables_from: Literal["baseline"] | None = None
-    """Whose trained embedding tables candidates start from, in place of fresh ones; it changes who looks best
-    (docs/log.md)."""
     warm_start: tuple[str, ...] = ()
     """Run directories of earlier studies of this log, whose candidates the sampler begins with."""
     name: str | None = None

@@ -61,7 +61,7 @@ def read_record(directory: Path) -> StudyRecord:
     if head is None or not trials:
         raise _not_begun(directory)
     changes = {"directory": str(directory), "running": running}
-    return Standing(StudyRecord.model_validate(head).model_copy(update=changes | confirmed), trials).record()
+    return Standing(StudyRecord.model_validate(head).replace(**(changes | confirmed)), trials).record()
 
 
 def read_progress(record: StudyRecord) -> dict[int, Progress]:

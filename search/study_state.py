@@ -121,15 +121,13 @@ class Standing:
     def record(self) -> StudyRecord:
         """The study as it stands."""
         verdict = self.verdict
-        return self.head.model_copy(
-            update={
-                "trials": tuple(trial for _, trial in sorted(self.trials.items())),
-                "baseline": verdict.baseline.number if verdict.baseline else None,
-                "front": tuple(trial.number for trial in verdict.front),
-                "best": verdict.front[-1].number if verdict.front else None,
-                "knee": verdict.knee.number if verdict.knee else None,
-                "elapsed_seconds": self.elapsed_seconds(),
-            }
+        return self.head.replace(
+            trials=tuple(trial for _, trial in sorted(self.trials.items())),
+            baseline=verdict.baseline.number if verdict.baseline else None,
+            front=tuple(trial.number for trial in verdict.front),
+            best=verdict.front[-1].number if verdict.front else None,
+            knee=verdict.knee.number if verdict.knee else None,
+            elapsed_seconds=self.elapsed_seconds(),
         )
 
     def _judged(self, done: Sequence[TrialRecord]) -> Verdict:

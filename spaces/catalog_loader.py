@@ -62,7 +62,7 @@ def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
     start = tuple(
         {name: value for name, value in point.items() if name not in idle} for point in space.config.start
     )
-    return space.config.model_copy(update={"model": space.config.model | first, "start": start})
+    return space.config.replace(model=space.config.model | first, start=start)
 
 
 def _check_possible(space: Space) -> None:

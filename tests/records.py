@@ -32,14 +32,12 @@ def study(candidates: int = 27, *, seed: int = 0, finished: bool = True, **chang
         )[0]
         trials.append(trial(number, random, kind=TrialKind.CANDIDATE, outcome=outcome))
     if candidates > 8:
-        trials[-2] = trials[5].model_copy(
-            update={"number": trials[-2].number, "reused_from": 5, "seconds": 0.1, "started_at": started(900)}
+        trials[-2] = trials[5].replace(
+            number=trials[-2].number, reused_from=5, seconds=0.1, started_at=started(900)
         )
     if not finished:
         last = trial(len(trials), random, kind=TrialKind.CANDIDATE)
-        trials.append(
-            last.model_copy(update={"outcome": Outcome.RUNNING, "validation": None, "seconds": None})
-        )
+        trials.append(last.replace(outcome=Outcome.RUNNING, validation=None, seconds=None))
     return judged(trials, finished=finished, budget=candidates, **changes)
 
 
@@ -152,7 +150,7 @@ def _point(step: int, limit: float, random: Random) -> CurvePoint:
 
 
 def _tested(trial: TrialRecord) -> TrialRecord:
-    return trial.model_copy(update={"test": metrics(trial.validation.ne + 0.0011)})
+    return trial.replace(test=metrics(trial.validation.ne + 0.0011))
 
 
 def _model(kind: TrialKind, random: Random) -> dict[str, Any]:

@@ -102,3 +102,13 @@ def imported(code: str, modules: tuple[str, ...]) -> list[str]:
 def test_help_and_lists_need_nothing_heavy(words: list[str]) -> None:
     code = f"from search.cli import cli\ncli.main({words!r}, standalone_mode=False)"
     assert imported(code, HEAVY) == []
+
+
+def test_values_are_changed_through_replace_alone() -> None:
+    """Pydantic's `model_copy(update=...)` checks neither names nor types."""
+    for room in (*ROOMS, "tests", "benchmarks"):
+        for path in files_of(room):
+            called = {
+                node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+            }
+            assert "model_copy" not in called, path

@@ -130,17 +130,13 @@ class TrainingConfig(Value):
                 f"training.epochs={epochs} over {used} examples are {epochs * used}; "
                 f"give at most that, or more passes."
             )
-        return self.model_copy(
-            update={
-                "epochs": epochs,
-                "batch_size": min(self.batch_size or power, used),
-                "evaluate_every": max(1, min(every, used)),
-                "precision": computed,
-                "all_reduce_precision": self.reduction_precision(computed),
-                "schedule": ("linear" if epochs == 1 else "constant")
-                if self.schedule == "auto"
-                else self.schedule,
-            }
+        return self.replace(
+            epochs=epochs,
+            batch_size=min(self.batch_size or power, used),
+            evaluate_every=max(1, min(every, used)),
+            precision=computed,
+            all_reduce_precision=self.reduction_precision(computed),
+            schedule=("linear" if epochs == 1 else "constant") if self.schedule == "auto" else self.schedule,
         )
 
     def reduction_precision(self, computed: Literal["fp32", "bf16"]) -> Literal["fp32", "bf16"]:
@@ -174,8 +170,6 @@ class Job(Value):
     seed: int = Field(ge=0)
     """Of the initial weights, the order of examples and dropout."""
     version: int = TRAINING_VERSION
-    tables_from: str | None = Field(default=None, exclude_if=lambda job: job is None)
-    """Fingerprint of the job whose trained embedding tables these start from; None for fresh ones."""
 
     @property
     def fingerprint(self) -> str:

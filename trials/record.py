@@ -231,8 +231,6 @@ class TrialRecord(Value):
     """Of one that was stopped: the lowest validation NE that it was expected to come to."""
     started_at: str | None = None
     """ISO 8601, UTC."""
-    tables_from: str | None = None
-    """Fingerprint of the job whose trained embedding tables it started from, if not from fresh ones."""
     sampler_notes: dict[str, int] = Field(default_factory=dict)
     """What the sampler must find again with its proposal when the study is resumed (NSGA-II: its generation)."""
 

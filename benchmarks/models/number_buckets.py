@@ -32,8 +32,8 @@ NETWORKS = (
 
 
 def with_buckets(schema: LogSchema, count: int | None) -> LogSchema:
-    numeric = {name: column.model_copy(update={"buckets": count}) for name, column in schema.numeric.items()}
-    return schema.model_copy(update={"columns": {**schema.columns, **numeric}})
+    numeric = {name: column.replace(buckets=count) for name, column in schema.numeric.items()}
+    return schema.replace(columns={**schema.columns, **numeric})
 
 
 def networks(log: PreparedLog) -> Iterator[ModelConfig]:

@@ -92,7 +92,7 @@ def _one_thread(machine: Cluster) -> Cluster:
         a = torch.ones(CPU_MATMUL, CPU_MATMUL, dtype=dtype)
         peaks[name] = 2.0 * CPU_MATMUL**3 / min(_seconds(lambda a=a: a @ a) for _ in range(STEPS))
     changes = {"memory_bandwidth": 2.0 * COPIED_BYTES / copied, "peak_flops": PeakFlops(**peaks)}
-    return machine.model_copy(update=changes)
+    return machine.replace(**changes)
 
 
 def _measured(job: Job, log: PreparedLog, cluster: Cluster) -> Measured:

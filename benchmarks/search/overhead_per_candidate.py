@@ -108,7 +108,7 @@ class Marks:
 
 def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launcher, known: int) -> None:
     """A ledger with `known` candidates: one real trial, and worse and dearer copies of it at random points."""
-    study = Study(config.model_copy(update={"trials": 1}), directory, log, launcher)
+    study = Study(config.replace(trials=1), directory, log, launcher)
     record = study.run()
     ledger = Ledger(database_url(directory, None), record.name)
     space = load_space(config.space, log.features)
@@ -121,11 +121,11 @@ def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launc
             "number": number,
             "fingerprint": str(number),
             "point": random_point(space, rng),
-            "validation": one.validation.model_copy(update={"ne": one.validation.ne + 0.1 * rng.random()}),
+            "validation": one.validation.replace(ne=one.validation.ne + 0.1 * rng.random()),
             "flops": one.flops * 10 ** rng.random(),
             "test": None,
         }
-        ledger.save(one.model_copy(update=changes))
+        ledger.save(one.replace(**changes))
     ledger.close()
 
 

@@ -150,7 +150,7 @@ class Run:
         record = TrialRecord(outcome=Outcome.INFEASIBLE, **common)
         if appraisal is not None:
             fit = {"flops": appraisal.flops, "memory_excess": appraisal.parameters / self.limit - 1.0}
-            record = record.model_copy(update=fit)
+            record = record.replace(**fit)
             if fit["memory_excess"] <= 0:
                 record, seconds = self._trained(record, appraisal)
         self.records.append(record)
@@ -162,8 +162,8 @@ class Run:
         ne, seconds = self.answers.measured(appraisal, self.noise), self.answers.seconds(appraisal)
         curve = self.answers.curve(appraisal, ne)
         ended = {"outcome": Outcome.COMPLETED, "validation": metrics(ne), "curve": curve}
-        whole = record.model_copy(update=ended)
-        training = whole.model_copy(update={"outcome": Outcome.RUNNING, "curve": curve[:-1]})
+        whole = record.replace(**ended)
+        training = whole.replace(outcome=Outcome.RUNNING, curve=curve[:-1])
         stopped = first_stop(self.rule, training, 0, self.records)
         if stopped is not None:
             return stopped, seconds * stopped.curve[-1].examples / curve[-1].examples

@@ -78,8 +78,8 @@ def replay(rule: Rule, order: Sequence[TrialRecord]) -> Replay:
     """A study of these candidates, one at a time; at its last evaluation a training has ended."""
     trials: list[TrialRecord] = []
     for number, whole in enumerate(order):
-        whole = whole.model_copy(update={"number": number})
-        training = whole.model_copy(update={"outcome": Outcome.RUNNING, "curve": whole.curve[:-1]})
+        whole = whole.replace(number=number)
+        training = whole.replace(outcome=Outcome.RUNNING, curve=whole.curve[:-1])
         trials.append(first_stop(rule, training, 0, trials) or whole)
     found, full = pareto_front(trials), pareto_front(order)
     kept = {trial.fingerprint for trial in found}
@@ -116,7 +116,7 @@ def below_bound(orders: Sequence[Sequence[TrialRecord]]) -> tuple[int, int]:
         for position, candidate in enumerate(order):
             before = list(order[:position])
             for seen in range(1, len(candidate.curve)):
-                so_far = candidate.model_copy(update={"curve": candidate.curve[:seen]})
+                so_far = candidate.replace(curve=candidate.curve[:seen])
                 known = went_on(seen, like(so_far, before))
                 if len(known) >= FEWEST:
                     below += final(candidate) < forecast(so_far, known).low

@@ -172,7 +172,7 @@ def all_categorical(path: Path, label: str | None) -> PreparedLog:
     raw = open_log([path])
     schema = infer(raw, label=label).schema
     columns = {name: _as_table(column) for name, column in schema.columns.items()}
-    return prepare([path], schema=schema.model_copy(update={"columns": columns}))
+    return prepare([path], schema=schema.replace(columns=columns))
 
 
 def _as_table(column: Column) -> Column:

@@ -16,7 +16,7 @@ class StepTrainer(Trainer):
     """Its training processes tell of every step, in place of twice a second."""
 
     def _task(self, job: Job) -> Task:
-        return super()._task(job).model_copy(update={"progress_seconds": 0.0})
+        return super()._task(job).replace(progress_seconds=0.0)
 
 
 def train_timed(trainer: StepTrainer, job: Job) -> tuple[TrialRecord, list[list[Lap]]]:

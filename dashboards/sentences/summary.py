@@ -13,7 +13,7 @@ from dashboards.rows import does_not_fit, find
 from dashboards.sentences.promotion import promotion
 from dashboards.sentences.serving import over_limits
 from dashboards.sentences.tuning import tuned
-from dashboards.sentences.warm import warm_starts, warm_tables
+from dashboards.sentences.warm import warm_starts
 from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from trials.record import Metrics, Outcome, StudyRecord, TrialRecord, relative_ne_percent
@@ -35,7 +35,6 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     best, baseline = find(record, record.best), find(record, record.baseline)
     said = (
         _best(best, baseline, record),
-        warm_tables(record) if best is not None else None,
         _knee(record, baseline),
         tuned(record),
         promotion(record),

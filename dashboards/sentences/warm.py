@@ -1,4 +1,4 @@
-"""What a study began with, in sentences: earlier studies, and the baseline's tables."""
+"""What a study began with, in sentences: the earlier studies that it was started from."""
 
 from __future__ import annotations
 
@@ -27,16 +27,3 @@ def _most(reasons: dict[str, int]) -> str:
     said = [f"{reason} x {count}" for reason, count in by_count[:SHOWN]]
     more = len(by_count) - SHOWN
     return "; ".join(said + ([f"and {more} other reasons"] if more > 0 else []))
-
-
-def warm_tables(record: StudyRecord) -> str | None:
-    """Where candidates did not start from fresh embedding tables, as the baseline did."""
-    jobs = {trial.tables_from for trial in record.field if trial.tables_from}
-    owners = [str(trial.number) for trial in record.trials if trial.fingerprint in jobs and not trial.shared]
-    if not jobs:
-        return None
-    return (
-        f"The candidates' embedding tables started from the trained ones of the baseline (trial "
-        f"{', '.join(owners) or record.baseline}), the baseline's own from fresh ones, so this NE is no fair "
-        f"comparison; `dhen-search confirm` retrains both from fresh tables."
-    )

@@ -79,4 +79,4 @@ class DropoutBlockConfig(BlockConfig):
 
     def with_dropout_said_once(self, model_dropout: float) -> BlockConfig:
         """Its own only where that is another than the model's."""
-        return self.model_copy(update={"dropout": None}) if self.dropout == model_dropout else self
+        return self.replace(dropout=None) if self.dropout == model_dropout else self

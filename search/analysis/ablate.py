@@ -87,7 +87,7 @@ def ablate(
     model = next(iter(whole.values())).model
     variants = without_parts(model)
     rest = {
-        name: {seed: job.model_copy(update={"model": variant}) for seed, job in whole.items()}
+        name: {seed: job.replace(model=variant) for seed, job in whole.items()}
         for name, variant in variants.items()
     }
     wanted = [Wanted(trial, job) for job in whole.values()]

@@ -250,7 +250,7 @@ def _write_files(
     model = _model(building, info)
     _write_check(building, model, log)
     forward = _forward_time(model, log.split("validation").inputs, serving)
-    info = info.model_copy(update={"forward": forward})
+    info = info.replace(forward=forward)
     (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
     (building / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")

@@ -34,26 +34,21 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
         if not file.exists():
             raise UserError(f"{file} is missing; run the study's command again to train trial {each.owner}.")
     baseline = record.trial(record.baseline) if record.baseline is not None else None
-    members = [
-        Member(trial=each.number, job=trained_job(each, log, record.seed, tables_from=each.tables_from))
-        for each in networks
-    ]
+    members = [Member(trial=each.number, job=trained_job(each, log, record.seed)) for each in networks]
     info = bundle_info(trial, members, log, study=record.name, baseline=baseline)
-    info = info.model_copy(update={"comparison": record.comparison(trial.number)})
+    info = info.replace(comparison=record.comparison(trial.number))
     write_bundle(out, info, weights, log, record.serving)
     return trial
 
 
-def trained_job(trial: TrialRecord, log: PreparedLog, seed: int, *, tables_from: str | None = None) -> Job:
-    """The job that a finished trial has done, in a study of this seed, with `tables_from` its own; without, it
-    starts from fresh tables. Of an average ask for its members'."""
+def trained_job(trial: TrialRecord, log: PreparedLog, seed: int) -> Job:
+    """The job that a finished trial has done, in a study of this seed. Of an average ask for its members'."""
     return Job(
         model=parse_model(trial.model, "ledger"),
         features=log.features,
         log=log.fingerprint,
         training=parse(TrainingConfig, trial.training, "ledger"),
         seed=seed + trial.seed_offset,
-        tables_from=tables_from,
     )
 
 

@@ -15,7 +15,7 @@ def cut_short(record: R) -> R:
     """A trial as it stands once its driver is gone: it will run again."""
     if record.outcome is not Outcome.RUNNING:
         return record
-    return record.model_copy(update={"outcome": Outcome.INTERRUPTED, "seconds": None})
+    return record.replace(outcome=Outcome.INTERRUPTED, seconds=None)
 
 
 def attempted(
@@ -45,33 +45,31 @@ def attempted(
         seconds=seconds,
         error=record.error,
     )
-    return record.model_copy(update={"attempts": (*record.attempts, attempt)})
+    return record.replace(attempts=(*record.attempts, attempt))
 
 
 def absorb(record: TrialRecord, event: Event) -> TrialRecord:
     """The record after one event."""
     if isinstance(event, Evaluated):
-        return record.model_copy(update={"curve": (*record.curve, event.point)})
+        return record.replace(curve=(*record.curve, event.point))
     if isinstance(event, Trained):
-        return record.model_copy(
-            update={
-                "outcome": Outcome.COMPLETED,
-                "validation": event.best,
-                "examples_per_second": event.examples_per_second,
-                "step_ms": event.step_ms,
-                "peak_memory_bytes": event.peak_memory_bytes,
-                "train_seconds": event.train_seconds,
-                "evaluate_seconds": event.evaluate_seconds,
-            }
+        return record.replace(
+            outcome=Outcome.COMPLETED,
+            validation=event.best,
+            examples_per_second=event.examples_per_second,
+            step_ms=event.step_ms,
+            peak_memory_bytes=event.peak_memory_bytes,
+            train_seconds=event.train_seconds,
+            evaluate_seconds=event.evaluate_seconds,
         )
     if isinstance(event, Diverged):
         error = f"the loss was {event.loss} at step {event.step}"
-        return record.model_copy(update={"outcome": Outcome.DIVERGED, "error": error})
+        return record.replace(outcome=Outcome.DIVERGED, error=error)
     if isinstance(event, Failed):
         changes: dict[str, object] = {"outcome": _how(record, event), "error": event.error}
         if event.needed_bytes and event.limit_bytes:
             changes["memory_excess"] = event.needed_bytes / event.limit_bytes - 1.0
-        return record.model_copy(update=changes)
+        return record.replace(**changes)
     return record
 
 

@@ -129,7 +129,7 @@ class Retrainings:
                 self._scored_again.add(record.fingerprint)
                 self._waiting.appendleft(wanted)
                 return
-            record = record.model_copy(update={"test": activity.metrics})
+            record = record.replace(test=activity.metrics)
         self._keep(record)
         folder = self._trainer.folder(record.number)
         if record.outcome is Outcome.INTERRUPTED or (

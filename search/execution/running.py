@@ -60,7 +60,7 @@ class Training:
 
     def _timed(self, record: TrialRecord) -> TrialRecord:
         before = sum(attempt.seconds or 0.0 for attempt in record.attempts[:-1])
-        return record.model_copy(update={"seconds": before + self._seconds()})
+        return record.replace(seconds=before + self._seconds())
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

@@ -52,7 +52,6 @@ def new_record(
         embedding_parameters=embedding_parameters(cost),
         weights_bytes=weights_bytes(cost),
         planned_technique=DP.name,
-        tables_from=job.tables_from,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     )
 
@@ -95,8 +94,6 @@ class Trainer:
         self._threads = threads or fastest_threads(cores())
         self.precision: Precision = precision or preferred_precision()
         self.execution = execution or Execution()
-        self.weights: dict[str, Path] = {}
-        """Files by the fingerprint of the job that trained them: where `Job.tables_from` is found."""
 
     def job(self, model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
         """The job of training this model on this log."""
@@ -125,12 +122,11 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         fields |= {
             "start_from": str(start_from) if start_from else None,
-            "tables_from": str(self.weights[job.tables_from].absolute()) if job.tables_from else None,
             "resume_from": str(folder / CHECKPOINTS),
         }
-        task = self._task(job).model_copy(update=fields)
+        task = self._task(job).replace(**fields)
         began = time.monotonic()
-        record = record.model_copy(update={"executed_technique": strategy.name})
+        record = record.replace(executed_technique=strategy.name)
         run = self._launcher.start(task, folder)
         planned_here = self.execution.cluster is not None
         return Training(record, job, run, began, counted=self.execution.counted, planned_here=planned_here)
@@ -203,7 +199,7 @@ class Trainer:
     ) -> Scoring:
         """A scoring of a trial's kept weights that has begun; its logits stay in the trial's folder if wanted."""
         fields = self.execution.task_fields(self.execution.strategy(record))
-        task = self._task(job).model_copy(update=fields | {"score_split": split, "keep_logits": keep_logits})
+        task = self._task(job).replace(**(fields | {"score_split": split, "keep_logits": keep_logits}))
         return Scoring(record, job, split, self._launcher.start(task, self.folder(record.number)))
 
     def forward_ms(self, job: Job, serving: ServingConfig) -> float:
@@ -214,7 +210,7 @@ class Trainer:
         """
         folder = self._directory / SERVING
         folder.mkdir(parents=True, exist_ok=True)
-        task = self._task(job).model_copy(update={"threads": serving.threads, "serving": serving})
+        task = self._task(job).replace(threads=serving.threads, serving=serving)
         timing = Timing(self._launcher.start(task, folder))
         with killed_on_error([timing]):
             while not timing.run.ended:

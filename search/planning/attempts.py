@@ -69,7 +69,7 @@ class Execution(NamedTuple):
         """
         last, anew = record.attempts[-1].outcome, {"outcome": Outcome.RUNNING, "error": None, "curve": ()}
         if last is Outcome.INTERRUPTED:
-            return record.model_copy(update=anew)
+            return record.replace(**anew)
         if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
             return None
         strategy = next_strategy(plan_of(job, self.cluster, prefer, 0), record.attempts)
@@ -80,7 +80,7 @@ class Execution(NamedTuple):
             "predicted_peak_bytes": strategy.memory.total,
             "predicted_step_seconds": strategy.time.total,
         }
-        return record.model_copy(update=anew | planned_anew)
+        return record.replace(**(anew | planned_anew))
 
     def task_fields(self, strategy: Strategy) -> dict[str, Any]:
         """Of the task that its processes get."""

@@ -98,14 +98,12 @@ def plan_of(job: Job, cluster: Cluster, prefer: Prefer, margin_bytes: int) -> Pl
 def with_plan(record: TrialRecord, found: Plan) -> TrialRecord:
     """The record with what is kept of a plan."""
     shown = found.closest
-    return record.model_copy(
-        update={
-            "planned_technique": found.chosen.name if found.chosen else None,
-            "predicted_peak_bytes": shown.memory.total if shown else None,
-            "predicted_step_seconds": shown.time.total if shown else None,
-            "memory_excess": _excess(found),
-            "plan": _summary(found, shown),
-        }
+    return record.replace(
+        planned_technique=found.chosen.name if found.chosen else None,
+        predicted_peak_bytes=shown.memory.total if shown else None,
+        predicted_step_seconds=shown.time.total if shown else None,
+        memory_excess=_excess(found),
+        plan=_summary(found, shown),
     )
 
 
@@ -117,14 +115,12 @@ def _excess(found: Plan) -> float:
 
 
 def _infeasible(record: TrialRecord, error: str, excess: float | None, began: float) -> TrialRecord:
-    return record.model_copy(
-        update={
-            "outcome": Outcome.INFEASIBLE,
-            "planned_technique": None,
-            "error": error,
-            "memory_excess": excess,
-            "seconds": time.monotonic() - began,
-        }
+    return record.replace(
+        outcome=Outcome.INFEASIBLE,
+        planned_technique=None,
+        error=error,
+        memory_excess=excess,
+        seconds=time.monotonic() - began,
     )
 
 

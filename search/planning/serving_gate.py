@@ -42,7 +42,7 @@ class Serving:
         except UserError as error:
             if record.kind is TrialKind.BASELINE:
                 return record
-            return record.model_copy(update={"outcome": Outcome.FAILED, "error": str(error)} | _ended(began))
+            return record.replace(**({"outcome": Outcome.FAILED, "error": str(error)} | _ended(began)))
         return self._verdict(record, began)
 
     def judged_by_size(self, record: TrialRecord) -> TrialRecord:
@@ -51,7 +51,7 @@ class Serving:
         if excess is None:
             return record
         over = {"outcome": Outcome.INFEASIBLE} if excess > 0 else {}
-        return record.model_copy(update={"serving_excess": excess} | over)
+        return record.replace(**({"serving_excess": excess} | over))
 
     def _measured(self, record: TrialRecord, job: Job) -> TrialRecord:
         """With the forward time, where it decides or is the baseline's."""
@@ -61,16 +61,16 @@ class Serving:
         network = fingerprint(record.model)
         if network not in self._ms:
             self._ms[network] = self._trainer.forward_ms(job, self._config)
-        return record.model_copy(update={"serving_ms": self._ms[network]})
+        return record.replace(serving_ms=self._ms[network])
 
     def _verdict(self, record: TrialRecord, began: float) -> TrialRecord:
-        record = record.model_copy(update={"serving_excess": self._excess(record)})
+        record = record.replace(serving_excess=self._excess(record))
         demands = self._config.demands(**_taken(record))
         over = "; ".join(demand.words for demand in demands if demand.excess > 0)
         if not over or record.kind is TrialKind.BASELINE:
             return record
         error = f"{record.error}; {over}" if record.error else over
-        return record.model_copy(update={"outcome": Outcome.INFEASIBLE, "error": error} | _ended(began))
+        return record.replace(**({"outcome": Outcome.INFEASIBLE, "error": error} | _ended(began)))
 
     def _excess(self, record: TrialRecord) -> float:
         """Over the worst limit of those that are judged so far; 0 where none is."""

@@ -51,7 +51,7 @@ class Earlier:
         if known is None:
             return None
         taken = {"reused_from_study": known.reused_from_study, "seconds": 0.0}
-        return with_result(record, known).model_copy(update=taken)
+        return with_result(record, known).replace(**taken)
 
     def fetch_weights(self, record: TrialRecord, target: Path) -> bool:
         """Copies the weights of a result from where it was trained; whether they are here now."""

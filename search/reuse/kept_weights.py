@@ -1,4 +1,4 @@
-"""Weights in a run directory: of the trials that may be exported, alone or in an average, or lend their tables."""
+"""Weights in a run directory: of the trials that may be exported, alone or in an average."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ class KeptWeights:
     def __init__(self, trainer: Trainer, standing: Standing, elsewhere: Elsewhere) -> None:
         self._trainer, self._standing, self._elsewhere = trainer, standing, elsewhere
         self._there = set(standing.trials)
-        self.lender: TrialRecord | None = None
-        """Whose tables candidates start from."""
 
     def has(self, trial: TrialRecord) -> bool:
         """Whether a trial's weights are here; fetched now, where another study has them."""
@@ -50,9 +48,8 @@ class KeptWeights:
 
     def drop(self, running: Collection[int] | None = None) -> None:
         """What is not wanted any more; of a search that goes on, running trials and those on all rows stay."""
-        lender = [self.lender] if self.lender else []
         whole = self._standing.promoted if running is not None else []
-        kept = {trial.owner for trial in (*self._standing.verdict.kept, *lender, *whole)}
+        kept = {trial.owner for trial in (*self._standing.verdict.kept, *whole)}
         for number in self._there - kept - set(running or ()):
             (self._trainer.folder(number) / WEIGHTS).unlink(missing_ok=True)
         self._there = kept

@@ -53,7 +53,7 @@ class Reuse:
         if not found:
             return None
         known, origin = next((each for each in found if self._weights(each[1])), found[0])
-        return with_result(record, known).model_copy(update={"reused_from_study": origin, "seconds": 0.0})
+        return with_result(record, known).replace(reused_from_study=origin, seconds=0.0)
 
     def fetch_weights(self, record: TrialRecord) -> bool:
         """Copies the weights of a result from where it was trained; whether they are here now."""
@@ -105,4 +105,4 @@ RESULT = (
 
 def with_result(record: TrialRecord, known: TrialRecord) -> TrialRecord:
     """A trial that has not begun, with what the training of an equal job has brought."""
-    return record.model_copy(update={name: getattr(known, name) for name in RESULT})
+    return record.replace(**({name: getattr(known, name) for name in RESULT}))

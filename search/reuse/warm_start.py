@@ -86,8 +86,6 @@ def read_reused(
         candidates = (*there.candidates, *promoted)
         for trial in candidates:
             try:
-                if config.tables_from or trial.tables_from:
-                    raise _LeftError(OTHERWISE, "from a baseline's embedding tables, here or there")
                 found.setdefault(trial.fingerprint, _here(trial, there, log, space, job_of, planned))
                 reused += 1
             except _LeftError as error:
@@ -98,10 +96,7 @@ def read_reused(
                 directory=name, seed=there.seed, candidates=len(candidates), reused=reused, left=left
             )
         )
-    records = [
-        record.model_copy(update={"number": number})
-        for number, record in enumerate(found.values(), -len(found))
-    ]
+    records = [record.replace(number=number) for number, record in enumerate(found.values(), -len(found))]
     stamps = {record.number: stamp for record in records if (stamp := _stamp(record)) is not None}
     return Reused(studies=tuple(studies), records=tuple(records), weights=stamps)
 
@@ -143,10 +138,10 @@ def _here(
     _check_training(trial, job, own)
     origin = Origin(study=there.name, directory=str(Path(there.directory).resolve()), trial=trial.owner)
     notes = {"point": point, "reused_from_study": origin, "sampler_notes": FIRST_GENERATION}
-    record = planned(trial.model_copy(update=notes | _to_be_judged(trial)), own)
+    record = planned(trial.replace(**(notes | _to_be_judged(trial))), own)
     if trial.outcome in NO_MEMORY and record.outcome is not Outcome.INFEASIBLE:
         raise _LeftError(NO_RESULT, f"{trial.outcome.value.replace('_', ' ')} there, not here")
-    return record.model_copy(update=RESULTS_ALONE)
+    return record.replace(**RESULTS_ALONE)
 
 
 def _to_be_judged(trial: TrialRecord) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dhen.values import fingerprint
 from search.pareto import log_flops
@@ -43,11 +43,8 @@ class Proposals:
         appraiser: Appraiser,
         sampler: str,
         seed: int,
-        stopped_as: Literal["pruned", "expected"] = "pruned",
     ) -> None:
         """An Optuna study of two objectives, NE and log FLOPs, over the space of `appraiser`.
-
-        `stopped_as`: a stopped candidate is told as pruned, or as complete with the NE that was expected of it.
 
         Raises:
             UserError: when the sampler is unknown.
@@ -59,7 +56,6 @@ class Proposals:
         self._space, self._sampler, self._seed = appraiser.space, sampler, seed
         self._axes = self._distributions()
         self._known = Known(appraiser)
-        self._stopped_as = stopped_as
         check_sampler(sampler)
         self._study = optuna.create_study(directions=["minimize", "minimize"])
         self._optuna_numbers: dict[int, int] = {}
@@ -143,9 +139,6 @@ class Proposals:
             if not math.isnan(record.validation.ne):
                 return state.COMPLETE, [record.validation.ne, log_flops(record.flops)]
             return state.FAIL, None
-        if record.outcome is Outcome.STOPPED and self._stopped_as == "expected":
-            assert record.expected_ne is not None
-            return state.COMPLETE, [record.expected_ne, log_flops(record.flops)]
         beyond = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
         if record.outcome in beyond and max(_constraints(record).values(), default=0.0) > 0:
             return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.flops)]

@@ -39,16 +39,14 @@ def first_stop(
     at once depends on the moment, and decisions must not.
     """
     for seen in range(judged + 1, len(record.curve) + 1):
-        so_far = record.model_copy(update={"curve": record.curve[:seen]})
+        so_far = record.replace(curve=record.curve[:seen])
         stop = rule(so_far, trials) if _can_be_judged(so_far) else None
         if stop is not None:
-            return so_far.model_copy(
-                update={
-                    "outcome": Outcome.STOPPED,
-                    "error": stop.reason,
-                    "expected_ne": stop.expected_ne,
-                    "validation": _best(so_far.curve).validation,
-                }
+            return so_far.replace(
+                outcome=Outcome.STOPPED,
+                error=stop.reason,
+                expected_ne=stop.expected_ne,
+                validation=_best(so_far.curve).validation,
             )
     return None
 

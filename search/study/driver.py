@@ -27,7 +27,6 @@ from search.reuse.elsewhere import Elsewhere
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.shared_results import Reuse
 from search.reuse.warm_start import Reused, read_reused
-from search.reuse.warm_tables import check_has_tables, tables_owner
 from search.run_directory import database_url, study_name
 from search.samplers.ask_tell import Proposals
 from search.samplers.context import UNFINISHED
@@ -76,12 +75,10 @@ class Study:
         self._config, self._log, self._watchers = config, log, watchers
         self._space: Space = load_space(config.space, log.features)
         self._baseline: Baseline = read_baseline(config, log.features)
-        _check(config, self._space, self._baseline, log)
+        _check(config, self._space, log)
         stopping = stopping_rule(config.stopping)
         self._appraiser = Appraiser(self._space, log.features, self._fits, config.serving)
-        self._proposals = Proposals(
-            sampler=config.sampler, seed=config.seed, appraiser=self._appraiser, stopped_as=config.stopped_as
-        )
+        self._proposals = Proposals(sampler=config.sampler, seed=config.seed, appraiser=self._appraiser)
         self._ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
         parallel, threads = slots(side_by_side(config), config.threads, ranks_here(config))
         shares = {"side_by_side": parallel, "threads": threads}
@@ -100,7 +97,6 @@ class Study:
             execution=execution(config, self._facts.cluster),
         )
         self._admission = Admission(config, self._facts.cluster, self._trainer, self._standing)
-        self._tables: TrialRecord | None = None
         self._earlier = self._earlier_studies()
         self._proposals.remember([*self._earlier.records, *self._standing.candidates])
         self._check_trials()
@@ -129,7 +125,6 @@ class Study:
         try:
             self._trainings.train(self._baseline_trials())
             self._standing.require_baseline()
-            self._provide_tables()
             self._trainings.train(self._candidate_trials())
             self._trainings.train(self._tuning_trials())
             self._trainings.deciding = False  # from here on no sampler and no stopping rule sees anything
@@ -143,7 +138,7 @@ class Study:
             self._trainings.break_off(resumable=isinstance(error, KeyboardInterrupt))
             raise
         finally:
-            self._standing.head = self._facts.head.model_copy(update={"running": False})
+            self._standing.head = self._facts.head.replace(running=False)
             self._ledger.close()
             self._elsewhere.close()
         self.news.tell()
@@ -151,7 +146,7 @@ class Study:
 
     def record(self) -> StudyRecord:
         """The study as it stands."""
-        return self._standing.record().model_copy(update=self._finals.confirmed)
+        return self._standing.record().replace(**self._finals.confirmed)
 
     @property
     def progress(self) -> dict[int, Progress]:
@@ -181,7 +176,7 @@ class Study:
             return read_reused(self._config, self._log, self._space, self._job, plan).to_dict()
 
         reused = Reused.model_validate(self._facts.once("warm_start", read))
-        self._facts.head = self._facts.head.model_copy(update={"earlier": reused.studies})
+        self._facts.head = self._facts.head.replace(earlier=reused.studies)
         self._standing.head = self._facts.head
         return Earlier(reused, self._space, self._job)
 
@@ -192,18 +187,6 @@ class Study:
                 point, model, training = self._baseline.variant(index, self._config.seed)
                 job = self._trainer.job(model, training, self._config.seed)
                 yield self._admission.planned(new_record(index, TrialKind.BASELINE, point, job), job)
-
-    def _provide_tables(self) -> None:
-        """Those that candidates start from, if not from fresh ones; fetched, or trained here again."""
-        if self._config.tables_from is None:
-            return
-        self._trainings.deciding = False
-        while not self._weights.has(owner := tables_owner(self._standing)):
-            self._finals.train_again([owner], "has the tables, its weights are gone: trained here again")
-            self._standing.require_baseline()
-        self._trainings.deciding = True
-        self._tables = self._weights.lender = owner
-        self._trainer.weights[owner.fingerprint] = self._weights.file(owner)
 
     def _candidate_trials(self) -> Iterator[Upcoming]:
         """What was cut short, then new proposals until the budget is spent."""
@@ -235,15 +218,14 @@ class Study:
         try:
             candidate = self._space.decode(point)
         except UserError as error:
-            return _infeasible(number, point, str(error)).model_copy(update=known), None
+            return _infeasible(number, point, str(error)).replace(**known), None
         job = self._job(candidate)
         record = new_record(number, TrialKind.CANDIDATE, point, job)
-        return self._admission.planned(record.model_copy(update=known), job)
+        return self._admission.planned(record.replace(**known), job)
 
     def _job(self, candidate: Candidate) -> Job:
         training = candidate_training(self._config.training, candidate)
-        job = self._trainer.job(candidate.model, training, self._config.seed)
-        return job.model_copy(update={"tables_from": self._tables.fingerprint}) if self._tables else job
+        return self._trainer.job(candidate.model, training, self._config.seed)
 
     def _promote(self) -> None:
         """Where the search has seen a part of the log, what it selected is trained on all of it."""
@@ -273,11 +255,9 @@ class Study:
         return reuse
 
 
-def _check(config: StudyConfig, space: Space, baseline: Baseline, log: PreparedLog) -> None:
+def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
     """That the settings go together, before anything is opened."""
     check_training_axes(space, config.training)
-    if config.tables_from is not None:
-        check_has_tables(baseline.model, log.features)
     if config.tune:
         check_tunable(space)
     if config.confirm or config.block_by:

@@ -99,11 +99,11 @@ class Finals:
                 winners.setdefault(member.owner, [])
         for scored, metrics in self._scores(winners, "test", keep_logits=bool(averages)):
             for winner in winners[scored.number]:
-                self._note(winner.model_copy(update={"test": metrics}))
+                self._note(winner.replace(test=metrics))
         for average in averages:
             self._ledger.count_test_look(average.number)
             metrics = mean_metrics(self._members(average), self._log, "test", self._logits("test"))
-            self._note(average.model_copy(update={"test": metrics}))
+            self._note(average.replace(test=metrics))
 
     def confirm_winners(self) -> None:
         """Whether they are better than the baseline, where the study is to say so.
@@ -138,20 +138,20 @@ class Finals:
             self._parts.news.say(f"trial {owner} {why}")
             fresh = new_record(owner, known.kind, known.point, job)
             kept = ("sampler_notes", "attempts", "seed_offset", "promoted_from", "tuned_from")
-            fresh = fresh.model_copy(update={name: getattr(known, name) for name in kept})
+            fresh = fresh.replace(**({name: getattr(known, name) for name in kept}))
             yield self._parts.admission.planned(fresh, job)
 
     def _further_seeds(self) -> Iterator[Upcoming]:
         """Trainings of the best network from other seeds, those that have not ended."""
         best = self._standing.verdict.networks[-1]
         for offset in range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE):
-            job = self._own_job(best).model_copy(update={"seed": self._config.seed + offset})
+            job = self._own_job(best).replace(seed=self._config.seed + offset)
             known = [each for each in self._standing.trials.values() if each.fingerprint == job.fingerprint]
             if any(each.outcome not in UNFINISHED for each in known):
                 continue
             number = known[0].number if known else len(self._standing.trials)
             record = new_record(number, TrialKind.SEED, best.point, job)
-            yield self._parts.admission.planned(record.model_copy(update={"seed_offset": offset}), job)
+            yield self._parts.admission.planned(record.replace(seed_offset=offset), job)
 
     def _take_in(self, members: Members) -> None:
         """An average that is new, or whose members have other weights than when it was made."""
@@ -164,7 +164,7 @@ class Finals:
         elif known.validation is None or not math.isclose(
             known.validation.ne, validation.ne, rel_tol=SAME_NE
         ):
-            self._note(known.model_copy(update={"validation": validation, "test": None}))
+            self._note(known.replace(validation=validation, test=None))
 
     def _keep_logits(self, networks: Iterable[TrialRecord], split: str) -> None:
         missing = {each.owner: () for each in networks if not self._weights.have_logits(each, split)}
@@ -192,7 +192,7 @@ class Finals:
         self._parts.news.tell()
 
     def _own_job(self, trial: TrialRecord) -> Job:
-        return trained_job(trial, self._log, self._config.seed, tables_from=trial.tables_from)
+        return trained_job(trial, self._log, self._config.seed)
 
     def _members(self, average: TrialRecord) -> Members:
         return tuple(self._standing.trials[number] for number in average.members)

@@ -51,7 +51,7 @@ def promotions(
             whole = _whole_log_job(selected, config, space, baseline, job)
             number = len(standing.trials) if known is None else known.number
             record = new_record(number, selected.kind, selected.point, whole)
-            yield record.model_copy(update={"promoted_from": selected.number}), whole
+            yield record.replace(promoted_from=selected.number), whole
 
 
 def require_promoted(standing: Standing) -> None:
@@ -72,7 +72,7 @@ def require_promoted(standing: Standing) -> None:
 
 def on_all_rows(training: TrainingConfig, candidate: Candidate) -> TrainingConfig:
     """A candidate's training, with what is left open; `training` is what all candidates share."""
-    return candidate_training(training, candidate).model_copy(update=ALL_ROWS)
+    return candidate_training(training, candidate).replace(**ALL_ROWS)
 
 
 def _whole_log_job(
@@ -81,6 +81,6 @@ def _whole_log_job(
     """Of the configuration, not of the record: what was left open is decided anew for all rows."""
     if trial.kind is TrialKind.BASELINE:
         _, model, training = baseline.variant(trial.number, config.seed)
-        return job(model, training.model_copy(update=ALL_ROWS), config.seed)
+        return job(model, training.replace(**ALL_ROWS), config.seed)
     candidate = space.decode(trial.point)
     return job(candidate.model, on_all_rows(config.training, candidate), config.seed)

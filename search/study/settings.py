@@ -90,7 +90,7 @@ class Facts:
 
     def note(self, *, finished: bool) -> None:
         """Commits the head, so that readers have it."""
-        self.head = self.head.model_copy(update={"finished": finished})
+        self.head = self.head.replace(finished=finished)
         self._ledger.settle(self.setting)
         noted = {BUDGET: self._budget, HEAD: self.head.model_dump(mode="json")}
         self._ledger.note_facts(self._facts | noted)

@@ -66,7 +66,7 @@ class Trainings:
         self._parts.elsewhere.publish(record)
         for twin in [] if self.deciding else list(self._standing.trials.values()):
             if twin.reused_from == record.number:
-                self.note(_reused(twin, record).model_copy(update={"test": None}))
+                self.note(_reused(twin, record).replace(test=None))
         self._parts.weights.keep(record)
         if self.deciding:
             self._parts.weights.drop(self._running)
@@ -134,7 +134,7 @@ class Trainings:
             return None
         news = {"curve": record.curve, "executed_technique": record.executed_technique}
         trials = [trial for trial in self._standing.trials.values() if trial.promoted_from is None]
-        stopped = first_stop(self._stopping, before.model_copy(update=news), len(before.curve), trials)
+        stopped = first_stop(self._stopping, before.replace(**news), len(before.curve), trials)
         return training.stop(stopped) if stopped is not None else None
 
     def _try_again(self, record: TrialRecord, job: Job) -> bool:
@@ -156,4 +156,4 @@ def _reused(record: TrialRecord, known: TrialRecord) -> TrialRecord:
     own = {"number", "kind", "point", "started_at", "test", "sampler_notes", "attempts", "reused_from_study"}
     own |= {"promoted_from", "tuned_from"}
     shared = {name: getattr(known, name) for name in type(known).model_fields if name not in own}
-    return record.model_copy(update=shared | {"reused_from": known.owner, "seconds": 0.0})
+    return record.replace(**(shared | {"reused_from": known.owner, "seconds": 0.0}))

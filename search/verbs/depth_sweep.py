@@ -40,7 +40,7 @@ def at_depth(model: ModelConfig, depth: int) -> DhenConfig:
     if not isinstance(model, DhenConfig):
         raise UserError(f"--sweep: a model of the family {model.family!r} has no layers; give a dhen model.")
     layers = model.layers[:depth]
-    return model.model_copy(update={"layers": layers + layers[-1:] * (depth - len(layers))})
+    return model.replace(layers=layers + layers[-1:] * (depth - len(layers)))
 
 
 def sweep(

@@ -57,7 +57,7 @@ def read_request(
         log = open_log(StudyConfig(data=data))
         schema = log.features
         batch_size = training.resolved(log.manifest.rows["train"], "fp32").batch_size
-        training = training.model_copy(update={"batch_size": batch_size})
+        training = training.replace(batch_size=batch_size)
     else:
         schema = _schema(raw.get("schema"), what)
     if training.batch_size is None:
@@ -73,7 +73,7 @@ def for_cluster(training: TrainingConfig, cluster: Cluster) -> TrainingConfig:
     peak = cluster.peak_flops
     faster: Precision = "bf16" if peak.bf16 > BF16_GAIN * peak.fp32 else "fp32"
     precision = faster if training.precision == "auto" else training.precision
-    return training.model_copy(update={"precision": precision})
+    return training.replace(precision=precision)
 
 
 def _plain(what: str, member: int | None) -> dict[str, Any]:
@@ -127,6 +127,6 @@ def fits_nowhere(request: PlanRequest, cluster: Cluster, found: Plan) -> bool:
         return False
     model, training = request.model, for_cluster(request.training, cluster)
     if isinstance(model, DhenConfig):
-        model = model.model_copy(update={"layers": model.layers[:1]})
-    smallest = training.model_copy(update={"batch_size": cluster.ranks})
+        model = model.replace(layers=model.layers[:1])
+    smallest = training.replace(batch_size=cluster.ranks)
     return plan(model, request.schema, smallest, cluster).chosen is None

@@ -33,8 +33,8 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     \b
     Keys, by what they are about:
       budget      trials, tune, tune_best, minutes
-      proposals   space, sampler, seed, warm_start, stopping, stopped_as
-      trainings   training.KEY, tables_from, baseline, baseline_trials
+      proposals   space, sampler, seed, warm_start, stopping
+      trainings   training.KEY, baseline, baseline_trials
       winners     averages, average_seeds, confirm, block_by
       serving     serving.KEY
       machines    parallel, threads, cluster, ranks, hbm, address, prefer

@@ -90,7 +90,7 @@ def command(
     record = trainer.train(record, job, _Printer(console), start_from=start, prefer=config.prefer)
     if record.outcome is not Outcome.COMPLETED:
         raise UserError(f"training ended as {record.outcome}: {record.error}")
-    record = record.model_copy(update={"test": trainer.score(record, job, "test")})
+    record = record.replace(test=trainer.score(record, job, "test"))
     info = bundle_info(record, [Member(trial=0, job=job)], log, study="train")
     write_bundle(out, info, [trainer.folder(0) / WEIGHTS], log)
     shutil.rmtree(folder)

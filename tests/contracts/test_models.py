@@ -21,8 +21,8 @@ FULL = FeatureSchema(
     ),
     numeric=("x", "y"),
 )
-BUCKETS = FULL.model_copy(
-    update={"tables": (*FULL.tables[:2], Table(name="x__bucket", rows=66, buckets=True), FULL.tables[2])}
+BUCKETS = FULL.replace(
+    tables=(*FULL.tables[:2], Table(name="x__bucket", rows=66, buckets=True), FULL.tables[2])
 )
 ONLY_NUMERIC = FeatureSchema(numeric=("x", "y"))
 ONLY_TABLES = FeatureSchema(tables=(Table(name="a", rows=10), Table(name="b", rows=7)))
@@ -59,10 +59,10 @@ def mixed(schema: FeatureSchema) -> FeatureSchema:
     """With one table that is 4 times as large as it was, and one with 16 times as many rows."""
     first, second, *others = schema.tables
     larger = (
-        first.model_copy(update={"rows": 4 * first.rows}),
-        second.model_copy(update={"rows": 16 * second.rows}),
+        first.replace(rows=4 * first.rows),
+        second.replace(rows=16 * second.rows),
     )
-    return schema.model_copy(update={"tables": (*larger, *others)})
+    return schema.replace(tables=(*larger, *others))
 
 
 @every_model
@@ -87,7 +87,7 @@ def check(config: ModelConfig, schema: FeatureSchema) -> None:
 @every_model
 @pytest.mark.parametrize("schema", [FULL, ONLY_TABLES], ids=["full", "only tables"])
 def test_logits_and_costs_of_mixed_dimensions(name: str, schema: FeatureSchema) -> None:
-    check(EVERY[name].model_copy(update={"table_dim_exponent": 1.0}), mixed(schema))
+    check(EVERY[name].replace(table_dim_exponent=1.0), mixed(schema))
 
 
 @every_model

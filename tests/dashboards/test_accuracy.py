@@ -21,7 +21,7 @@ def attempt(strategy: str, predicted: int | None, measured: int | None, **change
 def tried(*attempts: Attempt) -> StudyRecord:
     """A study of a baseline and a candidate that has these behind it."""
     baseline, own = trial(0, Random(0), kind=TrialKind.BASELINE), trial(1, Random(1))
-    return judged([baseline, own.model_copy(update={"attempts": attempts})])
+    return judged([baseline, own.replace(attempts=attempts)])
 
 
 SHORT = attempt("dp", 100, None, outcome=Outcome.OUT_OF_MEMORY, needed_bytes=150, limit_bytes=120)

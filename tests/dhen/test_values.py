@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError, model_validator
 
 from dhen.errors import UserError, unknown_name
 from dhen.schema import FeatureSchema
-from dhen.values import fingerprint, load_yaml, parse
+from dhen.values import Value, fingerprint, load_yaml, parse
 
 
 def test_fingerprint_ignores_the_order_of_keys() -> None:
@@ -63,3 +64,35 @@ def test_an_unknown_name_hints_at_the_one_it_is_a_part_of(received: str, meant: 
     assert said.startswith(f"unknown cluster {received!r}.")
     assert said.endswith("Known: a100-80gb, h100, rtx-4090, zionex.")
     assert (f"Did you mean {meant!r}?" in said) if meant else "Did you mean" not in said
+
+
+class Pair(Value):
+    """Two numbers that go together."""
+
+    first: int = 0
+    """The smaller one."""
+    second: int = 1
+    """The larger one."""
+
+    @model_validator(mode="after")
+    def _are_ordered(self) -> Pair:
+        if self.first > self.second:
+            raise ValueError("first is above second")
+        return self
+
+
+def test_replace_changes_what_is_named_and_nothing_else() -> None:
+    before = Pair(first=1, second=5)
+    assert before.replace(first=2) == Pair(first=2, second=5)
+    assert before == Pair(first=1, second=5)
+
+
+def test_replace_refuses_a_name_that_is_no_field() -> None:
+    with pytest.raises(TypeError, match=r"unknown field 'frist'.*Did you mean 'first'"):
+        Pair().replace(frist=3)
+
+
+@pytest.mark.parametrize("changes", [{"first": "many"}, {"first": 7}], ids=["type", "validator"])
+def test_replace_refuses_a_value_that_a_field_does_not_take(changes: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Pair(second=5).replace(**changes)

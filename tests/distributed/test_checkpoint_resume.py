@@ -72,7 +72,7 @@ def a_job(log: PreparedLog, *, dropout: float = 0.0, **training: object) -> Job:
     unresolved = {"model": model, "features": log.features, "log": log.fingerprint, "seed": 1}
     found = Job.model_validate(unresolved | {"training": settings})
     resolved = found.training.resolved(log.split("train").rows, "fp32")
-    return found.model_copy(update={"training": resolved})
+    return found.replace(training=resolved)
 
 
 class Told:
@@ -192,8 +192,8 @@ def test_the_dense_learning_rate_warms_up(shared: Path) -> None:
     """By examples; the curve has the rate of each evaluation's last step."""
     log = PreparedLog.open(shared / "log")
     job = one_pass(log)
-    warm = job.training.model_copy(update={"warmup_examples": 1500, "learning_rate_scaling": "sqrt"})
-    curve = run(job.model_copy(update={"training": warm}), log, Told(), None).points
+    warm = job.training.replace(warmup_examples=1500, learning_rate_scaling="sqrt")
+    curve = run(job.replace(training=warm), log, Told(), None).points
     whole = warm.learning_rate * math.sqrt(BATCH / warm.reference_batch_size)
     assert [point["learning_rate"] for point in curve] == pytest.approx(
         [whole * min(1.0, point["examples"] / 1500) for point in curve]

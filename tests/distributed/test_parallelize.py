@@ -29,7 +29,7 @@ SCHEMA = FeatureSchema(
 )
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 MODEL = parse_model({"embedding_dim": 8, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
-SEVERAL = MODEL.model_copy(update={"members": 3, "members_from": 1})
+SEVERAL = MODEL.replace(members=3, members_from=1)
 STRATEGIES = (
     Strategy(),
     Strategy(dense="zero1"),
@@ -217,7 +217,7 @@ def test_one_rank_needs_no_process_group(plain: list[float]) -> None:
 def test_recomputation_draws_the_same_dropout() -> None:
     def gradients(strategy: Strategy) -> list[Tensor]:
         torch.manual_seed(0)
-        built = build_model(MODEL.model_copy(update={"dropout": 0.3}), SCHEMA).train()
+        built = build_model(MODEL.replace(dropout=0.3), SCHEMA).train()
         take_tables(built)
         step = parallelize(built, strategy, config("fp32"))
         torch.manual_seed(1)

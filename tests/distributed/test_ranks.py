@@ -176,14 +176,14 @@ def test_a_host_that_loses_its_peers_ends(launcher: Launcher, tmp_path: Path) ->
 
 def test_real_training_within_a_declared_memory_and_beyond(launcher: Launcher, tmp_path: Path) -> None:
     ranks = {"hosts": HOSTS, "gpus_a_host": RANKS_A_HOST}
-    training = real_training(tmp_path / "log").model_copy(
-        update=ranks | {"cluster": this_machine().model_copy(update=ranks)}
+    training = real_training(tmp_path / "log").replace(
+        **(ranks | {"cluster": this_machine().replace(**ranks)})
     )
 
     def last(name: str, dense: str, limit_bytes: int) -> Trained | Failed:
         changes = {"strategy": Strategy.model_validate({"dense": dense}), "memory_limit_bytes": limit_bytes}
         (tmp_path / name).mkdir()
-        events = everything(launcher.start(training.model_copy(update=changes), tmp_path / name))
+        events = everything(launcher.start(training.replace(**changes), tmp_path / name))
         assert isinstance(events[-1], (Trained, Failed))
         return events[-1]
 

@@ -48,7 +48,7 @@ SHAPES = {2: (1, 2), 4: (2, 2)}
 """Hosts and ranks a host."""
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
-MIXED = MODEL.model_copy(update={"embedding_dim": 8, "table_dim_exponent": 0.5})
+MIXED = MODEL.replace(embedding_dim=8, table_dim_exponent=0.5)
 """With tables of 4 and of 8 columns."""
 DENSE = ("dp", "zero1", "zero2", "hsdp", "fsdp")
 TOLERANCE, CLOSE_WEIGHTS = 1e-5, 1e-4
@@ -93,8 +93,8 @@ def fresh(model: ModelConfig = MODEL) -> nn.Module:
 def few_buckets(log: Path) -> LogSchema:
     """Tables of 8 columns that are cut in two have two Adagrad sums a row, and do not follow one process."""
     schema = infer_schema([log])
-    numeric = {name: column.model_copy(update={"buckets": 8}) for name, column in schema.numeric.items()}
-    return schema.model_copy(update={"columns": {**schema.columns, **numeric}})
+    numeric = {name: column.replace(buckets=8) for name, column in schema.numeric.items()}
+    return schema.replace(columns={**schema.columns, **numeric})
 
 
 @cache

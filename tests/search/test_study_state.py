@@ -61,13 +61,13 @@ def test_time_side_by_side_counts_once(spans: list[tuple[float, float]], seconds
 def test_what_is_cut_short_or_shared_takes_no_time() -> None:
     cut = trial(0, seconds=None, outcome=Outcome.INTERRUPTED)
     shared = trial(1, start=5, seconds=0.0, reused_from=2)
-    unplanned = trial(2).model_copy(update={"started_at": None, "seconds": 0.0})
+    unplanned = trial(2).replace(started_at=None, seconds=0.0)
     assert standing(cut, shared, unplanned).elapsed_seconds() == 0.0
 
 
 def test_what_runs_counts_until_now() -> None:
     began = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-    running = trial(0, seconds=None, outcome=Outcome.RUNNING).model_copy(update={"started_at": began})
+    running = trial(0, seconds=None, outcome=Outcome.RUNNING).replace(started_at=began)
     assert 3600.0 <= standing(running).elapsed_seconds() < 3700.0
 
 
@@ -87,11 +87,11 @@ def test_averages_beside_candidates() -> None:
     """They are on the front and no candidates; networks that they or later ones are made of keep their weights."""
     baseline, cheap, dear = trial(0, kind=TrialKind.BASELINE, ne=0.9), trial(1, flops=1e5), trial(2, ne=0.7)
     behind = trial(3, flops=2e5, ne=0.85)
-    average = trial(4, kind=TrialKind.AVERAGE, flops=3e5, ne=0.65).model_copy(update={"members": (1, 3)})
+    average = trial(4, kind=TrialKind.AVERAGE, flops=3e5, ne=0.65).replace(members=(1, 3))
     now = Standing(judged([]), (baseline, cheap, dear, behind, average), averages=True)
     assert [each.number for each in now.verdict.front] == [1, 4]
     assert [each.number for each in now.verdict.networks] == [1, 2]
     assert {each.number for each in now.verdict.trained} == {0, 1, 2, 3}
     assert [each.number for each in now.candidates] == [1, 2, 3]
-    now.note(behind.model_copy(update={"outcome": Outcome.FAILED}))
+    now.note(behind.replace(outcome=Outcome.FAILED))
     assert [each.number for each in now.verdict.front] == [1, 2]

@@ -63,6 +63,6 @@ def test_records_survive_the_way_through_json() -> None:
 
 def test_what_is_not_a_number_is_read_back() -> None:
     record = study(3)
-    last = record.trials[-1].model_copy(update={"validation": metrics(float("nan"))})
+    last = record.trials[-1].replace(validation=metrics(float("nan")))
     again = StudyRecord.model_validate_json(judged([last], finished=False).model_dump_json())
     assert repr(again.trials) == repr((last,))

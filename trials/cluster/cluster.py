@@ -34,8 +34,6 @@ class PeakFlops(Value):
 
     fp32: FlopsPerSecond
     """FLOP/s in fp32, outside tensor cores."""
-    tf32: FlopsPerSecond | None = None
-    """FLOP/s in tf32; null where there is none."""
     bf16: FlopsPerSecond
     """FLOP/s in bf16 with fp32 accumulation."""
 

@@ -44,4 +44,4 @@ def _read(path: Path) -> Cluster:
     data: Any = load_yaml(path)
     cluster = parse(Cluster, {"name": path.stem} | data if isinstance(data, dict) else data, str(path))
     sources = dict.fromkeys(cluster.numbers(), f"your file {path.name}") | cluster.sources
-    return cluster.model_copy(update={"sources": sources})
+    return cluster.replace(sources=sources)

@@ -37,11 +37,9 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
         ]
         sources |= {key: f"{sources.get(key, 'as detected')}; {words}" for key in speeds}
     peaks = {key: part * peak for key, peak in machine.peak_flops.to_dict().items() if peak is not None}
-    return machine.model_copy(
-        update={
-            "hbm_bytes": machine.hbm_bytes // owners,
-            "memory_bandwidth": part * machine.memory_bandwidth,
-            "peak_flops": PeakFlops(**peaks),
-            "sources": sources,
-        }
+    return machine.replace(
+        hbm_bytes=machine.hbm_bytes // owners,
+        memory_bandwidth=part * machine.memory_bandwidth,
+        peak_flops=PeakFlops(**peaks),
+        sources=sources,
     )

@@ -150,7 +150,7 @@ class HostsRun:
         forget_last_run(self._directory, elsewhere)
         ranks: list[LocalRank | RemoteRank] = [*self._launcher.ranks(task, self._directory)]
         for host, member in members.items():
-            data = task.model_copy(update={"host": host}).to_dict()
+            data = task.replace(host=host).to_dict()
             member.send(Start(run=self._number, task=data, folder=str(self._directory)))
             ranks += [
                 RemoteRank(member, self._hosts, self._number, rank, self._directory)
@@ -164,14 +164,10 @@ class HostsRun:
             member.ready is not None and member.ready.shares_directory for member in members.values()
         )
         resume_from = self._task.resume_from if shared else None
-        return self._task.model_copy(
-            update={
-                "address": with_port(self._hosts.address, _free_port(self._hosts.address))
-                if members
-                else None,
-                "log_directory": str(Path(self._task.log_directory).absolute()),
-                "resume_from": str(Path(resume_from).absolute()) if resume_from else None,
-            }
+        return self._task.replace(
+            address=with_port(self._hosts.address, _free_port(self._hosts.address)) if members else None,
+            log_directory=str(Path(self._task.log_directory).absolute()),
+            resume_from=str(Path(resume_from).absolute()) if resume_from else None,
         )
 
 

@@ -197,7 +197,7 @@ def _half(cluster: Cluster) -> Cluster | None:
         return None
     hosts, in_host = cluster.hosts, cluster.gpus_a_host
     fewer = {"hosts": hosts // 2} if hosts > 1 else {"gpus_a_host": in_host // 2}
-    return cluster.model_copy(update=fewer)
+    return cluster.replace(**fewer)
 
 
 def _least_bytes(tables: tuple[Sized, ...], work: Workload, ranks: int) -> float:

@@ -49,7 +49,7 @@ def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
     cluster, more = pricing.cluster, 1
     while cluster.network and more <= MOST_HOSTS * cluster.hosts:
         hosts = cluster.hosts + more
-        larger = cluster.model_copy(update={"hosts": hosts})
+        larger = cluster.replace(hosts=hosts)
         if pricing.batch_size >= larger.ranks:
             yield (
                 f"{more} more host{'s' if more > 1 else ''} ({hosts} in all)",
@@ -63,7 +63,7 @@ def _depths(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
     model = pricing.model
     if isinstance(model, DhenConfig):
         for depth in range(len(model.layers) - 1, 0, -1):
-            shorter = model.model_copy(update={"layers": model.layers[:depth]})
+            shorter = model.replace(layers=model.layers[:depth])
             yield f"{depth} of {len(model.layers)} layers", _changed(pricing, model=shorter)
 
 
@@ -76,7 +76,7 @@ def _changed(
 ) -> Pricing:
     training = pricing.training
     if batch_size is not None:
-        training = training.model_copy(update={"batch_size": batch_size})
+        training = training.replace(batch_size=batch_size)
     return Pricing(
         model or pricing.model,
         pricing.schema,

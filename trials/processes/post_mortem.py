@@ -96,7 +96,7 @@ def verdict(
     failed = _with_the_greatest_need(cause.words.failed, endings)
     # of memory, the words say it all; a log would end with where in our counter it was noticed
     log = "" if failed.out_of_memory else _log(folder, cause.rank, but=failed.error.partition("\n")[0])
-    return failed.model_copy(update={"error": f"{who} failed {at}: {failed.error}{rest}{log}"})
+    return failed.replace(error=f"{who} failed {at}: {failed.error}{rest}{log}")
 
 
 def _with_the_greatest_need(failed: Failed, endings: list[Ending]) -> Failed:
@@ -104,7 +104,7 @@ def _with_the_greatest_need(failed: Failed, endings: list[Ending]) -> Failed:
     said = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
     if failed.needed_bytes is None:
         return failed
-    return failed.model_copy(update={"needed_bytes": max(said)})
+    return failed.replace(needed_bytes=max(said))
 
 
 def state_of(pid: int | None) -> str:

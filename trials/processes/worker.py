@@ -83,8 +83,6 @@ class Task(Value):
     """Measure how long such a request to the model takes, in place of training."""
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
-    tables_from: str | None = None
-    """A weights file whose embedding tables to start from, as the job says; the rest is fresh."""
     progress_seconds: float = 0.5
     """Between two progress events of a training."""
     strategy: Strategy = Strategy()
@@ -239,7 +237,6 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
             report,
             keep=lambda best: save_weights(best, folder / WEIGHTS),
             start_from=start_from,
-            tables_from=Path(task.tables_from) if task.tables_from else None,
             progress_seconds=task.progress_seconds,
             **_of_ranks(task, ranks),
         )
@@ -265,7 +262,7 @@ class _Report:
         if self._trained is None:
             return
         peak = {"peak_memory_bytes": peak_memory_bytes} if peak_memory_bytes is not None else {}
-        self._emit(self._trained.model_copy(update=peak))
+        self._emit(self._trained.replace(**peak))
 
 
 def _of_fullest_rank(peak_bytes: PeakBytes) -> int:

@@ -165,7 +165,7 @@ class DistributedStep:
 def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) -> Strategy:
     """With no more micro-batches than the rank with the fewest has examples: all need equally many."""
     most = batch_size // ranks.world
-    return strategy.model_copy(update={"micro_batches": min(strategy.micro_batches, most)})
+    return strategy.replace(micro_batches=min(strategy.micro_batches, most))
 
 
 def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:
@@ -175,7 +175,7 @@ def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:
         dist.broadcast_object_list(found)
         cluster = found[0]
         assert cluster is not None
-    return cluster.model_copy(update={"hosts": ranks.hosts, "gpus_a_host": ranks.gpus_a_host})
+    return cluster.replace(hosts=ranks.hosts, gpus_a_host=ranks.gpus_a_host)
 
 
 def _bucket_bytes(cluster: Cluster | None, ranks: Ranks) -> int:

@@ -32,7 +32,6 @@ from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
 from trials.data.prefetch import on_device
 from trials.embeddings.fp16 import store_tables_in_half
-from trials.embeddings.warm_tables import start_tables_from
 from trials.events import Diverged, Evaluated, Event, Progress, Trained
 from trials.job import Job, TrainingConfig
 from trials.memory.limit import on_device_for_good, on_host
@@ -116,7 +115,6 @@ def train(
     *,
     keep: Callable[[Weights], None],
     start_from: Weights | None = None,
-    tables_from: Path | None = None,
     progress_seconds: float,
     ranks: Ranks = ONE_RANK,
     strategy: Strategy = PLAIN_DP,
@@ -135,7 +133,6 @@ def train(
         emit: takes events; of several ranks, the first one's count.
         keep: takes the best weights.
         start_from: other weights of the same model to begin with in place of fresh ones.
-        tables_from: a weights file of another model, whose embedding tables to begin with.
         progress_seconds: between two `Progress`.
         ranks: several need a default process group that all have joined, and call this alike.
         strategy: how the model is held.
@@ -147,7 +144,7 @@ def train(
     Raises:
         UserError: for a checkpoint of another job, or a split with fewer rows than there are ranks.
     """
-    step = _fresh_step(job, start_from, tables_from, ranks, strategy, cluster)
+    step = _fresh_step(job, start_from, ranks, strategy, cluster)
     checkpoints = Checkpoints(resume_from, job, ranks, checkpoint_seconds)
     assert job.training.evaluate_every is not None
     fresh = TrainingState(next_evaluation=job.training.evaluate_every), None
@@ -175,7 +172,6 @@ def train(
 def _fresh_step(
     job: Job,
     start_from: Weights | None,
-    tables_from: Path | None,
     ranks: Ranks,
     strategy: Strategy,
     cluster: Cluster | None,
@@ -186,8 +182,6 @@ def _fresh_step(
         model = build_model(job.model, job.features).train()
         if start_from is not None:
             model.load_state_dict(start_from)
-        if tables_from is not None:
-            start_tables_from(tables_from, model, job.features, ranks)
         if job.training.table_precision == "fp16":
             store_tables_in_half(model)  # before a device would need room for them in fp32
     if ranks.world == 1 and strategy == PLAIN_DP:

@@ -148,7 +148,7 @@ def _row(
 ) -> FractionResult:
     ne = [_ne(record) for record in each.records]
     seconds, all_seconds = _seconds(each), _seconds(whole)
-    part = config.training.model_copy(update={"train_fraction": each.fraction})
+    part = config.training.replace(train_fraction=each.fraction)
     return FractionResult(
         fraction=each.fraction,
         rows=part.rows_used(log.manifest.rows["train"]),

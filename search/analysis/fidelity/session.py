@@ -104,7 +104,7 @@ def _audited(
 
 
 def _job(trainer: Trainer, subject: Subject, fraction: float, seed: int) -> Job:
-    training = subject.training.model_copy(update={"train_fraction": fraction})
+    training = subject.training.replace(train_fraction=fraction)
     return trainer.job(subject.model, training, seed)
 
 

@@ -73,7 +73,7 @@ def _training(config: TableConfig, log: PreparedLog, trainer: Trainer) -> Traini
     examples = (training.epochs or 1) * rows
     if training.evaluate_every is None:
         every = max(1, examples // config.milestones)
-        training = training.model_copy(update={"evaluate_every": every})
+        training = training.replace(evaluate_every=every)
     resolved = training.resolved(log.manifest.rows["train"], trainer.precision)
     assert resolved.batch_size is not None
     steps = examples // resolved.batch_size

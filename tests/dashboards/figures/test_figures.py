@@ -75,8 +75,8 @@ def test_front_figure_marks_baseline_best_and_knee() -> None:
 
 def test_a_far_floor_is_said_and_does_not_stretch_the_frame() -> None:
     record = study()
-    far = record.log.model_copy(update={"ne_floor": {"validation": 0.2}})
-    info = front_info(record.model_copy(update={"log": far}))
+    far = record.log.replace(ne_floor={"validation": 0.2})
+    info = front_info(record.replace(log=far))
     assert not info.floor_in_frame
     assert info.frame.low > 0.7
     assert any("below this frame" in note.text for note in front_figure(info).layout.annotations)
@@ -110,9 +110,7 @@ def test_time_parts_sum_to_the_wall_clock() -> None:
 
 
 def test_clocks_that_disagree_give_no_negative_part() -> None:
-    odd = trial(0, Random(0)).model_copy(
-        update={"seconds": 1.0, "train_seconds": 2.0, "evaluate_seconds": 3.0}
-    )
+    odd = trial(0, Random(0)).replace(seconds=1.0, train_seconds=2.0, evaluate_seconds=3.0)
     only = time_info(judged([odd])).trials[0]
     assert (only.training, only.evaluation, only.other) == (1.0, 0.0, 0.0)
 
@@ -144,17 +142,17 @@ def test_figures_of_studies_with_little_in_them(record) -> None:
 
 
 def test_values_that_are_no_numbers_are_not_drawn() -> None:
-    broken = trial(1, Random(0)).model_copy(update={"validation": metrics(math.nan)})
-    assert front_info(judged([broken]).model_copy(update={"front": (1,), "best": 1})).frame is None
+    broken = trial(1, Random(0)).replace(validation=metrics(math.nan))
+    assert front_info(judged([broken]).replace(front=(1,), best=1)).frame is None
 
 
 def test_early_values_do_not_set_the_frame_of_the_curves() -> None:
     record = study(6)
     best = record.trial(record.best)
-    first = best.curve[0].model_copy(update={"validation": metrics(0.4)})
-    odd = best.model_copy(update={"curve": (first, *best.curve[1:])})
+    first = best.curve[0].replace(validation=metrics(0.4))
+    odd = best.replace(curve=(first, *best.curve[1:]))
     trials = tuple(odd if each.number == best.number else each for each in record.trials)
-    calm, wild = curves_info(record), curves_info(record.model_copy(update={"trials": trials}))
+    calm, wild = curves_info(record), curves_info(record.replace(trials=trials))
     assert wild.frame == calm.frame
     assert wild.outside
     assert "second half" in curves_figure(wild).layout.title.subtitle.text

@@ -75,11 +75,8 @@ def test_every_trial_is_in_the_table_with_its_error() -> None:
 def poisoned() -> StudyRecord:
     record = study()
     bad = {"family": EVIL, "embedding_dim": 16, "layers": [{"modules": [{"kind": EVIL}], "ensemble": EVIL}]}
-    trials = [
-        each.model_copy(update={"model": bad, "error": EVIL, "executed_technique": EVIL})
-        for each in record.trials
-    ]
-    log = record.log.model_copy(update={"name": EVIL})
+    trials = [each.replace(model=bad, error=EVIL, executed_technique=EVIL) for each in record.trials]
+    log = record.log.replace(name=EVIL)
     return judged(trials, name=EVIL, space=EVIL, sampler=EVIL, log=log)
 
 

@@ -29,7 +29,7 @@ def test_floor_and_test_are_told_where_known() -> None:
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
     record = study(finished=False)
-    bare = record.model_copy(update={"log": record.log.model_copy(update={"ne_floor": None}), "knee": None})
+    bare = record.replace(log=record.log.replace(ne_floor=None), knee=None)
     text = " ".join(sentences(bare))
     assert "No model can go below" not in text
     assert "test split" not in text
@@ -39,8 +39,8 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
 def test_a_candidate_worse_than_the_baseline_is_not_praised() -> None:
     random = Random(0)
     baseline = trial(0, random, kind=TrialKind.BASELINE)
-    worse = baseline.validation.model_copy(update={"ne": baseline.validation.ne * 1.01})
-    candidate = trial(1, random).model_copy(update={"validation": worse})
+    worse = baseline.validation.replace(ne=baseline.validation.ne * 1.01)
+    candidate = trial(1, random).replace(validation=worse)
     text = " ".join(sentences(judged([baseline, candidate])))
     assert "1.00 % above the tuned baseline" in text
     assert "gap closed" not in text
@@ -50,12 +50,8 @@ def test_tuning_is_told_by_architecture() -> None:
     first, second = (trial(number, Random(number)) for number in range(2))
     nes = {2: (first, 0.99), 3: (first, 0.98), 4: (second, 1.01)}
     tuned = [
-        of.model_copy(
-            update={
-                "number": number,
-                "tuned_from": of.number,
-                "validation": of.validation.model_copy(update={"ne": of.validation.ne * times}),
-            }
+        of.replace(
+            number=number, tuned_from=of.number, validation=of.validation.replace(ne=of.validation.ne * times)
         )
         for number, (of, times) in nes.items()
     ]
@@ -77,7 +73,4 @@ def test_studies_without_a_result_say_why() -> None:
 def test_progress_counts_candidates_that_ended() -> None:
     record = study(12, finished=False)
     assert progress(record) == "running, 12 of 12 candidates"
-    assert (
-        progress(record.model_copy(update={"finished": True, "trials_budget": None}))
-        == "finished, 12 candidates"
-    )
+    assert progress(record.replace(finished=True, trials_budget=None)) == "finished, 12 candidates"

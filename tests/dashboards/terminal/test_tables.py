@@ -73,7 +73,7 @@ def test_progress_tells_pace_running_and_best() -> None:
 
 
 def test_a_study_without_a_driver_is_said_to_stand_still() -> None:
-    cut = [trial.model_copy(update={"outcome": Outcome.INTERRUPTED}) for trial in study(3).trials[-1:]]
+    cut = [trial.replace(outcome=Outcome.INTERRUPTED) for trial in study(3).trials[-1:]]
     record = judged([*study(3).trials[:-1], *cut], finished=False, budget=9, running=False)
     text = progress_line(record).plain
     assert text.startswith("2/9 candidates")
@@ -85,7 +85,7 @@ def test_a_study_without_a_driver_is_said_to_stand_still() -> None:
 def test_time_left_takes_the_nearer_limit() -> None:
     record = study(20, trials_budget=40, elapsed_seconds=230.0, seconds_budget=240.0)
     assert seconds_left(record) == pytest.approx(10.0)
-    assert seconds_left(record.model_copy(update={"elapsed_seconds": 300.0})) == 0.0
+    assert seconds_left(record.replace(elapsed_seconds=300.0)) == 0.0
     assert seconds_left(judged([], finished=False)) is None
 
 

@@ -141,10 +141,10 @@ def test_candidates_differ_fit_and_are_drawn_alike(log: PreparedLog) -> None:
     config = FidelityConfig(space="tiny", candidates=8, seed=3)
     subjects = drawn(config, log, "fp32")
     assert len({(each.model, each.training) for each in subjects}) == 8
-    more = drawn(config.model_copy(update={"candidates": 12}), log, "fp32")
+    more = drawn(config.replace(candidates=12), log, "fp32")
     assert more[:8] == subjects  # so that more candidates train the new ones alone
     with pytest.raises(UserError, match=r"nothing fits 10.0 KiB a rank.* would with hbm=1MiB"):
-        drawn(config.model_copy(update={"hbm": "10KiB"}), log, "fp32")
+        drawn(config.replace(hbm="10KiB"), log, "fp32")
 
 
 def test_a_space_may_be_too_small(log: PreparedLog, tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_a_study_must_be_of_the_log_and_large_enough(study: Path, log: PreparedL
     with pytest.raises(UserError, match="4 candidates completed, an audit needs 5"):
         taken(its, log, "fp32")
     check_log(its, log)
-    moved = its.record.log.model_copy(update={"fingerprint": "0123", "name": "older.csv"})
+    moved = its.record.log.replace(fingerprint="0123", name="older.csv")
     with pytest.raises(UserError, match=rf"is 0123 \(older.csv\), that of --data {log.fingerprint}"):
-        check_log(its._replace(record=its.record.model_copy(update={"log": moved})), log)
+        check_log(its._replace(record=its.record.replace(log=moved)), log)
 
 
 def finished(out: Path) -> set[str]:

@@ -320,7 +320,7 @@ def test_a_row_that_diverged_is_shown_as_such() -> None:
         errors=(),
     )
     changes = {"name": "linear", "ne": ((0.9, 0.8), (0.9, None)), "errors": ("the loss was nan at step 3",)}
-    lost = sound.model_copy(update=changes | {"relative": (estimate([1.0, 2.0], 0.95), None)})
+    lost = sound.replace(**(changes | {"relative": (estimate([1.0, 2.0], 0.95), None)}))
     result = TableResult(
         table="table1",
         title="t",

@@ -50,7 +50,7 @@ def proposed(number: int, point: Point, space: Any, cluster: Cluster) -> TrialRe
     assert record.flops is not None
     ne = 0.8 - 0.003 * math.log(record.flops) + 0.002 * Random(record.fingerprint).random()
     quality = Metrics(ne=ne, log_loss=ne, auc=0.7, calibration=1.0, examples=10)
-    return record.model_copy(update={"outcome": Outcome.COMPLETED, "validation": quality})
+    return record.replace(outcome=Outcome.COMPLETED, validation=quality)
 
 
 def appraiser(space: Space) -> Appraiser:
@@ -62,7 +62,7 @@ def appraiser(space: Space) -> Appraiser:
 def half() -> Cluster:
     """A cluster on which about half of a space's candidates fit; CPUs, so that nothing is taken beforehand."""
     space = load_space("default")
-    roomy = load_cluster("a100-80gb").with_ranks("1x2").model_copy(update={"device": "cpu"})
+    roomy = load_cluster("a100-80gb").with_ranks("1x2").replace(device="cpu")
     asked = Proposals(appraiser=appraiser(space), sampler="random", seed=1)
     needs = []
     for number in range(40):
@@ -79,7 +79,7 @@ def infeasible(cluster: Cluster, sampler: str, seed: int) -> list[bool]:
     misses = []
     for number in range(120):
         point, notes = asked.ask(number, {})
-        record = proposed(number, point, space, cluster).model_copy(update={"sampler_notes": notes})
+        record = proposed(number, point, space, cluster).replace(sampler_notes=notes)
         misses.append(record.outcome is Outcome.INFEASIBLE)
         asked.tell(record)
     return misses
@@ -111,7 +111,7 @@ def test_what_was_learned_survives_a_resume(half: Cluster, sampler: str) -> None
             resumed = Proposals(appraiser=appraiser(space), sampler=sampler, seed=4)
             resumed.remember(TrialRecord.model_validate_json(each.model_dump_json()) for each in records)
             assert resumed.ask(number, {}) == (point, notes)
-        record = proposed(number, point, space, half).model_copy(update={"sampler_notes": notes})
+        record = proposed(number, point, space, half).replace(sampler_notes=notes)
         undisturbed.tell(record)
         records.append(record)
 

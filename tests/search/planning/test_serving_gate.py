@@ -136,7 +136,7 @@ def judged(number: int, limits: ServingConfig, asked: Proposals, appraiser: Appr
     changes = {"serving_ms": ms, "serving_excess": excess, "memory_excess": -0.5, "sampler_notes": notes}
     if excess > 0:
         changes |= {"outcome": Outcome.INFEASIBLE, "validation": None}
-    return record.model_copy(update=changes)
+    return record.replace(**changes)
 
 
 @pytest.mark.parametrize("sampler", ["gp", "nsga2", "tpe"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 from command_line import SMALL, Run, write_log
-from safetensors.torch import load_file
 
 from search.bundles.export import study_log
 from search.config import StudyConfig, read_study_config
@@ -24,10 +22,9 @@ from search.samplers.static_cost import Appraiser
 from spaces.catalog_loader import catalog, load_space
 from spaces.space import Candidate, Space, SpaceConfig
 from trials.data.cache import PreparedLog
-from trials.embeddings.warm_tables import TABLES
 from trials.events import WEIGHTS
 from trials.job import Job, TrainingConfig
-from trials.record import Outcome, StudyRecord, TrialRecord
+from trials.record import StudyRecord, TrialRecord
 
 WORDS = ("baseline_trials=1", "training.epochs=2", "threads=1", "parallel=1")
 
@@ -140,7 +137,7 @@ def test_every_sampler_learns_from_them(study: Path, log: PreparedLog, sampler: 
     space = load_space("tiny")
     known = reused(study, log, space).records
     many = [known[index % len(known)] for index in range(POPULATION)]
-    many = [record.model_copy(update={"number": index - POPULATION}) for index, record in enumerate(many)]
+    many = [record.replace(number=index - POPULATION) for index, record in enumerate(many)]
 
     def asked() -> tuple[Any, dict[str, int]]:
         proposals = Proposals(
@@ -153,27 +150,6 @@ def test_every_sampler_learns_from_them(study: Path, log: PreparedLog, sampler: 
     assert (point, notes) == asked()
     if sampler == "nsga2":
         assert notes == dict.fromkeys(FIRST_GENERATION, 1)
-
-
-def test_candidates_start_from_the_baselines_tables(
-    dhen_search: Run, click_log: Path, study: Path, tmp_path: Path
-) -> None:
-    out, bundle = tmp_path / "out", tmp_path / "bundle"
-    words = ("run", "--data", click_log, "--out", out, *SMALL, "tables_from=baseline", "sampler=random")
-    dhen_search(*words, "trials=1")
-    (trial_folder(out, 0) / WEIGHTS).unlink()
-    said = dhen_search(*words, "trials=2").stdout
-    assert "trial 0 has the tables, its weights are gone: trained here again" in said
-    assert "no fair comparison; `dhen-search confirm` retrains both from fresh tables" in said
-    record = read_record(out)
-    baseline = record.trial(0)
-    assert [trial.tables_from for trial in record.trials] == [None, *[baseline.fingerprint] * 2]
-    assert all(trial.outcome is Outcome.COMPLETED for trial in record.trials)
-    twins = [trial for trial in read_record(study).trials if trial.model == record.trial(1).model]
-    assert all(twin.fingerprint != record.trial(1).fingerprint for twin in twins)
-    assert TABLES in load_file(trial_folder(out, 0) / WEIGHTS)
-    dhen_search("export", out, "--out", bundle)
-    assert json.loads((bundle / "bundle.json").read_text())["job"]["tables_from"] == baseline.fingerprint
 
 
 def test_one_directory_or_several() -> None:

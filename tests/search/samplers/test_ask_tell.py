@@ -59,7 +59,7 @@ def test_a_resumed_study_proposes_what_an_undisturbed_one_would(sampler: str) ->
         record = ended(number, point, notes)
         undisturbed.tell(record)
         if number % 3 == 0:  # its driver died while it trained
-            running = record.model_copy(update={"outcome": Outcome.INTERRUPTED, "validation": None})
+            running = record.replace(outcome=Outcome.INTERRUPTED, validation=None)
             resumed = proposals(space, sampler)
             resumed.remember(map(as_read, [*records, running]))
         resumed.tell(record)

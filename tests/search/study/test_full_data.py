@@ -39,14 +39,12 @@ def searched() -> list[TrialRecord]:
 
 
 def promoted(number: int, of: TrialRecord, ne: float, outcome: Outcome = Outcome.COMPLETED) -> TrialRecord:
-    return of.model_copy(
-        update={
-            "number": number,
-            "promoted_from": of.number,
-            "training": {},
-            "outcome": outcome,
-            "validation": of.validation.model_copy(update={"ne": ne}) if of.validation else None,
-        }
+    return of.replace(
+        number=number,
+        promoted_from=of.number,
+        training={},
+        outcome=outcome,
+        validation=of.validation.replace(ne=ne) if of.validation else None,
     )
 
 
@@ -156,7 +154,7 @@ def test_parts_are_not_mixed(tmp_path: Path) -> None:
 def test_a_space_in_which_nothing_fits_is_said_to_be_one() -> None:
     made = study(2)
     unfit = {"outcome": Outcome.INFEASIBLE, "validation": None, "memory_excess": 0.5}
-    none = judged([*made.trials[:3], *(t.model_copy(update=unfit) for t in made.trials[3:])])
+    none = judged([*made.trials[:3], *(t.replace(**unfit) for t in made.trials[3:])])
     cluster = {"name": "this", "hosts": 1, "gpus_a_host": 1, "hbm_bytes": 2**30, "verified": True}
     record = StudyRecord.model_validate(none.model_dump() | {"cluster": cluster})
     assert "none of 2 fits 1.0 GiB a rank" in sentences(record)[0]

@@ -30,7 +30,7 @@ def after(record: TrialRecord, event: Failed) -> TrialRecord:
 
 
 def test_the_second_time_memory_is_blamed() -> None:
-    record = records.trial(3, Random(0), kind=TrialKind.CANDIDATE).model_copy(update=RUNNING)
+    record = records.trial(3, Random(0), kind=TrialKind.CANDIDATE).replace(**RUNNING)
     once = after(record, KILLED)
     assert (once.outcome, once.error) == (Outcome.INTERRUPTED, KILLED.error)
     twice = after(once, KILLED)

@@ -112,7 +112,7 @@ def test_a_log_that_is_not_there(hosts: Hosts, log: PreparedLog, said: list[str]
         with listening(hosts):
             wire, welcome = join_study(hosts.address, 1, "m", 1.0, print)
             with pytest.raises(UserError, match="All hosts need the prepared log at the same path"):
-                check_log(wire, welcome.model_copy(update=changes))
+                check_log(wire, welcome.replace(**changes))
             until(said, "host 1 (m) cannot take part")
         assert "All hosts need the prepared log" in said.pop()
 

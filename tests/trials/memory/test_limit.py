@@ -28,7 +28,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 def train(task: Task, folder: Path, **changes: object) -> Trained | Failed:
     folder.mkdir()
-    last = everything(Launcher().start(task.model_copy(update=changes), folder))[-1]
+    last = everything(Launcher().start(task.replace(**changes), folder))[-1]
     assert isinstance(last, (Trained, Failed))
     return last
 
@@ -142,6 +142,6 @@ def test_impossible_tasks(task: Task, changes: dict[str, object], words: str) ->
 
 
 def test_ranks_here(task: Task) -> None:
-    four = task.model_copy(update={"hosts": 2, "gpus_a_host": 2})
+    four = task.replace(hosts=2, gpus_a_host=2)
     assert [*four.ranks_here] == [0, 1, 2, 3]
-    assert [*four.model_copy(update={"address": "h:1", "host": 1}).ranks_here] == [2, 3]
+    assert [*four.replace(address="h:1", host=1).ranks_here] == [2, 3]

@@ -14,7 +14,7 @@ from trials.record import Attempt, Origin, Outcome, StudyRecord, TrialKind, Tria
 
 
 def alone(outcome: Outcome = Outcome.COMPLETED, **changes) -> TrialRecord:
-    return trial(1, Random(0), outcome=outcome).model_copy(update=changes)
+    return trial(1, Random(0), outcome=outcome).replace(**changes)
 
 
 def test_metrics_stand_against_training_examples_seen() -> None:
@@ -38,10 +38,10 @@ def test_a_trial_stands_beside_the_baseline_of_as_many_rows() -> None:
 
     def promoted(trial: TrialRecord, number: int, ne: float) -> TrialRecord:
         changes = {"number": number, "promoted_from": trial.number, "validation": metrics(ne)}
-        return trial.model_copy(update=changes)
+        return trial.replace(**changes)
 
     on_all = (promoted(best, 1000, 0.70), promoted(baseline, 1001, 0.75))
-    record = part.model_copy(update={"trials": (*part.trials, *on_all), "baseline": 1001, "best": 1000})
+    record = part.replace(trials=(*part.trials, *on_all), baseline=1001, best=1000)
 
     def relative(trial: TrialRecord, record: StudyRecord) -> float | None:
         found = trial_sheet(trial, record).series.get("best_ne_vs_baseline_percent")
@@ -49,7 +49,7 @@ def test_a_trial_stands_beside_the_baseline_of_as_many_rows() -> None:
 
     assert relative(on_all[0], record) == pytest.approx(relative_ne_percent(0.70, 0.75))
     assert relative(best, record) == relative(best, part)
-    waiting = part.model_copy(update={"trials": (*part.trials, on_all[0])})
+    waiting = part.replace(trials=(*part.trials, on_all[0]))
     assert relative(on_all[0], waiting) is None
 
 
@@ -165,10 +165,8 @@ def test_files_hold_configuration_and_cost_whole() -> None:
 def test_a_later_sheet_only_adds_readings() -> None:
     record = study(finished=False)
     running = record.trials[-1]
-    ended = running.model_copy(
-        update={"outcome": Outcome.COMPLETED, "validation": metrics(0.78), "seconds": 60.0}
-    )
-    early = trial_sheet(running.model_copy(update={"curve": running.curve[:3]}), record).series
+    ended = running.replace(outcome=Outcome.COMPLETED, validation=metrics(0.78), seconds=60.0)
+    early = trial_sheet(running.replace(curve=running.curve[:3]), record).series
     late = trial_sheet(ended, record).series
     assert all(late[key][: len(readings)] == readings for key, readings in early.items())
 

@@ -45,7 +45,7 @@ def parent(directory: Path) -> Any:
 
 def without(record: StudyRecord, count: int) -> StudyRecord:
     """The study before its last trials, with the same verdicts (of numbers that are not there yet)."""
-    return record.model_copy(update={"trials": record.trials[:-count], "finished": False})
+    return record.replace(trials=record.trials[:-count], finished=False)
 
 
 @pytest.fixture(scope="module")
@@ -117,15 +117,13 @@ def test_a_second_sync_and_a_restart_write_nothing(finished: tuple[Path, StudyRe
 
 def test_a_study_that_grows_ends_as_one_written_at_once(tmp_path: Path) -> None:
     record = study(4)
-    last = record.trials[-1].model_copy(
-        update={"outcome": Outcome.RUNNING, "validation": None, "seconds": None}
-    )
-    partial = last.model_copy(update={"curve": last.curve[:4]})
+    last = record.trials[-1].replace(outcome=Outcome.RUNNING, validation=None, seconds=None)
+    partial = last.replace(curve=last.curve[:4])
     steps = [
-        record.model_copy(update={"trials": (), "finished": False}),
+        record.replace(trials=(), finished=False),
         without(record, 2),
-        without(record, 1).model_copy(update={"trials": (*record.trials[:-1], partial)}),
-        without(record, 1).model_copy(update={"trials": (*record.trials[:-1], last)}),
+        without(record, 1).replace(trials=(*record.trials[:-1], partial)),
+        without(record, 1).replace(trials=(*record.trials[:-1], last)),
     ]
     tracker = Tracker.open(tmp_path / "grown")
     for step in steps:
@@ -176,7 +174,7 @@ def test_what_the_record_contradicts_is_written_anew(tmp_path: Path) -> None:
     tracker.sync(record)
     before = by_number(tmp_path)
     other = next(number for number in (0, 1, 2) if number != record.baseline)
-    tracker.sync(record.model_copy(update={"baseline": other}))
+    tracker.sync(record.replace(baseline=other))
     after = by_number(tmp_path)
     assert sorted(after) == sorted(before)
     assert before[3].info.run_id != after[3].info.run_id
@@ -190,7 +188,7 @@ def test_a_new_verdict_changes_tags_alone(tmp_path: Path) -> None:
     tracker = Tracker.open(tmp_path)
     tracker.sync(record)
     before = by_number(tmp_path)
-    tracker.sync(record.model_copy(update={"front": (), "best": None, "knee": None}))
+    tracker.sync(record.replace(front=(), best=None, knee=None))
     after = by_number(tmp_path)
     assert {number: run.info.run_id for number, run in after.items()} == {
         number: run.info.run_id for number, run in before.items()
@@ -200,9 +198,9 @@ def test_a_new_verdict_changes_tags_alone(tmp_path: Path) -> None:
 
 def test_the_test_split_is_added_when_it_is_scored(tmp_path: Path) -> None:
     record = study(2)
-    unscored = tuple(trial.model_copy(update={"test": None}) for trial in record.trials)
+    unscored = tuple(trial.replace(test=None) for trial in record.trials)
     tracker = Tracker.open(tmp_path)
-    tracker.sync(record.model_copy(update={"trials": unscored, "finished": False}))
+    tracker.sync(record.replace(trials=unscored, finished=False))
     first = by_number(tmp_path)[record.best]
     tracker.sync(record)
     second = by_number(tmp_path)[record.best]
@@ -216,12 +214,12 @@ def test_hundreds_of_points_and_params_fit(tmp_path: Path) -> None:
     record = study(1)
     base = record.trials[-1]
     curve = tuple(
-        base.curve[0].model_copy(update={"examples": 100 * step, "validation": metrics(0.8 - step * 1e-5)})
+        base.curve[0].replace(examples=100 * step, validation=metrics(0.8 - step * 1e-5))
         for step in range(1, 301)
     )
     point = {f"axis{number}": number for number in range(230)}
-    big = base.model_copy(update={"curve": curve, "point": point, "outcome": Outcome.COMPLETED})
-    Tracker.open(tmp_path).sync(record.model_copy(update={"trials": (*record.trials[:-1], big)}))
+    big = base.replace(curve=curve, point=point, outcome=Outcome.COMPLETED)
+    Tracker.open(tmp_path).sync(record.replace(trials=(*record.trials[:-1], big)))
     run = by_number(tmp_path)[big.number]
     assert len(client(tmp_path).get_metric_history(run.info.run_id, "train_loss")) == 300
     assert run.data.params["axis229"] == "229"

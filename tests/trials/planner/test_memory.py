@@ -95,7 +95,7 @@ def test_agrees_with_a_trace_of_the_wrapped_model(
 
 @pytest.mark.parametrize(("dense", "precision"), [("zero1", "fp32"), ("fsdp", "bf16")])
 def test_agrees_where_embeddings_are_lifted(dense: Dense, precision: Precision) -> None:
-    model = candidate("tiny", 0).model_copy(update={"embedding_dim": 32, "table_dim_exponent": 0.3})
+    model = candidate("tiny", 0).replace(embedding_dim=32, table_dim_exponent=0.3)
     assert set(table_dims(model, SCHEMA)) == {16, 32}
     agrees(model, Strategy(dense=dense, micro_batches=2), 1, 2, 512, TrainingConfig(precision=precision))
 

@@ -152,14 +152,14 @@ def test_where_nothing_fits_the_nearest_changes_are_real() -> None:
 
 
 def test_a_smaller_batch_is_a_remedy_where_activations_are_what_lacks() -> None:
-    large = TRAINING.model_copy(update={"batch_size": 2**20})
+    large = TRAINING.replace(batch_size=2**20)
     cluster = small(NEEDS[-1])
     found = plan(model(1), SCHEMA, large, cluster)
     assert found.chosen is None
     batch = re.search(r"training\.batch_size=(\d+)", str(found.remedy))
     assert batch is not None, found.remedy
     for size, fits in ((int(batch[1]), True), (2 * int(batch[1]), False)):
-        again = plan(model(1), SCHEMA, large.model_copy(update={"batch_size": size}), cluster)
+        again = plan(model(1), SCHEMA, large.replace(batch_size=size), cluster)
         assert (again.chosen is not None) == fits
 
 
@@ -174,12 +174,12 @@ def test_tables_that_fit_nowhere_are_no_strategys_fault() -> None:
 
 def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
     with pytest.raises(UserError, match="at least 8"):
-        plan(model(), SCHEMA, TRAINING.model_copy(update={"batch_size": 7}), small(10**9))
+        plan(model(), SCHEMA, TRAINING.replace(batch_size=7), small(10**9))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_module_that_declares_nothing_is_traced_and_said_so(precision: str) -> None:
-    training = TRAINING.model_copy(update={"precision": precision, "batch_size": 512})
+    training = TRAINING.replace(precision=precision, batch_size=512)
     declared = plan(model(2), SCHEMA, training, small(10**12))
     traced = plan(model(2, module=Undeclared(mlp=(512, 512))), SCHEMA, training, small(10**12))
     assert not declared.notes

@@ -40,7 +40,7 @@ def test_what_a_rank_knew_is_kept(tmp_path: Path) -> None:
     progress = Progress(examples=1000, total_examples=2000, seconds=1.0)
     failed = verdict(found, progress, tmp_path, None)
     assert failed.error.startswith("rank 1 failed after 1,000 of 2,000 examples: too much")
-    assert failed.model_copy(update={"error": said.error}) == said
+    assert failed.replace(error=said.error) == said
 
 
 def test_logs_of_earlier_runs_are_not_quoted(tmp_path: Path) -> None:

@@ -60,19 +60,17 @@ def trained(number: int, fingerprint: str = "f") -> TrialRecord:
         measured_step_seconds=0.1 + 0.2,
         seconds=1.5,
     )
-    return record(number, fingerprint=fingerprint).model_copy(
-        update={
-            "plan": plan,
-            "attempts": (short, done),
-            "validation": Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
-        }
+    return record(number, fingerprint=fingerprint).replace(
+        plan=plan,
+        attempts=(short, done),
+        validation=Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
     )
 
 
 def opened(url: str, study: str = "a", **changes: Any) -> Ledger:
     """To be written to."""
     ledger = Ledger(url, study)
-    ledger.settle(SETTING.model_copy(update=changes))
+    ledger.settle(SETTING.replace(**changes))
     return ledger
 
 
@@ -87,7 +85,7 @@ def test_trials_come_back_as_they_went(tmp_path: Path) -> None:
     ledger.save(record(1, Outcome.RUNNING))
     ledger.save(record(0, Outcome.DIVERGED))
     ledger.save(trained(1))
-    no_model = record(2, Outcome.INFEASIBLE, "").model_copy(update={"model": {}, "training": {}})
+    no_model = record(2, Outcome.INFEASIBLE, "").replace(model={}, training={})
     ledger.save(no_model)
     ledger.close()
     there = [record(0, Outcome.DIVERGED), trained(1), no_model]
@@ -153,7 +151,7 @@ def test_a_result_that_was_taken_over_is_not_passed_on(tmp_path: Path) -> None:
     shared["a"].publish(trained(0), tmp_path / "none")
     ((_, origin),) = shared["b"].finished("f")
     ledgers["b"].save(
-        trained(0).model_copy(update={"attempts": (), "reused_from_study": origin}),
+        trained(0).replace(attempts=(), reused_from_study=origin),
     )
     assert [origin.study for _, origin in shared["c"].finished("f")] == ["a"]
     assert rows(tmp_path / "all.db", "select count(*) from dhen_attempt") == [(2,)]

@@ -95,7 +95,7 @@ def test_bf16_keeps_fp32_master_weights() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("members", [1, 3])
 def test_weights_restore_what_was_trained(precision: str, members: int) -> None:
-    several = MODEL.model_copy(update={"members": members})
+    several = MODEL.replace(members=members)
     step = TrainStep(model(several), config(precision=precision))
     for batch in batches(3):
         step(batch)

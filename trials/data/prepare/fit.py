@@ -85,7 +85,7 @@ class _Fitting:
     def _scale(self, name: str) -> NumericScale:
         """Of a numeric column; with buckets where they were asked for and it varies."""
         scale, quantiles = self._moments[name].scale(), self._quantiles.get(name)
-        return scale.model_copy(update={"buckets": quantiles.buckets()}) if quantiles else scale
+        return scale.replace(buckets=quantiles.buckets()) if quantiles else scale
 
 
 def _table(column: TableColumn, counts: ValueCounts) -> Vocabulary | int:
@@ -109,13 +109,13 @@ def _resolved(
     columns = dict(schema.columns)
     for name, table in tables.items():
         hashed = table if isinstance(table, int) else None
-        columns[name] = schema.tables[name].model_copy(update={"hash_buckets": hashed})
+        columns[name] = schema.tables[name].replace(hash_buckets=hashed)
     for name, scale in scales.items():
         found = len(scale.buckets) if scale.buckets is not None else None
-        columns[name] = schema.numeric[name].model_copy(update={"buckets": found})
+        columns[name] = schema.numeric[name].replace(buckets=found)
     if schema.timestamp:
         column = columns[schema.timestamp]
         assert isinstance(column, TimestampColumn)
         kept = tuple(cycle for cycle in column.derive if span.spans(cycle))
-        columns[schema.timestamp] = column.model_copy(update={"derive": kept})
-    return schema.model_copy(update={"columns": columns})
+        columns[schema.timestamp] = column.replace(derive=kept)
+    return schema.replace(columns=columns)

@@ -117,9 +117,9 @@ def default_buckets(rows: int) -> int:
 def _for_rows(column: Column, rows: int) -> Column:
     """With what depends on the size of the log."""
     if isinstance(column, CategoricalColumn | MultiHotColumn):
-        return column.model_copy(update={"min_count": default_min_count(rows)})
+        return column.replace(min_count=default_min_count(rows))
     if isinstance(column, NumericColumn):
-        return column.model_copy(update={"buckets": default_buckets(rows)})
+        return column.replace(buckets=default_buckets(rows))
     return column
 
 

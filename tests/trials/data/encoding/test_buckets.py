@@ -94,7 +94,7 @@ def encoding(clicks: Columns, write_csv: Callable[..., Path]) -> Encoding:
         "dwell_seconds": NumericColumn(),
         "constant": NumericColumn(buckets=5),
     }
-    log = prepare([path], schema=schema.model_copy(update={"columns": columns}))
+    log = prepare([path], schema=schema.replace(columns=columns))
     assert "no table constant__bucket: 'constant' does not vary in the training rows" in log.notes
     return log.encoding
 

@@ -137,7 +137,7 @@ def test_lists_encode_as_text_does(
 
 
 def with_columns(schema: LogSchema, **columns: Any) -> LogSchema:
-    return schema.model_copy(update={"columns": {**schema.columns, **columns}})
+    return schema.replace(columns={**schema.columns, **columns})
 
 
 def test_hash_buckets(clicks: Columns, write_csv: Callable[..., Path]) -> None:

@@ -144,9 +144,7 @@ def test_split_by_files(clicks: Columns, write_csv: WriteCsv) -> None:
         write_csv({name: values[rows] for name, values in clicks.items()}, f"{i}.csv")
         for i, rows in enumerate((slice(0, 100), slice(100, 400), slice(400, None)))
     ]
-    schema = infer_schema(paths).model_copy(
-        update={"split": SplitRule(by="files", validation=("0.csv",), test=("2.csv",))}
-    )
+    schema = infer_schema(paths).replace(split=SplitRule(by="files", validation=("0.csv",), test=("2.csv",)))
     log = prepare(paths, schema=schema)
     assert log.summary().rows == {"train": 300, "validation": 100, "test": 200}
     renamed = paths[0].rename(paths[0].with_name("renamed.csv"))
@@ -179,7 +177,7 @@ def test_the_ne_floor_of_a_generated_log(clicks: Columns, write_csv: WriteCsv) -
 
 def test_negative_sampling_is_corrected_for(clicks: Columns, write_csv: WriteCsv) -> None:
     path = write_csv(clicks)
-    schema = infer_schema([path]).model_copy(update={"negative_sampling_rate": 0.1})
+    schema = infer_schema([path]).replace(negative_sampling_rate=0.1)
     split = prepare([path], schema=schema).split("train")
     counts = np.where(split.labels > 0, 1, 10) * split.weight
     assert split.base_rate == pytest.approx(np.average(split.labels, weights=counts))
@@ -208,8 +206,8 @@ def test_the_fingerprint_is_of_what_the_arrays_depend_on(clicks: Columns, write_
     )  # everything left open decided alike
     ignoring = {**first.schema.columns, "country": IgnoredColumn()}
     others = [
-        prepare([path], schema=first.schema.model_copy(update={"columns": ignoring})),
-        prepare([path], schema=first.schema.model_copy(update={"split": SplitRule(by="order")})),
+        prepare([path], schema=first.schema.replace(columns=ignoring)),
+        prepare([path], schema=first.schema.replace(split=SplitRule(by="order"))),
         prepare([path], encoding=first.encoding),
     ]
     clicks["price"][0] = 1.25
@@ -230,7 +228,7 @@ def test_an_encoding_that_was_fitted_before(clicks: Columns, write_csv: WriteCsv
     assert log.features == first.features
     users = [table.name for table in log.features.tables].index("user_id")
     assert np.all(log.split("train").categorical[:, users] == 1)
-    by_order = first.schema.model_copy(update={"split": SplitRule(by="order", validation=0.3, test=0.3)})
+    by_order = first.schema.replace(split=SplitRule(by="order", validation=0.3, test=0.3))
     assert prepare([write_csv(later)], encoding=first.encoding, schema=by_order).summary().rows["test"] == 180
     del later["price"]
     with pytest.raises(UserError, match=r"the encoding: unknown column in the schema 'price'"):
