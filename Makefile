@@ -34,14 +34,14 @@ lint: $(READY)
 	$(BIN)/mypy
 
 # make bench                               speed on this machine
-# make bench FUXICTR_PYTHON=.venv-fuxictr/bin/python       ... beside FuxiCTR (benchmarks/peers.py says how to get it)
+# make bench FUXICTR_PYTHON=.venv-fuxictr/bin/python       ... beside FuxiCTR (benchmarks/training/beside_peers.py says how to get it)
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
-	$(BIN)/python benchmarks/prepare.py
-	$(BIN)/python benchmarks/peers.py --fuxictr-python "$(FUXICTR_PYTHON)"
-	$(BIN)/python benchmarks/scaling.py --axis widths
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/candidates.py demo trials=8 --settings "parallel=1 threads=2" "parallel=2 threads=1"
+	$(BIN)/python -m benchmarks.data.preparation_speed
+	$(BIN)/python -m benchmarks.training.beside_peers --fuxictr-python "$(FUXICTR_PYTHON)"
+	$(BIN)/python -m benchmarks.training.scaling --axis widths
+	$(BIN)/python -m benchmarks.search.overhead_per_candidate
+	$(BIN)/python -m benchmarks.search.candidates_per_hour demo trials=8 --settings "parallel=1 threads=2" "parallel=2 threads=1"
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

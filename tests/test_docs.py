@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
+    "benchmarks/README.md",
     *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
 ROOMS = ("dhen", "spaces", "trials", "search", "dashboards", "tests", "docs", "benchmarks")
@@ -27,11 +28,30 @@ ROOMS = ("dhen", "spaces", "trials", "search", "dashboards", "tests", "docs", "b
 def test_paths_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     paths = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`", text)
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    scripts = [
+        f"{module.replace('.', '/')}.py" for module in re.findall(r"python -m (benchmarks[\w.]+)", text)
+    ]
     for path in paths:
         assert (ROOT / path).exists() or path == "dhen/blocks/gate.py", path
-    for link in links:
-        assert ((ROOT / name).parent / link).exists(), link
+    for script in scripts:
+        assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_and_their_anchors_exist(name: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def anchors(document: Path) -> set[str]:
+    """Names that GitHub gives the headings of a Markdown document."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_verbs_exist_and_are_all_named() -> None:

@@ -24,7 +24,7 @@ SAMPLERS: dict[str, Callable[[int, Known], BaseSampler]] = {
 SUCCESSORS = {"gp": (gp.MOST_TRIALS, "tpe")}
 """Samplers that another one takes over from, after so many candidates."""
 AUTO = "ranker"
-"""What `auto` means (docs/benchmarks.md has the comparison)."""
+"""What `auto` means (docs/benchmarks/samplers.md has the comparison)."""
 
 
 def check_sampler(name: str) -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 STARTUP_TRIALS = 10
 """Random candidates before the model is used; Optuna's own number."""
 MOST_TRIALS = 200
-"""Proposals after which TPE goes on: the time of one grows with the cube of what is known (docs/benchmarks.md)."""
+"""Proposals after which TPE goes on: the time of one grows with the cube of what is known
+(docs/benchmarks/samplers.md)."""
 
 
 def make(seed: int, known: Known) -> BaseSampler:

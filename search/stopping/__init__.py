@@ -8,7 +8,7 @@ from search.stopping.rule import Rule
 
 RULES: dict[str, Rule] = {"curve": curve.judge, "none": none.judge, "rungs": rungs.judge}
 AUTO = "none"
-"""What `auto` means (docs/benchmarks.md has the comparison)."""
+"""What `auto` means (docs/benchmarks/stopping.md has the comparison)."""
 
 
 def stopping_rule(name: str) -> Rule:

@@ -20,7 +20,7 @@ LAYER_MEMORY_SHARE = 0.3
 """Of the bandwidth of copies on a CPU, in the operations of layers: in bf16 normalisation and softmax compute more
 than they read, and large results come in memory that the system must first map. Measured on eight networks of the
 default space at batches of 16, 256 and 2048, one thread of a Xeon with AMX, 2026-11-21,
-benchmarks/cpu_steps.py: 0.32 in bf16, 0.30 in fp32."""
+benchmarks/planner/cpu_step_time.py: 0.32 in bf16, 0.30 in fp32."""
 NVLINK_SHARE = 0.8
 """Of NVLink's bandwidth, in NCCL's rings: 240 of 300 GB/s on A100, 370 of 450 on H100 (NCCL,
 src/graph/topo.h, speed of a link by architecture, as in torch/_inductor/comm_analysis.py)."""

@@ -3,7 +3,7 @@
 A step is a sequence of moments: forward of each segment, backward of each, what collectives do between them,
 the update. At each moment the device holds the resident state, activations that earlier segments keep, the
 running segment's own, what is gathered, and buffers; the peak is the largest sum. What the engines hold when
-was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/benchmarks.md).
+was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/benchmarks/planner-memory.md).
 
 c is the bytes of a number in compute precision. Replicated engines (dp, zero1) hold fp32 master weights, a
 copy in c where that is not fp32, and gradients in c: in DDP's buckets with several ranks. `fully_shard`

@@ -62,7 +62,7 @@ def peak(
 
 
 def cases() -> list[tuple[str, int, Strategy, int, int, int, TrainingConfig]]:
-    """A sample over spaces, strategies, worlds, batches and precisions; benchmarks/planner.py has hundreds."""
+    """A sample over spaces, strategies, worlds, batches, precisions; benchmarks/planner has hundreds."""
     rng, found = random.Random(4), []
     for index in range(CASES):
         hosts, gpus = rng.choice([(1, 1), (1, 2), (1, 8), (2, 4), (16, 8)])

@@ -110,7 +110,7 @@ def default_min_count(rows: int) -> int:
 
 
 def default_buckets(rows: int) -> int:
-    """Quantiles of a number: 256, fewer where one would have less than a hundred rows (docs/benchmarks.md)."""
+    """Quantiles of a number: 256, or fewer, with a hundred rows each (docs/benchmarks/buckets.md)."""
     return max(2, min(MOST_BUCKETS, rows // ROWS_A_BUCKET))
 
 

@@ -1,0 +1,1 @@
+"""What the figures in docs/benchmarks were measured with; README.md lists the scripts by their question."""

@@ -1,0 +1,182 @@
+"""What a candidate costs beside its training, as a study grows: sampler, ledger, process, MLflow.
+
+A real study, one candidate at a time, on a tiny generated log, so that training takes a fraction of a
+second; every other part is as in a study of hours. Milliseconds a candidate: medians over the candidates since
+the row before; of the thread that writes MLflow and the report, which runs beside the training, the mean.
+
+    python -m benchmarks.search.overhead_per_candidate
+        marks at 10, 100 and 1,000 candidates
+    python -m benchmarks.search.overhead_per_candidate --known 10000 --marks 20
+        20 candidates in a study that has 10,000 already (copies of a real one, at points of their own)
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.shared.machine_and_tables import machine, markdown
+from search.config import DemoConfig, StudyConfig, write_config
+from search.dataset import open_log
+from search.execution.trainer import Trainer
+from search.planning.admission import Admission
+from search.run_directory import database_url
+from search.samplers.ask_tell import Proposals
+from search.study.open_study import open_study
+from search.study.report_writer import Publisher
+from search.study.settings import StudySettings
+from search.study_state import StudyState
+from spaces.catalog_loader import load_space, random_point
+from trials.data.cache import PreparedLog
+from trials.job import TrainingConfig
+from trials.processes.launcher import Launcher
+from trials.record import TrialRecord
+from trials.storage.ledger import Ledger
+
+PARTS = {
+    "ask": (Proposals, "ask"),
+    "plan": (Admission, "admit"),
+    "ledger": (Ledger, "save"),
+    "start": (Trainer, "start"),
+    "tell": (Proposals, "tell"),
+}
+"""Parts of the driver's work, by the functions that do them."""
+THREAD = {"MLflow and report": (Publisher, "_write")}
+"""In a thread beside the driver, many candidates at a time."""
+
+
+class Stopwatch:
+    """Seconds spent in methods, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def watch(self, name: str, owner: type, method: str) -> None:
+        function: Callable[..., Any] = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] += time.perf_counter() - began
+
+        setattr(owner, method, timed)
+
+
+class Marks:
+    """A watcher that takes the time of each candidate, and makes a row of them at each count."""
+
+    def __init__(self, counts: list[int], known: int, watch: Stopwatch) -> None:
+        self._counts, self._known, self._watch = counts, known, watch
+        self._seen, self._then, self._before = 0, 0.0, dict(watch.seconds)
+        self._candidates: list[list[float]] = []
+        self.rows: list[list[str]] = []
+
+    def __call__(self, study: StudyState) -> None:
+        if len(study.ended) == self._seen:
+            return
+        now, parts = time.perf_counter(), dict(self._watch.seconds)
+        if self._seen:  # the first one waits for the fork server's imports
+            self._take(study.record().trial(study.ended[-1]), now - self._then, parts)
+        self._seen, self._then, self._before = len(study.ended), now, parts
+        if self._counts and self._seen - 1 >= self._counts[0]:
+            self._row(self._known + self._counts.pop(0))
+
+    def _take(self, trial: TrialRecord, between: float, parts: dict[str, float]) -> None:
+        training = (trial.result.measured.train_seconds or 0.0) + (
+            trial.result.measured.evaluate_seconds or 0.0
+        )
+        each = [between - training, (trial.result.seconds or 0.0) - training, training]
+        each += [parts.get(name, 0.0) - self._before.get(name, 0.0) for name in (*PARTS, *THREAD)]
+        self._candidates.append(each)
+
+    def _row(self, count: int) -> None:
+        columns = list(zip(*self._candidates, strict=True))
+        of_driver = [statistics.median(column) for column in columns[: -len(THREAD)]]
+        of_thread = [statistics.mean(column) for column in columns[-len(THREAD) :]]
+        self.rows.append([f"{count:,}", *(f"{1000 * seconds:.0f}" for seconds in (*of_driver, *of_thread))])
+        self._candidates.clear()
+        print(f"{count:,} candidates ...", file=sys.stderr, flush=True)
+
+
+def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launcher, known: int) -> None:
+    """A ledger with `known` candidates: one real trial, and worse and dearer copies of it at random points."""
+    study = open_study(config.replace(trials=1), directory, log, launcher)
+    record = study.run()
+    ledger = Ledger(database_url(directory, None), record.name)
+    space = load_space(config.space, log.features)
+    shares = {"side_by_side": 1, "threads": config.threads}
+    ledger.settle(StudySettings(ledger, config, directory, log, space, **shares).setting)
+    rng, one = random.Random(0), record.trials[-1]
+    assert one.result.validation is not None
+    assert one.job.flops is not None
+    for number in range(len(record.trials), len(record.trials) + known - 1):
+        worse = one.result.validation.replace(ne=one.result.validation.ne + 0.1 * rng.random())
+        copy = one.replace(number=number, point=random_point(space, rng))
+        copy = copy.with_job(fingerprint=str(number), flops=one.job.flops * 10 ** rng.random())
+        ledger.save(copy.with_result(validation=worse, test=None))
+    ledger.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--marks", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--known", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--space", default="tiny")
+    parser.add_argument("--sampler", default="auto")
+    arguments = parser.parse_args()
+    config = StudyConfig(
+        demo=DemoConfig(rows=arguments.rows),
+        space=arguments.space,
+        sampler=arguments.sampler,
+        trials=arguments.known + max(arguments.marks) + bool(arguments.known),  # the first is left out
+        baseline_trials=1,
+        parallel=1,
+        training=TrainingConfig(epochs=1, evaluate_every=arguments.rows),
+    )
+    log, launcher, watch = open_log(config), Launcher(), Stopwatch()
+    launcher.warm_up()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        if arguments.known:
+            fill(config, directory, log, launcher, arguments.known)
+        for name, (owner, method) in (PARTS | THREAD).items():
+            watch.watch(name, owner, method)
+        publisher = Publisher(directory, Console(quiet=True))
+        marks = Marks(sorted(arguments.marks), arguments.known, watch)
+        began = time.perf_counter()
+        study = open_study(config, directory, log, launcher, (publisher, marks))
+        opened = time.perf_counter() - began
+        record = study.run()
+        write_config(directory, config)
+        began = time.perf_counter()
+        publisher.finish(record)
+        finished = time.perf_counter() - began
+        status = [str(Path(sys.executable).parent / "dhen-search"), "status", str(directory)]
+        began = time.perf_counter()
+        subprocess.run(status, check=True, stdout=subprocess.DEVNULL)
+        looked = time.perf_counter() - began
+    print(machine())
+    header = ["candidates", "ms beside training", "process", "training", *PARTS, *THREAD]
+    print(markdown(header, marks.rows))
+    print(
+        f"opening the study {opened:.1f} s, bringing MLflow and the report up to date at the end {finished:.1f} s,"
+    )
+    print(f"`status` {looked:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
