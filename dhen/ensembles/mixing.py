@@ -61,7 +61,7 @@ class AttentionSumConfig(_MixingConfig):
 
     kind: Literal["attention"] = "attention"
     width: int = Field(default=16, gt=0, le=65_536)
-    """Of the hidden layer that scores an embedding."""
+    """Width of the hidden layer that scores an embedding."""
 
     def build(self, shape: EnsembleShape) -> nn.Module:
         """[u_BLD], x_BMD -> y_BLD."""
