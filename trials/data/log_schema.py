@@ -68,7 +68,7 @@ class NumericColumn(Value):
     transform: Literal["standard", "log"] = "standard"
     """standard, or log, which takes sign(x) log(1 + |x|) first: for counts and amounts with a heavy tail."""
     buckets: Annotated[int, Field(ge=2)] | None = None
-    """Size of a further embedding table, `<column>__bucket`, for the bucket that the number falls into: at
+    """Size of a further embedding table, `COLUMN__bucket`, for the bucket that the number falls into: at
     most so many quantiles of the training rows; null: no such table."""
 
 
