@@ -133,7 +133,9 @@ def _training() -> str:
 
 
 def _space() -> str:
-    intro = "What a search may vary. `dhen-search spaces default > mine.yaml` is a start for `space=mine.yaml`."
+    intro = (
+        "What a search may vary. `dhen-search spaces default > mine.yaml` is a start for `space=mine.yaml`."
+    )
     named = [f"- `{name}`: {config.description.strip()}" for name, config in spaces().items()]
     return "\n\n".join(
         (
