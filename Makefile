@@ -9,7 +9,7 @@ EXTRA = $$($(BIN)/python -c 'import torch; print("tables-cuda" if torch.cuda.is_
 TORCHREC = $(BIN)/python -m pip install --quiet --editable ".[$(EXTRA)]" && \
 	$(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
 
-.PHONY: setup search test lint bench clean
+.PHONY: setup search test lint docs bench clean
 
 setup: $(READY)
 
@@ -32,6 +32,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# make docs                                docs/reference, from the configuration classes
+docs: $(READY)
+	$(BIN)/python docs/generate_reference.py
 
 # make bench                               speed on this machine
 # make bench FUXICTR_PYTHON=.venv-fuxictr/bin/python       ... beside FuxiCTR (benchmarks/training/beside_peers.py says how to get it)

@@ -29,12 +29,14 @@ class AdvancedDlrmConfig(ModelConfig):
     """AdvancedDLRM alone."""
 
     family: Literal["advanced_dlrm"] = "advanced_dlrm"
+    """The model family; it must be named."""
     rank: int = Field(default=0, ge=0)
-    """Dot products are taken among this many learned mixes of the embeddings; 0: among the embeddings."""
+    """Number of learned mixes of the embeddings among which dot products are taken; 0: among the
+    embeddings."""
     mlp: Widths = Field(default=(256, 128), min_length=1)
     """Hidden widths above the interactions."""
     experts: int = Field(default=1, gt=0)
-    """MLPs of those widths, mixed by a softmax gate; 1: a plain MLP."""
+    """Number of MLPs of those widths, mixed by a softmax gate; 1: a plain MLP."""
 
 
 class AdvancedDlrm(nn.Module):

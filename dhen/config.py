@@ -56,20 +56,22 @@ class LayerConfig(Value):
     """One DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equation 1)."""
 
     modules: tuple[Annotated[SerializeAsAny[BlockConfig], BeforeValidator(_block)], ...] = Field(min_length=1)
-    """Interaction modules; repeats allowed, order has no meaning."""
+    """Interaction modules: names, or mappings of `kind` and its settings. Repeats are allowed, order has no
+    meaning."""
     ensemble: Annotated[SerializeAsAny[EnsembleConfig], BeforeValidator(_ensemble)] = SumConfig()
-    """How their outputs are joined."""
+    """How the modules' outputs are joined: a name, or a mapping of `kind` and its settings."""
     out_embeddings: int = Field(default=8, gt=0)
-    """l, embeddings that each module puts out."""
+    """l, the number of embeddings that each module puts out."""
     raw_numeric: bool = False
-    """Feed the raw numeric inputs to the modules too, as one more embedding."""
+    """Whether the modules see the raw numeric inputs too, as one more embedding."""
     norm: NormKind = "layer"
-    """Normalization over each embedding; the paper's is layer normalization."""
+    """Normalization over each embedding: layer normalization as in the paper, rms, or none."""
+    # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
     norm_placement: Literal["post", "pre"] = Field(default="post", exclude_if=lambda where: where == "post")
-    """Of the layer's output, as in the paper, or of what its modules see. Left out of plain data where it is
-    the paper's, as before there was a choice."""
+    """Place of the norm: post, on the layer's output, as in the paper, or pre, on what its modules see."""
     shortcut: bool = True
-    """The paper's shortcut; off only where a usual model of the field has none."""
+    """Whether the layer has the paper's shortcut from its input to its output; usual models of the field have
+    none."""
 
     @field_validator("modules")
     @classmethod
@@ -107,23 +109,25 @@ class ModelConfig(Value):
     """What all model families share: feature processing (paper, section 3.1) and dropout."""
 
     family: str
+    """The model family."""
     embedding_dim: int = Field(default=16, gt=0, le=4096)
-    """D, length of every embedding."""
+    """D, the length of every embedding."""
+    # this and buckets are left out of plain data where they are the default, as norm_placement is
     table_dim_exponent: float = Field(
         default=0.0, ge=0.0, le=1.0, exclude_if=lambda exponent: exponent == 0.0
     )
-    """alpha of `dhen.inputs.table_dims`: how fast embeddings get shorter with their table's rows, before a
-    linear map lifts them to D; 0: all have D. Left out of plain data where it is 0, as before there was a
-    choice."""
+    """How fast embeddings get shorter with the rows of their table (alpha of arXiv 1909.11810), before a
+    linear map lifts them to D; 0: all have length D."""
     buckets: Literal["summed", "apart"] = Field(
         default="summed", exclude_if=lambda buckets: buckets == "summed"
     )
-    """How the embeddings of numbers' buckets enter: summed into that of the numeric inputs, or each apart, for
-    interaction modules to cross, at more FLOPs. Left out of plain data where summed, as before there were any."""
+    """How the embeddings of numbers' buckets enter: summed into the one of the numeric inputs, or each apart,
+    for interaction modules to cross, at more FLOPs."""
     numeric_mlp: Widths = (64,)
     """Hidden widths of the MLP that turns the numeric inputs into one embedding."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """On the hidden layers of every MLP and inside attention; interaction modules may have their own."""
+    """Dropout on the hidden layers of every MLP and inside attention; interaction modules may have their
+    own."""
 
     @property
     def uses_dropout(self) -> bool:
@@ -135,16 +139,17 @@ class DhenConfig(ModelConfig):
     """A deep and hierarchical ensemble network."""
 
     family: Literal["dhen"] = "dhen"
+    """The model family; it may be left out."""
     layers: tuple[LayerConfig, ...] = Field(min_length=1)
-    """First to last, each on the output of the one before."""
+    """The layers, first to last, each on the output of the one before."""
     head: Widths = (64,)
     """Hidden widths of the MLP from the flattened last layer to the logit."""
+    # left out of plain data where it is the default, as norm_placement is
     members: int = Field(default=1, gt=0, le=256, exclude_if=lambda members: members == 1)
-    """K networks trained at once that share tables, features and the layers' weights (`dhen.members`). Left out
-    of plain data where it is one, as before there were several."""
+    """K, the number of networks trained at once that share tables, features and the layers' weights."""
     members_from: int = Field(default=0, ge=0, exclude_if=lambda layer: layer == 0)
-    """The layer at which members part; those before it are computed once for all. The number of layers: only
-    their heads differ."""
+    """The layer at which members part; those before it are computed once for all. At the number of layers
+    only the heads differ."""
 
     @model_validator(mode="before")
     @classmethod

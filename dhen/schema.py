@@ -18,14 +18,15 @@ class Table(Value):
     name: str
     """The column of the log."""
     rows: int = Field(gt=0)
-    """Ids run from 0 to rows - 1, the ids for missing and out-of-vocabulary values included."""
+    """Number of rows: ids run from 0 to rows - 1, those for missing and out-of-vocabulary values included."""
     multi_hot: bool = False
-    """True: an example has any number of ids, their embeddings are averaged (none gives zeros)."""
+    """Whether an example has any number of ids, whose embeddings are averaged (none gives zeros)."""
     mean_ids: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Mean number of ids an example (the pooling factor); 1 where the column is not multi-hot."""
+    """Mean number of ids per example (the pooling factor); 1 where the column is not multi-hot."""
+    # left out of plain data where false, so that jobs of before it was a field keep their fingerprint
     buckets: bool = Field(default=False, exclude_if=lambda buckets: not buckets)
-    """Whether its ids are the buckets of a number, which is a numeric input as well (`ModelConfig.buckets`). Left
-    out of plain data where not, as before there were any."""
+    """Whether its ids are the buckets of a number, which is a numeric input as well (the model's
+    `buckets`)."""
 
 
 class FeatureSchema(Value):

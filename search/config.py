@@ -30,86 +30,103 @@ class DemoConfig(Value):
     rows: int = Field(default=200_000, ge=1000)
     """Examples to generate."""
     seed: int = Field(default=0, ge=0)
-    """Of the teacher and the examples."""
+    """Seed of the generated log: equal seeds and rows give equal logs."""
 
 
 class LogConfig(Value):
     """Which log, and how it is read."""
 
     data: tuple[str, ...] = (DEMO,)
-    """Files or folders of the log, a prepared log, or `demo`."""
+    """Files or folders of the log, a prepared log, or `demo` for the built-in one; on the command line
+    `--data`."""
     format: str | None = None
-    """csv, tsv, parquet, criteo or avazu; found out where not given."""
+    """Format of the files: csv, tsv, parquet, criteo or avazu; found out where not given."""
     label: str | None = None
-    """The label column; found out where not given."""
+    """Name of the label column; looked for by name where not given."""
     schema_file: str | None = None
-    """A schema.yaml that `prepare` wrote and you edited; inferred where not given."""
+    """Path of a schema.yaml that `prepare` wrote and you edited; the schema is inferred where not given."""
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be read, and count them, in place of stopping at the first."""
+    """Rows that cannot be read are left out and counted; otherwise the first one ends the command."""
     demo: DemoConfig = DemoConfig()
+    """The built-in log, where `data` is `demo`."""
 
 
 class StudyConfig(LogConfig):
     """Everything a study needs; the same values propose and train the same candidates."""
 
     space: str = "default"
-    """A named space, or the path of a YAML file."""
+    """The search space: a name (`dhen-search spaces` lists them) or the path of a YAML file."""
     sampler: str = "auto"
-    """auto, random, tpe, nsga2, gp (TPE goes on after 200 candidates) or ranker."""
+    """What proposes candidates: ranker, tpe, nsga2, gp (TPE takes over after 200 candidates), random, or
+    auto, which is ranker."""
     stopping: str = "auto"
-    """Of candidates that can no longer reach the front: auto, none, rungs or curve."""
+    """Rule that ends candidates early: curve (those that can no longer reach the front), rungs (successive
+    halving among candidates of like FLOPs), none, or auto, which is none."""
     trials: int | None = Field(default=20, gt=0)
-    """Candidates in all; the baseline's own trials come on top."""
+    """Number of candidates; the baseline's own trials come on top. Null: until `minutes` are over, or 100
+    proposals in a row needed no training."""
     tune: int = Field(default=0, ge=0)
-    """Candidates more, which tune training settings and dropouts again for the best architectures, in turn. In
-    all: a study whose `trials` are raised wants more of them too."""
+    """Number of further candidates at the end of the search, which tune training settings and dropouts again
+    for the best architectures in turn. It counts over the whole study: one whose `trials` are raised later
+    wants a larger `tune` too."""
     tune_best: int = Field(default=3, gt=0)
-    """How many architectures: the best by NE, the knee of the front, then the next best."""
+    """Number of architectures that `tune` takes: the best by NE, the knee of the front, then the next
+    best."""
     minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Wall-clock budget of all trials; no candidate is started after it."""
+    """Wall-clock budget of all trials in minutes; no candidate is started after it."""
     seed: int = Field(default=0, ge=0)
-    """Of proposals, initial weights and the order of examples."""
+    """Seed of proposals, initial weights and the order of examples."""
     baseline: str = "advanced_dlrm"
-    """A shipped model's name or the path of a model configuration: what NE is relative to."""
+    """The model that NE is relative to: the name of a shipped one (advanced_dlrm, advanced_dlrm_moe, dcn_v2,
+    dlrm, wide_deep) or the path of a model configuration."""
     baseline_trials: int = Field(default=4, gt=0)
-    """Trainings the baseline gets for its own tuning; the best on validation counts."""
+    """Number of trainings in which the baseline is tuned; the best on validation counts."""
     training: TrainingConfig = TrainingConfig()
-    """What every trial shares; a space's own training axes come on top."""
+    """Training settings of every trial; the training axes of the space come on top."""
     serving: ServingConfig = ServingConfig()
-    """A request to an exported model, and what it may take: what is over a limit is not trained."""
+    """A request to the exported model and its limits; a candidate that is over a limit is not trained."""
     parallel: int | None = Field(default=None, gt=0)
-    """Trials side by side; where not given one on an accelerator, on a CPU as many as cores, four at most."""
+    """Number of trials that train side by side; where not given one on an accelerator, and on a CPU one for
+    each core, four at most."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads a trial; where not given as many of its share of the cores as make it faster."""
+    """CPU threads per trial (per rank, where it has several); where not given as many of its share of the
+    cores as are measured to make it faster."""
     cluster: str = "local"
-    """What candidates are planned for: a named cluster, a YAML file's path, or `local`, this machine."""
+    """The cluster that candidates are planned for: a name (`dhen-search clusters` lists them), the path of a
+    YAML file, or `local`, this machine, on which the plan is then executed."""
     ranks: str | None = None
-    """Hosts x ranks a host, e.g. 2x4, in place of the cluster's own."""
+    """Hosts x ranks per host, such as 2x4, in place of the cluster's own."""
     hbm: int | None = None
-    """Memory a rank, e.g. 24GiB, in place of the cluster's own; `local` shares this machine's among trials."""
+    """Memory per rank, such as 24GiB, in place of the cluster's own; `local` shares this machine's among
+    trials."""
     address: Address | None = None
-    """`host:port` of this machine, where other hosts of `ranks=` join; without it all ranks are on this one."""
+    """`host:port` of this machine, where the other hosts of `ranks` join; without it all ranks are on this
+    one."""
     prefer: Prefer = "least"
-    """Of the techniques that fit: as few as may be, or the fastest."""
+    """Which of the memory techniques that fit is taken: the least (as few techniques as may be) or the
+    fastest."""
     storage: str | None = None
-    """SQLAlchemy URL of the study's database; study.db in the run's directory where not given."""
+    """SQLAlchemy URL of the study's database; `study.db` in the run's directory where not given."""
     ledger: str | None = None
-    """SQLAlchemy URL of a ledger that several studies share: what one has trained another takes over, with the
-    weights where they are needed and still there."""
+    """SQLAlchemy URL of a ledger that several studies share: a job that one study has finished is taken over
+    by the others, with its weights where they are needed and still there."""
     confirm: int = Field(default=0, ge=0)
-    """Seeds from which the front and the baseline are trained again at the end, for intervals; 0 for not then."""
+    """Number of seeds from which the front and the baseline are trained again at the end, for intervals: 0,
+    or 2 or more."""
     block_by: str | None = None
-    """A categorical column whose rows `confirm` resamples together, such as a user's id; where not given, rows
-    that lie together in time."""
+    """A categorical column, such as a user's id, whose rows `confirm` resamples together; where not given,
+    rows that lie together in time."""
     averages: int = Field(default=0, ge=0)
-    """Networks in an average at most: means of what the best networks predict, chosen on validation at the end,
-    stand on the front beside them; 0 for none."""
+    """Largest number of networks in an average: means of what the best networks predict, chosen on validation
+    at the end, stand on the front beside them. 0 (none), or 2 or more."""
     average_seeds: int = Field(default=1, gt=0)
-    """Trainings of the best network that averages may take in, each from its own seed; 1 for the one there is."""
+    """Number of trainings of the best network, each from its own seed, that may be members of averages; 1:
+    the one that the search has made."""
     warm_start: tuple[str, ...] = ()
-    """Run directories of earlier studies of this log, whose candidates the sampler begins with."""
+    """Run directories of earlier studies of this log, from whose candidates the sampler learns before it
+    proposes."""
     name: str | None = None
-    """Of the study, in the database and in MLflow; the run directory's name where not given."""
+    """Name of the study in the database and in MLflow; the run directory's name where not given."""
 
     @property
     def declared_ranks(self) -> tuple[int, int] | None:

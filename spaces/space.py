@@ -44,30 +44,40 @@ class SpaceConfig(Value):
     """A space as YAML has it. Every leaf is a list (a choice), a range, or a constant."""
 
     description: str = ""
+    """What the space is for, in a sentence."""
     layers: Literal["shared", "each"] = "shared"
-    """One recipe for all layers, or each layer its own."""
+    """shared: all layers have one recipe, as in the paper; each: every layer has its own."""
     depth: Any = Field(default=[1, 2, 3])
     """Number of layers."""
     slots: int = Field(default=3, gt=0, le=16)
-    """k, interaction modules a layer at most."""
+    """Largest number of interaction modules per layer."""
     modules: dict[str, dict[str, Any]] = Field(min_length=1)
-    """Kind of interaction module -> its settings, each a leaf; settings left out keep their defaults."""
+    """Interaction modules that may be used, by name, each with its settings, which are axes; settings left
+    out keep their defaults."""
     ensemble: Any = Field(default=["concat", "sum", "weighted_sum"])
+    """How a layer joins its modules."""
     out_embeddings: Any = Field(default=[4, 8])
+    """Number of embeddings that each module puts out."""
     raw_numeric: Any = Field(default=[False, True])
+    """Whether the modules see the raw numeric inputs too."""
+    # this and the next two are left out of plain data where they are the paper's: spaces of before they were
+    # fields keep their fingerprint
     norm: Any = Field(default="layer", exclude_if=lambda leaf: leaf == "layer")
-    """Of layers, as are the next two; left out of plain data where they are the paper's, as before they came."""
+    """Normalization in layers."""
     norm_placement: Any = Field(default="post", exclude_if=lambda leaf: leaf == "post")
+    """Place of the norm in layers."""
     shortcut: Any = Field(default=True, exclude_if=lambda leaf: leaf is True)
+    """Whether layers have a shortcut."""
     model: dict[str, Any] = Field(default_factory=dict)
-    """embedding_dim, table_dim_exponent, buckets, numeric_mlp, head, dropout, members, members_from."""
+    """Axes of the model, by key: embedding_dim, table_dim_exponent, buckets, numeric_mlp, head, dropout,
+    members, members_from."""
     training: dict[str, Any] = Field(default_factory=dict)
-    """Any key of a training configuration."""
+    """Axes of the training settings, by any key of a training configuration."""
     tuning: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
-    """Settings that keep their first value until the last stage of a study tunes them: keys of `model`,
-    `training.KEY`, `KIND.SETTING` of a module."""
+    """Settings that keep their first value until the last stage of a study (`tune`) tunes them: keys of
+    `model`, `training.KEY`, or `KIND.SETTING` of a module."""
     start: tuple[dict[str, Any], ...] = ()
-    """Points to try first, by axis name; axes left out are sampled."""
+    """Points to try first, as mappings of axis names to values; axes left out are sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from generate_reference import all_rows
 
+from dhen.blocks import BLOCKS
 from search.analysis.reproduce.config import CONFIGS
 from search.cli import VERBS, cli
 from search.config import StudyConfig
 from trials.job import TrainingConfig
-from trials.serving_limits import ServingConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -21,6 +22,8 @@ DOCUMENTS = [
     "benchmarks/README.md",
     *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
+README = ROOT / "README.md"
+GUIDE = ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "guide").glob("*.md"))]
 ROOMS = ("dhen", "spaces", "trials", "search", "dashboards", "tests", "docs", "benchmarks")
 
 
@@ -54,9 +57,33 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_verbs_exist_and_are_all_named() -> None:
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("name", GUIDE)
+def test_verbs_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
     assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= set(VERBS)
+
+
+def test_readme_has_every_verb_with_its_line_and_a_page_that_tells_of_it() -> None:
+    rows = re.findall(
+        r"^\| \[`dhen-search ([a-z]+)`\]\((.+?)\) \| (.+) \|$", README.read_text(), re.MULTILINE
+    )
+    assert {verb: line for verb, _, line in rows} == VERBS
+    for verb, page, _ in rows:
+        assert f"dhen-search {verb}" in (ROOT / page).read_text(), f"{page} says nothing of {verb}"
+
+
+def test_readme_stays_short() -> None:
+    assert len(README.read_text().split()) <= 1000, "what is told at length belongs into docs/guide"
+
+
+def test_the_guide_lists_all_its_pages_and_verbs() -> None:
+    contents = ROOT / "docs" / "guide" / "README.md"
+    pages = {path.name for path in contents.parent.glob("*.md")} - {contents.name}
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", contents.read_text())) == pages
+    assert all(f"`{verb}`" in contents.read_text().replace("dhen-search ", "") for verb in VERBS)
+
+
+def test_changelog_names_all_verbs() -> None:
     log = (ROOT / "CHANGELOG.md").read_text()
     assert all(f"`{verb}`" in log for verb in VERBS)
 
@@ -75,9 +102,16 @@ def test_help_lists_all_keys() -> None:
     assert keys_in_help("reproduce") == {key for config in CONFIGS.values() for key in config.model_fields}
 
 
-def test_keys_exist() -> None:
-    text = (ROOT / "README.md").read_text()
-    for key in re.findall(r"\b([a-z_.]+)=[\w.]+", text):
-        section, _, name = key.rpartition(".")
-        fields = {"": StudyConfig, "training": TrainingConfig, "serving": ServingConfig}[section].model_fields
-        assert name in fields, key
+@pytest.mark.parametrize("name", GUIDE)
+def test_keys_exist(name: str) -> None:
+    known = {"data", "depth"} | {row.key for row in all_rows()}  # an option, and what `--sweep` says
+    known |= {f"training.{key}" for key in TrainingConfig.model_fields}
+    for key in re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", (ROOT / name).read_text()):
+        assert key in known, key
+
+
+@pytest.mark.parametrize("name", GUIDE)
+def test_settings_in_files_exist(name: str) -> None:
+    known = {row.key.rpartition(".")[2] for row in all_rows()} | set(BLOCKS)
+    for key in re.findall(r"`([a-z_]+): [^`]+`", (ROOT / name).read_text()):
+        assert key in known, key

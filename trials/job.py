@@ -32,11 +32,12 @@ class TrainingConfig(Value):
     model_config = ConfigDict(allow_inf_nan=False)
 
     batch_size: int | None = Field(default=None, gt=0)
-    """Examples a step, over all ranks; by default about 1/640 of a pass, a power of two from 256 to 4096."""
+    """Examples per step, over all ranks; by default about 1/640 of a pass, a power of two from 256 to
+    4096."""
     learning_rate: float = Field(default=2e-3, gt=0)
-    """Of AdamW, for the dense part."""
+    """Learning rate of AdamW, which trains the dense part."""
     embedding_learning_rate: float = Field(default=0.1, gt=0)
-    """Of row-wise Adagrad, for the tables."""
+    """Learning rate of row-wise Adagrad, which trains the embedding tables."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled decay of the dense part."""
     embedding_decay: float = Field(default=0.0, ge=0)
@@ -45,8 +46,8 @@ class TrainingConfig(Value):
     """Decoupled decay of whole tables, looked up or not: at every step each row is multiplied by
     1 - embedding_learning_rate * table_decay, exactly, though rows are touched only when looked up."""
     epochs: int | None = Field(default=None, gt=0)
-    """Passes over the training split at most; by default one over 150,000 rows or more (models with id
-    embeddings overfit from the second pass on, arXiv 2209.06053), six over fewer."""
+    """Largest number of passes over the training split; by default one over 150,000 rows or more (models with
+    id embeddings overfit from the second pass on, arXiv 2209.06053), six over fewer."""
     evaluate_every: int | None = Field(default=None, gt=0)
     """Training examples between two evaluations; by default half a pass (a quarter for a single pass)."""
     patience: int = Field(default=2, gt=0)
@@ -54,41 +55,49 @@ class TrainingConfig(Value):
     plateau_factor: float = Field(default=0.3, gt=0, le=1)
     """Learning rates are multiplied by this after every evaluation without a better validation NE."""
     schedule: Literal["auto", "constant", "linear", "cosine"] = "auto"
-    """Learning rates between plateaus: constant, or falling to zero over all passes, linearly or as half a cosine
-    (arXiv 1608.03983, equation 5, without restarts). Auto: linear for a single pass, constant otherwise (early
-    stopping cuts several passes short)."""
+    """Learning rates between plateaus: constant, or falling to zero over all passes, linearly or as half a
+    cosine (arXiv 1608.03983, equation 5, without restarts). Auto: linear for a single pass, constant
+    otherwise (early stopping cuts several passes short)."""
     weight_average: int = Field(default=0, ge=0, exclude_if=lambda evaluations: evaluations == 0)
-    """Evaluations, the newest, whose weights are averaged (arXiv 2209.14981); at each evaluation the mean is tried
-    too, and the better of the two counts and is kept. 0: none. Takes as many copies in the host's memory."""
+    """Number of the newest evaluations whose weights are averaged (arXiv 2209.14981): 0 (none), or 2 or more.
+    At each evaluation the mean of their weights is tried too, and the better of the two counts and is kept.
+    It takes as many copies of the weights in the host's memory."""
     order: Literal["shuffled", "log"] = "shuffled"
-    """Of examples: shuffled anew each pass, or as in the log (as a model in production sees them)."""
+    """Order of examples: shuffled anew in each pass, or as in the log (as a model in production sees
+    them)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """What the dense part computes in, from fp32 master weights. Auto: bf16 where this machine multiplies bf16
-    matrices faster."""
+    """Precision in which the dense part computes, from fp32 master weights. Auto: bf16 where this machine
+    multiplies bf16 matrices faster, else fp32."""
     learning_rate_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """What the dense learning rate is multiplied by: 1, or batch_size / reference_batch_size (arXiv 1706.02677),
-    or its square root (AdamW's rule, arXiv 2205.10287). Tables keep theirs: Adagrad divides by what it has seen,
-    and most ids occur in few batches of any size (arXiv 2204.06240)."""
+    """Factor of the dense learning rate: none (1), linear (batch_size / reference_batch_size, arXiv
+    1706.02677), or sqrt (the square root of that, AdamW's rule, arXiv 2205.10287). Tables keep their rate:
+    Adagrad divides by what it has seen, and most ids occur in few batches of any size (arXiv 2204.06240)."""
     reference_batch_size: int = Field(default=1024, gt=0)
-    """The batch that `learning_rate` was chosen for."""
+    """The batch size that `learning_rate` was chosen for; counts where `learning_rate_scaling` is not
+    none."""
     warmup_examples: int = Field(default=0, ge=0)
-    """Training examples over which the dense learning rate rises linearly to its value (arXiv 1706.02677, 2.2)."""
+    """Training examples over which the dense learning rate rises linearly to its value (arXiv 1706.02677,
+    2.2)."""
     warmup_share: float = Field(default=0.0, ge=0, le=1, exclude_if=lambda share: share == 0)
-    """The same as a share of all passes, so that one value does for logs of any length."""
+    """The same warm-up as a share of all passes, so that one value does for logs of any length; give one of
+    the two."""
     optimizer_precision: Literal["fp32", "bf16"] = "fp32"
-    """What AdamW's two moments of the dense part are stored in; bf16 is rounded stochastically."""
+    """Precision in which AdamW's two moments of the dense part are stored; bf16 is rounded stochastically."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
-    """What embedding tables are stored in; fp16 is rounded stochastically where the kernels can."""
+    """Precision in which embedding tables are stored; fp16 is rounded stochastically where the kernels
+    can."""
     all_to_all_precision: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """What pooled embeddings and their gradients are sent between ranks in."""
+    """Precision in which pooled embeddings and their gradients are sent between ranks."""
     all_reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """What gradients of the dense part are sent and added up in between ranks. Auto: what they are computed in,
-    `precision`, which needs no conversion; fp32 under bf16 doubles what is sent, to lose no more digits."""
+    """Precision in which gradients of the dense part are sent between ranks and added up. Auto: that of
+    `precision`, which needs no conversion; fp32 where `precision` is bf16 doubles what is sent, to lose no
+    more digits."""
     train_fraction: float = Field(default=1.0, gt=0, le=1, exclude_if=lambda fraction: fraction == 1.0)
-    """Of the training rows, the last in the log's order alone: the latest, closest to what is predicted, as teams
-    train on the last k days. Vocabularies and statistics stay those of all rows; batch size, passes and learning
-    rates are by default as for all rows, so that a ranking of models carries over; evaluations by default come
-    after the same share of a pass. What is given in examples (`evaluate_every`, `warmup_examples`) stays."""
+    """Share of the training rows that is trained on: the last ones in the log's order, which are the latest
+    and closest to what is predicted, as teams train on the last k days. Vocabularies and statistics stay
+    those of all rows; batch size, passes and learning rates are by default as for all rows, so that a ranking
+    of models carries over; evaluations by default come after the same share of a pass. What is given in
+    examples (`evaluate_every`, `warmup_examples`) stays."""
 
     def rows_used(self, train_rows: int) -> int:
         """How many of so many training rows are trained on: the last ones."""

@@ -22,15 +22,16 @@ class ServingConfig(Value):
     """A request to the exported model, and what it may take."""
 
     batch: int = Field(default=256, gt=0)
-    """Rows a request."""
+    """Rows per request."""
     threads: int = Field(default=1, gt=0)
-    """CPU threads a request; with more than one, candidates whose time is measured train one at a time."""
+    """CPU threads that serve a request; with more than one, candidates whose time is measured train one at a
+    time."""
     max_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Limit on the forward time of a request, in milliseconds on this machine."""
     max_bytes: int | None = None
-    """Limit on the size of the exported weights, e.g. 100MiB."""
+    """Limit on the size of the exported weights, such as 100MiB."""
     max_flops: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Limit on forward FLOPs an example."""
+    """Limit on forward FLOPs per example."""
 
     @field_validator("max_bytes", mode="before")
     @classmethod

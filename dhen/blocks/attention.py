@@ -35,7 +35,7 @@ class AttentionConfig(DropoutBlockConfig):
 
     kind: Literal["attention"] = "attention"
     heads: int = Field(default=2, gt=0)
-    """Attention heads; must divide the embedding dimension."""
+    """Number of attention heads; must divide the embedding dimension."""
     feedforward: int = Field(default=64, gt=0)
     """Width of the encoder layer's feed-forward part."""
 

@@ -34,6 +34,7 @@ class BlockConfig(Value):
     """One interaction module's own settings. `kind` names it in `BLOCKS`."""
 
     kind: str
+    """The module's name."""
 
     @abstractmethod
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
@@ -70,8 +71,9 @@ class BlockConfig(Value):
 class DropoutBlockConfig(BlockConfig):
     """A module with dropout in it, which may have its own."""
 
+    # left out of plain data where null, so that jobs of before it was a field keep their fingerprint
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0, exclude_if=lambda own: own is None)
-    """In place of the model's. Left out of plain data where it is the model's, as before there was a choice."""
+    """Dropout of this module in place of the model's; null: the model's."""
 
     def dropout_in(self, model_dropout: float) -> float:
         """Its own, or the model's."""

@@ -26,7 +26,7 @@ class CinConfig(BlockConfig):
 
     kind: Literal["cin"] = "cin"
     maps: Widths = Field(default=(16, 16), min_length=1)
-    """Feature maps of each layer; n layers reach interactions of order n + 1."""
+    """Number of feature maps of each layer; n layers reach interactions of order n + 1."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

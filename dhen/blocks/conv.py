@@ -22,9 +22,9 @@ class ConvConfig(BlockConfig):
 
     kind: Literal["conv"] = "conv"
     channels: int = Field(default=4, gt=0)
-    """Output channels."""
+    """Number of output channels."""
     kernel: int = Field(default=3, gt=0)
-    """Side of the square kernel, odd."""
+    """Side of the square kernel; an odd number."""
 
     @field_validator("kernel")
     @classmethod

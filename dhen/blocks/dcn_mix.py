@@ -25,11 +25,11 @@ class DcnMixConfig(BlockConfig):
 
     kind: Literal["dcn_mix"] = "dcn_mix"
     layers: int = Field(default=1, gt=0, le=32)
-    """Cross layers; n of them reach interactions of order n + 1."""
+    """Number of cross layers; n of them reach interactions of order n + 1."""
     experts: int = Field(default=4, gt=0, le=256)
-    """Low-rank maps in each, mixed by a softmax gate."""
+    """Number of low-rank maps in each cross layer, mixed by a softmax gate."""
     rank: int = Field(default=16, gt=0, le=4096)
-    """Of each expert."""
+    """Rank of each expert."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

@@ -30,9 +30,10 @@ class DlrmConfig(DropoutBlockConfig):
 
     kind: Literal["dlrm"] = "dlrm"
     rank: int = Field(default=0, ge=0)
-    """Dot products are taken among this many learned mixes of the embeddings; 0: among the embeddings."""
+    """Number of learned mixes of the embeddings among which dot products are taken; 0: among the
+    embeddings."""
     mlp: Widths = Field(default=(128, 64), min_length=1)
-    """Widths of the MLP; the last is v."""
+    """Widths of the MLP; the last is the length of v, which W_m maps to embeddings."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

@@ -26,7 +26,7 @@ class FactorizedConfig(DropoutBlockConfig):
 
     kind: Literal["factorized"] = "factorized"
     widths: Widths = Field(default=(64, 64), min_length=1)
-    """Widths of the layers; the last is v."""
+    """Widths of the layers; the last is the length of v, which W_m maps to embeddings."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

@@ -29,7 +29,7 @@ class FibinetConfig(BlockConfig):
 
     kind: Literal["fibinet"] = "fibinet"
     reduction: int = Field(default=3, gt=0, le=4096)
-    """Embeddings for each hidden unit of the squeeze-and-excitation network."""
+    """Number of embeddings for each hidden unit of the squeeze-and-excitation network."""
 
     def hidden(self, embeddings: int) -> int:
         """Hidden units of the squeeze-and-excitation network, one at least."""

@@ -23,7 +23,7 @@ class GatedCrossConfig(BlockConfig):
 
     kind: Literal["gated_cross"] = "gated_cross"
     layers: int = Field(default=1, gt=0, le=32)
-    """Cross layers; n of them reach interactions of order n + 1."""
+    """Number of cross layers; n of them reach interactions of order n + 1."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

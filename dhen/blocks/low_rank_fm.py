@@ -37,9 +37,9 @@ class LowRankFmConfig(DropoutBlockConfig):
 
     kind: Literal["low_rank_fm"] = "low_rank_fm"
     rank: int = Field(default=8, gt=0, le=4096)
-    """k, learned mixes of the embeddings that each embedding is multiplied with."""
+    """k, the number of learned mixes of the embeddings that each embedding is multiplied with."""
     mlp: Widths = Field(default=(128, 64), min_length=1)
-    """Widths of the MLP; the last is v."""
+    """Widths of the MLP; the last is the length of v, which W_m maps to embeddings."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

@@ -25,9 +25,9 @@ class MaskBlockConfig(DropoutBlockConfig):
 
     kind: Literal["mask_block"] = "mask_block"
     aggregation: int = Field(default=128, gt=0, le=65_536)
-    """Width of the layer from which the mask comes; the paper's is the input's, once to five times."""
+    """Width of the layer from which the mask comes; in the paper one to five times the input's."""
     hidden: int = Field(default=64, gt=0, le=65_536)
-    """Width of v."""
+    """Width of the hidden layer v, which W_m maps to embeddings."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

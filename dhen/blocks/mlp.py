@@ -29,7 +29,7 @@ class MlpConfig(DropoutBlockConfig):
 
     kind: Literal["mlp"] = "mlp"
     mlp: Widths = Field(default=(128, 64), min_length=1)
-    """Widths of the MLP; the last is v."""
+    """Widths of the MLP; the last is the length of v, which W_m maps to embeddings."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

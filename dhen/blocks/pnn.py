@@ -38,7 +38,8 @@ class PnnConfig(DropoutBlockConfig):
     products: Literal["inner", "outer", "both"] = "both"
     """Which products of embeddings are taken."""
     mlp: Widths = Field(default=(128, 64), min_length=1)
-    """Widths of the product layer and of the MLP above it; the last is v."""
+    """Widths of the product layer and of the MLP above it; the last is the length of v, which W_m maps to
+    embeddings."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""

@@ -30,9 +30,9 @@ class SparseMoeConfig(BlockConfig):
 
     kind: Literal["sparse_moe"] = "sparse_moe"
     experts: int = Field(default=4, gt=1, le=4096)
-    """Feed-forward networks."""
+    """Number of experts, each a feed-forward network."""
     active: int = Field(default=2, gt=0)
-    """k, experts that each example is sent to; no more than there are."""
+    """k, the number of experts that each example is sent to; no more than there are."""
     hidden: int = Field(default=64, gt=0, le=65_536)
     """Width of each expert's hidden layer."""
 
@@ -130,7 +130,8 @@ class SparseMoe(nn.Module):
 
 
 def _taken(x_BV: Tensor, rows_N: Tensor, back_N: Tensor) -> Tensor:
-    """The rows of x, each as often as the others; `back_N` has the places of the first row's copies, and so on."""
+    """The rows of x, each as often as the others; `back_N` has the places of the first row's copies, and so
+    on."""
     y_NV: Tensor = _Taken.apply(x_BV, rows_N, back_N)  # type: ignore[no-untyped-call]
     return y_NV
 

@@ -30,9 +30,9 @@ class TokenMixingConfig(BlockConfig):
 
     kind: Literal["token_mixing"] = "token_mixing"
     tokens: int = Field(default=4, gt=0)
-    """T, tokens, and heads of each; must divide the embedding dimension."""
+    """T, the number of tokens, and of heads of each; must divide the embedding dimension."""
     feedforward: int = Field(default=64, gt=0, le=65_536)
-    """Width of each token's feed-forward."""
+    """Width of each token's feed-forward network."""
 
     def check(self, dim: int) -> None:
         """Tokens divide the embedding dimension."""

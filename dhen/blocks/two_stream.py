@@ -37,7 +37,7 @@ class TwoStreamConfig(DropoutBlockConfig):
     second: Widths = Field(default=(64, 32), min_length=1)
     """Widths of the other."""
     heads: int = Field(default=4, gt=0)
-    """Pieces of both outputs whose products are taken; must divide the last widths of both."""
+    """Number of pieces of both outputs whose products are taken; must divide the last widths of both."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

@@ -30,7 +30,7 @@ class _MixingConfig(EnsembleConfig):
 
 
 class GatedSumConfig(_MixingConfig):
-    """Added up with weights from the instance: y = sum_i softmax(W x + b)_i u_i, x flattened."""
+    """The outputs added up with weights from the instance: y = sum_i softmax(W x + b)_i u_i, x flattened."""
 
     kind: Literal["gated"] = "gated"
 
@@ -57,11 +57,12 @@ class GatedSumConfig(_MixingConfig):
 
 
 class AttentionSumConfig(_MixingConfig):
-    """Added up with weights from the outputs, for each embedding: y = sum_i softmax_i(h ReLU(W u_i + b)) u_i."""
+    """The outputs added up with weights from themselves, for each embedding:
+    y = sum_i softmax_i(h ReLU(W u_i + b)) u_i."""
 
     kind: Literal["attention"] = "attention"
     width: int = Field(default=16, gt=0, le=65_536)
-    """Of the hidden layer that scores an embedding."""
+    """Width of the hidden layer that scores an embedding."""
 
     def build(self, shape: EnsembleShape) -> nn.Module:
         """[u_BLD], x_BMD -> y_BLD."""
@@ -95,7 +96,7 @@ class AttentionSumConfig(_MixingConfig):
 
 
 class BilinearSumConfig(_MixingConfig):
-    """Added up, and the products of all pairs beside: y = sum_i u_i + sum_(i != j) (u_i W) * u_j."""
+    """The outputs added up, and the products of all pairs beside: y = sum_i u_i + sum_(i != j) (u_i W) * u_j."""
 
     kind: Literal["bilinear"] = "bilinear"
 

@@ -18,7 +18,7 @@ from dhen.memory.tape import Tape
 
 
 class ConcatConfig(EnsembleConfig):
-    """One after another."""
+    """The modules' outputs one after another: the layer puts out all their embeddings."""
 
     kind: Literal["concat"] = "concat"
 
@@ -40,7 +40,7 @@ class ConcatConfig(EnsembleConfig):
 
 
 class SumConfig(EnsembleConfig):
-    """Added up."""
+    """The modules' outputs added up."""
 
     kind: Literal["sum"] = "sum"
 
@@ -66,7 +66,7 @@ class SumConfig(EnsembleConfig):
 
 
 class WeightedSumConfig(EnsembleConfig):
-    """Added up with one learned weight a module, 1 at the start."""
+    """The modules' outputs added up with one learned weight per module, 1 at the start."""
 
     kind: Literal["weighted_sum"] = "weighted_sum"
 

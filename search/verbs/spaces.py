@@ -25,9 +25,11 @@ def command(name: str | None, as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows, indent=1))
         return
+    if name:
+        click.echo(f"# {spaces[0].name}: {space_size(spaces[0])}")  # a comment: the whole is a space's file
+        click.echo(dump_yaml(spaces[0].config.to_dict()))
+        return
     console = Console()
     for space in spaces:
         console.print(f"[bold]{space.name}[/bold]: {space_size(space)}", soft_wrap=True)
         console.print(f"  {space.config.description.strip()}", soft_wrap=True)
-    if name:
-        click.echo(dump_yaml(spaces[0].config.to_dict()))

@@ -52,7 +52,7 @@ class Cluster(Value):
     hosts: Count
     """Number of hosts."""
     gpus_a_host: Count
-    """Accelerators, and ranks, a host."""
+    """Number of accelerators, and so of ranks, per host."""
     hbm_bytes: Bytes
     """Memory of one accelerator in bytes, as its driver reports it."""
     host_memory_bytes: Bytes
@@ -64,11 +64,12 @@ class Cluster(Value):
     host_link_bandwidth: BytesPerSecond
     """Bytes/s between one accelerator and its host's memory (PCIe), in one direction: what offload pays."""
     nvlink: Link | None = None
-    """Between accelerators of a host (NVLink, or what there is instead); needed with two or more a host."""
+    """Link between the accelerators of a host (NVLink, or what there is instead); needed with two or more per
+    host."""
     network: Link | None = None
-    """Between hosts, for one accelerator; needed with two or more hosts."""
+    """Link between hosts, for one accelerator; needed with two or more hosts."""
     sources: dict[str, Words] = Field(default_factory=dict)
-    """Where each number is from, by its key (`nvlink.bandwidth`); what the sheet says of directions."""
+    """Where each number is from, by its key (`nvlink.bandwidth`), and what the source says of directions."""
 
     @model_validator(mode="after")
     def _is_joined(self) -> Cluster:

@@ -30,27 +30,30 @@ class LabelColumn(Value):
     """What is predicted: exactly two values, no missing ones."""
 
     role: Literal["label"] = "label"
+    """What the column is for."""
     positive: str | None = None
-    """The value that counts as 1; None where it is plain (1, true, yes, click ...)."""
+    """The value that counts as 1; null where it is plain (1, true, yes, click ...)."""
 
 
 class CategoricalColumn(Value):
     """One value an example, looked up in an embedding table."""
 
     role: Literal["categorical"] = "categorical"
+    """What the column is for."""
     min_count: int = Field(default=2, ge=1)
     """A value seen fewer times in the training rows shares one id (out of vocabulary) with unseen ones."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
-    """A number hashes values into so many buckets; null keeps a vocabulary of any size; auto keeps a
-    vocabulary unless more than 5 million values reach `min_count`, and then hashes into 4,194,304."""
+    """How values become rows: a number hashes them into so many; null keeps a vocabulary of any size; auto
+    keeps a vocabulary unless more than 5 million values reach `min_count`, and then hashes into 4,194,304."""
 
 
 class MultiHotColumn(Value):
     """Any number of values an example; their embeddings are averaged."""
 
     role: Literal["multi_hot"] = "multi_hot"
+    """What the column is for."""
     separator: str | None = Field(default=None, min_length=1)
-    """Between the values in a text column; null for a column of lists (Parquet)."""
+    """Text between the values in a text column; null for a column of lists (Parquet)."""
     min_count: int = Field(default=2, ge=1)
     """As for a categorical column; every value of a bag counts."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
@@ -61,18 +64,21 @@ class NumericColumn(Value):
     """A number, standardised with the mean and deviation of the training rows."""
 
     role: Literal["numeric"] = "numeric"
+    """What the column is for."""
     transform: Literal["standard", "log"] = "standard"
-    """log takes sign(x) log(1 + |x|) first: for counts and amounts with a heavy tail."""
+    """standard, or log, which takes sign(x) log(1 + |x|) first: for counts and amounts with a heavy tail."""
     buckets: Annotated[int, Field(ge=2)] | None = None
-    """A number makes a table `<column>__bucket` besides, of at most so many quantiles of the training rows."""
+    """Size of a further embedding table, `COLUMN__bucket`, for the bucket that the number falls into: at
+    most so many quantiles of the training rows; null: no such table."""
 
 
 class TimestampColumn(Value):
     """When the example happened (UTC). Splits rows by time; no model input but its derived tables."""
 
     role: Literal["timestamp"] = "timestamp"
+    """What the column is for."""
     format: StampFormat = "iso"
-    """How it is written. Columns that Parquet types as time stamps need none."""
+    """How the time is written. Columns that Parquet types as time stamps need none."""
     derive: tuple[Cycle, ...] = CYCLES
     """Categorical tables made from it; one is left out where the training rows do not span its cycle."""
 
@@ -81,18 +87,21 @@ class WeightColumn(Value):
     """Weight of the example in the loss and in every metric; not negative."""
 
     role: Literal["weight"] = "weight"
+    """What the column is for."""
 
 
 class OracleColumn(Value):
     """The true probability of a generated log: kept beside the label, never a model input."""
 
     role: Literal["oracle"] = "oracle"
+    """What the column is for."""
 
 
 class IgnoredColumn(Value):
     """Not used."""
 
     role: Literal["ignore"] = "ignore"
+    """What the column is for."""
 
 
 Column = (
@@ -126,12 +135,12 @@ class SplitRule(Value):
     """Which rows are train, validation and test. No rule lets a later row teach about an earlier one."""
 
     by: Literal["timestamp", "order", "files"] = "order"
-    """timestamp: validation is later than train, test later than validation, rows with equal stamps stay
-    together. order: the same by position in the log. files: by file name."""
+    """timestamp: validation is later than train and test later than validation, and rows with equal stamps
+    stay together; order: the same by position in the log; files: by file name."""
     validation: float | tuple[str, ...] = 0.1
-    """Fraction of the rows; with `files`, the names of the files."""
+    """Fraction of the rows for validation; with `by: files` the names of the files."""
     test: float | tuple[str, ...] = 0.1
-    """As for validation. Rows in neither are training rows."""
+    """The same for test. Rows in neither are training rows."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -168,7 +177,9 @@ class LogSchema(Value):
     """The roles of all columns of a log, in its order; columns it does not name are not used."""
 
     columns: dict[str, Annotated[Column, Field(discriminator="role")]]
+    """Role and settings of each column, by its name."""
     split: SplitRule = SplitRule()
+    """Which rows are train, validation and test."""
     negative_sampling_rate: float = Field(default=1.0, gt=0.0, le=1.0)
     """The fraction of negatives that were kept when the log was written; 1 when all were."""
 

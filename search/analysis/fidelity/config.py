@@ -33,27 +33,28 @@ class FidelityConfig(LogConfig):
     """An audit: candidates trained on parts of the log and, from two seeds, on all of it."""
 
     fractions: Fractions = (0.05, 0.1, 0.25, 0.5)
-    """Of the training rows, the last ones each time; the whole log is always there besides."""
+    """Fractions of the training rows that are measured, the last rows each time; the whole log is always
+    measured besides."""
     tau: float = Field(default=0.8, gt=0, le=1)
-    """Kendall's, with the ranking on the whole log, that a fraction is to keep."""
+    """Kendall's tau with the ranking on the whole log that a fraction is to keep."""
     candidates: int = Field(default=CANDIDATES, ge=FEWEST, le=1000)
-    """Drawn at random from the space, each a network of its own that fits."""
+    """Number of candidates, drawn at random from the space: different networks that fit the cluster."""
     space: str = "default"
-    """A named space, or the path of a YAML file."""
+    """The space that candidates are drawn from: a name, or the path of a YAML file."""
     seed: int = Field(default=0, ge=0)
-    """Of what is drawn and of trainings; `seed + 1` is the second seed on the whole log."""
+    """Seed of the draw and of the trainings; `seed + 1` is the second seed on the whole log."""
     training: TrainingConfig = TrainingConfig()
-    """What all trainings share; a space's own training axes come on top."""
+    """Training settings of all trainings; the training axes of the space come on top."""
     cluster: str = "local"
-    """What candidates must fit: a named cluster, a YAML file's path, or `local`, this machine."""
+    """The cluster that candidates must fit: a name, the path of a YAML file, or `local`, this machine."""
     ranks: str | None = None
-    """Hosts x ranks a host, e.g. 2x4, in place of the cluster's own."""
+    """Hosts x ranks per host, such as 2x4, in place of the cluster's own."""
     hbm: str | int | None = None
-    """Memory a rank, e.g. 24GiB, in place of the cluster's own."""
+    """Memory per rank, such as 24GiB, in place of the cluster's own."""
     parallel: int | None = Field(default=None, gt=0)
-    """Trainings side by side; where not given as `run` has it."""
+    """Number of trainings side by side; where not given as for a study."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads a training; where not given as `run` has it."""
+    """CPU threads per training; where not given as for a study."""
 
     @field_validator("fractions")
     @classmethod

@@ -43,13 +43,19 @@ Modules = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1
 
 class SinglePass(TrainingConfig):
     """One pass over the log, as in the paper, and every row to its end: nothing stops early or drops its rate
-    at a plateau, so that NE is compared at the same examples and learning rates. Rates rise first: without that,
-    deep rows may end as a constant (docs/log.md)."""
+    at a plateau, so that NE is compared at the same examples and learning rates. Rates rise first: without
+    that, deep rows may end as a constant (docs/log.md)."""
 
     epochs: int | None = Field(default=1, gt=0)
+    """Largest number of passes over the training split; one, as in the paper."""
     patience: int = Field(default=1_000_000, gt=0)
+    """Evaluations in a row without a better validation NE after which training ends; by default it never
+    does."""
     plateau_factor: float = Field(default=1.0, gt=0, le=1)
+    """Learning rates are multiplied by this after every evaluation without a better validation NE; 1 leaves
+    them."""
     warmup_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of all passes over which the dense learning rate rises linearly to its value."""
 
     @model_validator(mode="before")
     @classmethod
@@ -63,29 +69,29 @@ class TableConfig(LogConfig):
     """What the three tables share; all rows of one are trained alike."""
 
     seeds: int = Field(default=3, gt=0, le=1000)
-    """Trainings of each row, with seeds `seed`, `seed + 1`, ...; one gives no intervals."""
+    """Number of trainings of each row, with seeds `seed`, `seed + 1`, ...; one gives no intervals."""
     seed: int = Field(default=0, ge=0)
-    """The first: of the initial weights and the order of examples, the same for every row."""
+    """The first seed, of the initial weights and the order of examples; the same for every row."""
     confidence: float | None = Field(default=None, gt=0, lt=1)
-    """Of the t-intervals over seeds; 0.95 where not given."""
+    """Confidence of the t-intervals over seeds; 0.95 where not given."""
     milestones: int = Field(default=5, gt=0, le=1000)
-    """Evaluations on validation in a training, evenly spaced, the last at its end."""
+    """Number of evaluations on validation in a training, evenly spaced, the last at its end."""
     embedding_dim: int = Field(default=16, gt=0)
-    """D, of every row."""
+    """D, the length of every embedding, in every row of the table."""
     out_embeddings: int = Field(default=8, gt=0)
-    """l, embeddings that each interaction module puts out."""
+    """l, the number of embeddings that each interaction module puts out."""
     ensemble: str = "sum"
     """How a layer joins its modules."""
     norm_placement: Literal["post", "pre"] = "post"
-    """Of a layer's norm: on its output, as in the paper, or on what its modules see."""
+    """Place of a layer's norm: post, on its output, as in the paper, or pre, on what its modules see."""
     head: Widths = (64,)
     """Hidden widths of the MLP from a DHEN's last layer to the logit."""
     training: SinglePass = SinglePass()
     """How every row is trained."""
     parallel: int | None = Field(default=None, gt=0)
-    """Trainings side by side; where not given as `run` has it."""
+    """Number of trainings side by side; where not given as for a study."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads a training; where not given as `run` has it."""
+    """CPU threads per training; where not given as for a study."""
 
     @model_validator(mode="after")
     def _intervals_need_seeds(self) -> TableConfig:
@@ -106,27 +112,27 @@ class Table1Config(TableConfig):
     """Single modules and pairs of them."""
 
     layers: Count = 5
-    """N, of every row."""
+    """N, the number of layers of every row."""
 
 
 class Table2Config(TableConfig):
     """AdvancedDLRM against DHEN."""
 
     layers: Counts = (2, 4, 8)
-    """N, of each DHEN."""
+    """N, the number of layers, of each DHEN; each makes a row."""
     modules: Modules = ("dlrm", "linear")
-    """In each layer of a DHEN; the paper's are not known to us."""
+    """Interaction modules in each layer of a DHEN; those of the paper's table are not known to us."""
     mlp: Widths = Field(default=(256, 128), min_length=1)
-    """Of AdvancedDLRM, as a model and as an interaction module (`dlrm`)."""
+    """Hidden widths of AdvancedDLRM's MLP, as a model and as an interaction module (`dlrm`)."""
 
 
 class Table3Config(Table2Config):
     """AdvancedDLRM with a mixture of experts against DHEN at like FLOPs."""
 
     layers: Counts = (2, 4, 6)
-    """N, of each DHEN."""
+    """N, the number of layers, of each DHEN; each makes a row."""
     experts: Counts = (4, 8, 16)
-    """Of each mixture: the first is compared with the first DHEN, and so on."""
+    """Number of experts of each mixture: the first is compared with the first DHEN, and so on."""
 
     @model_validator(mode="after")
     def _are_pairs(self) -> Table3Config:

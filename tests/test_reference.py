@@ -1,0 +1,49 @@
+"""The configuration reference is what the configuration classes say, and says something of every key."""
+
+from __future__ import annotations
+
+import pytest
+from generate_reference import FOLDER, all_rows, pages
+from reference_rows import rows, table
+
+from dhen.blocks import BLOCKS
+from dhen.ensembles import ENSEMBLES
+from search.config import StudyConfig
+from spaces.axes import RANGE_KEYS
+from trials.data.log_schema import ROLES
+
+
+def test_the_committed_pages_are_what_the_generator_gives() -> None:
+    given = pages()
+    assert {path.name for path in FOLDER.iterdir()} == set(given)
+    for name, text in given.items():
+        assert (FOLDER / name).read_text() == text, f"{name} is not up to date: run `make docs`"
+
+
+def test_every_key_has_a_meaning_of_some_words() -> None:
+    for row in all_rows():
+        assert len(row.meaning.split()) >= 3, f"{row.key}: write a docstring below the field"
+
+
+def test_every_key_has_a_type_in_words_without_python() -> None:
+    for row in all_rows():
+        assert not any(python in row.type for python in ("typing", "class", "None", "Any")), row
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [("modules.md", BLOCKS), ("model.md", ENSEMBLES), ("schema.md", ROLES), ("space.md", RANGE_KEYS)],
+)
+def test_every_member_of_a_registry_is_on_its_page(page: str, names: object) -> None:
+    text = pages()[page]
+    assert all(f"`{name}" in text or f": {name}`" in text for name in names)  # type: ignore[attr-defined]
+
+
+def test_nested_keys_are_dotted() -> None:
+    keys = {row.key for row in rows(StudyConfig)}
+    assert {"demo.rows", "serving.max_ms", "training.epochs"} <= keys
+
+
+def test_cells_of_a_table_hold_what_would_end_them() -> None:
+    text = table(row._replace(meaning="one | two") for row in list(rows(StudyConfig))[:1])
+    assert text.splitlines()[2].endswith("| one \\| two |")
