@@ -15,7 +15,7 @@ from dhen.values import Value, dump_yaml, load_yaml, parse
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import Address
 from trials.cluster.cluster import RANKS
-from trials.cluster.quantity import parse_bytes
+from trials.cluster.quantity import Bytes
 from trials.job import TrainingConfig
 from trials.serving_limits import ServingConfig
 from trials.strategy import Prefer
@@ -96,7 +96,7 @@ class StudyConfig(LogConfig):
     YAML file, or `local`, this machine, on which the plan is then executed."""
     ranks: str | None = None
     """Hosts x ranks per host, such as 2x4, in place of the cluster's own."""
-    hbm: int | None = None
+    hbm: Bytes | None = None
     """Memory per rank, such as 24GiB, in place of the cluster's own; `local` shares this machine's among
     trials."""
     address: Address | None = None
@@ -177,11 +177,6 @@ class StudyConfig(LogConfig):
                 "networks one may have, such as averages=3"
             )
         return self
-
-    @field_validator("hbm", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        return value if value is None else parse_bytes(value)
 
 
 BUDGET_KEYS = frozenset(

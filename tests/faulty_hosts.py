@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from faulty_ranks import HOSTS, RANKS_A_HOST, rank_main
+from faulty_ranks import HOSTS, RANKS_PER_HOST, rank_main
 
 from trials.data.cache import PreparedLog
 from trials.hosts.hosts import Hosts
@@ -37,7 +37,7 @@ def free_address() -> str:
 
 def first_host(log: PreparedLog, directory: Path, said: list[str]) -> Hosts:
     """That hosts can join."""
-    hosts = Hosts(free_address(), HOSTS, RANKS_A_HOST, said.append)
+    hosts = Hosts(free_address(), HOSTS, RANKS_PER_HOST, said.append)
     hosts.open(log, directory)
     return hosts
 

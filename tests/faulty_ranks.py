@@ -25,8 +25,8 @@ from trials.processes.worker import Emit, run_rank
 from trials.ranks import Ranks
 from trials.record import Measured, Metrics
 
-HOSTS, RANKS_A_HOST = 2, 2
-RANKS = HOSTS * RANKS_A_HOST
+HOSTS, RANKS_PER_HOST = 2, 2
+RANKS = HOSTS * RANKS_PER_HOST
 BAD_RANK, BAD_STEP = 2, 3
 FAREWELL = 30.0
 """Seconds within which all processes must be gone; they need one or two."""
@@ -40,7 +40,13 @@ JOB = Job(
 
 
 def task(**changes: object) -> Task:
-    given = {"job": JOB, "log_directory": "none", "threads": 1, "hosts": HOSTS, "gpus_a_host": RANKS_A_HOST}
+    given = {
+        "job": JOB,
+        "log_directory": "none",
+        "threads": 1,
+        "hosts": HOSTS,
+        "gpus_per_host": RANKS_PER_HOST,
+    }
     return Task.model_validate(given | changes)
 
 

@@ -7,13 +7,13 @@ from trials.planner.ladder import ladder
 from trials.strategy import Strategy, shards
 
 GIB = 2**30
-HOSTS, GPUS_A_HOST, EXAMPLES_A_RANK = 2, 8, 16
-BATCH_SIZE = HOSTS * GPUS_A_HOST * EXAMPLES_A_RANK
+HOSTS, GPUS_PER_HOST, EXAMPLES_PER_RANK = 2, 8, 16
+BATCH_SIZE = HOSTS * GPUS_PER_HOST * EXAMPLES_PER_RANK
 
 
-def priced(strategy: Strategy, hbm_bytes: int, *, layers: int = 4) -> PricedStrategy:
+def priced(strategy: Strategy, hbm: int, *, layers: int = 4) -> PricedStrategy:
     """Each layer has a GiB of state and a GiB of activations."""
-    state = layers * GIB // shards(strategy.dense, HOSTS, GPUS_A_HOST)
+    state = layers * GIB // shards(strategy.dense, HOSTS, GPUS_PER_HOST)
     kept = {"none": 4, "selective": 3, "full": 1}[strategy.checkpointing]
     activations = layers * GIB * kept // 4 // strategy.micro_batches
     memory = MemoryEstimate(
@@ -50,7 +50,7 @@ def priced(strategy: Strategy, hbm_bytes: int, *, layers: int = 4) -> PricedStra
         hidden=gather / 2,
         total=3 * forward + repeated + recomputation + gather / 2 + transfer,
     )
-    lacking = max(0, memory.total - hbm_bytes)
+    lacking = max(0, memory.total - hbm)
     return PricedStrategy(
         strategy=strategy,
         memory=memory,
@@ -61,7 +61,7 @@ def priced(strategy: Strategy, hbm_bytes: int, *, layers: int = 4) -> PricedStra
     )
 
 
-def priced_ladder(hbm_bytes: int, *, layers: int = 4) -> tuple[PricedStrategy, ...]:
+def priced_ladder(hbm: int, *, layers: int = 4) -> tuple[PricedStrategy, ...]:
     """All strategies of two hosts of eight ranks, fewer techniques first."""
-    strategies = ladder(HOSTS, GPUS_A_HOST, EXAMPLES_A_RANK)
-    return tuple(priced(strategy, hbm_bytes, layers=layers) for strategy in strategies)
+    strategies = ladder(HOSTS, GPUS_PER_HOST, EXAMPLES_PER_RANK)
+    return tuple(priced(strategy, hbm, layers=layers) for strategy in strategies)

@@ -16,7 +16,7 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value, fingerprint
 
-STEPS_A_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
+STEPS_PER_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """What the default batch size aims at, and its bounds."""
 ONE_PASS_ROWS = 150_000
 """Training rows from which one pass is the default (measured on the demo log, docs/log.md)."""
@@ -127,7 +127,7 @@ class TrainingConfig(Value):
         Raises:
             UserError: for a warm-up that is longer than all passes.
         """
-        steps = train_rows / STEPS_A_PASS
+        steps = train_rows / STEPS_PER_PASS
         power = 2 ** round(math.log2(min(max(steps, MIN_BATCH), MAX_BATCH)))
         epochs = self.epochs or (1 if train_rows >= ONE_PASS_ROWS else 6)
         used = self.rows_used(train_rows)

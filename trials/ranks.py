@@ -11,12 +11,12 @@ class Ranks(NamedTuple):
     rank: int = 0
     """Of this process, from 0."""
     hosts: int = 1
-    gpus_a_host: int = 1
+    gpus_per_host: int = 1
 
     @property
     def world(self) -> int:
         """How many there are."""
-        return self.hosts * self.gpus_a_host
+        return self.hosts * self.gpus_per_host
 
     @property
     def first(self) -> bool:

@@ -140,7 +140,7 @@ class PlanSummary(Value):
     """The memory technique chosen; where nothing fits, the one that lacks least; None: tables alone do not fit."""
     fits: bool
     """Whether any memory technique fits."""
-    examples_a_rank: int
+    examples_per_rank: int
     """Examples of a batch that each rank trains on."""
     memory_bytes: dict[str, int] = Field(default_factory=dict)
     """Predicted peak on the fullest rank, by item."""

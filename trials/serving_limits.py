@@ -14,7 +14,7 @@ from dhen.cost import CostRow, dense_parameters, embedding_parameters
 from dhen.values import Value
 from trials.cluster.quantity import byte_words, parse_bytes
 
-BYTES_A_WEIGHT = 4
+BYTES_PER_WEIGHT = 4
 """Exported weights are fp32."""
 
 
@@ -106,7 +106,7 @@ class ForwardTime(Value):
 def weights_bytes(cost: Iterable[CostRow]) -> int:
     """Of the exported weights of a model with this cost; the file has some KiB of names on top."""
     rows = tuple(cost)
-    return BYTES_A_WEIGHT * (dense_parameters(rows) + embedding_parameters(rows))
+    return BYTES_PER_WEIGHT * (dense_parameters(rows) + embedding_parameters(rows))
 
 
 def summed_ms(times: Iterable[float | None]) -> float | None:

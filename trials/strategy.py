@@ -80,8 +80,8 @@ def named(name: str) -> Strategy:
     return Strategy.model_validate(fields)
 
 
-def shards(dense: Dense, hosts: int, gpus_a_host: int) -> int:
+def shards(dense: Dense, hosts: int, gpus_per_host: int) -> int:
     """Over how many ranks the sharded part of the dense state is spread."""
     if dense == "dp":
         return 1
-    return gpus_a_host if dense == "hsdp" else hosts * gpus_a_host
+    return gpus_per_host if dense == "hsdp" else hosts * gpus_per_host

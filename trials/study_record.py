@@ -72,8 +72,8 @@ class ClusterSummary(Value):
 
     name: str
     hosts: int
-    gpus_a_host: int
-    hbm_bytes: int
+    gpus_per_host: int
+    hbm: int
     """Memory of one rank."""
     verified: bool
     """Whether its numbers were measured on it; false for data sheets."""

@@ -62,8 +62,8 @@ class Case(NamedTuple):
     inputs: FeatureSchema
     strategy: Strategy
     hosts: int
-    gpus_a_host: int
-    examples_a_rank: int
+    gpus_per_host: int
+    examples_per_rank: int
     precision: Precision
 
 
@@ -102,7 +102,7 @@ def latency(repeats: int) -> None:
             _seconds(candidate(rng, depth, ("wide",))[1], inputs, training, cluster) for _ in range(repeats)
         ]
         rows.append([depth, f"{1e3 * statistics.median(found):.1f}", f"{1e3 * max(found):.1f}"])
-    strategies = len(ladder(cluster.hosts, cluster.gpus_a_host, 256))
+    strategies = len(ladder(cluster.hosts, cluster.gpus_per_host, 256))
     print(f"{strategies} strategies on {cluster.ranks} ranks; milliseconds a plan\n")
     print(markdown(("layers", "median", "slowest"), rows))
     models = [candidate(rng, names=("default", "wide", "tiny"))[1] for _ in range(1000)]
@@ -147,8 +147,8 @@ def compare(case: Case) -> dict[str, Any]:
         case.inputs,
         case.strategy,
         hosts=case.hosts,
-        gpus_a_host=case.gpus_a_host,
-        examples_a_rank=case.examples_a_rank,
+        gpus_per_host=case.gpus_per_host,
+        examples_per_rank=case.examples_per_rank,
         training=TrainingConfig(precision=case.precision),
     )
     estimate = composed(case)
@@ -157,8 +157,8 @@ def compare(case: Case) -> dict[str, Any]:
         "layers": len(getattr(case.model, "layers", ())),
         "strategy": case.strategy.name,
         "dense": case.strategy.dense,
-        "ranks": case.hosts * case.gpus_a_host,
-        "examples": case.examples_a_rank,
+        "ranks": case.hosts * case.gpus_per_host,
+        "examples": case.examples_per_rank,
         "precision": case.precision,
         "traced": traced.total,
         "estimate": estimate.total,
@@ -169,7 +169,7 @@ def compare(case: Case) -> dict[str, Any]:
 
 def composed(case: Case) -> DensePeak:
     """The dense part as the planner has it, with the inputs that a trace is given."""
-    examples = case.examples_a_rank
+    examples = case.examples_per_rank
     micro = -(-examples // case.strategy.micro_batches)
     width = 4 * case.model.embedding_dim * len(case.inputs.tables)
     found = segments(case.model, case.inputs, case.precision, "cpu", micro)
@@ -180,7 +180,7 @@ def composed(case: Case) -> DensePeak:
         Batch(width * examples, width * micro, 4 * examples * (len(case.inputs.numeric) + 1)),
         itemsizes=Itemsizes.of(TrainingConfig(precision=case.precision)),
         hosts=case.hosts,
-        gpus_a_host=case.gpus_a_host,
+        gpus_per_host=case.gpus_per_host,
     )
 
 

@@ -145,9 +145,9 @@ class TorchRec:
         self.batch = case.work.global_batch // cluster.ranks
         self.topology = Topology(
             world_size=cluster.ranks,
-            local_world_size=cluster.gpus_a_host,
+            local_world_size=cluster.gpus_per_host,
             compute_device="cuda",
-            hbm_cap=cluster.hbm_bytes,
+            hbm_cap=cluster.hbm,
             hbm_mem_bw=cluster.memory_bandwidth / 1e3,
             intra_host_bw=cluster.nvlink.bandwidth / 1e3,
             inter_host_bw=cluster.network.bandwidth / 1e3,
@@ -314,9 +314,7 @@ def main() -> None:
                 found[name] += (
                     [measures(case, layout, torchrec) | {"planning_ms": 1e3 * seconds}] if layout else []
                 )
-        print(
-            f"\n{cluster.ranks} ranks ({ranks}); {MEMORY_SHARE * cluster.hbm_bytes / 2**30:.1f} GiB for tables\n"
-        )
+        print(f"\n{cluster.ranks} ranks ({ranks}); {MEMORY_SHARE * cluster.hbm / 2**30:.1f} GiB for tables\n")
         print(markdown(HEADER, [row(name, each, options.seeds) for name, each in found.items()]))
         worst = max(each["bound"] for each in found[OURS])
         verdict = "holds" if worst <= BOUND else "does NOT hold"

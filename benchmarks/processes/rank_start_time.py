@@ -31,7 +31,7 @@ RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--loc
 
 
 def by_launcher(launcher: Launcher, folder: Path) -> None:
-    task = Task(job=rank_job.JOB, log_directory="none", threads=1, gpus_a_host=rank_job.RANKS)
+    task = Task(job=rank_job.JOB, log_directory="none", threads=1, gpus_per_host=rank_job.RANKS)
     run, events = launcher.launch(rank_job.ours, task, folder), []
     while not run.ended:
         wait_for([run])

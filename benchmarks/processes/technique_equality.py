@@ -47,7 +47,7 @@ TRAINING = TrainingConfig(
 """At the default learning rate rounding grows: one process with micro-batches is 1e-7 apart at step 12 and 2e-3 at
 step 40 (2 cores, 2026-11-21)."""
 MICRO_BATCHES = (1, 4)
-ENOUGH = "64GiB"
+ENOUGH = 64 * 2**30
 TOLERANCE = 1e-4
 
 
@@ -76,7 +76,7 @@ class Bench:
 
     def measured(self, ranks: Ranks, strategy: Strategy) -> Finding:
         """A training on fresh ranks."""
-        cluster = this_machine().with_ranks(f"{ranks.hosts}x{ranks.gpus_a_host}").with_hbm(ENOUGH)
+        cluster = this_machine().with_ranks(f"{ranks.hosts}x{ranks.gpus_per_host}").with_hbm(ENOUGH)
         priced = plan(self._job.model, self._job.features, self._job.training, cluster).strategies
         folder = self._folder / f"{ranks.world}-{strategy.name}"
         folder.mkdir()
@@ -86,9 +86,9 @@ class Bench:
             threads=1,
             strategy=strategy,
             hosts=ranks.hosts,
-            gpus_a_host=ranks.gpus_a_host,
+            gpus_per_host=ranks.gpus_per_host,
             cluster=cluster,
-            memory_limit_bytes=cluster.hbm_bytes,
+            hbm=cluster.hbm,
         )
         run, events = self._launcher.launch(equality_job.ours, task, folder), []
         while not run.ended:
@@ -102,7 +102,7 @@ class Bench:
 
 def strategies(ranks: Ranks, *, everything: bool) -> Iterator[Strategy]:
     """Plain DP first; each technique by itself, and of each way of holding all that goes with it."""
-    rungs = ladder(ranks.hosts, ranks.gpus_a_host, BATCH // ranks.world)
+    rungs = ladder(ranks.hosts, ranks.gpus_per_host, BATCH // ranks.world)
     found = [each for each in rungs if each.micro_batches in MICRO_BATCHES]
     alone = {1} if ranks.world > 1 else {1, 2}  # on one rank offload comes with fsdp
     for dense in dict.fromkeys(each.dense for each in found):

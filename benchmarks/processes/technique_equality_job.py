@@ -47,7 +47,7 @@ def ours(data: dict[str, object], folder: str, rank: int) -> None:
 
 def _body(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     log = PreparedLog.open(Path(task.log_directory))
-    with limited_memory(task.memory_limit_bytes, device()) as peak_bytes:
+    with limited_memory(task.hbm, device()) as peak_bytes:
         torch.manual_seed(task.job.seed)
         step = _step(build_model(task.job.model, task.job.features).train(), task, ranks)
         losses = _losses(step, log, task, ranks)

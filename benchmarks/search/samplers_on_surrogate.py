@@ -49,7 +49,7 @@ from spaces.catalog_loader import random_point
 from spaces.space import Candidate, Point
 from trials.record import Origin, Outcome, Result, TrialKind, TrialRecord
 
-BYTES_A_PARAMETER = 16
+BYTES_PER_PARAMETER = 16
 """Of the made-up memory limit: weights, gradients and two moments in fp32."""
 POINTS_FOR_LIMIT = 400
 MARKS = (50, 100, 200)

@@ -112,7 +112,7 @@ def batch_that_fills(model: ModelConfig, features: FeatureSchema, cluster: Clust
     batch = SMALLEST_BATCH
     while batch < LARGEST_BATCH:
         memory = priced(Case("", model, batch, Strategy(), False), features, cluster).memory
-        if memory.total >= SHARE * cluster.hbm_bytes:
+        if memory.total >= SHARE * cluster.hbm:
             break
         batch *= 2
     return batch

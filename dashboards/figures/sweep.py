@@ -54,13 +54,13 @@ class SweepInfo:
     """What the figure shows."""
 
     cluster: str
-    hbm_bytes: int
+    hbm: int
     lines: tuple[SweepLine, ...]
     """In the order of the ladder; those that the cluster offers."""
 
 
 def sweep_info(
-    by_depth: Mapping[int, Sequence[PricedStrategy]], *, cluster: str, hbm_bytes: int, batch_size: int
+    by_depth: Mapping[int, Sequence[PricedStrategy]], *, cluster: str, hbm: int, batch_size: int
 ) -> SweepInfo:
     """From the priced ladder of each depth; `batch_size` are the examples of a step over all ranks."""
     points: dict[str, list[SweepPoint]] = {}
@@ -77,7 +77,7 @@ def sweep_info(
             )
             points.setdefault(dense, []).append(point)
     lines = [SweepLine(dense=dense, points=tuple(points[dense])) for dense in LOOKS if dense in points]
-    return SweepInfo(cluster=cluster, hbm_bytes=hbm_bytes, lines=tuple(lines))
+    return SweepInfo(cluster=cluster, hbm=hbm, lines=tuple(lines))
 
 
 def sweep_figure(info: SweepInfo) -> go.Figure:
@@ -86,7 +86,7 @@ def sweep_figure(info: SweepInfo) -> go.Figure:
         return empty("No depth was priced.", title="Throughput and memory against depth")
     traces = [_throughput(line) for line in info.lines] + [_memory(line) for line in info.lines]
     subtitle = (
-        f"Predicted for {info.cluster}, a rank having {byte_size(info.hbm_bytes)}; "
+        f"Predicted for {info.cluster}, a rank having {byte_size(info.hbm)}; "
         "throughput only where the memory suffices (above), memory at the peak (below)."
     )
     figure = drawing(traces, title=_title(info), subtitle=subtitle, height=HEIGHT)
@@ -102,7 +102,7 @@ def sweep_figure(info: SweepInfo) -> go.Figure:
         },
     )
     line = {"color": GREY, "width": 1, "dash": "dash"}
-    figure.add_hline(info.hbm_bytes / GIB, line=line, yref="y2", annotation_text="memory of a rank")
+    figure.add_hline(info.hbm / GIB, line=line, yref="y2", annotation_text="memory of a rank")
     return figure
 
 

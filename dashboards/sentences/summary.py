@@ -90,9 +90,9 @@ def _no_result(record: StudyRecord) -> str:
     ):
         return "No candidate has a result."
     nearest = lacking[min(excesses)]
-    needed = byte_size(math.ceil((1 + min(excesses)) * cluster.hbm_bytes))
+    needed = byte_size(math.ceil((1 + min(excesses)) * cluster.hbm))
     return (
-        f"No candidate has a result: none of {len(gone)} fits {byte_size(cluster.hbm_bytes)} a rank. Trial "
+        f"No candidate has a result: none of {len(gone)} fits {byte_size(cluster.hbm)} a rank. Trial "
         f"{nearest.number} ({short_name(nearest.job.model)}) comes nearest, with {needed}. Another space, more "
         "memory (hbm=), more ranks or a smaller training.batch_size would let some fit."
     )
@@ -227,7 +227,7 @@ def _techniques(record: StudyRecord) -> str | None:
     if record.cluster is None or not planned or (record.cluster.name == "this" and set(counts) == {"dp"}):
         return None
     cluster = record.cluster
-    size = f"{cluster.hosts} x {cluster.gpus_a_host} ranks of {byte_size(cluster.hbm_bytes)}"
+    size = f"{cluster.hosts} x {cluster.gpus_per_host} ranks of {byte_size(cluster.hbm)}"
     doubt = "" if cluster.verified else ", numbers unverified"
     nothing = counts.pop(None, 0)
     chosen = [f"{name} for {count}" for name, count in counts.most_common()]

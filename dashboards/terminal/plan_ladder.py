@@ -11,9 +11,9 @@ from rich.text import Text
 from dashboards.units import MISSING, byte_size, si
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 
-BEST_A_SIZE = 3
+BEST_PER_SIZE = 3
 """Strategies shown of each number of techniques, beside those that are one way to hold the state alone."""
-REASONS_A_SIZE = 5
+REASONS_PER_SIZE = 5
 """Sentences on rejected strategies of each number of techniques; one where nothing fits, so that more is said
 of what would."""
 NUMBERS = ("no technique", "one technique", "two techniques", "three techniques", "four techniques")
@@ -30,7 +30,7 @@ def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | Non
         families: dict[tuple[str, str, bool], PricedStrategy] = {}
         for each in sorted(group, key=_rank):
             families.setdefault(_but_micro_batches(each), each)
-        wanted += list(families.values())[:BEST_A_SIZE]
+        wanted += list(families.values())[:BEST_PER_SIZE]
     names = {each.strategy.name for each in [*wanted, *([chosen] if chosen else [])]}
     return [each for each in strategies if each.strategy.name in names]
 
@@ -65,7 +65,7 @@ def reasons(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None)
         if chosen is not None and size >= _size(chosen):
             break
         rejected = sorted((each for each in group if each is not chosen), key=_rank)
-        told = REASONS_A_SIZE if chosen is not None else 1
+        told = REASONS_PER_SIZE if chosen is not None else 1
         said += [each.reason for each in rejected[:told]]
         rest = rejected[told:]
         if rest:

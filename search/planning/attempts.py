@@ -35,7 +35,7 @@ class Execution(NamedTuple):
 
     cluster: Cluster | None = None
     """What plans are executed on; None: one process trains whatever was planned."""
-    memory_limit_bytes: int | None = None
+    hbm: int | None = None
     """Memory that is declared for a rank, and enforced."""
 
     @property
@@ -46,7 +46,7 @@ class Execution(NamedTuple):
     @property
     def counted(self) -> bool:
         """Whether peaks are of tensors, as plans predict them: under a declared memory, or on an accelerator."""
-        return self.memory_limit_bytes is not None or (self.cluster is not None and device().type != "cpu")
+        return self.hbm is not None or (self.cluster is not None and device().type != "cpu")
 
     def strategy(self, record: TrialRecord) -> Strategy:
         """What a trial is trained with next."""
@@ -60,7 +60,7 @@ class Execution(NamedTuple):
             UserError: without TorchRec, or for shards that its kernels do not take.
         """
         if self.cluster is not None and self.cluster.ranks > 1 and job.features.tables:
-            ranks = Ranks(0, self.cluster.hosts, self.cluster.gpus_a_host)
+            ranks = Ranks(0, self.cluster.hosts, self.cluster.gpus_per_host)
             check_tables(pricing_of(job, self.cluster).placement, ranks)
 
     def next_attempt(self, record: TrialRecord, job: Job, prefer: Prefer) -> TrialRecord | None:
@@ -90,9 +90,9 @@ class Execution(NamedTuple):
         return {
             "strategy": strategy,
             "hosts": self.cluster.hosts,
-            "gpus_a_host": self.cluster.gpus_a_host,
+            "gpus_per_host": self.cluster.gpus_per_host,
             "cluster": self.cluster,
-            "memory_limit_bytes": self.memory_limit_bytes,
+            "hbm": self.hbm,
             "deadline_seconds": DEADLINE_SECONDS if self.cluster.ranks > 1 else None,
         }
 
@@ -101,15 +101,15 @@ def execution(config: StudyConfig, cluster: Cluster) -> Execution:
     """Plans for this machine, or with hosts that join it, are executed; a declared memory is enforced."""
     if not _is_executed(config):
         return Execution()
-    return Execution(cluster, cluster.hbm_bytes if config.hbm is not None else None)
+    return Execution(cluster, cluster.hbm if config.hbm is not None else None)
 
 
 def ranks_here(config: StudyConfig) -> int:
     """Processes that a trial takes on this machine; 1 where nothing valid is declared."""
     if not _is_executed(config) or config.declared_ranks is None:
         return 1
-    hosts, ranks_a_host = config.declared_ranks
-    return ranks_a_host * (hosts if config.address is None else 1)
+    hosts, ranks_per_host = config.declared_ranks
+    return ranks_per_host * (hosts if config.address is None else 1)
 
 
 def _is_executed(config: StudyConfig) -> bool:

@@ -29,7 +29,7 @@ NO_PLAN_EXCESS = 1.0
 def declared_cluster(
     name: str,
     ranks: str | None = None,
-    hbm: int | str | None = None,
+    hbm: int | None = None,
     *,
     side_by_side: int = 1,
     threads: int | None = None,
@@ -50,7 +50,7 @@ def declared_cluster(
     if here:
         owners = side_by_side
         if cluster.device == "cpu":
-            owners *= cluster.gpus_a_host if hosts_apart else cluster.ranks
+            owners *= cluster.gpus_per_host if hosts_apart else cluster.ranks
         cluster = shared(cluster, owners, threads)
     return cluster.with_hbm(hbm) if hbm is not None else cluster
 
@@ -60,8 +60,8 @@ def cluster_summary(cluster: Cluster) -> ClusterSummary:
     return ClusterSummary(
         name=cluster.name,
         hosts=cluster.hosts,
-        gpus_a_host=cluster.gpus_a_host,
-        hbm_bytes=cluster.hbm_bytes,
+        gpus_per_host=cluster.gpus_per_host,
+        hbm=cluster.hbm,
         verified=cluster.verified,
     )
 
@@ -111,8 +111,8 @@ def with_plan(record: TrialRecord, found: Plan) -> TrialRecord:
 def _excess(found: Plan) -> float:
     """Bytes that are missing over the bytes there are; the share left over, negative, where it fits."""
     best = found.best
-    spare = min(0, best.memory.total - found.hbm_bytes) if best else 0
-    return (found.lacking_bytes or spare) / found.hbm_bytes
+    spare = min(0, best.memory.total - found.hbm) if best else 0
+    return (found.lacking_bytes or spare) / found.hbm
 
 
 def _infeasible(record: TrialRecord, error: str, excess: float | None, began: float) -> TrialRecord:
@@ -123,7 +123,7 @@ def _infeasible(record: TrialRecord, error: str, excess: float | None, began: fl
 def _summary(found: Plan, shown: PricedStrategy | None) -> PlanSummary:
     whole = {
         "fits": found.chosen is not None,
-        "examples_a_rank": found.examples_a_rank,
+        "examples_per_rank": found.examples_per_rank,
         "remedy": found.remedy,
         "faster": found.faster,
         "notes": found.notes,

@@ -51,9 +51,9 @@ def check_some_fit(appraiser: Appraiser, cluster: Cluster, plan: Callable[[Candi
 def too_little_memory(space: str, fit: str, cluster: Cluster, drawn: int, nearest: Unfit) -> UserError:
     """`fit`: how many of those that were drawn do."""
     plan, model = nearest.plan, nearest.drawn.appraisal.candidate.model
-    needed = -(-(plan.hbm_bytes + plan.lacking_bytes) // MIB)
+    needed = -(-(plan.hbm + plan.lacking_bytes) // MIB)
     return UserError(
-        f"space {space!r}: {fit} {byte_size(plan.hbm_bytes)} a rank of cluster {cluster.name!r}, among {drawn} "
+        f"space {space!r}: {fit} {byte_size(plan.hbm)} a rank of cluster {cluster.name!r}, among {drawn} "
         f"candidates drawn at most. The nearest that does not is {short_name(model.to_dict())}, and would with "
         f"hbm={needed}MiB. {plan.remedy}"
     )

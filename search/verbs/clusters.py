@@ -52,7 +52,7 @@ def _list(clusters: list[Cluster]) -> None:
     caption = f"{UNVERIFIED} `clusters {THIS}` measures this machine."
     table = Table(*columns, box=None, caption=caption, caption_justify="left")
     for each in clusters:
-        sizes = (f"{each.hosts} x {each.gpus_a_host}", byte_size(each.hbm_bytes))
+        sizes = (f"{each.hosts} x {each.gpus_per_host}", byte_size(each.hbm))
         peak = f"{si(each.peak_flops.bf16)}FLOP/s"
         table.add_row(each.name, *sizes, peak, _bandwidth(each.nvlink), _bandwidth(each.network))
     table.add_row(THIS, *[MISSING] * (len(columns) - 1))

@@ -1,7 +1,7 @@
 """`plan`: the ladder of memory techniques for a configuration, priced on clusters; needs no GPU and no data.
 
-`--json` is a list of plans, one a cluster in the order asked for: `cluster`, `hosts`, `gpus_a_host`,
-`hbm_bytes`, `verified`, `examples_a_rank`, `batch_size`, `precision`, `chosen` (a strategy's name, or null
+`--json` is a list of plans, one a cluster in the order asked for: `cluster`, `hosts`, `gpus_per_host`,
+`hbm`, `verified`, `examples_per_rank`, `batch_size`, `precision`, `chosen` (a strategy's name, or null
 where none fits), `strategies` (fewer techniques first), `remedy`, `faster` (sentences or null) and `notes`.
 Each strategy has `name`, `techniques`, `memory` (bytes by item and `total`), `step` (seconds by item and
 `total`), `examples_per_second`, `fits`, `lacking_bytes` and `reason`.
@@ -28,11 +28,26 @@ from search.verbs.depth_sweep import depths, sweep
 from search.verbs.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
+from trials.cluster.quantity import parse_bytes
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import Plan, Prefer, plan
 
 WIDTH = 120
 """Columns of what is not shown in a terminal, which has its own."""
+
+
+def size(context: click.Context, option: click.Parameter, words: str | None) -> int | None:
+    """The bytes that an option says.
+
+    Raises:
+        UserError: when it is no size above 0.
+    """
+    if words is None:
+        return None
+    try:
+        return parse_bytes(words)
+    except ValueError as error:
+        raise UserError(f"--{option.name}: {error} (received {words!r}).") from error
 
 
 @click.command(
@@ -47,8 +62,8 @@ Examples:
 @click.argument("what", metavar="CONFIG.yaml|BUNDLE|MODEL")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @click.option("--cluster", "clusters", multiple=True, help="A name, a YAML file, or `this` (the default).")
-@click.option("--ranks", help="Hosts x ranks a host in place of the cluster's own, e.g. 2x4.")
-@click.option("--hbm", help="Memory a rank in place of the cluster's own, e.g. 24GiB.")
+@click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4.")
+@click.option("--hbm", callback=size, help="Memory per rank in place of the cluster's own, e.g. 24GiB.")
 @click.option("--prefer", type=click.Choice(["least", "fastest"]), default="least", show_default=True)
 @click.option(
     "--data",
@@ -66,7 +81,7 @@ def command(
     overrides: tuple[str, ...],
     clusters: tuple[str, ...],
     ranks: str | None,
-    hbm: str | None,
+    hbm: int | None,
     prefer: Prefer,
     data: tuple[str, ...],
     everything: bool,
@@ -109,10 +124,10 @@ def as_data(found: Plan) -> dict[str, Any]:
     return {
         "cluster": found.cluster,
         "hosts": found.hosts,
-        "gpus_a_host": found.gpus_a_host,
-        "hbm_bytes": found.hbm_bytes,
+        "gpus_per_host": found.gpus_per_host,
+        "hbm": found.hbm,
         "verified": found.verified,
-        "examples_a_rank": found.examples_a_rank,
+        "examples_per_rank": found.examples_per_rank,
         "batch_size": found.batch_size,
         "precision": found.precision,
         "chosen": found.chosen.name if found.chosen else None,
@@ -165,8 +180,8 @@ def _show_ladder(console: Console, found: Plan, *, everything: bool) -> None:
 
 def _heading(found: Plan) -> str:
     return (
-        f"{found.cluster}: {found.hosts} x {found.gpus_a_host} ranks of {byte_size(found.hbm_bytes)}, "
-        f"batch {found.batch_size:,} ({found.examples_a_rank:,} a rank), {found.precision}"
+        f"{found.cluster}: {found.hosts} x {found.gpus_per_host} ranks of {byte_size(found.hbm)}, "
+        f"batch {found.batch_size:,} ({found.examples_per_rank:,} a rank), {found.precision}"
     )
 
 
@@ -179,8 +194,8 @@ def _sweep(request: PlanRequest, clusters: list[Cluster], swept: str, out: Path)
     assert request.training.batch_size is not None
     info = sweep_info(
         ladders,
-        cluster=f"{cluster.name} ({cluster.hosts} x {cluster.gpus_a_host})",
-        hbm_bytes=cluster.hbm_bytes,
+        cluster=f"{cluster.name} ({cluster.hosts} x {cluster.gpus_per_host})",
+        hbm=cluster.hbm,
         batch_size=request.training.batch_size,
     )
     write_figure(sweep_figure(info), out)

@@ -21,8 +21,8 @@ from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.job import TrainingConfig
 from trials.strategy import Strategy
 
-HOSTS, RANKS_A_HOST, STEPS, EXAMPLES = 2, 2, 4, 40
-RANKS = HOSTS * RANKS_A_HOST
+HOSTS, RANKS_PER_HOST, STEPS, EXAMPLES = 2, 2, 4, 40
+RANKS = HOSTS * RANKS_PER_HOST
 SCHEMA = FeatureSchema(
     tables=(*(Table(name=name, rows=9) for name in "abc"), Table(name="m", rows=9, multi_hot=True)),
     numeric=("x", "y"),
@@ -108,7 +108,7 @@ def every_strategy() -> dict[str, list[float]]:
     found = {}
     whole = losses_and_gradients(parallelize(model(), Strategy(), config("fp32")), 0, 1)[1]
     for strategy, setting in RUNS:
-        mesh = device_mesh(strategy.dense, HOSTS, RANKS_A_HOST, "cpu")
+        mesh = device_mesh(strategy.dense, HOSTS, RANKS_PER_HOST, "cpu")
         step = parallelize(model(), strategy, config(setting), mesh)
         torch.manual_seed(dist.get_rank())
         losses, gradients = losses_and_gradients(step, dist.get_rank(), RANKS)
@@ -121,7 +121,7 @@ def every_strategy() -> dict[str, list[float]]:
         if (setting, strategy.dense) == ("bf16 moments", "fsdp"):
             assert_goes_on(strategy, mesh)
     for strategy in WITH_MEMBERS:
-        mesh = device_mesh(strategy.dense, HOSTS, RANKS_A_HOST, "cpu")
+        mesh = device_mesh(strategy.dense, HOSTS, RANKS_PER_HOST, "cpu")
         step = parallelize(model(SEVERAL), strategy, config("fp32"), mesh)
         found[f"members {strategy.name}"] = losses_and_gradients(step, dist.get_rank(), RANKS)[0]
     return found

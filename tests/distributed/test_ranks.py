@@ -15,7 +15,7 @@ from faulty_ranks import (
     BAD_RANK,
     HOSTS,
     RANKS,
-    RANKS_A_HOST,
+    RANKS_PER_HOST,
     all_gone,
     everything,
     fork_server,
@@ -158,7 +158,7 @@ def test_hosts_meet_at_an_address(launcher: Launcher, tmp_path: Path) -> None:
     runs = [start(launcher, tmp_path / str(host), address=address, host=host) for host in range(2)]
     assert everything(runs[0])[-1] == trained()
     assert everything(runs[1]) == []
-    assert {int(path.stem) for path in (tmp_path / "1").glob("*.pid")} == {*range(RANKS_A_HOST, RANKS)}
+    assert {int(path.stem) for path in (tmp_path / "1").glob("*.pid")} == {*range(RANKS_PER_HOST, RANKS)}
     assert not (tmp_path / "1" / RENDEZVOUS).exists()
 
 
@@ -175,13 +175,13 @@ def test_a_host_that_loses_its_peers_ends(launcher: Launcher, tmp_path: Path) ->
 
 
 def test_real_training_within_a_declared_memory_and_beyond(launcher: Launcher, tmp_path: Path) -> None:
-    ranks = {"hosts": HOSTS, "gpus_a_host": RANKS_A_HOST}
+    ranks = {"hosts": HOSTS, "gpus_per_host": RANKS_PER_HOST}
     training = real_training(tmp_path / "log").replace(
         **(ranks | {"cluster": this_machine().replace(**ranks)})
     )
 
     def last(name: str, dense: str, limit_bytes: int) -> Trained | Failed:
-        changes = {"strategy": Strategy.model_validate({"dense": dense}), "memory_limit_bytes": limit_bytes}
+        changes = {"strategy": Strategy.model_validate({"dense": dense}), "hbm": limit_bytes}
         (tmp_path / name).mkdir()
         events = everything(launcher.start(training.replace(**changes), tmp_path / name))
         assert isinstance(events[-1], (Trained, Failed))

@@ -314,7 +314,7 @@ def moved(here: Ranks) -> dict[str, Any]:
 
 def planned(here: Ranks) -> list[tuple[int, int]]:
     """What every rank holds, and should, with tables in fp32 and in fp16."""
-    cluster = load_cluster("zionex").with_ranks(f"{here.hosts}x{here.gpus_a_host}")
+    cluster = load_cluster("zionex").with_ranks(f"{here.hosts}x{here.gpus_per_host}")
     found: list[tuple[int, int]] = []
     for name, weight_bytes in (("mixed", 4), ("fp16 tables", 2), ("mixed dimensions", 4)):
         case = CASES[name]
@@ -327,7 +327,7 @@ def planned(here: Ranks) -> list[tuple[int, int]]:
         held = torch.zeros(here.world, dtype=torch.int64)
         held[here.rank] = engine.held_bytes
         dist.all_reduce(held)
-        found += zip(held.tolist(), where.bytes_a_rank, strict=True)
+        found += zip(held.tolist(), where.bytes_per_rank, strict=True)
     return found
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from dhen.errors import UserError, unknown_name
 from dhen.values import Value, parse
-from trials.cluster.quantity import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from trials.cluster.quantity import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, byte_words
 
 RANKS = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
 Count = Annotated[int, Field(strict=True, gt=0)]
@@ -51,9 +51,9 @@ class Cluster(Value):
     """Whether its numbers were measured on it; false for data sheets."""
     hosts: Count
     """Number of hosts."""
-    gpus_a_host: Count
+    gpus_per_host: Count
     """Number of accelerators, and so of ranks, per host."""
-    hbm_bytes: Bytes
+    hbm: Bytes
     """Memory of one accelerator in bytes, as its driver reports it."""
     host_memory_bytes: Bytes
     """Memory of one host in bytes."""
@@ -73,8 +73,10 @@ class Cluster(Value):
 
     @model_validator(mode="after")
     def _is_joined(self) -> Cluster:
-        if self.gpus_a_host > 1 and self.nvlink is None:
-            raise ValueError("nvlink is missing: with gpus_a_host above 1 give nvlink: {bandwidth, latency}")
+        if self.gpus_per_host > 1 and self.nvlink is None:
+            raise ValueError(
+                "nvlink is missing: with gpus_per_host above 1 give nvlink: {bandwidth, latency}"
+            )
         if self.hosts > 1 and self.network is None:
             raise ValueError("network is missing: with hosts above 1 give network: {bandwidth, latency}")
         numbers = list(self.numbers())
@@ -90,7 +92,7 @@ class Cluster(Value):
     @property
     def ranks(self) -> int:
         """Accelerators of all hosts: the world size."""
-        return self.hosts * self.gpus_a_host
+        return self.hosts * self.gpus_per_host
 
     def numbers(self) -> dict[str, float]:
         """Every number there is, by its dotted key: what `sources` speaks of."""
@@ -105,7 +107,7 @@ class Cluster(Value):
         return found
 
     def with_ranks(self, ranks: str) -> Cluster:
-        """The same with as many hosts and accelerators a host as `2x4` says.
+        """The same with as many hosts and accelerators per host as `2x4` says.
 
         Raises:
             UserError: when it is not HOSTSxRANKS, or the cluster declares no link that it then needs.
@@ -113,15 +115,15 @@ class Cluster(Value):
         match = RANKS.fullmatch(ranks.strip())
         if match is None:
             raise UserError(f"ranks: expected hosts x ranks a host such as 2x4, received {ranks!r}.")
-        return self._declared(f"ranks={match[0]}", hosts=int(match[1]), gpus_a_host=int(match[2]))
+        return self._declared(f"ranks={match[0]}", hosts=int(match[1]), gpus_per_host=int(match[2]))
 
-    def with_hbm(self, hbm: str | int) -> Cluster:
-        """The same with the declared memory a rank: `24MiB`, or bytes.
+    def with_hbm(self, hbm: int) -> Cluster:
+        """The same cluster with a declared memory per rank, in bytes.
 
         Raises:
-            UserError: when it is no size above 0.
+            UserError: when it is not above 0.
         """
-        return self._declared(f"hbm={hbm}", hbm_bytes=hbm)
+        return self._declared(f"hbm={byte_words(hbm)}", hbm=hbm)
 
     def _declared(self, how: str, **numbers: int | str) -> Cluster:
         """A copy with these numbers, checked again, whose source is what was declared."""
@@ -131,8 +133,8 @@ class Cluster(Value):
 
 NUMBERS = (
     "hosts",
-    "gpus_a_host",
-    "hbm_bytes",
+    "gpus_per_host",
+    "hbm",
     "host_memory_bytes",
     "memory_bandwidth",
     "peak_flops",

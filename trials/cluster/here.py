@@ -58,16 +58,16 @@ def _cpu() -> dict[str, Any]:
         "description": f"{DESCRIPTION} CPU, {cores} cores: ranks share its cores, memory and peak.",
         "device": "cpu",
         "verified": True,
-        "gpus_a_host": 1,
-        "hbm_bytes": host_memory_bytes(),
+        "gpus_per_host": 1,
+        "hbm": host_memory_bytes(),
         "memory_bandwidth": copied,
         "peak_flops": {"fp32": peak.fp32, "bf16": peak.bf16},
         "host_link_bandwidth": copied / 2,
         "nvlink": link,
         "network": link,
         "sources": {
-            "gpus_a_host": "the CPU stands for one accelerator",
-            "hbm_bytes": "host memory, as the system reports it",
+            "gpus_per_host": "the CPU stands for one accelerator",
+            "hbm": "host memory, as the system reports it",
             "memory_bandwidth": f"{copy}, reads and writes together",
             "peak_flops.fp32": matmul,
             "peak_flops.bf16": matmul,
@@ -87,8 +87,8 @@ def _gpus() -> dict[str, Any]:
     peak, copied = matmul_peak(GPU_MATMUL), _copy_bytes_per_second("cuda:0", "cuda:0")
     matmul = f"measured: the best of a few products of {GPU_MATMUL}"
     sources = {
-        "gpus_a_host": "torch.cuda.device_count",
-        "hbm_bytes": "torch.cuda.get_device_properties, total_memory",
+        "gpus_per_host": "torch.cuda.device_count",
+        "hbm": "torch.cuda.get_device_properties, total_memory",
         "memory_bandwidth": "measured: the best of a few copies, reads and writes together",
         "peak_flops.fp32": matmul,
         "peak_flops.bf16": matmul,
@@ -97,8 +97,8 @@ def _gpus() -> dict[str, Any]:
     data = {
         "description": f"{DESCRIPTION} {count} x {properties.name}.",
         "device": "cuda",
-        "gpus_a_host": count,
-        "hbm_bytes": properties.total_memory,
+        "gpus_per_host": count,
+        "hbm": properties.total_memory,
         "memory_bandwidth": copied,
         "peak_flops": {"fp32": peak.fp32, "bf16": peak.bf16},
         "host_link_bandwidth": _copy_bytes_per_second("cpu", "cuda:0") / 2,

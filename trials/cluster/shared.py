@@ -14,7 +14,7 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
     """The cluster of one trial, where so many ranks or trials, each with so many threads, share the machine.
 
     Args:
-        machine: as measured; with `gpus_a_host` ranks, who on a CPU share its speeds among themselves
+        machine: as measured; with `gpus_per_host` ranks, who on a CPU share its speeds among themselves
             (`trials.planner.step_time`).
         owners: on a CPU all ranks of all trials, on an accelerator the trials side by side.
         threads: of a rank; None for as many as there are for it.
@@ -27,10 +27,10 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
 
         measured = torch.get_num_threads()
         each = min(threads or measured, max(measured, cores()) / owners)
-        part, words = machine.gpus_a_host * each / measured, f"{each:g} of {measured} threads a rank"
+        part, words = machine.gpus_per_host * each / measured, f"{each:g} of {measured} threads a rank"
     sources = dict(machine.sources)
     if owners > 1:
-        sources["hbm_bytes"] = f"{sources.get('hbm_bytes', 'as detected')}; shared by {owners}"
+        sources["hbm"] = f"{sources.get('hbm', 'as detected')}; shared by {owners}"
     if part != 1.0:
         speeds = [
             key for key in machine.numbers() if key.startswith("peak_flops.") or key == "memory_bandwidth"
@@ -38,7 +38,7 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
         sources |= {key: f"{sources.get(key, 'as detected')}; {words}" for key in speeds}
     peaks = {key: part * peak for key, peak in machine.peak_flops.to_dict().items() if peak is not None}
     return machine.replace(
-        hbm_bytes=machine.hbm_bytes // owners,
+        hbm=machine.hbm // owners,
         memory_bandwidth=part * machine.memory_bandwidth,
         peak_flops=PeakFlops(**peaks),
         sources=sources,

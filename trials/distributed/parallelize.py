@@ -109,11 +109,11 @@ class ParallelStep:
         return loss.detach()
 
 
-def device_mesh(dense: Dense, hosts: int, gpus_a_host: int, device_type: str) -> DeviceMesh:
+def device_mesh(dense: Dense, hosts: int, gpus_per_host: int, device_type: str) -> DeviceMesh:
     """All ranks in a row, or hosts x ranks for hsdp; needs a process group of so many ranks."""
     if dense == "hsdp":
-        return init_device_mesh(device_type, (hosts, gpus_a_host), mesh_dim_names=("replicate", "shard"))
-    return init_device_mesh(device_type, (hosts * gpus_a_host,))
+        return init_device_mesh(device_type, (hosts, gpus_per_host), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device_type, (hosts * gpus_per_host,))
 
 
 def average_gradients(model: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> nn.Module:

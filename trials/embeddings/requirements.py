@@ -39,9 +39,9 @@ def check_tables(placement: Placement, ranks: Ranks) -> None:
     Raises:
         UserError: without TorchRec, for a placement for other ranks, for widths that its kernels do not take.
     """
-    if len(placement.bytes_a_rank) != ranks.world:
+    if len(placement.bytes_per_rank) != ranks.world:
         raise UserError(
-            f"the tables were placed on {len(placement.bytes_a_rank)} ranks, and {ranks.world} are to train: "
+            f"the tables were placed on {len(placement.bytes_per_rank)} ranks, and {ranks.world} are to train: "
             "plan again for the ranks there are."
         )
     if ranks.world == 1 or not placement.shards:

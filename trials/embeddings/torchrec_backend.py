@@ -162,7 +162,7 @@ def _shard(
             parameters[key],
             "column_wise",
             where,
-            ranks.gpus_a_host,
+            ranks.gpus_per_host,
             device.type,
             sharder,
             compute_kernel="fused",

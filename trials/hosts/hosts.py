@@ -95,13 +95,13 @@ class Member:
 class Hosts:
     """All but the first."""
 
-    def __init__(self, address: str, count: int, ranks_a_host: int, say: Say) -> None:
+    def __init__(self, address: str, count: int, ranks_per_host: int, say: Say) -> None:
         """Waits at `address` from now on; `count` hosts in all.
 
         Raises:
             UserError: for an address that is none of this machine's, or taken.
         """
-        self.address, self._count, self._ranks_a_host, self._say = address, count, ranks_a_host, say
+        self.address, self._count, self._ranks_per_host, self._say = address, count, ranks_per_host, say
         self._server = listen(address)
         self._guests: SimpleQueue[tuple[Wire, Hello]] = SimpleQueue()
         self._members: dict[int, Member] = {}
@@ -220,9 +220,9 @@ class Hosts:
     def _lack_of_devices(self, there: int | None) -> str | None:
         if (there is None) != (devices_here() is None):
             return "one of the two hosts has CUDA devices and the other has none; hosts must be alike."
-        if there is not None and there < self._ranks_a_host:
+        if there is not None and there < self._ranks_per_host:
             return (
-                f"it has {there} CUDA device(s), and each of the {self._ranks_a_host} ranks a host needs one; "
+                f"it has {there} CUDA device(s), and each of the {self._ranks_per_host} ranks a host needs one; "
                 f"run the study with ranks={self._count}x{there}, or take a host with more."
             )
         return None

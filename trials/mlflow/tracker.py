@@ -36,8 +36,8 @@ LAYOUT = 5
 """Raised whenever the sheets change: stores of older versions are then written anew."""
 LOCK_SECONDS = 10.0
 """How long another process may hold the store before that is an error."""
-METRICS_A_BATCH = 800
-PARAMS_A_BATCH = 100
+METRICS_PER_BATCH = 800
+PARAMS_PER_BATCH = 100
 """MLflow takes 1000 entries at once, of them 100 params and 100 tags."""
 REVISION, LOGGED = "mlflow.dhen.revision", "mlflow.dhen.logged"
 """Tags of our own bookkeeping; MLflow shows none that begin with its name."""
@@ -234,9 +234,9 @@ class Tracker:
             for key, readings in sheet.series.items()
             for reading in readings[_count(run, key) :]
         ]
-        while len(params) > PARAMS_A_BATCH or len(metrics) > METRICS_A_BATCH:
-            self._client.log_batch(run.id, metrics[:METRICS_A_BATCH], params[:PARAMS_A_BATCH])
-            metrics, params = metrics[METRICS_A_BATCH:], params[PARAMS_A_BATCH:]
+        while len(params) > PARAMS_PER_BATCH or len(metrics) > METRICS_PER_BATCH:
+            self._client.log_batch(run.id, metrics[:METRICS_PER_BATCH], params[:PARAMS_PER_BATCH])
+            metrics, params = metrics[METRICS_PER_BATCH:], params[PARAMS_PER_BATCH:]
         self._client.log_batch(run.id, metrics, params, [RunTag(*item) for item in tags.items()])
 
     def _set_status(self, run: _Run, sheet: Sheet) -> None:

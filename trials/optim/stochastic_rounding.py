@@ -24,7 +24,7 @@ AT_ONCE = {"cpu": 2**16, "cuda": 2**22}
 """Numbers that are rounded at a time: on a CPU as many as its cache has room for."""
 WORKSPACE_BYTES = 16
 """For each of them, meanwhile: four of four bytes (trials/memory/counter.py counts as many)."""
-BITS_A_WORD, BITS_A_NUMBER = 64, 16
+BITS_PER_WORD, BITS_PER_NUMBER = 64, 16
 GOLDEN = 0x9E3779B97F4A7C15
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
@@ -81,7 +81,7 @@ def rounded(values: Tensor, bits: Tensor) -> Tensor:
 
 def random_bits(rows_N: Tensor, columns: int, key: int) -> Tensor:
     """int32 of (N, columns), 13 random bits each, which follow from row, column and key."""
-    words = -(-columns * BITS_A_NUMBER // BITS_A_WORD)
+    words = -(-columns * BITS_PER_NUMBER // BITS_PER_WORD)
     x_NW = rows_N.unsqueeze(1) * words + torch.arange(key, key + words, device=rows_N.device)
     for shift, factor in MIX:
         x_NW.bitwise_xor_(_shifted(x_NW, shift)).mul_(_signed(factor))
@@ -91,12 +91,12 @@ def random_bits(rows_N: Tensor, columns: int, key: int) -> Tensor:
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """Right, with zeros from the left."""
-    return (x >> bits).bitwise_and_((1 << (BITS_A_WORD - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (BITS_PER_WORD - bits)) - 1)
 
 
 def _mixed(x: int) -> int:
     """splitmix64's output of an unsigned word."""
-    mask = (1 << BITS_A_WORD) - 1
+    mask = (1 << BITS_PER_WORD) - 1
     x = (x + GOLDEN) & mask
     for shift, factor in MIX:
         x = ((x ^ (x >> shift)) * factor) & mask
@@ -105,7 +105,7 @@ def _mixed(x: int) -> int:
 
 def _signed(x: int) -> int:
     """The int64 with the bits of an unsigned word."""
-    return x - (1 << BITS_A_WORD) if x >> (BITS_A_WORD - 1) else x
+    return x - (1 << BITS_PER_WORD) if x >> (BITS_PER_WORD - 1) else x
 
 
 def _rows_at_once(table_RD: Tensor) -> int:

@@ -73,19 +73,19 @@ class Collectives(NamedTuple):
         return max(BUCKET_BYTES, int(enough))
 
 
-def collectives(cluster: Cluster, hosts: int, ranks_a_host: int) -> Collectives:
-    """Those among `ranks_a_host` ranks on each of `hosts` hosts; one rank alone needs 0 seconds.
+def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collectives:
+    """Those among `ranks_per_host` ranks on each of `hosts` hosts; one rank alone needs 0 seconds.
 
-    HSDP, for example, gathers among `(1, gpus_a_host)` and all-reduces among `(hosts, 1)`.
+    HSDP, for example, gathers among `(1, gpus_per_host)` and all-reduces among `(hosts, 1)`.
     """
-    n = hosts * ranks_a_host
+    n = hosts * ranks_per_host
     if n == 1:
         return Collectives(*[NOTHING] * 6)
-    nvlink = _usable(cluster.nvlink if ranks_a_host > 1 else None, cluster, NVLINK_SHARE)
+    nvlink = _usable(cluster.nvlink if ranks_per_host > 1 else None, cluster, NVLINK_SHARE)
     network = _usable(cluster.network if hosts > 1 else None, cluster, NETWORK_SHARE)
-    beta = 1 / min(nvlink.bandwidth, ranks_a_host * network.bandwidth)
+    beta = 1 / min(nvlink.bandwidth, ranks_per_host * network.bandwidth)
     once = (n - hosts) * nvlink.latency + (hosts - 1) * network.latency
-    climb = 2 * ((ranks_a_host - 1) * nvlink.latency + int(log2(hosts)) * network.latency)
+    climb = 2 * ((ranks_per_host - 1) * nvlink.latency + int(log2(hosts)) * network.latency)
     ring = AlphaBeta(COLLECTIVE_SECONDS + once, beta * (n - 1) / n)
     return Collectives(
         all_gather=ring,
@@ -93,7 +93,7 @@ def collectives(cluster: Cluster, hosts: int, ranks_a_host: int) -> Collectives:
         broadcast=AlphaBeta(ring.alpha, beta),
         all_to_all=AlphaBeta(
             COLLECTIVE_SECONDS + max(nvlink.latency, network.latency),
-            max((ranks_a_host - 1) / nvlink.bandwidth, (n - ranks_a_host) / network.bandwidth) / n,
+            max((ranks_per_host - 1) / nvlink.bandwidth, (n - ranks_per_host) / network.bandwidth) / n,
         ),
         ring=AlphaBeta(COLLECTIVE_SECONDS + 2 * once, 2 * ring.beta),
         tree=AlphaBeta(COLLECTIVE_SECONDS + climb, 2 * beta / TREE_SHARE),

@@ -35,7 +35,7 @@ the mean of arXiv 2507.03114 (A100, H100, MI210, MI250; at most 0.40)."""
 
 KERNEL_SECONDS = 5e-6
 """From one kernel to the next where kernels are small, dispatch included: an assumption."""
-KERNELS_A_SEGMENT = 30
+KERNELS_PER_SEGMENT = 30
 """Kernels in the forward pass of one segment of a model (a layer of two or three modules): an assumption."""
 OPERATION_SECONDS = 45e-6
 """The same on a CPU, for an operation that a module declares on its tape: several calls of torch with what Python

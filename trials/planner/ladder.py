@@ -17,7 +17,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 @cache
-def ladder(hosts: int, gpus_a_host: int, examples_a_rank: int) -> tuple[Strategy, ...]:
+def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Strategy, ...]:
     """Every strategy that makes sense on so many ranks, fewer techniques first.
 
     One rank has nothing to shard: `fully_shard` is there for CPU offload alone. HSDP needs several hosts of
@@ -25,19 +25,19 @@ def ladder(hosts: int, gpus_a_host: int, examples_a_rank: int) -> tuple[Strategy
     """
     found = [
         Strategy(dense=dense, checkpointing=checkpointing, offload=offload, micro_batches=micro_batches)
-        for dense in _dense(hosts, gpus_a_host)
+        for dense in _dense(hosts, gpus_per_host)
         for checkpointing in ("none", "selective", "full")
         for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
         for micro_batches in MICRO_BATCHES
-        if micro_batches <= examples_a_rank and (hosts * gpus_a_host > 1 or dense == "dp" or offload)
+        if micro_batches <= examples_per_rank and (hosts * gpus_per_host > 1 or dense == "dp" or offload)
     ]
     return tuple(sorted(found, key=lambda strategy: len(strategy.techniques)))
 
 
-def _dense(hosts: int, gpus_a_host: int) -> tuple[Dense, ...]:
-    if hosts * gpus_a_host == 1:
+def _dense(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
+    if hosts * gpus_per_host == 1:
         return ("dp", "fsdp")
-    if hosts == 1 or gpus_a_host == 1:
+    if hosts == 1 or gpus_per_host == 1:
         return ("dp", "zero1", "zero2", "fsdp")
     return ("dp", "zero1", "zero2", "hsdp", "fsdp")
 

@@ -162,7 +162,7 @@ def dense_peak(
     *,
     itemsizes: Itemsizes,
     hosts: int,
-    gpus_a_host: int,
+    gpus_per_host: int,
     device: Literal["cpu", "cuda"] = "cpu",
     bucket_bytes: int = BUCKET_BYTES,
 ) -> DensePeak:
@@ -175,14 +175,16 @@ def dense_peak(
         batch: what the rank reads.
         itemsizes: c, r and the moments'.
         hosts: of the cluster.
-        gpus_a_host: ranks on each.
+        gpus_per_host: ranks on each.
         device: that updates so many numbers at a time.
         bucket_bytes: gradients that DDP reduces at a time.
     """
-    ranks = hosts * gpus_a_host
+    ranks = hosts * gpus_per_host
     buffers = sum(segment.buffer_bytes for segment in segments)
     if strategy.fully_sharded:
-        state = _fully_sharded_state(segments, itemsizes, gpus_a_host if strategy.dense == "hsdp" else ranks)
+        state = _fully_sharded_state(
+            segments, itemsizes, gpus_per_host if strategy.dense == "hsdp" else ranks
+        )
         workspace = _update_workspace(itemsizes, max(state.numbers, default=0), device)
         moments = _fully_sharded(
             segments, activations, strategy, batch, itemsizes, state, 0 if strategy.offload else workspace

@@ -57,15 +57,15 @@ class Placement(NamedTuple):
     """Tables that every rank holds whole: the small ones, or all of them where there is one rank."""
     shards: tuple[TableShard, ...]
     """Of all other tables, by table and column; no rank holds two shards of one table."""
-    bytes_a_rank: tuple[int, ...]
+    bytes_per_rank: tuple[int, ...]
     """Weights and optimizer state."""
-    cost_a_rank: tuple[float, ...]
+    cost_per_rank: tuple[float, ...]
     """Seconds: lookup, update and every transfer, one after another."""
-    lookup_bytes_a_rank: tuple[float, ...]
+    lookup_bytes_per_rank: tuple[float, ...]
     """Memory traffic of lookup and update."""
-    all_to_all_bytes_a_rank: tuple[float, ...]
+    all_to_all_bytes_per_rank: tuple[float, ...]
     """Pooled embeddings sent in forward (backward returns as many), the part for itself included."""
-    id_bytes_a_rank: tuple[float, ...]
+    id_bytes_per_rank: tuple[float, ...]
     """Ids received in forward, the part from itself included."""
     replicated_gradient_bytes: int
     """Dense gradients of the replicated tables, held and all-reduced by every rank; 0 on one rank."""
@@ -73,17 +73,17 @@ class Placement(NamedTuple):
     @property
     def heaviest_bytes(self) -> int:
         """Weights and optimizer state on the fullest rank."""
-        return max(self.bytes_a_rank)
+        return max(self.bytes_per_rank)
 
     @property
     def heaviest_cost(self) -> float:
         """Seconds of the slowest rank, for which all others wait."""
-        return max(self.cost_a_rank)
+        return max(self.cost_per_rank)
 
     @property
     def mean_cost(self) -> float:
         """Seconds of a rank on average."""
-        return sum(self.cost_a_rank) / len(self.cost_a_rank)
+        return sum(self.cost_per_rank) / len(self.cost_per_rank)
 
     @property
     def imbalance(self) -> float:
@@ -195,8 +195,8 @@ def _half(cluster: Cluster) -> Cluster | None:
     """With half the hosts; half the ranks of the last one."""
     if cluster.ranks == 1:
         return None
-    hosts, in_host = cluster.hosts, cluster.gpus_a_host
-    fewer = {"hosts": hosts // 2} if hosts > 1 else {"gpus_a_host": in_host // 2}
+    hosts, in_host = cluster.hosts, cluster.gpus_per_host
+    fewer = {"hosts": hosts // 2} if hosts > 1 else {"gpus_per_host": in_host // 2}
     return cluster.replace(**fewer)
 
 
@@ -244,11 +244,11 @@ def _placement(
             TableShard(sharded[shard.table].table.name, rank, shard.first_column, shard.columns)
             for shard, rank in found
         ),
-        bytes_a_rank=tuple(sum(cost.held_bytes for cost in rank) for rank in costs),
-        cost_a_rank=tuple(sum(cost.seconds for cost in rank) for rank in costs),
-        lookup_bytes_a_rank=tuple(sum(cost.lookup_bytes for cost in rank) for rank in costs),
-        all_to_all_bytes_a_rank=tuple(sum(cost.pooled_bytes for cost in rank) for rank in costs),
-        id_bytes_a_rank=tuple(sum(cost.id_bytes for cost in rank) for rank in costs),
+        bytes_per_rank=tuple(sum(cost.held_bytes for cost in rank) for rank in costs),
+        cost_per_rank=tuple(sum(cost.seconds for cost in rank) for rank in costs),
+        lookup_bytes_per_rank=tuple(sum(cost.lookup_bytes for cost in rank) for rank in costs),
+        all_to_all_bytes_per_rank=tuple(sum(cost.pooled_bytes for cost in rank) for rank in costs),
+        id_bytes_per_rank=tuple(sum(cost.id_bytes for cost in rank) for rank in costs),
         replicated_gradient_bytes=(
             sum(gradient_bytes(*table) for table in replicated) if cluster.ranks > 1 else 0
         ),
@@ -260,13 +260,13 @@ def _why(tables: tuple[Sized, ...], work: Workload, cluster: Cluster, needed: in
     there = max(there, 0)
     largest, dim = max(tables, key=lambda each: _narrowest_bytes(each, work, cluster.ranks))
     columns = narrowest_width(dim, cluster.ranks)
-    bytes_a_row = columns * work.weight_bytes + work.row_state_bytes
+    bytes_per_row = columns * work.weight_bytes + work.row_state_bytes
     has = f"with its optimizer's state, and a rank has {byte_words(there)} for tables."
-    if largest.rows * bytes_a_row > there:
+    if largest.rows * bytes_per_row > there:
         part = "it" if columns == dim else f"a shard of {columns} of its {dim} columns"
         return (
-            f"table {largest.name!r} fits on no rank: {part} takes {byte_words(largest.rows * bytes_a_row)} "
-            f"{has} {there // bytes_a_row:,} of its {largest.rows:,} rows would fit: merge rare ids, or give "
+            f"table {largest.name!r} fits on no rank: {part} takes {byte_words(largest.rows * bytes_per_row)} "
+            f"{has} {there // bytes_per_row:,} of its {largest.rows:,} rows would fit: merge rare ids, or give "
             "ranks more memory."
         )
     half = ", training.table_precision=fp16" if work.weight_bytes == FP32_BYTES else ""

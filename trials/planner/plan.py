@@ -29,14 +29,14 @@ class Plan(Value):
 
     cluster: str
     hosts: int
-    gpus_a_host: int
-    hbm_bytes: int
+    gpus_per_host: int
+    hbm: int
     """Memory of one rank's device."""
     verified: bool
     """Whether the cluster's numbers were measured on it."""
     batch_size: int
     """Over all ranks."""
-    examples_a_rank: int
+    examples_per_rank: int
     precision: Precision
     chosen: Strategy | None
     """None where nothing fits."""
@@ -90,7 +90,7 @@ def plan(
             f"ranks; give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
         )
     try:
-        rungs = ladder(cluster.hosts, cluster.gpus_a_host, pricing.examples_a_rank)
+        rungs = ladder(cluster.hosts, cluster.gpus_per_host, pricing.examples_per_rank)
         priced = tuple(_priced(pricing, strategy) for strategy in rungs)
         chosen, remedy, lacking = choose(priced, prefer), None, 0
         if chosen is None:
@@ -102,11 +102,11 @@ def plan(
     return Plan(
         cluster=cluster.name,
         hosts=cluster.hosts,
-        gpus_a_host=cluster.gpus_a_host,
-        hbm_bytes=cluster.hbm_bytes,
+        gpus_per_host=cluster.gpus_per_host,
+        hbm=cluster.hbm,
         verified=cluster.verified,
         batch_size=pricing.batch_size,
-        examples_a_rank=pricing.examples_a_rank,
+        examples_per_rank=pricing.examples_per_rank,
         precision=pricing.precision,
         chosen=chosen.strategy if chosen else None,
         strategies=priced,

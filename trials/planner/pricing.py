@@ -42,7 +42,7 @@ LABEL_BYTES = 4
 BATCHES_HELD = {"cpu": 1, "cuda": 2}
 """The batch that is trained on, and on an accelerator the one that is copied meanwhile."""
 INDEX_BYTES = 8
-COLUMNS_A_ROW = 3
+COLUMNS_PER_ROW = 3
 """Of the width of an embedding, for each row that is updated: its gradients' sum, its weights, their squares
 (trials/optim/rowwise_adagrad.py)."""
 ROWS_BESIDE_ROUNDING = 2
@@ -71,7 +71,7 @@ class Pricing:
         self.model, self.schema, self.training, self.cluster = model, schema, training, cluster
         self.batch_size, self.precision = training.batch_size, training.precision
         self.margin_bytes = margin_bytes
-        self.examples_a_rank = ceil(self.batch_size / cluster.ranks)
+        self.examples_per_rank = ceil(self.batch_size / cluster.ranks)
         self._dims = table_dims(model, schema)
         self._taped = taped(model, schema, self.precision, cluster.device)
         self._segments: dict[int, tuple[Segment, ...]] = {}
@@ -86,11 +86,11 @@ class Pricing:
             PlacementError: where they do not fit beside nothing.
         """
         alone, beside = self.cluster.ranks == 1, self.context_bytes + self.reserve_bytes
-        if self.cluster.hbm_bytes <= beside:
+        if self.cluster.hbm <= beside:
             raise PlacementError(
-                f"a rank has {byte_words(self.cluster.hbm_bytes)}, of which context, workspaces and allocator "
+                f"a rank has {byte_words(self.cluster.hbm)}, of which context, workspaces and allocator "
                 f"alone take {byte_words(beside)}; give a rank more memory.",
-                beside - self.cluster.hbm_bytes,
+                beside - self.cluster.hbm,
             )
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
         return place(
@@ -98,7 +98,7 @@ class Pricing:
             self._dims,
             self.cluster,
             global_batch=self.batch_size,
-            memory_bytes=self.cluster.hbm_bytes - beside,
+            memory_bytes=self.cluster.hbm - beside,
             row_state_bytes=state + TABLE_DECAY_ROW_BYTES * (alone and self.training.table_decay > 0),
             weight_bytes=NUMBER_BYTES[self.training.table_precision],
             sent_bytes=NUMBER_BYTES[self.training.all_to_all_precision],
@@ -137,7 +137,7 @@ class Pricing:
 
     def micro_batch(self, strategy: Strategy) -> int:
         """Examples of a rank's largest micro-batch."""
-        return ceil(self.examples_a_rank / strategy.micro_batches)
+        return ceil(self.examples_per_rank / strategy.micro_batches)
 
     def time(self, strategy: Strategy) -> StepTime:
         """Of one step of the whole batch."""
@@ -158,7 +158,7 @@ class Pricing:
             self._batch(strategy, micro),
             itemsizes=self._itemsizes,
             hosts=self.cluster.hosts,
-            gpus_a_host=self.cluster.gpus_a_host,
+            gpus_per_host=self.cluster.gpus_per_host,
             device=self.cluster.device,
             bucket_bytes=self._bucket_bytes,
         )
@@ -184,8 +184,8 @@ class Pricing:
 
     def lacking_bytes(self, memory: MemoryEstimate) -> int:
         """By what it exceeds the device's memory, or its ranks together the host's; 0 where it fits."""
-        device = memory.total - self.cluster.hbm_bytes
-        host = memory.host * self.cluster.gpus_a_host - self.cluster.host_memory_bytes
+        device = memory.total - self.cluster.hbm
+        host = memory.host * self.cluster.gpus_per_host - self.cluster.host_memory_bytes
         return max(device, host, 0)
 
     def segments(self, micro: int) -> tuple[Segment, ...]:
@@ -206,13 +206,13 @@ class Pricing:
 
         Within the step only those stay that are lifted in fp32, and saved for it.
         """
-        width, examples = FP32_BYTES * sum(self._dims), self.examples_a_rank
+        width, examples = FP32_BYTES * sum(self._dims), self.examples_per_rank
         ids = sum(table.mean_ids for table in self.schema.tables)
         numbers = FP32_BYTES * len(self.schema.numeric) + LABEL_BYTES
-        other = round(self.examples_a_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
+        other = round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         within = self.cluster.ranks == 1 and not strategy.techniques
         if within:
-            other += round(self.examples_a_rank * INDEX_BYTES * ids)  # row numbers, saved for the gradient
+            other += round(self.examples_per_rank * INDEX_BYTES * ids)  # row numbers, saved for the gradient
         return Batch(
             embeddings=(self._lifted_bytes if within else width) * examples,
             micro_embeddings=width * micro,
@@ -234,7 +234,7 @@ class Pricing:
         """Gradients that DDP reduces at a time; one rank has no buckets."""
         if self.cluster.ranks == 1:
             return 0
-        return collectives(self.cluster, self.cluster.hosts, self.cluster.gpus_a_host).bucket_bytes()
+        return collectives(self.cluster, self.cluster.hosts, self.cluster.gpus_per_host).bucket_bytes()
 
     @cached_property
     def _tables_workspace(self) -> int:
@@ -243,7 +243,7 @@ class Pricing:
         Several ranks: pooled embeddings on their way, in fp32 and as they are sent, and dense gradients of
         replicated tables. One rank: what its optimizer sums duplicates in, or rounds in.
         """
-        examples = self.examples_a_rank
+        examples = self.examples_per_rank
         if self.cluster.ranks > 1:
             gradients = FP32_BYTES * sum(self._dims) * examples
             replicated = self.placement.replicated_gradient_bytes
@@ -256,11 +256,11 @@ class Pricing:
     def _group_workspace(self, group: TableGroup) -> tuple[int, int]:
         """Of tables in one matrix in one process: gradients, and beside all gradients what its update takes."""
         tables, width = [self.schema.tables[place] for place in group.places], FP32_BYTES * group.dim
-        ids = [table.mean_ids * self.examples_a_rank for table in tables]
+        ids = [table.mean_ids * self.examples_per_rank for table in tables]
         rows = [min(table.rows, count) for table, count in zip(tables, ids, strict=True)]
         joined = len({table.multi_hot for table in tables}) - 1
         gradients = round(sum(ids) * (width + INDEX_BYTES))
-        summing = round(sum(rows) * COLUMNS_A_ROW * width + sum(ids) * INDICES_AN_ID * INDEX_BYTES)
+        summing = round(sum(rows) * COLUMNS_PER_ROW * width + sum(ids) * INDICES_AN_ID * INDEX_BYTES)
         numbers = round(sum(rows)) * group.dim
         rounding = ROWS_BESIDE_ROUNDING * numbers * FP32_BYTES + self._rounding_bytes(numbers)
         return gradients, max(summing, rounding, joined * gradients)
@@ -268,7 +268,7 @@ class Pricing:
     @property
     def _pooled_bytes(self) -> int:
         """Gradients of pooled embeddings as they have come, and in fp32 where they were sent in less."""
-        come = max(self.placement.all_to_all_bytes_a_rank)
+        come = max(self.placement.all_to_all_bytes_per_rank)
         sent_bytes = NUMBER_BYTES[self.training.all_to_all_precision]
         return round(come if sent_bytes == FP32_BYTES else come * (1 + FP32_BYTES / sent_bytes))
 

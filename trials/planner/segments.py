@@ -17,7 +17,7 @@ from dhen.memory.tape import Device, Shape, Tape
 from dhen.model import taped_model
 from dhen.schema import FeatureSchema
 from trials.cluster.machine import Precision
-from trials.planner.device_constants import KERNELS_A_SEGMENT
+from trials.planner.device_constants import KERNELS_PER_SEGMENT
 
 ITEMSIZES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 
@@ -37,7 +37,7 @@ class Segment(NamedTuple):
     buffer_bytes: int = 0
     undeclared: tuple[str, ...] = ()
     """Kinds of its modules that declare no memory, so that a trace was taken."""
-    operations: int = KERNELS_A_SEGMENT
+    operations: int = KERNELS_PER_SEGMENT
     """Of forward, as it declares them; an assumption where a trace was taken."""
 
 

@@ -25,8 +25,8 @@ LARGEST = 2
 
 def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
     """What a strategy needs, whether that fits, and what takes most."""
-    there = pricing.cluster.hbm_bytes
-    host, host_there = memory.host * pricing.cluster.gpus_a_host, pricing.cluster.host_memory_bytes
+    there = pricing.cluster.hbm
+    host, host_there = memory.host * pricing.cluster.gpus_per_host, pricing.cluster.host_memory_bytes
     needs = f"{strategy.name} needs {byte_words(memory.total)} a rank"
     most = _largest(memory)
     if memory.total > there:
@@ -39,7 +39,7 @@ def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
 
 def lacking_sentence(closest: PricedStrategy, pricing: Pricing) -> str:
     """How far off everything is."""
-    there, name = byte_words(pricing.cluster.hbm_bytes), closest.strategy.name
+    there, name = byte_words(pricing.cluster.hbm), closest.strategy.name
     return f"Nothing fits {there} a rank: {name} comes closest and lacks {byte_words(closest.lacking_bytes)}."
 
 

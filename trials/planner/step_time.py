@@ -28,7 +28,7 @@ from trials.planner.device_constants import (
     COLLECTIVE_SECONDS,
     HOST_MEMORY_BANDWIDTH,
     KERNEL_SECONDS,
-    KERNELS_A_SEGMENT,
+    KERNELS_PER_SEGMENT,
     LAYER_MEMORY_SHARE,
     MATMUL_SHARE,
     MEMORY_SHARE,
@@ -114,7 +114,7 @@ def step_time(
     cluster: Cluster,
     placement: Placement,
     *,
-    examples_a_rank: int,
+    examples_per_rank: int,
     training: TrainingConfig,
 ) -> StepTime:
     """Seconds of one step of the whole batch on the slowest rank.
@@ -126,10 +126,10 @@ def step_time(
         strategy: how the dense part is held.
         cluster: its peaks, bandwidths and links.
         placement: of the embedding tables.
-        examples_a_rank: of all micro-batches together.
+        examples_per_rank: of all micro-batches together.
         training: what the dense part computes, sends gradients and keeps AdamW's moments in, resolved.
     """
-    examples = ceil(examples_a_rank / strategy.micro_batches)
+    examples = ceil(examples_per_rank / strategy.micro_batches)
     return price(prepare(segments, cluster, placement, examples=examples, training=training), strategy)
 
 
@@ -143,7 +143,7 @@ def prepare(
 ) -> Step:
     """What all strategies share whose micro-batches have so many examples."""
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
-    ranks = cluster.gpus_a_host if cluster.device == "cpu" else 1
+    ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
     peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
     reached = bandwidth * (LAYER_MEMORY_SHARE if cluster.device == "cpu" else 1.0)
@@ -151,22 +151,22 @@ def prepare(
         max(segment.flops * examples / peak, segment.footprint.traffic / reached) + _starts(segment, cluster)
         for segment in segments
     ]
-    everywhere = collectives(cluster, cluster.hosts, cluster.gpus_a_host)
-    sent, ids = max(placement.all_to_all_bytes_a_rank), max(placement.id_bytes_a_rank)
+    everywhere = collectives(cluster, cluster.hosts, cluster.gpus_per_host)
+    sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
     return Step(
         cluster=cluster,
         forward=_parts(segments, forward),
         parameters=_parts(segments, [segment.parameters for segment in segments]),
         padded=_parts(segments, [_padded(segment, cluster.ranks) for segment in segments]),
-        padded_in_host=_parts(segments, [_padded(segment, cluster.gpus_a_host) for segment in segments]),
+        padded_in_host=_parts(segments, [_padded(segment, cluster.gpus_per_host) for segment in segments]),
         itemsizes=Itemsizes.of(training),
         bandwidth=bandwidth,
         everywhere=everywhere,
         bucket_bytes=everywhere.bucket_bytes() if cluster.ranks > 1 else 0,
-        in_host=collectives(cluster, 1, cluster.gpus_a_host),
+        in_host=collectives(cluster, 1, cluster.gpus_per_host),
         across=collectives(cluster, cluster.hosts, 1),
-        lookup=max(placement.lookup_bytes_a_rank) / bandwidth,
+        lookup=max(placement.lookup_bytes_per_rank) / bandwidth,
         all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
         tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
     )
@@ -176,7 +176,7 @@ def _starts(segment: Segment, cluster: Cluster) -> float:
     """Seconds of a segment's forward pass that do not depend on the sizes of its tensors."""
     if cluster.device == "cpu":
         return segment.operations * OPERATION_SECONDS
-    return KERNELS_A_SEGMENT * KERNEL_SECONDS
+    return KERNELS_PER_SEGMENT * KERNEL_SECONDS
 
 
 def price(step: Step, strategy: Strategy) -> StepTime:
@@ -298,7 +298,7 @@ def _update(step: Step, strategy: Strategy) -> float:
     kernels = 0 if moment == MASTER_BYTES else UPDATE_KERNELS * ceil(values / chunk) * KERNEL_SECONDS
     if strategy.offload:
         host = cluster.memory_bandwidth if cluster.device == "cpu" else HOST_MEMORY_BANDWIDTH
-        return kernels + held * cluster.gpus_a_host / host
+        return kernels + held * cluster.gpus_per_host / host
     return kernels + (held + _flat_master_bytes(step, strategy)) / step.bandwidth
 
 
@@ -314,7 +314,7 @@ def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
 
 def _state_shards(step: Step, strategy: Strategy) -> int:
     """Over how many ranks the optimizer's state is spread."""
-    return shards(strategy.dense, step.cluster.hosts, step.cluster.gpus_a_host)
+    return shards(strategy.dense, step.cluster.hosts, step.cluster.gpus_per_host)
 
 
 def _publication(step: Step, strategy: Strategy) -> float:

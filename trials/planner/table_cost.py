@@ -61,9 +61,9 @@ class Rates(NamedTuple):
 def rates(cluster: Cluster) -> Rates:
     """Those of a cluster, between all of its ranks; a CPU's ranks share its memory."""
     share = (1.0 if cluster.verified else MEMORY_SHARE) / (
-        cluster.gpus_a_host if cluster.device == "cpu" else 1
+        cluster.gpus_per_host if cluster.device == "cpu" else 1
     )
-    between = collectives(cluster, cluster.hosts, cluster.gpus_a_host)
+    between = collectives(cluster, cluster.hosts, cluster.gpus_per_host)
     memory = 1 / (share * cluster.memory_bandwidth)
     return Rates(cluster.ranks, memory, between.all_to_all.beta, between.ring.beta)
 

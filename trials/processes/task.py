@@ -37,7 +37,7 @@ class Task(Value):
     """How the model is held."""
     hosts: int = Field(default=1, gt=0)
     """All on this machine, unless `address` is given."""
-    gpus_a_host: int = Field(default=1, gt=0)
+    gpus_per_host: int = Field(default=1, gt=0)
     """Ranks on each."""
     cluster: Cluster | None = None
     """What the plan is for: where tables are placed, how gradients are cut into buckets."""
@@ -45,7 +45,7 @@ class Task(Value):
     """`host:port` on the first host, where the ranks of several machines meet."""
     host: int = Field(default=0, ge=0)
     """With an address: which of the hosts this machine is; only its ranks are started."""
-    memory_limit_bytes: int | None = Field(default=None, gt=0)
+    hbm: int | None = Field(default=None, gt=0)
     """What a rank may hold; beyond it is out of memory. None: as much as there is."""
     deadline_seconds: float | None = Field(default=None, gt=0)
     """Silence of rank 0 after which the ranks are taken to hang; longer than an evaluation. None: any."""
@@ -70,9 +70,9 @@ class Task(Value):
     def ranks_of(self, host: int) -> range:
         """Ranks that are started on one of the hosts."""
         if self.address is None:
-            return range(self.hosts * self.gpus_a_host)
-        return range(host * self.gpus_a_host, (host + 1) * self.gpus_a_host)
+            return range(self.hosts * self.gpus_per_host)
+        return range(host * self.gpus_per_host, (host + 1) * self.gpus_per_host)
 
     def ranks(self, rank: int) -> Ranks:
         """Where this rank stands among all."""
-        return Ranks(rank, self.hosts, self.gpus_a_host)
+        return Ranks(rank, self.hosts, self.gpus_per_host)

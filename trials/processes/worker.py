@@ -162,7 +162,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
         emit(Scored(split=task.score_split, metrics=metrics))
         return
     start_from = read_weights(Path(task.start_from)) if task.start_from else None
-    with limited_memory(task.memory_limit_bytes, device()) as peak_bytes:
+    with limited_memory(task.hbm, device()) as peak_bytes:
         report = _Report(emit)
         train(
             task.job,
@@ -173,7 +173,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
             progress_seconds=task.progress_seconds,
             **_of_ranks(task, ranks),
         )
-        counted = task.memory_limit_bytes is not None
+        counted = task.hbm is not None
         report.finish(_of_fullest_rank(peak_bytes) if counted or ranks.world > 1 else None)
 
 

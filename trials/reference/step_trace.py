@@ -71,8 +71,8 @@ def trace(
     strategy: Strategy,
     *,
     hosts: int,
-    gpus_a_host: int,
-    examples_a_rank: int,
+    gpus_per_host: int,
+    examples_per_rank: int,
     training: TrainingConfig,
 ) -> StepMemory:
     """Traces two training steps of the dense part under fake tensors; tells the memory of the second.
@@ -82,20 +82,20 @@ def trace(
         schema: the tables' sizes do not matter.
         strategy: how the model is held.
         hosts: of the cluster.
-        gpus_a_host: ranks on each.
-        examples_a_rank: B of one rank, all micro-batches together.
+        gpus_per_host: ranks on each.
+        examples_per_rank: B of one rank, all micro-batches together.
         training: what the dense part computes, sends gradients and keeps AdamW's moments in, resolved.
 
     Raises:
         ValueError: where this process belongs to a process group already.
     """
-    with _process_group(hosts * gpus_a_host):
-        mesh = device_mesh(strategy.dense, hosts, gpus_a_host, "cpu")
+    with _process_group(hosts * gpus_per_host):
+        mesh = device_mesh(strategy.dense, hosts, gpus_per_host, "cpu")
         assert training.precision != "auto"
         sent_in = DTYPES[training.reduction_precision(training.precision)]
         replicate = partial(_into_buckets, sent_in)
         with FakeTensorMode(), patch(CHUNKS, _first_chunk):
-            return measure(model, schema, strategy, mesh, examples_a_rank, training, replicate=replicate)
+            return measure(model, schema, strategy, mesh, examples_per_rank, training, replicate=replicate)
 
 
 def measure(

@@ -85,8 +85,8 @@ class Ledger:
                 id=self._cluster,
                 name=cluster["name"],
                 hosts=cluster["hosts"],
-                ranks=cluster["hosts"] * cluster["gpus_a_host"],
-                rank_memory_bytes=cluster["hbm_bytes"],
+                ranks=cluster["hosts"] * cluster["gpus_per_host"],
+                rank_memory_bytes=cluster["hbm"],
                 cluster=json.dumps(cluster),
             )
             new(connection, STUDIES, name=self.study, facts={})

@@ -14,7 +14,7 @@ from torch import nn
 
 CALIBRATION_STEPS = 50
 """Eager steps after which is decided; the first ones, which also warm up, are part of the mean."""
-COMPILE_SECONDS_A_LAYER = 10.0
+COMPILE_SECONDS_PER_LAYER = 10.0
 """Forward and backward of one DHEN layer (10 to 40 s for two to four layers; 2 cores, CPU, 2026-11-21)."""
 SPEEDUP = 1.3
 """Eager over compiled step time on an accelerator. Unverified."""
@@ -33,7 +33,7 @@ class BreakEven:
     @property
     def compile_seconds(self) -> float:
         """Until all layers are compiled."""
-        return COMPILE_SECONDS_A_LAYER * self.layers
+        return COMPILE_SECONDS_PER_LAYER * self.layers
 
     @property
     def steps(self) -> float:

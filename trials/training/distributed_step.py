@@ -74,7 +74,9 @@ class DistributedStep:
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
         self._tables = table_engine(tables, job.features, config, ranks, placement, where)
         needs_mesh = ranks.world > 1 or strategy.fully_sharded
-        mesh = device_mesh(strategy.dense, ranks.hosts, ranks.gpus_a_host, where.type) if needs_mesh else None
+        mesh = (
+            device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type) if needs_mesh else None
+        )
         self._dense = parallelize(
             model,
             _with_examples_for_all(strategy, config.batch_size, ranks),
@@ -175,11 +177,11 @@ def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:
         dist.broadcast_object_list(found)
         cluster = found[0]
         assert cluster is not None
-    return cluster.replace(hosts=ranks.hosts, gpus_a_host=ranks.gpus_a_host)
+    return cluster.replace(hosts=ranks.hosts, gpus_per_host=ranks.gpus_per_host)
 
 
 def _bucket_bytes(cluster: Cluster | None, ranks: Ranks) -> int:
     """As the plan's step time takes them to be."""
     if cluster is None:
         return BUCKET_BYTES
-    return collectives(cluster, ranks.hosts, ranks.gpus_a_host).bucket_bytes()
+    return collectives(cluster, ranks.hosts, ranks.gpus_per_host).bucket_bytes()

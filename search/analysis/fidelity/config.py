@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from dhen.errors import UserError
 from dhen.values import parse
 from search.config import LogConfig, StudyConfig, set_override
+from trials.cluster.quantity import Bytes
 from trials.job import TrainingConfig
 
 STUDYS_OWN = ("space", "seed", "training")
@@ -49,7 +50,7 @@ class FidelityConfig(LogConfig):
     """The cluster that candidates must fit: a name, the path of a YAML file, or `local`, this machine."""
     ranks: str | None = None
     """Hosts x ranks per host, such as 2x4, in place of the cluster's own."""
-    hbm: str | int | None = None
+    hbm: Bytes | None = None
     """Memory per rank, such as 24GiB, in place of the cluster's own."""
     parallel: int | None = Field(default=None, gt=0)
     """Number of trainings side by side; where not given as for a study."""

@@ -18,7 +18,7 @@ DEPTHS = range(1, 21)
 @pytest.fixture(scope="module")
 def info() -> SweepInfo:
     by_depth = {depth: priced_ladder(HBM, layers=depth) for depth in reversed(DEPTHS)}
-    return sweep_info(by_depth, cluster="two hosts", hbm_bytes=HBM, batch_size=BATCH_SIZE)
+    return sweep_info(by_depth, cluster="two hosts", hbm=HBM, batch_size=BATCH_SIZE)
 
 
 def test_each_way_to_hold_the_state_is_a_line_without_other_techniques(info: SweepInfo) -> None:
@@ -58,13 +58,13 @@ def test_the_limit_is_drawn(info: SweepInfo) -> None:
 
 def test_what_never_fits_and_what_always_fits() -> None:
     ladders = {depth: priced_ladder(GIB, layers=depth) for depth in (1, 2)}
-    never = sweep_info(ladders, cluster="small", hbm_bytes=GIB, batch_size=BATCH_SIZE)
+    never = sweep_info(ladders, cluster="small", hbm=GIB, batch_size=BATCH_SIZE)
     assert {line.deepest for line in never.lines} == {None}
     assert "nowhere" in sweep_figure(never).layout.title.text
     ladders = {depth: priced_ladder(99 * GIB, layers=depth) for depth in (1, 2)}
-    always = sweep_info(ladders, cluster="large", hbm_bytes=99 * GIB, batch_size=BATCH_SIZE)
+    always = sweep_info(ladders, cluster="large", hbm=99 * GIB, batch_size=BATCH_SIZE)
     assert sweep_figure(always).layout.title.text == "All fit up to 2 layers"
-    nothing = sweep_info({}, cluster="none", hbm_bytes=GIB, batch_size=BATCH_SIZE)
+    nothing = sweep_info({}, cluster="none", hbm=GIB, batch_size=BATCH_SIZE)
     assert not sweep_figure(nothing).data
 
 

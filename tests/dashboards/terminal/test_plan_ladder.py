@@ -25,9 +25,9 @@ def shown(renderable: object) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("hbm_bytes", [ENOUGH, SCARCE, NOTHING])
-def test_a_readable_part_of_the_ladder_has_what_is_compared(hbm_bytes: int) -> None:
-    strategies = priced_ladder(hbm_bytes)
+@pytest.mark.parametrize("hbm", [ENOUGH, SCARCE, NOTHING])
+def test_a_readable_part_of_the_ladder_has_what_is_compared(hbm: int) -> None:
+    strategies = priced_ladder(hbm)
     chosen = cheapest(strategies)
     selected = selection(strategies, chosen)
     names = [each.strategy.name for each in selected]

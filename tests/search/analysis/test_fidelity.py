@@ -144,7 +144,7 @@ def test_candidates_differ_fit_and_are_drawn_alike(log: PreparedLog) -> None:
     more = drawn(config.replace(candidates=12), log, "fp32")
     assert more[:8] == subjects  # so that more candidates train the new ones alone
     with pytest.raises(UserError, match=r"nothing fits 10.0 KiB a rank.* would with hbm=1MiB"):
-        drawn(config.replace(hbm="10KiB"), log, "fp32")
+        drawn(config.replace(hbm=10 * 2**10), log, "fp32")
 
 
 def test_a_space_may_be_too_small(log: PreparedLog, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_what_was_learned_survives_a_resume(half: Cluster, sampler: str) -> None
 def test_an_infeasible_candidate_says_what_it_lacks(half: Cluster) -> None:
     space = load_space("tiny")
     point, _ = Proposals(appraiser=appraiser(space), sampler="random", seed=0).ask(0, {})
-    its, small = job(point, space), half.with_hbm("100KiB")
+    its, small = job(point, space), half.with_hbm(100 * 2**10)
     record = planned(new_record(0, TrialKind.CANDIDATE, point, its), its, small, "least")
     assert record.result.outcome is Outcome.INFEASIBLE
     assert record.plan.technique is None
@@ -153,7 +153,7 @@ def test_a_plan_is_kept_with_what_it_passed_over(half: Cluster) -> None:
         if kept.fits:
             assert kept.strategy == record.plan.technique
             assert record.plan.memory_excess <= 0
-            assert record.plan.peak_bytes <= half.hbm_bytes
+            assert record.plan.peak_bytes <= half.hbm
             fewer = [each for each in kept.rejected if each.strategy.count("+") < kept.strategy.count("+")]
             assert all(each.lacking_bytes > 0 for each in fewer)
             more += [number] if record.plan.technique != "dp" else []
@@ -162,11 +162,11 @@ def test_a_plan_is_kept_with_what_it_passed_over(half: Cluster) -> None:
 
 def test_this_machine_is_shared_by_what_runs_on_it() -> None:
     whole, halved = declared_cluster(LOCAL), declared_cluster(LOCAL, side_by_side=2)
-    assert halved.hbm_bytes == whole.hbm_bytes // 2
-    assert "shared by 2" in halved.sources["hbm_bytes"]
+    assert halved.hbm == whole.hbm // 2
+    assert "shared by 2" in halved.sources["hbm"]
     assert halved.peak_flops.fp32 == pytest.approx(whole.peak_flops.fp32 / 2)
     assert "threads a rank" in halved.sources["peak_flops.fp32"]
-    assert declared_cluster(LOCAL, None, "1GiB", side_by_side=2).hbm_bytes == 2**30
+    assert declared_cluster(LOCAL, None, 2**30, side_by_side=2).hbm == 2**30
     assert declared_cluster("h100", side_by_side=4) == load_cluster("h100")
 
 
@@ -219,7 +219,7 @@ def planned_study(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.Te
     folder = tmp_path_factory.mktemp("planned")
     (cluster,) = json.loads(dhen_search("clusters", "zionex", "--json").stdout)
     # a rank of the host's own memory, no device: no context and no reserve beside a few MiB of tensors
-    small = cluster | {"name": "small", "device": "cpu", "hosts": 2, "gpus_a_host": 2}
+    small = cluster | {"name": "small", "device": "cpu", "hosts": 2, "gpus_per_host": 2}
     (folder / "small.yaml").write_text(yaml.safe_dump(small))
     (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
     words = (f"cluster={folder / 'small.yaml'}", f"hbm={HBM}", f"space={folder / 'space.yaml'}")
@@ -255,7 +255,7 @@ SETTINGS = (
 def test_candidates_of_one_study_get_different_techniques(planned_study: Path) -> None:
     record = read_study(planned_study)
     assert record.cluster is not None
-    assert (record.cluster.name, record.cluster.hosts, record.cluster.gpus_a_host) == ("small", 2, 2)
+    assert (record.cluster.name, record.cluster.hosts, record.cluster.gpus_per_host) == ("small", 2, 2)
     chosen = {trial.plan.technique for trial in record.candidates} - {None}
     assert len(chosen) >= 4
     for trial in record.candidates:

@@ -157,7 +157,7 @@ def test_a_space_in_which_nothing_fits_is_said_to_be_one() -> None:
     made = study(2)
     unfit = {"outcome": Outcome.INFEASIBLE, "validation": None, "memory_excess": 0.5}
     none = judged([*made.trials[:3], *(changed(t, **unfit) for t in made.trials[3:])])
-    cluster = {"name": "this", "hosts": 1, "gpus_a_host": 1, "hbm_bytes": 2**30, "verified": True}
+    cluster = {"name": "this", "hosts": 1, "gpus_per_host": 1, "hbm": 2**30, "verified": True}
     record = StudyRecord.model_validate(none.model_dump() | {"cluster": cluster})
     assert "none of 2 fits 1.0 GiB a rank" in sentences(record)[0]
     assert "comes nearest, with 1.5 GiB" in sentences(record)[0]

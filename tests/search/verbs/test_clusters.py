@@ -51,7 +51,7 @@ def test_this_machine_measured(dhen_search: Run) -> None:
 def test_a_file_of_your_own_and_mistakes(dhen_search: Run, tmp_path: Path) -> None:
     own = tmp_path / "ours.yaml"
     (row,) = json.loads(dhen_search("clusters", "rtx-4090", "--json").stdout)
-    own.write_text(json.dumps(row | {"name": "ours", "hbm_bytes": "12GiB"}))
+    own.write_text(json.dumps(row | {"name": "ours", "hbm": "12GiB"}))
     assert "12.0 GiB" in dhen_search("clusters", own).stdout
     own.write_text(json.dumps(row | {"memory": "12GiB"}))
     assert "unknown key 'memory'" in dhen_search("clusters", own, code=2).stderr

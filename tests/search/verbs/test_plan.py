@@ -97,7 +97,9 @@ def test_json_is_a_list_of_complete_plans(dhen_search: Run, config: Path) -> Non
     words = ("--cluster", "zionex", "--cluster", "h100")
     found = plans(dhen_search, config, *words)
     assert [each["cluster"] for each in found] == ["zionex", "h100"]
-    assert [each["hosts"] * each["gpus_a_host"] * each["examples_a_rank"] for each in found] == [65536] * 2
+    assert [each["hosts"] * each["gpus_per_host"] * each["examples_per_rank"] for each in found] == [
+        65536
+    ] * 2
     for each in found:
         assert not each["verified"]
         assert each["precision"] == "bf16"
@@ -269,8 +271,8 @@ def test_clusters_with_mistakes(
     own = tmp_path / "ours.yaml"
     for change, says in [
         ({"hosts": 0}, "hosts"),
-        ({"gpus_a_host": -1}, "gpus_a_host"),
-        ({"hbm_bytes": "-1GiB"}, "hbm_bytes"),
+        ({"gpus_per_host": -1}, "gpus_per_host"),
+        ({"hbm": "-1GiB"}, "hbm"),
         ({"memory": "80GiB"}, "unknown key 'memory'"),
     ]:
         written(own, cluster | change)

@@ -18,8 +18,8 @@ from trials.cluster.quantity import SIZES, parse_bytes, parse_flops, parse_quant
 NAMES = sorted(catalog())
 OWN: dict[str, Any] = {
     "hosts": 2,
-    "gpus_a_host": 4,
-    "hbm_bytes": "80GiB",
+    "gpus_per_host": 4,
+    "hbm": "80GiB",
     "host_memory_bytes": "1TB",
     "memory_bandwidth": "2TB/s",
     "peak_flops": {"fp32": "19.5TFLOP/s", "bf16": "312TFLOP/s"},
@@ -72,16 +72,16 @@ def test_the_paper_s_pods() -> None:
     assert pods.nvlink is not None
     assert pods.network is not None
     assert (pods.nvlink.bandwidth, pods.network.bandwidth) == (300e9, 25e9)
-    assert pods.hbm_bytes < 40 * 2**30
+    assert pods.hbm < 40 * 2**30
     assert pods.peak_flops.bf16 == 312e12
 
 
 def test_declared_ranks_and_memory_say_so() -> None:
-    small = load_cluster("zionex").with_ranks("2x4").with_hbm("24MiB")
-    assert (small.hosts, small.gpus_a_host, small.hbm_bytes) == (2, 4, 24 * 2**20)
+    small = load_cluster("zionex").with_ranks("2x4").with_hbm(24 * 2**20)
+    assert (small.hosts, small.gpus_per_host, small.hbm) == (2, 4, 24 * 2**20)
     assert small.sources["hosts"] == "declared: ranks=2x4"
-    assert small.sources["hbm_bytes"] == "declared: hbm=24MiB"
-    assert hash(small) != hash(small.with_hbm("25MiB"))
+    assert small.sources["hbm"] == "declared: hbm=24 MiB"
+    assert hash(small) != hash(small.with_hbm(25 * 2**20))
 
 
 @pytest.mark.parametrize("ranks", ["8", "0x4", "2x", "-2x4", "2 by 4", "2x4x1"])
@@ -102,7 +102,7 @@ def test_a_file_of_your_own(tmp_path: Path) -> None:
     path = tmp_path / "ours.yaml"
     path.write_text(dump_yaml(OWN))
     cluster = load_cluster(str(path))
-    assert (cluster.name, cluster.ranks, cluster.hbm_bytes) == ("ours", 8, 80 * 2**30)
+    assert (cluster.name, cluster.ranks, cluster.hbm) == ("ours", 8, 80 * 2**30)
     assert cluster.sources["hosts"] == "the rack"
     assert cluster.sources["nvlink.latency"] == "your file ours.yaml"
     assert parse(Cluster, cluster.to_dict(), "again") == cluster
@@ -111,9 +111,9 @@ def test_a_file_of_your_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hbm": "80GiB"}, r"unknown key 'hbm'.*Known: .*hbm_bytes"),
-        ({"hbm_bytes": "80Gb"}, r"hbm_bytes: unknown unit 'Gb'.*80GiB.*received '80Gb'"),
-        ({"hbm_bytes": 0}, r"hbm_bytes: must be greater than 0, such as 80GiB"),
+        ({"memory": "80GiB"}, r"unknown key 'memory'.*Known: .*hbm"),
+        ({"hbm": "80Gb"}, r"hbm: unknown unit 'Gb'.*80GiB.*received '80Gb'"),
+        ({"hbm": 0}, r"hbm: must be greater than 0, such as 80GiB"),
         ({"hosts": 0}, r"hosts: .*greater than 0"),
         ({"hosts": -1}, r"hosts: .*greater than 0"),
         ({"hosts": "two"}, r"hosts: .*valid integer"),

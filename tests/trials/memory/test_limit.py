@@ -34,7 +34,7 @@ def train(task: Task, folder: Path, **changes: object) -> Trained | Failed:
 
 
 def test_training_keeps_to_its_limit_or_says_what_is_lacking(task: Task, tmp_path: Path) -> None:
-    free, counted = train(task, tmp_path / "a"), train(task, tmp_path / "b", memory_limit_bytes=2**30)
+    free, counted = train(task, tmp_path / "a"), train(task, tmp_path / "b", hbm=2**30)
     assert isinstance(free, Trained)
     assert isinstance(counted, Trained)
     assert counted.best == free.best  # counting changes no number
@@ -42,10 +42,10 @@ def test_training_keeps_to_its_limit_or_says_what_is_lacking(task: Task, tmp_pat
         counted.measured.peak_memory_bytes < 2**27 < free.measured.peak_memory_bytes
     )  # tensors alone; the whole process
     peak = counted.measured.peak_memory_bytes
-    enough = train(task, tmp_path / "c", memory_limit_bytes=peak)
+    enough = train(task, tmp_path / "c", hbm=peak)
     assert isinstance(enough, Trained)
     assert enough.measured.peak_memory_bytes == peak
-    short = train(task, tmp_path / "d", memory_limit_bytes=peak - 1)
+    short = train(task, tmp_path / "d", hbm=peak - 1)
     assert isinstance(short, Failed)
     assert short.out_of_memory
     assert (short.needed_bytes, short.limit_bytes) == (peak, peak - 1)
@@ -135,7 +135,7 @@ def test_each_rank_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         ({"address": "host:99999"}, "host:port"),
         ({"host": 1}, "of 1 host"),
         ({"hosts": 2, "host": 1}, "with an address"),
-        ({"memory_limit_bytes": 0}, "greater than 0"),
+        ({"hbm": 0}, "greater than 0"),
     ],
 )
 def test_impossible_tasks(task: Task, changes: dict[str, object], words: str) -> None:
@@ -144,6 +144,6 @@ def test_impossible_tasks(task: Task, changes: dict[str, object], words: str) ->
 
 
 def test_ranks_here(task: Task) -> None:
-    four = task.replace(hosts=2, gpus_a_host=2)
+    four = task.replace(hosts=2, gpus_per_host=2)
     assert [*four.ranks_here] == [0, 1, 2, 3]
     assert [*four.replace(address="h:1", host=1).ranks_here] == [2, 3]

@@ -16,8 +16,8 @@ from trials.planner.device_constants import BUCKET_BYTES, COLLECTIVE_SECONDS
 MEASURED: dict[str, Any] = {
     "verified": True,  # bandwidths count as they are
     "hosts": 4,
-    "gpus_a_host": 8,
-    "hbm_bytes": "80GiB",
+    "gpus_per_host": 8,
+    "hbm": "80GiB",
     "host_memory_bytes": "1TB",
     "memory_bandwidth": "2TB/s",
     "peak_flops": {"fp32": "20TFLOP/s", "bf16": "300TFLOP/s"},

@@ -57,7 +57,7 @@ def peak(
         batch,
         itemsizes=Itemsizes.of(training or TrainingConfig(precision=precision)),
         hosts=hosts,
-        gpus_a_host=gpus,
+        gpus_per_host=gpus,
     )
 
 
@@ -110,8 +110,8 @@ def agrees(
         SCHEMA,
         strategy,
         hosts=hosts,
-        gpus_a_host=gpus,
-        examples_a_rank=examples,
+        gpus_per_host=gpus,
+        examples_per_rank=examples,
         training=training,
     )
     found = peak(model, strategy, hosts, gpus, examples, training.precision, training)
@@ -135,7 +135,7 @@ def test_agrees_where_members_share_layers(strategy: Strategy, members_from: int
         {"layers": [layer] * 2, "dropout": 0.1, "members": 4, "members_from": members_from}, "test"
     )
     training = TrainingConfig(precision="bf16")
-    real = trace(model, SCHEMA, strategy, hosts=1, gpus_a_host=2, examples_a_rank=512, training=training)
+    real = trace(model, SCHEMA, strategy, hosts=1, gpus_per_host=2, examples_per_rank=512, training=training)
     found = peak(model, strategy, 1, 2, 512, "bf16", training)
     assert found.total == pytest.approx(real.total, rel=TOLERANCE), (found.moment.at, real.peak_at)
 

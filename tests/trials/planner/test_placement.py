@@ -86,11 +86,11 @@ def test_what_ranks_hold_and_send_adds_up(
     for rank in range(cluster.ranks):
         here = [shard for shard in found.shards if shard.rank == rank]
         held = sum(by_name[shard.table].rows * (4 * shard.columns + 4) for shard in here)
-        assert found.bytes_a_rank[rank] == copies + held
-        assert found.all_to_all_bytes_a_rank[rank] == sum(4 * batch * shard.columns for shard in here)
+        assert found.bytes_per_rank[rank] == copies + held
+        assert found.all_to_all_bytes_per_rank[rank] == sum(4 * batch * shard.columns for shard in here)
         ids = sum(8 * batch * by_name[shard.table].mean_ids for shard in here)
-        assert found.id_bytes_a_rank[rank] == pytest.approx(ids)
-    assert found.heaviest_bytes == max(found.bytes_a_rank)
+        assert found.id_bytes_per_rank[rank] == pytest.approx(ids)
+    assert found.heaviest_bytes == max(found.bytes_per_rank)
     assert found.imbalance >= 1 - 1e-9
 
 
@@ -122,7 +122,7 @@ def test_balance_of_many_zipf_tables(ranks: str, seed: int) -> None:
     unsplit = sum(sharded_cost(t, dim, work, rates(cluster)).seconds for t in tables) / cluster.ranks
     assert found.heaviest_cost <= 1.05 * unsplit, "splitting adds cost; balance must not be bought with it"
     assert len(found.shards) < 2 * len(tables)
-    assert found.heaviest_bytes <= 1.6 * sum(found.bytes_a_rank) / cluster.ranks
+    assert found.heaviest_bytes <= 1.6 * sum(found.bytes_per_rank) / cluster.ranks
 
 
 def test_only_what_is_out_of_balance_is_split() -> None:
@@ -153,10 +153,10 @@ def test_one_rank_holds_all_tables_and_sends_nothing() -> None:
     found = place(tables, 16, alone, global_batch=256, row_state_bytes=ONE_PROCESS_ROW_STATE_BYTES)
     assert found.shards == ()
     assert found.replicated == tuple(table.name for table in tables)
-    assert found.bytes_a_rank == (sum(table.rows for table in tables) * (64 + ONE_PROCESS_ROW_STATE_BYTES),)
-    assert found.all_to_all_bytes_a_rank == found.id_bytes_a_rank == (0.0,)
+    assert found.bytes_per_rank == (sum(table.rows for table in tables) * (64 + ONE_PROCESS_ROW_STATE_BYTES),)
+    assert found.all_to_all_bytes_per_rank == found.id_bytes_per_rank == (0.0,)
     assert found.replicated_gradient_bytes == 0
-    assert found.cost_a_rank[0] > 0
+    assert found.cost_per_rank[0] > 0
 
 
 @pytest.mark.parametrize("table_decay", [0.0, 0.1])
@@ -192,7 +192,7 @@ def test_replicating_is_cheaper_where_it_is_chosen() -> None:
         copied = replicated_cost(table, 64, work, rates(cluster)).seconds
         if found.replicated:
             assert copied <= whole
-            assert found.cost_a_rank == (copied,) * cluster.ranks
+            assert found.cost_per_rank == (copied,) * cluster.ranks
 
 
 def test_cost_of_a_shard_by_hand() -> None:
@@ -238,7 +238,7 @@ def test_tables_of_several_lengths_weigh_as_many_columns_as_they_have() -> None:
     weights = sum(rows * dim * 4 for name, (rows, dim) in by_name.items() if name in columns)
     states = sum(4 * by_name[shard.table][0] for shard in found.shards)
     copies = sum(by_name[name][0] * (4 * by_name[name][1] + 4) for name in found.replicated)
-    assert sum(found.bytes_a_rank) == weights + states + 4 * copies
+    assert sum(found.bytes_per_rank) == weights + states + 4 * copies
 
 
 def test_placements_are_deterministic_and_kept() -> None:

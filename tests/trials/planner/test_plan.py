@@ -42,14 +42,14 @@ def model(depth: int = 4, *, module: BlockConfig | None = None, width: int = 512
     return DhenConfig(layers=(layer,) * depth, embedding_dim=32)
 
 
-def small(hbm_bytes: int, ranks: str = "2x4", host_memory: str = "1TB") -> Cluster:
+def small(hbm: int, ranks: str = "2x4", host_memory: str = "1TB") -> Cluster:
     """ZionEX's numbers without a GPU's context and reserve, so that what is declared is for tensors."""
     data = load_cluster("zionex").to_dict() | {
         "device": "cpu",
         "host_memory_bytes": host_memory,
         "sources": {},
     }
-    return Cluster.model_validate(data).with_ranks(ranks).with_hbm(hbm_bytes)
+    return Cluster.model_validate(data).with_ranks(ranks).with_hbm(hbm)
 
 
 def made(cluster: Cluster, depth: int = 4, **more: str) -> Plan:
@@ -62,12 +62,12 @@ NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(NEEDS[0] - 10**6, NEEDS[-1] + 10**6))
-def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm_bytes: int) -> None:
-    found = made(small(hbm_bytes))
+def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) -> None:
+    found = made(small(hbm))
     fitting = [each for each in found.strategies if each.fits]
     for each in found.strategies:
-        assert each.fits == (each.memory.total <= hbm_bytes)
-        assert each.lacking_bytes == max(each.memory.total - hbm_bytes, 0)
+        assert each.fits == (each.memory.total <= hbm)
+        assert each.lacking_bytes == max(each.memory.total - hbm, 0)
     if found.best is None:
         assert not fitting
         assert found.remedy
@@ -81,8 +81,8 @@ def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm_bytes: i
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(NEEDS[0], NEEDS[-1]), st.integers(0, 10**8))
-def test_more_memory_never_loses_a_strategy(hbm_bytes: int, more: int) -> None:
-    before, after = made(small(hbm_bytes)), made(small(hbm_bytes + more))
+def test_more_memory_never_loses_a_strategy(hbm: int, more: int) -> None:
+    before, after = made(small(hbm)), made(small(hbm + more))
     fits = {each.strategy for each in after.strategies if each.fits}
     assert {each.strategy for each in before.strategies if each.fits} <= fits
     assert before.chosen is not None
@@ -199,5 +199,5 @@ def test_one_rank_has_nothing_to_shard() -> None:
 
 def test_pricing_is_for_the_largest_micro_batch() -> None:
     pricing = Pricing(model(), SCHEMA, TrainingConfig(batch_size=100, precision="fp32"), small(10**12))
-    assert pricing.examples_a_rank == 13
+    assert pricing.examples_per_rank == 13
     assert pricing.micro_batch(Strategy(micro_batches=4)) == 4

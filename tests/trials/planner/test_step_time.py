@@ -24,8 +24,8 @@ from trials.strategy import FULLY_SHARDED, Dense, Strategy
 
 DATA: dict[str, Any] = {
     "hosts": 4,
-    "gpus_a_host": 8,
-    "hbm_bytes": "40GiB",
+    "gpus_per_host": 8,
+    "hbm": "40GiB",
     "host_memory_bytes": "1TB",
     "memory_bandwidth": "1555GB/s",
     "peak_flops": {"fp32": "19.5TFLOP/s", "bf16": "312TFLOP/s"},
@@ -45,11 +45,11 @@ def placement(lookup: float, sent: float, ids: float, replicated: int) -> Placem
     return Placement(
         replicated=(),
         shards=(),
-        bytes_a_rank=(0, 0),
-        cost_a_rank=(0.0, 0.0),
-        lookup_bytes_a_rank=(lookup, 0.0),
-        all_to_all_bytes_a_rank=(sent, 0.0),
-        id_bytes_a_rank=(ids, 0.0),
+        bytes_per_rank=(0, 0),
+        cost_per_rank=(0.0, 0.0),
+        lookup_bytes_per_rank=(lookup, 0.0),
+        all_to_all_bytes_per_rank=(sent, 0.0),
+        id_bytes_per_rank=(ids, 0.0),
         replicated_gradient_bytes=replicated,
     )
 
@@ -82,7 +82,7 @@ def timed(strategy: Strategy, on: Cluster | None = None, tables: Placement = TAB
         strategy,
         on or cluster(),
         tables,
-        examples_a_rank=256,
+        examples_per_rank=256,
         training=BF16,
     )
 
@@ -122,14 +122,14 @@ def test_a_better_cluster_is_never_slower(strategy: Strategy, factor: float) -> 
 def test_more_work_is_never_faster(strategy: Strategy, factor: int) -> None:
     def total(parameters: int, traffic: int) -> float:
         parts = model(parameters=parameters, traffic=traffic)
-        return step_time(parts, strategy, cluster(), TABLES, examples_a_rank=256, training=BF16).total
+        return step_time(parts, strategy, cluster(), TABLES, examples_per_rank=256, training=BF16).total
 
     assert total(10**7, 10**8) <= total(factor * 10**7, 10**8) * NEARLY
     assert total(10**7, 10**8) <= total(10**7, factor * 10**8) * NEARLY
 
 
 def test_one_rank_of_dp_is_compute_alone() -> None:
-    time = timed(Strategy(), cluster(hosts=1, gpus_a_host=1))
+    time = timed(Strategy(), cluster(hosts=1, gpus_per_host=1))
     assert [getattr(time, name) for name in (*COMMUNICATION, "all_to_all", "hidden")] == [0.0] * 6
     assert time.total == pytest.approx(3 * time.forward + time.lookup + time.optimizer)
 
@@ -166,7 +166,7 @@ def test_ranks_of_a_cpu_share_it() -> None:
     alone, four = (
         prepare(
             model(traffic=10**11),
-            cluster(**changes, gpus_a_host=ranks),
+            cluster(**changes, gpus_per_host=ranks),
             NO_TABLES,
             examples=256,
             training=BF16,
@@ -196,7 +196,7 @@ def test_micro_batches_repeat_what_fully_shard_sends_and_not_what_ddp_does(dense
             Strategy(dense=dense, micro_batches=parts),
             cluster(),
             NO_TABLES,
-            examples_a_rank=256,
+            examples_per_rank=256,
             training=BF16,
         )
 

@@ -77,8 +77,8 @@ def traced(
         SCHEMA,
         strategy,
         hosts=hosts,
-        gpus_a_host=ranks // hosts,
-        examples_a_rank=examples,
+        gpus_per_host=ranks // hosts,
+        examples_per_rank=examples,
         training=SETTINGS[setting],
     )
 
@@ -176,7 +176,7 @@ def test_tables_do_not_matter() -> None:
         numeric=SCHEMA.numeric,
     )
     found = trace(
-        MODEL, huge, Strategy(), hosts=1, gpus_a_host=8, examples_a_rank=256, training=SETTINGS["fp32"]
+        MODEL, huge, Strategy(), hosts=1, gpus_per_host=8, examples_per_rank=256, training=SETTINGS["fp32"]
     )
     assert found == traced(Strategy())
 

@@ -17,7 +17,7 @@ from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
 from trials.storage.shared_ledger import SharedLedger
 
-CLUSTER = {"name": "small", "hosts": 2, "gpus_a_host": 2, "hbm_bytes": 2**30}
+CLUSTER = {"name": "small", "hosts": 2, "gpus_per_host": 2, "hbm": 2**30}
 SETTING = Setting(directory="/runs/a", log="l", features={"numeric": []}, seed=3, version=2, cluster=CLUSTER)
 
 
@@ -38,7 +38,7 @@ def trained(number: int, fingerprint: str = "f") -> TrialRecord:
     plan = PlanSummary(
         strategy="dp",
         fits=True,
-        examples_a_rank=8,
+        examples_per_rank=8,
         memory_bytes={"parameters": 300, "activations": 200},
         step_seconds={"forward": 0.2, "all_reduce": 0.1, "hidden": 0.05},
     )

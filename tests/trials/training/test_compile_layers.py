@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from trials.training.compile_layers import COMPILE_SECONDS_A_LAYER, SPEEDUP, BreakEven, compile_if_it_pays
+from trials.training.compile_layers import COMPILE_SECONDS_PER_LAYER, SPEEDUP, BreakEven, compile_if_it_pays
 
 
 def test_pays_from_its_break_even_on() -> None:
     short = BreakEven(layers=4, step_seconds=0.01, steps_left=10_000)
-    saved_a_step = 0.01 - 0.01 / SPEEDUP
-    assert short.steps * saved_a_step == pytest.approx(4 * COMPILE_SECONDS_A_LAYER)
+    saved_per_step = 0.01 - 0.01 / SPEEDUP
+    assert short.steps * saved_per_step == pytest.approx(4 * COMPILE_SECONDS_PER_LAYER)
     assert not short.pays
     assert "10,000 are left: not compiling" in short.sentence()
     long = BreakEven(layers=4, step_seconds=0.01, steps_left=int(short.steps) + 1)

@@ -29,7 +29,7 @@ from trials.data.roles.rules import Judged, judge, seen
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
 
 MOST_BUCKETS = 256
-ROWS_A_BUCKET = 100
+ROWS_PER_BUCKET = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def default_min_count(rows: int) -> int:
 
 def default_buckets(rows: int) -> int:
     """Quantiles of a number: 256, or fewer, with a hundred rows each (docs/benchmarks/buckets.md)."""
-    return max(2, min(MOST_BUCKETS, rows // ROWS_A_BUCKET))
+    return max(2, min(MOST_BUCKETS, rows // ROWS_PER_BUCKET))
 
 
 def _for_rows(column: Column, rows: int) -> Column:
