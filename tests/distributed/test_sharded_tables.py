@@ -26,7 +26,7 @@ from trials.embeddings.engine import TableEngine
 from trials.embeddings.make_engine import table_engine
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import EPSILON
-from trials.planner.placement import Placement, TableShard, place
+from trials.planner.tables.placement import Placement, TableShard, place
 from trials.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")

@@ -25,7 +25,7 @@ from trials.embeddings.fbgemm_cpu_decay import CpuRowDecay
 from trials.embeddings.requirements import missing_torchrec
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import EPSILON
-from trials.planner.placement import TableShard
+from trials.planner.tables.placement import TableShard
 from trials.ranks import Ranks
 
 KNOWN_WARNINGS = (
