@@ -1,4 +1,4 @@
-"""Under `CI=true` no test skips: a tool that is missing there is a mistake of the machine, and nobody would see it."""
+"""Under `CI=true` no test skips: nobody would see there that a tool is missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.skipped and os.environ.get("CI") == "true":
+        reason = call.excinfo.value if call.excinfo else ""
         report.outcome = "failed"
-        report.longrepr = (
-            f"{item.nodeid} skipped, which no test may with CI=true: {call.excinfo and call.excinfo.value}"
-        )
+        report.longrepr = f"{item.nodeid} skipped, which no test may with CI=true: {reason}"
     return report

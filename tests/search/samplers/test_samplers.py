@@ -28,8 +28,8 @@ EFFORT = {"gp": (30, 1), "ranker": (30, 2)}
 """Trials and searches that show it: those that ask for longer need fewer."""
 USUAL_EFFORT = (100, 6)
 LEARNED = [
-    pytest.param(name, marks=[pytest.mark.slow] if name == "gp" else [])
-    for name in sorted(set(SAMPLERS) - {"random"})
+    pytest.param(sampler, marks=[pytest.mark.slow] if sampler == "gp" else [])
+    for sampler in sorted(set(SAMPLERS) - {"random"})
 ]
 """Samplers that learn; fitting Gaussian processes takes as long as all the others."""
 
