@@ -1,7 +1,8 @@
 """Logging of the driver: into `driver.log` of the folder that it works in, and with `-v` on stderr too.
 
 Users see sentences on the terminal; this is for engineers: what was decided, when, of which trial. Modules log by
-their own names (`logging.getLogger(__name__)`); the ranks' logs are files of their own in the trials' folders.
+their own names (`logging.getLogger(__name__)`). Ranks have files of their own, in the trials' folders
+(`trials.processes.logs`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from trials.processes.logs import DATE_FORMAT, FORMAT
+
 ROOMS = ("dhen", "spaces", "trials", "dashboards", "search")
-FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
 def show_logs(verbosity: int) -> None:

@@ -6,7 +6,7 @@ The driver tails the file; nothing else passes between the two but the job and t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import IO, Annotated, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
@@ -14,19 +14,28 @@ from dhen.values import Value
 from trials.record import CurvePoint, Measured, Metrics
 from trials.serving_limits import ForwardTime
 
-EVENTS, RANK_LOG, WEIGHTS = "events.jsonl", "rank0.log", "weights.safetensors"
+EVENTS, WEIGHTS = "events.jsonl", "weights.safetensors"
 """What a training process leaves in its trial's directory."""
 RENDEZVOUS = "rendezvous"
 """The file there by which ranks find each other, fresh for every run, or they would meet those that are gone."""
 
 
-def rank_log(rank: int) -> str:
-    """The file that takes all a rank prints."""
-    return f"rank{rank}.log"
-
-
 START_MARK = "=== begins: "
-"""Opens what one process has printed; logs of earlier runs stand above."""
+"""Opens what one process has printed. Above it stands what an earlier process printed that did the same: an
+attempt goes on in its file after a driver was killed, and so does a scoring that is done again."""
+
+
+class RankLogs(NamedTuple):
+    """The log files of the ranks of one task."""
+
+    folder: Path
+    """The trial's directory."""
+    name: str
+    """What the ranks do: `attempt0`, `scoring-test`, `forward-time` (see `Task.logs`)."""
+
+    def path(self, rank: int) -> Path:
+        """The file that takes all that a rank prints and logs."""
+        return self.folder / f"{self.name}.rank{rank}.log"
 
 
 def last_words(rank: int) -> str:

@@ -44,7 +44,7 @@ from benchmarks.shared.generated_log import write_log
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.read_study import read_study
 from search.run_directory import trial_folder
-from trials.events import EVENTS, START_MARK, rank_log
+from trials.events import EVENTS, START_MARK
 from trials.record import Outcome, TrialRecord
 from trials.study_record import StudyRecord
 
@@ -227,8 +227,8 @@ def trained_twice(record: StudyRecord) -> int:
 
 def starts(out: Path, record: StudyRecord) -> int:
     """How often first ranks were started, but for what ran out of memory; one that was killed may be once more."""
-    logs = [trial_folder(out, trial.number) / rank_log(0) for trial in record.trials]
-    begun = sum(log.read_text(errors="replace").count(START_MARK) for log in logs if log.exists())
+    logs = [log for trial in record.trials for log in trial_folder(out, trial.number).glob("*.rank0.log")]
+    begun = sum(log.read_text(errors="replace").count(START_MARK) for log in logs)
     attempts = [attempt for trial in record.trials for attempt in trial.attempts]
     return begun - sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in attempts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from trials.processes.task import Task
 from trials.record import TrialRecord
 from trials.serving_limits import ServingConfig
 
+LOG = logging.getLogger(__name__)
 SERVING = "serving"
 """The folder in a run directory of the process that measures a forward time."""
 
@@ -74,6 +76,7 @@ class Trainer:
             start_from=str(start_from) if start_from else None,
             resume_from=str(folder / CHECKPOINTS),
         )
+        LOG.info("trial %d: attempt %d as %s in %s", record.number, task.attempt, strategy.name, folder)
         began = time.monotonic()
         run = self._launcher.start(task, folder)
         return Training(
@@ -94,6 +97,7 @@ class Trainer:
             score_split=split,
             keep_logits=keep_logits,
         )
+        LOG.info("trial %d: scored on %s", record.number, split)
         return Scoring(record, job, split, self._launcher.start(task, self.folder(record)))
 
     def forward_ms(self, job: Job, serving: ServingConfig) -> float:
@@ -115,4 +119,9 @@ class Trainer:
         return timing.forward.ms
 
     def _task(self, job: Job) -> Task:
-        return Task(job=job, log_directory=str(self._log.directory), threads=self._threads)
+        return Task(
+            job=job,
+            log_directory=str(self._log.directory),
+            threads=self._threads,
+            debug=LOG.isEnabledFor(logging.DEBUG),  # as the command was asked to with -vv
+        )

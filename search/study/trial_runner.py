@@ -142,7 +142,7 @@ class TrialRunner:
             else None
         )
         if again is not None:
-            LOG.info("trial %d: %s, next attempt as %s", again.number, _why(record), again.plan.technique)
+            LOG.info("trial %d: %s%s, and is tried again", again.number, record.result.outcome, _why(record))
             self.note(again)
             return [self._trainer.start(again, activity.job)]
         self._training.discard(activity.job.fingerprint)

@@ -13,7 +13,7 @@ from faulty_hosts import ENDLESS, FaultyLauncher, first_host, start_joining
 from faulty_ranks import BAD_RANK, RANKS, all_gone, everything, pids, real_training, task, trained
 
 from trials.data.cache import PreparedLog
-from trials.events import Failed, rank_log
+from trials.events import Failed
 from trials.hosts.hosts import MARK, Hosts
 from trials.hosts.run import HostsLauncher, HostsRun
 
@@ -35,7 +35,9 @@ def run_on(hosts: Hosts, folder: Path, **changes: object) -> HostsRun:
     return HostsLauncher(FaultyLauncher(), hosts).start(task(**changes), folder)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared folder", "own folder"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param(True, marks=pytest.mark.slow), False], ids=["shared folder", "own folder"]
+)
 def test_runs_go_well_and_end_badly_on_all_hosts(tmp_path: Path, log: PreparedLog, shared: bool) -> None:
     said: list[str] = []
     hosts = first_host(log, tmp_path, said)
@@ -49,7 +51,7 @@ def test_runs_go_well_and_end_badly_on_all_hosts(tmp_path: Path, log: PreparedLo
         last = everything(run_on(hosts, tmp_path / fault, deadline_seconds=8))[-1]
         assert isinstance(last, Failed)
         assert words in last.error
-        assert f"{rank_log(BAD_RANK)} ends:" in last.error
+        assert f"attempt0.rank{BAD_RANK}.log ends:" in last.error
         assert last.killed == (fault == "SIGKILL")
     for fault in FAULTS:
         found = [*(tmp_path / fault).glob("*.pid"), *(tmp_path / "elsewhere" / fault).glob("*.pid")]

@@ -26,7 +26,7 @@ from faulty_ranks import (
 )
 
 from trials.cluster.here import this_machine
-from trials.events import RENDEZVOUS, Failed, Progress, Trained, last_words, rank_log
+from trials.events import RENDEZVOUS, Failed, Progress, Trained, last_words
 from trials.processes.launcher import Launcher
 from trials.strategy import Strategy
 
@@ -42,8 +42,8 @@ def launcher() -> Launcher:
 def test_ranks_start_end_and_leave_nothing_to_the_next(launcher: Launcher, tmp_path: Path) -> None:
     folder = tmp_path / "50 % of #1 + é"
     seen: set[int] = set()
-    for fault in ("", "raise", ""):  # a failure between two that go well, in one folder
-        events = everything(start(launcher, folder, fault))
+    for attempt, fault in enumerate(("", "raise", "")):  # a failure between two that go well, in one folder
+        events = everything(start(launcher, folder, fault, attempt=attempt))
         found = pids(folder)
         assert all_gone(found)
         assert not (folder / RENDEZVOUS).exists()
@@ -53,8 +53,11 @@ def test_ranks_start_end_and_leave_nothing_to_the_next(launcher: Launcher, tmp_p
             assert events[-1] == trained()
             assert [event.examples for event in events if isinstance(event, Progress)] == [*range(1, 11)]
             assert not any((folder / last_words(rank)).exists() for rank in range(RANKS))
-    for rank in range(RANKS):
-        assert (folder / rank_log(rank)).read_text().count(f"rank {rank} begins") == 3
+        for rank in range(RANKS):
+            log = (folder / f"attempt{attempt}.rank{rank}.log").read_text()
+            assert log.count(f"rank {rank} begins") == 1
+            assert f"INFO rank {rank} trials.processes.worker: attempt{attempt}: strategy dp" in log
+            assert ("ValueError: a fault of its own" in log) == (fault == "raise" and rank == BAD_RANK)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_one_that_fails_ends_all(launcher: Launcher, tmp_path: Path, fault: str,
     assert all(isinstance(event, Progress) for event in events)
     assert isinstance(last, Failed)
     assert words in last.error
-    assert (f"{rank_log(BAD_RANK)} ends:" in last.error) == (fault != "out of memory")
+    assert (f"attempt0.rank{BAD_RANK}.log ends:" in last.error) == (fault != "out of memory")
     assert last.out_of_memory == (fault == "out of memory")
     assert last.killed == (fault == "SIGKILL")
     if fault == "out of memory":
@@ -84,7 +87,7 @@ def test_one_that_fails_ends_all(launcher: Launcher, tmp_path: Path, fault: str,
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("SIGSTOP", f"rank {BAD_RANK} stopped"),
+        pytest.param("SIGSTOP", f"rank {BAD_RANK} stopped", marks=pytest.mark.slow),
         ("sleep", f"rank {BAD_RANK} waiting in misbehave (faulty_ranks"),
     ],
 )

@@ -8,6 +8,7 @@ newest is kept.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -36,6 +37,7 @@ from trials.memory.limit import on_host
 from trials.ranks import Ranks
 from trials.storage.weights_file import Weights, read_weights, save_weights
 
+LOG = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 30.0
 """Of training that may be lost: after so much an evaluation is followed by a checkpoint."""
 LATEST = 4
@@ -126,6 +128,7 @@ class Checkpoints:
         self._last = time.perf_counter()
         self.count += 1
         self.seconds += self._last - began
+        LOG.info("%s written in %.2f s", self._folder / name, self._last - began)
         return self._last - began
 
     def restore(
@@ -144,6 +147,7 @@ class Checkpoints:
         if newest is None:
             return None
         stand = self._stand(newest)
+        LOG.info("goes on from %s, made by %d rank(s)", newest, stand.ranks)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*intent is to load in a single process", UserWarning)
             for earlier in range(min(len(stand.training.curve), self._job.training.weight_average)):

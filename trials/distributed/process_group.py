@@ -7,8 +7,10 @@ its own choice, the address of the machine's name, need not exist in a container
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -18,6 +20,8 @@ from dhen.errors import UserError
 from trials.address import is_loopback
 from trials.events import RENDEZVOUS
 from trials.ranks import Ranks
+
+LOG = logging.getLogger(__name__)
 
 
 def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds: float) -> None:
@@ -30,7 +34,7 @@ def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds
         local: which CUDA device of this machine is its own.
         seconds: after which a collective that waits for a rank fails; also for this call.
     """
-    timeout = datetime.timedelta(seconds=seconds)
+    began, timeout = time.monotonic(), datetime.timedelta(seconds=seconds)
     store = None
     if not address:  # not by file://, which ends at a blank or a # of the path
         store = dist.FileStore(str(folder / RENDEZVOUS), ranks.world)  # type: ignore[attr-defined]
@@ -48,6 +52,8 @@ def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds
         world_size=ranks.world,
         timeout=timeout,
     )
+    how = f"at {address}" if address else "by a file"
+    LOG.info("process group of %d ranks made %s in %.2f s", ranks.world, how, time.monotonic() - began)
 
 
 def check_devices(ranks_here: int) -> None:

@@ -11,6 +11,7 @@ kernels for CPUs round to the nearest.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from trials.optim.stochastic_rounding import StochasticRounding
 from trials.planner.tables.placement import Placement, table_notes
 from trials.ranks import Ranks
 
+LOG = logging.getLogger(__name__)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 SMALLEST_SCALE = {"fp32": 2.0**-10, "fp16": 2.0**-1}
 """Below, the scalar of table decay is multiplied into all rows: a pass over the tables, once in many steps.
@@ -92,8 +94,16 @@ class ShardedTables:
         self._next = self._next_update()
         self._looked_up: list[Tensor] = []
         self.load_full({name: each.weight.detach() for name, each in whole.items()})
+        LOG.info(
+            "tables: %d on every rank, %d shards of others, %s bytes here",
+            len(placement.replicated),
+            len(placement.shards),
+            f"{self.held_bytes:,}",
+        )
+        for shard in placement.shards:
+            LOG.debug("%s", shard)
         for note in table_notes(config, placement, device.type):
-            print(note, flush=True)
+            LOG.info(note)
 
     @property
     def held_bytes(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import secrets
 import socket
 import threading
@@ -23,6 +24,7 @@ from trials.data.cache import PreparedLog
 from trials.hosts.here import devices_here, versions_here
 from trials.hosts.wire import GONE, Goodbye, Hello, Message, RankEnded, Ready, Refused, Welcome, Wire, listen
 
+LOG = logging.getLogger(__name__)
 MARK = ".hosts"
 """In the run's directory while hosts may join: what it holds shows a host whether the directory is shared."""
 LOOK_SECONDS = 0.2
@@ -140,9 +142,9 @@ class Hosts:
             member.hear()
             if member.why_gone is not None:
                 del self._members[host]
-                self._say(f"{member.words} {member.why_gone}")
+                self._tell(f"{member.words} {member.why_gone}", logging.WARNING)
             elif member.ready is not was_ready:
-                self._say(f"{member.words} has joined")
+                self._tell(f"{member.words} has joined")
         while not self._guests.empty():
             self._admit(*self._guests.get())
 
@@ -156,7 +158,7 @@ class Hosts:
         missing = [host for host in range(1, self._count) if host not in here]
         if missing != self._asked:
             for host in set(missing) - set(self._asked):
-                self._say(f"waiting for host {host}: dhen-search join {self.address} --host {host}")
+                self._tell(f"waiting for host {host}: dhen-search join {self.address} --host {host}")
             self._asked = missing
         return not missing
 
@@ -166,6 +168,11 @@ class Hosts:
         while not self.complete():
             connection.wait([member.wire.sentinel for member in self._members.values()], LOOK_SECONDS)
             self.hear()
+
+    def _tell(self, sentence: str, level: int = logging.INFO) -> None:
+        """On the terminal and in the driver's log."""
+        LOG.log(level, "%s", sentence)
+        self._say(sentence)
 
     def _accept(self) -> None:
         """Until the server is closed."""
@@ -182,7 +189,7 @@ class Hosts:
             wire.challenge()
             hello = wire.receive()
         except (*GONE, UserError) as error:
-            self._say(f"turned {peer} away: {error or 'it hung up'}")
+            self._tell(f"turned {peer} away: {error or 'it hung up'}")
             return
         if isinstance(hello, Hello):
             self._guests.put((wire, hello))
@@ -191,7 +198,7 @@ class Hosts:
         member, reason = Member(wire, hello), self._objection(hello)
         if reason is not None:
             member.send(Refused(reason=reason))
-            self._say(f"turned {member.words} away: {reason}")
+            self._tell(f"turned {member.words} away: {reason}")
             return
         assert self._welcome is not None
         self._members[hello.host] = member

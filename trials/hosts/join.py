@@ -6,6 +6,7 @@ told to, or when the first host is gone.
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from multiprocessing import connection
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.cache import PreparedLog
-from trials.events import Failed, LastWords
+from trials.events import Failed, LastWords, RankLogs
 from trials.hosts.here import devices_here, versions_here
 from trials.hosts.hosts import MARK, Say
 from trials.hosts.wire import (
@@ -38,6 +39,7 @@ from trials.processes.post_mortem import endings_of, memory_kills, tail
 from trials.processes.rank_process import LocalRank
 from trials.processes.task import Task
 
+LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 
 
@@ -45,7 +47,7 @@ class Started(NamedTuple):
     """Ranks of one run here."""
 
     ranks: dict[int, LocalRank]
-    folder: Path
+    logs: RankLogs
     memory_kills: int | None
     """As the kernel had counted them when the ranks began."""
 
@@ -166,7 +168,7 @@ class JoinedHost:
                 self._tell(message.run, rank, 1, None, words, "")
             return
         its = dict(zip(task.ranks_here, ranks, strict=True))
-        self._runs[message.run] = Started(its, folder.absolute(), memory_kills())
+        self._runs[message.run] = Started(its, task.logs(folder.absolute()), memory_kills())
 
     def _kill(self, run: int) -> None:
         for rank in self._runs[run].ranks.values():
@@ -181,7 +183,7 @@ class JoinedHost:
                     del run.ranks[rank]
                     assert process.exitcode is not None
                     words = _last_words(run, rank, process)
-                    lines = tail(run.folder, rank)
+                    lines = tail(run.logs.path(rank))
                     self._tell(number, rank, process.exitcode, process.killed, words, lines)
             if not run.ranks:
                 del self._runs[number]
@@ -189,6 +191,9 @@ class JoinedHost:
     def _tell(
         self, run: int, rank: int, exitcode: int, killed: str | None, words: LastWords | None, lines: str
     ) -> None:
+        LOG.info(
+            "run %d: rank %d ended, exit code %d%s", run, rank, exitcode, f", {killed}" if killed else ""
+        )
         self._wire.send(
             RankEnded(run=run, rank=rank, exitcode=exitcode, killed=killed, words=words, log_tail=lines)
         )
@@ -196,7 +201,7 @@ class JoinedHost:
 
 def _last_words(run: Started, rank: int, process: LocalRank) -> LastWords | None:
     """Its own; for one that was killed while this host's memory was short, what only this host can know."""
-    (ending,) = endings_of({rank: process.exitcode}, {}, run.folder)
+    (ending,) = endings_of({rank: process.exitcode}, {}, run.logs.folder)
     unasked = process.exitcode == -signal.SIGKILL and process.killed is None
     if unasked and memory_kills() != run.memory_kills:
         error = (

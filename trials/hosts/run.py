@@ -5,13 +5,14 @@ A host that leaves ends the run on all of them; a run that finds a host missing 
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from multiprocessing import connection
 from pathlib import Path
 
 from trials.address import family_of, host_and_port, with_port
-from trials.events import START_MARK, Event, Failed, LastWords, last_words, rank_log
+from trials.events import START_MARK, Event, Failed, LastWords, RankLogs, last_words
 from trials.hosts.hosts import Hosts, Member
 from trials.hosts.wire import Kill, RankEnded, ShowStacks, Start
 from trials.processes.launcher import Launcher
@@ -19,6 +20,7 @@ from trials.processes.rank_process import LocalRank
 from trials.processes.supervisor import Run, forget_last_run
 from trials.processes.task import Task
 
+LOG = logging.getLogger(__name__)
 FAREWELL_SECONDS = 10.0
 """What a host has to end its ranks, after which it is taken to be gone itself."""
 LOST = 1
@@ -46,9 +48,9 @@ class HostsLauncher:
 class RemoteRank:
     """A rank on another host, as a `RankProcess`."""
 
-    def __init__(self, member: Member, hosts: Hosts, run: int, rank: int, folder: Path) -> None:
-        """Asked for, not yet heard of; what it leaves goes to `folder`, the trial's directory."""
-        self._member, self._hosts, self._run, self._rank, self._folder = member, hosts, run, rank, folder
+    def __init__(self, member: Member, hosts: Hosts, run: int, rank: int, logs: RankLogs) -> None:
+        """Asked for, not yet heard of; what it leaves goes to the trial's directory, where `logs` are."""
+        self._member, self._hosts, self._run, self._rank, self._logs = member, hosts, run, rank, logs
         self.exitcode: int | None = None
         self.killed: str | None = None
         if member.why_gone is None:
@@ -90,7 +92,7 @@ class RemoteRank:
             return
         if told.words is not None:
             self._keep(told.words)
-        with (self._folder / rank_log(self._rank)).open("a", encoding="utf-8") as log:
+        with self._logs.path(self._rank).open("a", encoding="utf-8") as log:
             log.write(f"{START_MARK}the last lines on {self._member.words}\n{told.log_tail}\n")
 
     def lost(self, why: str) -> None:
@@ -101,7 +103,7 @@ class RemoteRank:
         )  # before its peers' words
 
     def _keep(self, words: LastWords) -> None:
-        (self._folder / last_words(self._rank)).write_text(words.model_dump_json())
+        (self._logs.folder / last_words(self._rank)).write_text(words.model_dump_json())
 
 
 class HostsRun:
@@ -145,18 +147,18 @@ class HostsRun:
 
     def _started(self, members: dict[int, Member]) -> Run:
         """The first host's ranks come first: should they fail to start, nobody waits for them."""
-        task = self._prepared(members)
+        task, logs = self._prepared(members), self._task.logs(self._directory)
         elsewhere = [rank for host in members for rank in task.ranks_of(host)]
         forget_last_run(self._directory, elsewhere)
         ranks: list[LocalRank | RemoteRank] = [*self._launcher.ranks(task, self._directory)]
         for host, member in members.items():
             data = task.replace(host=host).to_dict()
             member.send(Start(run=self._number, task=data, folder=str(self._directory)))
+            LOG.info("%s: ranks %s are on %s", self._directory, [*task.ranks_of(host)], member.words)
             ranks += [
-                RemoteRank(member, self._hosts, self._number, rank, self._directory)
-                for rank in task.ranks_of(host)
+                RemoteRank(member, self._hosts, self._number, rank, logs) for rank in task.ranks_of(host)
             ]
-        return Run(ranks, self._directory, deadline_seconds=task.deadline_seconds)
+        return Run(ranks, logs, deadline_seconds=task.deadline_seconds)
 
     def _prepared(self, members: dict[int, Member]) -> Task:
         """With a port of its own, absolute paths, and checkpoints only where all hosts can reach them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -26,6 +27,7 @@ from trials.processes.supervisor import POLL_SECONDS, AnyRun, Run, forget_last_r
 if TYPE_CHECKING:
     from trials.processes.task import Task
 
+LOG = logging.getLogger(__name__)
 __all__ = ["POLL_SECONDS", "AnyLauncher", "AnyRun", "Launcher", "Run", "wait_for"]
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.processes.worker")
 """What a process would otherwise import itself, each time: the first belongs to an optimizer's first use."""
@@ -64,6 +66,7 @@ class Launcher:
 
     def warm_up(self) -> None:
         """Starts the fork server's imports (seconds) while the caller does something else."""
+        LOG.info("fork server: starts, or runs already")
         with _server_environment():
             forkserver.ensure_running()
 
@@ -99,10 +102,18 @@ class Launcher:
             try:
                 processes = self._processes(main, arguments)
             except (EOFError, OSError):  # the server was killed just then, and its ranks with it
+                LOG.warning("fork server: gone; another one starts the ranks of %s", directory)
                 time.sleep(SERVER_GONE_SECONDS)
                 processes = self._processes(main, arguments)
         started = [LocalRank(process) for process in processes]
         self._started.update(started)
+        LOG.info(
+            "%s: ranks %d to %d are processes %s",
+            task.logs(directory).path(ranks[0]),
+            ranks[0],
+            ranks[-1],
+            ", ".join(str(process.pid) for process in processes),
+        )
         return started
 
     def _processes(self, main: RankMain, arguments: list[RankArguments]) -> list[ForkServerProcess]:
@@ -121,7 +132,12 @@ class Launcher:
 
 
 def _run_of(ranks: list[LocalRank], task: Task, directory: Path) -> Run:
-    return Run(ranks, directory, first_rank=task.ranks_here[0], deadline_seconds=task.deadline_seconds)
+    return Run(
+        ranks,
+        task.logs(directory),
+        first_rank=task.ranks_here[0],
+        deadline_seconds=task.deadline_seconds,
+    )
 
 
 def _kill_all(ranks: weakref.WeakSet[LocalRank]) -> None:

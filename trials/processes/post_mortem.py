@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from trials.events import START_MARK, Failed, LastWords, Progress, last_words, rank_log
+from trials.events import START_MARK, Failed, LastWords, Progress, RankLogs, last_words
+from trials.processes.logs import ALL_IS_WELL
 
 LAST_LINES = 5
-"""Of a dead process's log, kept with its error."""
+"""Of a dead process's log, kept with its error; lines that tell how well all goes are left out."""
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 """Signals that a process does not bring upon itself."""
 TAIL_BYTES = 16_384
@@ -69,7 +70,7 @@ def memory_kills() -> int | None:
 def verdict(
     endings: list[Ending],
     progress: Progress | None,
-    folder: Path,
+    logs: RankLogs,
     hung_seconds: float | None,
     *,
     memory_was_short: bool = False,
@@ -79,7 +80,7 @@ def verdict(
         f"after {progress.examples:,} of {progress.total_examples:,} examples" if progress else "at the start"
     )
     if hung_seconds is not None:
-        return _hang(endings, at, folder, hung_seconds)
+        return _hang(endings, at, logs, hung_seconds)
     cause = min(endings, key=lambda ending: ending.order)
     who = f"rank {cause.rank}" if len(endings) > 1 else "the training process"
     if cause.code == SERVER_GONE and cause.words is None:
@@ -89,13 +90,13 @@ def verdict(
     if cause.words is None:
         starved = memory_was_short and cause.code == -signal.SIGKILL and cause.killed is None
         return Failed(
-            error=f"{who} {_how(cause)} {at}{rest}{_log(folder, cause.rank)}",
+            error=f"{who} {_how(cause)} {at}{rest}{_log(logs, cause.rank)}",
             out_of_memory=starved,
             killed=not starved and cause.killed is None and -(cause.code or 0) in FROM_OUTSIDE,
         )
     failed = _with_the_greatest_need(cause.words.failed, endings)
     # of memory, the words say it all; a log would end with where in our counter it was noticed
-    log = "" if failed.out_of_memory else _log(folder, cause.rank, but=failed.error.partition("\n")[0])
+    log = "" if failed.out_of_memory else _log(logs, cause.rank, but=failed.error.partition("\n")[0])
     return failed.replace(error=f"{who} failed {at}: {failed.error}{rest}{log}")
 
 
@@ -116,16 +117,17 @@ def state_of(pid: int | None) -> str:
     return STATES.get(stat.rsplit(")", 1)[1].split()[0], "alive")
 
 
-def _hang(endings: list[Ending], at: str, folder: Path, seconds: float) -> Failed:
+def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Failed:
     """The rank that stands still is named, or what each waits for."""
     stopped = [ending.rank for ending in endings if ending.killed == "stopped"]
     suspect = stopped[0] if stopped else 0
     states = ", ".join(
-        f"rank {e.rank} {e.killed or _how(e)}{'' if e.killed == 'stopped' else _frame(folder, e.rank)}"
+        f"rank {e.rank} {e.killed or _how(e)}{'' if e.killed == 'stopped' else _frame(logs, e.rank)}"
         for e in endings
     )
     error = f"no progress for {seconds:,.1f} s, {at}: {states}"
-    return Failed(error=error + (_log(folder, suspect) if stopped else "; the stacks are in the ranks' logs"))
+    stacks = f"; the stacks are in the ranks' logs, {logs.name}.rank*.log"
+    return Failed(error=error + (_log(logs, suspect) if stopped else stacks))
 
 
 def _how(ending: Ending) -> str:
@@ -145,23 +147,28 @@ def _words(folder: Path, rank: int) -> LastWords | None:
         return None
 
 
-def _log(folder: Path, rank: int, *, but: str | None = None) -> str:
-    lines = [line for line in tail(folder, rank).splitlines() if line.strip()]
+def _log(logs: RankLogs, rank: int, *, but: str | None = None) -> str:
+    """The lines at the end of a log that may say why, or where to look."""
+    lines = [line for line in tail(logs.path(rank)).splitlines() if line.strip()]
+    lines = [line for line in lines if not ALL_IS_WELL.match(line)]
     lines = [line for line in lines if but is None or not line.endswith(but)][-LAST_LINES:]
-    return f"; {rank_log(rank)} ends: " + " | ".join(lines) if lines else ""
+    if lines:
+        return f"; {logs.path(rank).name} ends: " + " | ".join(lines)
+    return f"; its log is {logs.path(rank).name}" if logs.path(rank).exists() else ""
 
 
-def _frame(folder: Path, rank: int) -> str:
-    frames = FRAME.findall(tail(folder, rank))
+def _frame(logs: RankLogs, rank: int) -> str:
+    frames = FRAME.findall(tail(logs.path(rank)))
     return " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
 
 
-def tail(folder: Path, rank: int) -> str:
-    """The end of what this run has printed."""
+def tail(log: Path) -> str:
+    """The end of what the last process that wrote to this file has printed, below its mark."""
     try:
-        with (folder / rank_log(rank)).open("rb") as file:
+        with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return text.rpartition(START_MARK)[2]
+    _, mark, said = text.rpartition(START_MARK)
+    return said.partition("\n")[2] if mark else said

@@ -13,7 +13,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Protocol
 
-from trials.events import EVENTS, RENDEZVOUS, Event, EventReader, Failed, Progress, last_words
+from trials.events import EVENTS, RENDEZVOUS, Event, EventReader, Failed, Progress, RankLogs, last_words
 from trials.processes.post_mortem import Ending, endings_of, memory_kills, verdict
 from trials.processes.rank_process import RankProcess
 
@@ -53,16 +53,17 @@ class Run:
     def __init__(
         self,
         processes: Sequence[RankProcess],
-        directory: Path,
+        logs: RankLogs,
         *,
         first_rank: int = 0,
         deadline_seconds: float | None = None,
     ) -> None:
-        """Processes that were started, ranks in order; `deadline_seconds` of silence are a hang."""
+        """Processes that were started, ranks in order, with their logs in the trial's directory;
+        `deadline_seconds` of silence are a hang."""
         self._processes = dict(enumerate(processes, start=first_rank))
-        self._directory = directory
+        self._logs, self._directory = logs, logs.folder
         self._deadline_seconds = deadline_seconds
-        self._read = EventReader(directory / EVENTS)
+        self._read = EventReader(logs.folder / EVENTS)
         self._progress: Progress | None = None
         self._told = False
         self._silent_seconds, self._looked = 0.0, time.monotonic()
@@ -150,7 +151,7 @@ class Run:
         killed = {rank: each.killed for rank, each in self._processes.items() if each.killed is not None}
         endings: list[Ending] = endings_of(codes, killed, self._directory)
         short = memory_kills() != self._memory_kills
-        return verdict(endings, self._progress, self._directory, self._hung_seconds, memory_was_short=short)
+        return verdict(endings, self._progress, self._logs, self._hung_seconds, memory_was_short=short)
 
 
 def forget_last_run(directory: Path, ranks: Iterable[int]) -> None:

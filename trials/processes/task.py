@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, model_validator
 
 from dhen.values import Value
 from trials.address import Address
 from trials.cluster.cluster import Cluster
+from trials.events import RankLogs
 from trials.job import Job
 from trials.ranks import Ranks
 from trials.serving_limits import ServingConfig
@@ -30,7 +33,7 @@ class Task(Value):
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
     attempt: int = Field(default=0, ge=0)
-    """Which execution of its trial this is: 0 for the first."""
+    """Which execution of its trial this is: 0 for the first, as in names of logs and in MLflow's tags."""
     progress_seconds: float = 0.5
     """Between two progress events of a training."""
     strategy: Strategy = Strategy()
@@ -53,6 +56,8 @@ class Task(Value):
     """A folder for checkpoints: training goes on from what is there, and keeps new ones there."""
     checkpoint_seconds: float | None = None
     """Of training that may be lost; None: as `train` has it."""
+    debug: bool = False
+    """Whether ranks log details too."""
 
     @model_validator(mode="after")
     def _is_one_of_the_hosts(self) -> Task:
@@ -72,6 +77,14 @@ class Task(Value):
         if self.address is None:
             return range(self.hosts * self.gpus_per_host)
         return range(host * self.gpus_per_host, (host + 1) * self.gpus_per_host)
+
+    def logs(self, folder: Path) -> RankLogs:
+        """The ranks' logs in the trial's directory: each attempt has its own, and so has what is no training."""
+        if self.serving is not None:
+            return RankLogs(folder, "forward-time")
+        if self.score_split is not None:
+            return RankLogs(folder, f"scoring-{self.score_split}")
+        return RankLogs(folder, f"attempt{self.attempt}")
 
     def ranks(self, rank: int) -> Ranks:
         """Where this rank stands among all."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -42,10 +42,10 @@ from trials.events import (
     Timed,
     Trained,
     last_words,
-    rank_log,
 )
 from trials.memory.limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory.malloc import keep_freed_memory
+from trials.processes.logs import log_to_stderr
 from trials.processes.task import Task
 from trials.ranks import Ranks
 from trials.storage.weights_file import read_weights, save_weights
@@ -54,6 +54,7 @@ from trials.training.latency import candidate_time
 from trials.training.loop import train
 from trials.training.score_weights import keep_logits, logits_file, score
 
+LOG = logging.getLogger(__name__)
 COLLECTIVE_SECONDS = 600.0
 """A collective that waits longer for a rank fails: a backstop behind `deadline_seconds`."""
 FORK_SERVER = os.getpid()
@@ -75,20 +76,21 @@ def main(task_data: dict[str, object], directory: str, rank: int) -> None:
 def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body) -> None:
     """Makes this process a rank, runs `body`, and ends the process; exit code 0 where that went well."""
     folder, code = Path(directory), 1
-    _redirect_output(folder / rank_log(rank))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     _die_with_launcher()
-    alone = True
+    task = parse(Task, task_data, "task")
+    ranks = task.ranks(rank)
+    _redirect_output(task.logs(folder).path(rank))
+    log_to_stderr(rank, debug=task.debug)
     try:
-        task = parse(Task, task_data, "task")
-        ranks = task.ranks(rank)
-        alone = ranks.world == 1
+        _log_task(task, ranks)
         _prepare_process(task.threads)
         with _process_group(task, ranks, folder), _events(ranks, folder) as emit:
             body(task, ranks, folder, emit)
+        LOG.info("done")
         code = 0
     except Exception as error:
-        _say_why(error, folder, None if alone else rank)
+        _say_why(error, folder, None if ranks.world == 1 else rank)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # nothing of torch's or OpenMP's teardown can hang here
@@ -108,9 +110,26 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
         said = LastWords(failed=failed, unix_seconds=time.time())
         (folder / last_words(rank)).write_text(said.model_dump_json())
     if isinstance(cause, UserError):  # it says what is wrong, and not with our code
-        print(cause, file=sys.stderr)
+        LOG.error("%s", cause)
     else:
-        traceback.print_exception(error)
+        LOG.error("out of memory" if lack else "failed", exc_info=error)
+
+
+def _log_task(task: Task, ranks: Ranks) -> None:
+    """What this process is about to do."""
+    LOG.info(
+        "%s: strategy %s, rank %d of %d (%d x %d), %s, %d thread(s), %s bytes of memory",
+        task.logs(Path()).name,
+        task.strategy.name,
+        ranks.rank,
+        ranks.world,
+        ranks.hosts,
+        ranks.gpus_per_host,
+        device(),
+        task.threads,
+        "any number of" if task.hbm is None else f"at most {task.hbm:,}",
+    )
+    LOG.debug("task: %s", task.model_dump_json(exclude_defaults=True))
 
 
 @contextlib.contextmanager
@@ -146,7 +165,9 @@ def _prepare_process(threads: int) -> None:
 def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     log = PreparedLog.open(Path(task.log_directory))
     if task.serving is not None:
-        emit(Timed(forward=candidate_time(task.job, log, task.serving)))
+        forward = candidate_time(task.job, log, task.serving)
+        LOG.info("a forward pass of %d examples takes %.3f ms", forward.batch, forward.ms)
+        emit(Timed(forward=forward))
         return
     if task.score_split is not None:
         metrics = score(
@@ -159,9 +180,11 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
             cluster=task.cluster,
             keep=keep_logits(logits_file(folder, task.score_split)) if task.keep_logits else None,
         )
+        LOG.info("%s: NE %.6f of %s examples", task.score_split, metrics.ne, f"{metrics.examples:,}")
         emit(Scored(split=task.score_split, metrics=metrics))
         return
     start_from = read_weights(Path(task.start_from)) if task.start_from else None
+    LOG.info("weights: %s", task.start_from or f"fresh, from seed {task.job.seed}")
     with limited_memory(task.hbm, device()) as peak_bytes:
         report = _Report(emit)
         train(

@@ -8,6 +8,7 @@ weighted by their share, so that the mean over ranks is the mean over the batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
@@ -38,6 +39,7 @@ from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
 from trials.training.evaluation import Keep, eval_rows, evaluate_over_ranks
 
+LOG = logging.getLogger(__name__)
 TABLES = "features.tables."
 """What the names of a model's tables begin with."""
 
@@ -85,6 +87,7 @@ class DistributedStep:
             replicate=partial(average_gradients, bucket_bytes=_bucket_bytes(cluster, ranks)),
         )
         self._engine, self._model = self._dense.engine, model
+        LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
         examples = -(-config.batch_size // ranks.world)
         self._micro_batch = -(-examples // strategy.micro_batches)
         self._short = is_counted() or where.type == "cuda"

@@ -9,6 +9,7 @@ the same loop on slices of each batch, and decide alike because they go by the s
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import resource
 import statistics
@@ -29,7 +30,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.collectives import mean_over
 from trials.data.cache import PreparedLog
-from trials.data.loader import Batch, train_batches
+from trials.data.loader import Batch, rank_slice, train_batches
 from trials.data.prefetch import on_device
 from trials.embeddings.fp16 import store_tables_in_half
 from trials.events import Diverged, Evaluated, Event, Progress, Trained
@@ -44,6 +45,7 @@ from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 from trials.training.weight_average import WeightAverage
 
+LOG = logging.getLogger(__name__)
 FINITE_CHECK_STEPS = 25
 """Losses are checked in groups, so that an accelerator is not made to wait at every step."""
 ONE_RANK, PLAIN_DP = Ranks(), Strategy()
@@ -158,14 +160,22 @@ def train(
     try:
         _train(run)
     except DivergenceError as error:
+        LOG.warning("diverged: %s", error)
         emit(Diverged(step=error.step, loss=str(error.loss)))
     else:
         assert run.best_weights is not None
         if ranks.first:
             keep(run.best_weights)
-        emit(_trained(state, job.training))
+        trained = _trained(state, job.training)
+        emit(trained)
+        LOG.info(
+            "training ended: best NE %.6f after %s examples; %s examples/s",
+            trained.best.ne,
+            f"{state.best_examples:,}",
+            f"{trained.measured.examples_per_second:,.0f}",
+        )
     if checkpoints.count:
-        print(f"checkpoints: {checkpoints.count}, {checkpoints.seconds:.2f} s in all", flush=True)
+        LOG.info("checkpoints: %d, %.2f s in all", checkpoints.count, checkpoints.seconds)
     checkpoints.drop()
 
 
@@ -185,6 +195,7 @@ def _fresh_step(
         if job.training.table_precision == "fp16":
             store_tables_in_half(model)  # before a device would need room for them in fp32
     if ranks.world == 1 and strategy == PLAIN_DP:
+        LOG.info("model and tables on %s, in one process", device())
         return TrainStep(on_device_for_good(model, device()), job.training)
     step = DistributedStep(model, job, strategy, ranks, cluster, where=device())
     if not ranks.first:
@@ -212,6 +223,14 @@ def _train(run: _Run) -> None:
     assert config.batch_size is not None
     began = last_progress = stretch_began = time.perf_counter()
     began -= state.seconds
+    mine = rank_slice(config.batch_size, run.ranks.rank, run.ranks.world)
+    LOG.info(
+        "training begins: %s of %s examples are done; steps of %d, of which this rank has %d",
+        f"{state.examples:,}",
+        f"{run.total_examples:,}",
+        config.batch_size,
+        mine.stop - mine.start,
+    )
     first_steps, stretch_first = state.steps, state.examples
     for batch, last in _mark_last(on_device(_epochs(run), device())):
         factor = _rate_factor(config, state, run.total_examples)
@@ -254,6 +273,12 @@ def _train(run: _Run) -> None:
             averaged=averaged,
         )
         run.emit(Evaluated(point=point))
+        LOG.info(
+            "evaluated after %s examples: NE %.6f on validation, loss %.6f in training",
+            f"{point.examples:,}",
+            validation.ne,
+            point.train_loss,
+        )
         if _judge(run, point):
             break
         if not last and run.checkpoints.due(evaluated=True):
@@ -271,7 +296,7 @@ def _consider_compiling(run: _Run, seconds: float) -> None:
     assert run.job.training.batch_size is not None
     if isinstance(run.step, TrainStep):
         steps_left = (run.total_examples - run.state.examples) // run.job.training.batch_size
-        print(compile_if_it_pays(run.step.model, seconds / CALIBRATION_STEPS, steps_left), flush=True)
+        LOG.info(compile_if_it_pays(run.step.model, seconds / CALIBRATION_STEPS, steps_left))
 
 
 def _rate_factor(config: TrainingConfig, state: TrainingState, total_examples: int) -> float:

@@ -33,7 +33,7 @@ def join(address: str, environment: dict[str, str], *words: str) -> subprocess.P
 
 def rank_of(folder: Path, rank: int) -> int:
     """Its process, as its log says."""
-    log = (folder / f"rank{rank}.log").read_text()
+    log = (folder / f"attempt0.rank{rank}.log").read_text()
     return int(log.rpartition("process ")[2].partition(",")[0])
 
 
@@ -63,7 +63,7 @@ def test_a_host_is_lost_and_joins_again(
     first = record.trials[0].attempts[0]
     assert first.outcome is Outcome.INTERRUPTED
     assert "host 1 (" in str(first.error)
-    assert (tmp_path / "logs" / "00001" / "rank1.log").exists()
+    assert (tmp_path / "logs" / "00001" / "attempt0.rank1.log").exists()
 
 
 def test_ranks_elsewhere_do_not_outlive_the_driver(

@@ -100,7 +100,7 @@ def process_of(folder: Path) -> int | None:
     """The process that writes a trial's log."""
     for link in Path("/proc").glob("[0-9]*/fd/1"):
         try:
-            if os.readlink(link) == str(folder / "rank0.log"):
+            if os.readlink(link) == str(folder / "attempt0.rank0.log"):
                 return int(link.parts[2])
         except OSError:
             continue

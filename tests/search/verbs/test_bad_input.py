@@ -232,7 +232,12 @@ def test_a_loss_that_diverges_ends_the_candidate_alone(
     ("file", "text", "reason"),
     [
         ("sitecustomize.py", "import sys; sys.modules['torchrec'] = None", "there is no torchrec"),
-        ("torchrec/__init__.py", "raise ImportError('undefined symbol: x')", "undefined symbol: x"),
+        pytest.param(
+            "torchrec/__init__.py",
+            "raise ImportError('undefined symbol: x')",
+            "undefined symbol: x",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["missing", "broken"],
 )

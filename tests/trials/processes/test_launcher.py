@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trials.events import EVENTS, EventWriter, Failed, Progress, Trained
+from trials.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
 from trials.processes.launcher import (
     PRELOADED,
     PRELOADED_FOR_SEVERAL,
@@ -42,7 +42,7 @@ def die(folder: str) -> None:
         emit(Progress(examples=1, total_examples=2, seconds=0.1))
     with (Path(folder) / EVENTS).open("a") as file:
         file.write('{"event": "progr')
-    (Path(folder) / "rank0.log").write_text("first\nlast words\n")
+    (Path(folder) / "attempt0.rank0.log").write_text("first\nlast words\n")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -61,7 +61,7 @@ def run(target: Callable[[str], None], folder: Path, **settings: float) -> Run:
     Launcher()  # tells the fork server, which is one for all, what to import
     process = get_context("forkserver").Process(target=target, args=(str(folder),), daemon=True)
     process.start()
-    return Run([LocalRank(process)], folder, **settings)
+    return Run([LocalRank(process)], RankLogs(folder, "attempt0"), **settings)
 
 
 def everything(each: Run) -> list[object]:
@@ -80,7 +80,7 @@ def test_a_death_without_a_word_is_told(tmp_path: Path) -> None:
     assert death.killed
     assert not death.out_of_memory
     assert "killed by signal 9" in death.error
-    assert "last words" in death.error
+    assert "attempt0.rank0.log ends: first | last words" in death.error
 
 
 def test_one_that_ends_does_not_wait_for_its_neighbour(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.events import START_MARK, Failed, LastWords, Progress, last_words, rank_log
+from trials.events import START_MARK, Failed, LastWords, Progress, RankLogs, last_words
+from trials.processes.logs import DATE_FORMAT, FORMAT
 from trials.processes.post_mortem import SERVER_GONE, Ending, endings_of, verdict
 
 KILLED_BY_US = Ending(0, -9, "waiting", None)
@@ -23,7 +25,7 @@ def words(rank: int, when: float, error: str = "lost a peer") -> Ending:
 @given(order=st.permutations([KILLED_BY_US, ABORT, words(3, 2.0), words(4, 1.0), SIGNAL]))
 def test_the_order_of_ranks_does_not_matter(order: list[Ending]) -> None:
     def cause(among: list[Ending]) -> str:
-        return verdict(among, None, Path("nowhere"), None).error
+        return verdict(among, None, RankLogs(Path("nowhere"), "attempt0"), None).error
 
     assert cause(order).startswith("rank 1 was killed by signal 11")
     order.remove(SIGNAL)
@@ -38,18 +40,41 @@ def test_what_a_rank_knew_is_kept(tmp_path: Path) -> None:
     (tmp_path / last_words(0)).write_text("half a")  # killed while it wrote
     found = endings_of({0: -signal.SIGKILL, 1: 1}, {0: "running"}, tmp_path)
     progress = Progress(examples=1000, total_examples=2000, seconds=1.0)
-    failed = verdict(found, progress, tmp_path, None)
+    failed = verdict(found, progress, RankLogs(tmp_path, "attempt0"), None)
     assert failed.error.startswith("rank 1 failed after 1,000 of 2,000 examples: too much")
     assert failed.replace(error=said.error) == said
 
 
 def test_logs_of_earlier_runs_are_not_quoted(tmp_path: Path) -> None:
-    (tmp_path / rank_log(0)).write_text(f"{START_MARK}once\nold words\n{START_MARK}again\nnew words\n")
-    failed = verdict([Ending(0, 3, None, None)], None, tmp_path, None)
+    logs = RankLogs(tmp_path, "attempt1")
+    logs.path(0).write_text(f"{START_MARK}once\nold words\n{START_MARK}again\nnew words\n")
+    failed = verdict([Ending(0, 3, None, None)], None, logs, None)
     assert failed.error == (
         "the training process ended without a result (exit code 3) at the start; "
-        "rank0.log ends: again | new words"
+        "attempt1.rank0.log ends: new words"
     )
+
+
+def test_lines_that_tell_how_well_all_goes_are_no_reason(tmp_path: Path) -> None:
+    """What is logged at INFO and below, in the format that ranks log in."""
+
+    def line(level: int, said: str) -> str:
+        record = logging.LogRecord("trials.training.loop", level, "loop.py", 1, said, (), None)
+        return logging.Formatter(FORMAT, DATE_FORMAT).format(record) + "\n"
+
+    logs = RankLogs(tmp_path, "attempt0")
+    end = verdict([Ending(0, -11, None, None)], None, logs, None).error
+    assert end.endswith("at the start")  # it did not get as far as a log
+    well = line(logging.INFO, "training begins") + line(logging.DEBUG, "a detail")
+    logs.path(0).write_text(f"{START_MARK}once\n{well}")
+    end = verdict([Ending(0, -11, None, None)], None, logs, None).error
+    assert end.endswith("(SIGSEGV) at the start; its log is attempt0.rank0.log")
+    bad = line(logging.WARNING, "it is hot") + "Segmentation fault\n"
+    logs.path(0).write_text(f"{START_MARK}once\n{well}{bad}{well}")
+    end = verdict([Ending(0, -11, None, None)], None, logs, None).error
+    assert "training begins" not in end
+    assert "a detail" not in end
+    assert end.endswith("it is hot | Segmentation fault")
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["memory to spare", "memory was short"])
@@ -57,7 +82,7 @@ def test_who_killed_it(tmp_path: Path, short: bool) -> None:
     """The driver; the kernel, where it says so; or someone else."""
 
     def why(ending: Ending) -> tuple[bool, bool]:
-        found = verdict([ending], None, tmp_path, None, memory_was_short=short)
+        found = verdict([ending], None, RankLogs(tmp_path, "attempt0"), None, memory_was_short=short)
         return found.out_of_memory, found.killed
 
     assert why(KILLED_BY_US) == why(SIGNAL) == why(ABORT) == (False, False)
