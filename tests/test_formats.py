@@ -21,8 +21,9 @@ from trials.hosts.hosts import MARK
 from trials.job import TrainingConfig
 from trials.mlflow.tracker import artifacts, database
 from trials.planner.plan import plan
+from trials.processes.task import Task
 from trials.record import Attempt, CurvePoint, Measured, Metrics, TrialRecord
-from trials.serving_limits import ForwardTime
+from trials.serving_limits import ForwardTime, ServingConfig
 from trials.storage.schema import METADATA
 from trials.study_record import ClusterSummary, StudyRecord
 
@@ -75,6 +76,14 @@ def test_every_file_of_a_run_directory_is_there() -> None:
     files += [f"{folder}/" for folder in folders]
     files += [EVENTS, RENDEZVOUS, WEIGHTS, database(Path()).name, MARK]
     assert missing(files, section("A run directory")) == []
+
+
+@pytest.mark.parametrize("more", [{}, {"score_split": "SPLIT"}, {"serving": ServingConfig()}], ids=str)
+def test_every_log_of_a_rank_is_there(more: dict[str, typing.Any]) -> None:
+    task = Task.model_construct(attempt=0, **more)
+    name = task.logs(Path()).path(0).name.replace("attempt0", "attempt{a}")
+    page = section("A run directory")
+    assert f"`{name}`" in page or f"`{name.replace('rank0', 'rank{r}')}`" in page
 
 
 def test_the_arrays_of_a_cache_are_there() -> None:
