@@ -48,7 +48,7 @@ def confirm(
     each_seed = fresh_seeds(study.seed, seeds)
     blocks = blocks_of(log, log.split(SPLIT), block_by)
     compared = [study.networks(study.trial(number)) for number in (study.baseline, *study.front)]
-    networks = {each.number: each for networks in compared for each in networks}.values()
+    networks = {network.job.fingerprint: network for networks in compared for network in networks}.values()
     wanted = wanted_from(networks, study, log, each_seed)
     done = retrainings.run(wanted, score=True)
     reference, *own = (by_seed(networks, study, log, each_seed, done) for networks in compared)

@@ -52,7 +52,7 @@ def ablate_average(
     reference_SK, flops = losses(whole, whole), sum(each.job.flops or 0.0 for each in networks)
     parts = [
         part_of(
-            f"trial {member.number}",
+            _name(member),
             _estimate(losses(_without(place, whole), whole), reference_SK),
             flops - (member.job.flops or 0.0),
             flops,
@@ -67,6 +67,10 @@ def ablate_average(
         flops=flops,
         parts=most_valuable_first(parts),
     )
+
+
+def _name(member: TrialRecord) -> str:
+    return f"{'retraining' if member.kind is TrialKind.RETRAINING else 'trial'} {member.number}"
 
 
 def _without(place: int, whole: BySeed) -> BySeed:
