@@ -33,7 +33,7 @@ class Part(Value):
     """NE of the rest relative to the whole's, over seeds; positive: so much is the part worth.
     None: a training failed."""
     flops: float
-    """Of the rest, forward, an example."""
+    """FLOPs of the rest, forward, per example."""
     flops_percent: float
     """What the part costs, of the whole's."""
 

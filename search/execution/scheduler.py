@@ -36,7 +36,7 @@ class Work(Protocol[A]):
         """Takes in the end of an activity; what begins in its place at once, such as its next attempt."""
 
     def looked(self) -> None:
-        """Is called after every look at all activities, about ten times a second."""
+        """Is called after every look at all activities, about ten times per second."""
 
 
 class Scheduler(Generic[A]):

@@ -30,7 +30,7 @@ class RowResult(Value):
 
     name: str
     flops: float
-    """Forward, an example."""
+    """FLOPs of the forward pass per example."""
     parameters: int
     """Dense ones."""
     ne: tuple[Curve, ...]

@@ -78,7 +78,7 @@ def remarks(result: TableResult) -> Iterator[str]:
 
 
 def findings(result: TableResult) -> Iterator[str]:
-    """`yes: attention is better than DCN (-1.20 ± 0.31 %)`, a line a finding."""
+    """`yes: attention is better than DCN (-1.20 ± 0.31 %)`, a line per finding."""
     for each in result.findings:
         yield f"{each.holds}: {each.text}{'' if each.in_paper else NOT_IN_PAPER} {_detail(each)}"
 
