@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
 from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
-from search.analysis.statistics.bootstrap import CONFIDENCE, Estimate, holm, paired_bootstrap
+from search.analysis.statistics.bootstrap import CONFIDENCE, BootstrapDifference, holm, paired_bootstrap
 from search.execution.retraining import SPLIT, Retrainings
 from trials.data.cache import PreparedLog
 from trials.storage.ledger import Ledger
@@ -88,7 +88,7 @@ def _compared(pairs: Sequence[_Pair], losses: Losses) -> tuple[Comparison, ...]:
 
 
 def _comparison(
-    pair: _Pair, estimate: Estimate, p_adjusted: float, winners: int, losses: Losses
+    pair: _Pair, estimate: BootstrapDifference, p_adjusted: float, winners: int, losses: Losses
 ) -> Comparison:
     low, high = estimate.interval()
     blocks = losses.blocks

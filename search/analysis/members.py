@@ -12,7 +12,7 @@ from search.analysis.ablate import Ablation, most_valuable_first, part_of
 from search.analysis.losses import blocks_of
 from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
 from search.analysis.statistics.bootstrap import paired_bootstrap
-from search.analysis.statistics.t_interval import Estimate
+from search.analysis.statistics.t_interval import MeanInterval
 from search.execution.retraining import SPLIT, Retrainings
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats
@@ -53,7 +53,7 @@ def ablate_average(
     parts = [
         part_of(
             _name(member),
-            _estimate(losses(_without(place, whole), whole), reference_SK),
+            _interval(losses(_without(place, whole), whole), reference_SK),
             flops - (member.job.flops or 0.0),
             flops,
         )
@@ -77,7 +77,7 @@ def _without(place: int, whole: BySeed) -> BySeed:
     return {seed: its[:place] + its[place + 1 :] for seed, its in whole.items()}
 
 
-def _estimate(rest_SK: Floats, whole_SK: Floats) -> Estimate:
+def _interval(rest_SK: Floats, whole_SK: Floats) -> MeanInterval:
     found = paired_bootstrap(rest_SK, whole_SK)
     low, high = found.interval()
-    return Estimate(mean=found.percent, low=low, high=high)
+    return MeanInterval(mean=found.percent, low=low, high=high)

@@ -37,7 +37,7 @@ class Work(Protocol[A]):
         one."""
 
     def looked(self) -> None:
-        """Is called after every look at all activities, about ten times a second."""
+        """Is called after every look at all activities, about ten times per second."""
 
 
 class Scheduler(Generic[A]):
