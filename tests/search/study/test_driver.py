@@ -1,4 +1,4 @@
-"""The driver's story on fake processes: which stage follows which, what the sampler is asked and told, how it ends."""
+"""The driver on fake processes: which stage follows which, what the sampler is asked and told, how it ends."""
 
 from __future__ import annotations
 
