@@ -34,7 +34,7 @@ class DhenModel(nn.Module):
         self.head, self.logit = _heads(config, width, (width, *config.head)[-1])
 
     def forward(self, batch: FeatureBatch) -> Tensor:
-        """The log odds of a click, one an example; in training one of each member, as each has its own loss."""
+        """The log odds of a click, one per example; in training one of each member, as each has its own loss."""
         dtype = self.logit.weight.dtype
         x_BMD, raw_BK = self.features(batch, dtype), batch.numeric_BK.to(dtype)
         for layer in self.layers:

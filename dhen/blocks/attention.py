@@ -85,7 +85,7 @@ class AttentionConfig(DropoutBlockConfig):
     def _write_attention(self, tape: Tape, x: int, m: int, d: int, dropout: float) -> int:
         """softmax(q k^T / sqrt(d)) v. With one head its rearrangements are views."""
         heads = self.heads
-        if tape.device == "cuda":  # fused: q, k, v, its output and one number a row of scores
+        if tape.device == "cuda":  # fused: q, k, v, its output and one number per row of scores
             qkv = linear_tape(tape, x, d, 3 * d, positions=m)
             sums = tape.scratch(heads * m, itemsize=FP32_BYTES)
             values = tape.operation(

@@ -36,7 +36,7 @@ class CinConfig(BlockConfig):
         )
 
     def cost(self, shape: BlockShape) -> Costs:
-        """Two products a layer, and the projection."""
+        """Two products per layer, and the projection."""
         m, d = shape.embeddings, shape.dim
         layers = [
             row

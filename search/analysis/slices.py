@@ -22,7 +22,7 @@ from search.analysis.confirm import better
 from search.analysis.groups import groups_of
 from search.analysis.losses import blocks_of, losses
 from search.analysis.scored import retrained_job
-from search.analysis.statistics.bootstrap import Estimate, holm, paired_bootstrap
+from search.analysis.statistics.bootstrap import BootstrapDifference, holm, paired_bootstrap
 from search.bundles.bundle import Bundle
 from search.execution.retraining import SPLIT
 from search.run_directory import folder_of
@@ -209,7 +209,7 @@ def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, 
     return tuple(found)
 
 
-def _estimate(own: _Model, reference: _Model, group: int) -> Estimate | None:
+def _estimate(own: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
     """Over the blocks in which the slice has rows; None where that is one at most."""
     there = reference.loss_SGK[:, group].sum(axis=0) > 0.0
     if there.sum() < 2:
@@ -217,7 +217,7 @@ def _estimate(own: _Model, reference: _Model, group: int) -> Estimate | None:
     return paired_bootstrap(own.loss_SGK[:, group, there], reference.loss_SGK[:, group, there])
 
 
-def _difference(estimate: Estimate | None, p_adjusted: float) -> dict[str, Any]:
+def _difference(estimate: BootstrapDifference | None, p_adjusted: float) -> dict[str, Any]:
     if estimate is None:
         return {"better": Better.CANNOT_TELL}
     low, high = estimate.interval()

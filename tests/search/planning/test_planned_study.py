@@ -165,7 +165,7 @@ def test_this_machine_is_shared_by_what_runs_on_it() -> None:
     assert halved.hbm == whole.hbm // 2
     assert "shared by 2" in halved.sources["hbm"]
     assert halved.peak_flops.fp32 == pytest.approx(whole.peak_flops.fp32 / 2)
-    assert "threads a rank" in halved.sources["peak_flops.fp32"]
+    assert "threads per rank" in halved.sources["peak_flops.fp32"]
     assert declared_cluster(LOCAL, None, 2**30, side_by_side=2).hbm == 2**30
     assert declared_cluster("h100", side_by_side=4) == load_cluster("h100")
 

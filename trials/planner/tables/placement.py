@@ -275,7 +275,7 @@ def _why(tables: tuple[Sized, ...], work: Workload, cluster: Cluster, needed: in
     half = ", training.table_precision=fp16" if work.weight_bytes == FP32_BYTES else ""
     return (
         f"the tables do not fit: the fullest of {cluster.ranks} ranks would hold {byte_words(needed)} "
-        f"{has.replace('its', 'their')} More ranks, more memory a rank, a smaller embedding_dim{half} or fewer "
+        f"{has.replace('its', 'their')} More ranks, more memory per rank, a smaller embedding_dim{half} or fewer "
         "rows would do."
     )
 

@@ -45,7 +45,7 @@ def _table(number: int, rows: int, mean_ids: float = 1.0) -> Table:
 
 
 def zipf_tables(count: int, seed: int, largest: float = 1e8, most_ids: float = 200) -> tuple[Table, ...]:
-    """Rows and ids an example fall with their place in two independent orders."""
+    """Rows and ids per example fall with their place in two independent orders."""
     drawn = random.Random(seed)
     by_rows, by_ids = drawn.sample(range(1, count + 1), count), drawn.sample(range(1, count + 1), count)
     return tuple(
