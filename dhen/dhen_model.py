@@ -1,4 +1,8 @@
-"""DHEN as a whole: features -> layers -> logit (paper, section 3, figures 1 and 2)."""
+"""DHEN as a whole: features -> layers -> logit (paper, section 3, figures 1 and 2).
+
+Shapes: B examples, M embeddings, D their dimension, V = M D numbers of all embeddings; K numeric inputs in
+`raw_BK`, else K members.
+"""
 
 from __future__ import annotations
 

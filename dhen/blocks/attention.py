@@ -2,6 +2,9 @@
 
 The encoder layer (post-norm, ReLU) has the embeddings for tokens; no positions are added, since each
 embedding's place already says which feature it is.
+
+Shapes: B examples, M embeddings (the tokens), D their dimension; N examples and heads, one row per head of each
+example.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ One embedding per table (multi-hot bags are averaged) and one for all numeric in
 their buckets are added unless the configuration has them apart. Tables of one dimension lie in one matrix, so all
 their categorical columns are looked up at once; its gradient is sparse. What a table's first row is belongs to
 `row_offsets`; sharding is not decided here.
+
+Shapes: B examples, T categorical tables, N columns of buckets that are summed, K numeric inputs, M embeddings
+out, D their dimension.
 """
 
 from __future__ import annotations

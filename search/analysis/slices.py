@@ -3,6 +3,8 @@
 Made from the logits that `dhen-search confirm` kept of the test split: nothing is trained or scored.
 Intervals are over seeds and blocks of a slice's rows (`search.analysis.statistics.bootstrap`), p after Holm's
 correction over slices.
+
+Shapes: S seeds, G groups (a slice each), K blocks of rows, C cells (a block of a group), N rows.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A member's score of a candidate that was kept from it is an honest prediction; the line from those to NE gives
 every score an NE. Its error is the one that the members expect, which grows with the distance from what is known,
 and their disagreement, both times what the held-out candidates show to be missing.
+
+Shapes: N candidates, F features, R records (the first of the candidates), E members of the ensemble.
 """
 
 from __future__ import annotations
