@@ -6,8 +6,6 @@ pydantic's errors into a `UserError` that lists unknown keys with the nearest kn
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
@@ -116,9 +114,3 @@ def load_yaml(path: Path) -> Any:
 def dump_yaml(data: Any) -> str:
     """YAML in the order given."""
     return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110))
-
-
-def fingerprint(data: Any) -> str:
-    """16 hex digits of SHA-256 over the canonical JSON of plain data."""
-    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

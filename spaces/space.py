@@ -18,8 +18,9 @@ from dhen.blocks import BLOCKS, DropoutBlockConfig
 from dhen.config import DhenConfig, LayerConfig
 from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError, unknown_name
+from dhen.fingerprint import fingerprint
 from dhen.model import parse_model
-from dhen.values import Value, fingerprint
+from dhen.values import Value
 from spaces.axes import Axis, Choice, Scalar, read_axis
 
 if TYPE_CHECKING:

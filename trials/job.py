@@ -12,9 +12,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, field_v
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
+from dhen.fingerprint import fingerprint
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema
-from dhen.values import Value, fingerprint
+from dhen.values import Value
 
 STEPS_PER_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """What the default batch size aims at, and its bounds."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
-from search.analysis.groups import categorical_ids
+from search.analysis.row_slices import categorical_ids
 from trials.data.cache import PreparedLog, Split
 from trials.data.encoding.vocabulary import UNKNOWN_ID
 from trials.data.example_weights import Floats, example_weights

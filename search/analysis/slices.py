@@ -21,8 +21,8 @@ from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
 from dhen.values import Value
 from search.analysis.confirm import better
-from search.analysis.groups import groups_of
 from search.analysis.losses import blocks_of, losses
+from search.analysis.row_slices import groups_of
 from search.analysis.scored import retrained_job
 from search.analysis.statistics.bootstrap import BootstrapDifference, holm, paired_bootstrap
 from search.bundles.bundle import Bundle

@@ -11,7 +11,7 @@ import torch
 
 from dhen.averaging import corrected_probability, mean_of_logits
 from dhen.cost import within
-from dhen.values import fingerprint
+from dhen.fingerprint import fingerprint
 from search.averages.greedy_selection import chosen_averages
 from search.execution.jobs import now
 from trials.data.cache import PreparedLog

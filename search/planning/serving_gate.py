@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dhen.errors import UserError
-from dhen.values import fingerprint
+from dhen.fingerprint import fingerprint
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from dhen.values import fingerprint
+from dhen.fingerprint import fingerprint
 from search.pareto import log_flops
 from search.samplers import check_sampler, make_sampler, successor
 from search.samplers.context import Known

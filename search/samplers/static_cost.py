@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from dhen.cost import dense_parameters, headline_flops
 from dhen.errors import UserError
+from dhen.fingerprint import fingerprint
 from dhen.model import model_cost
 from dhen.schema import FeatureSchema
-from dhen.values import fingerprint
 from spaces.space import Candidate, Point, Space
 from trials.serving_limits import ServingConfig, weights_bytes
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dhen.errors import unknown_name
-from search.stopping import curve, none, rungs
-from search.stopping.rule import Rule
+from collections.abc import Sequence
 
-RULES: dict[str, Rule] = {"curve": curve.judge, "none": none.judge, "rungs": rungs.judge}
+from dhen.errors import unknown_name
+from search.stopping import learning_curve, rungs
+from search.stopping.rule import Rule, Stop
+from trials.record import TrialRecord
+
+
+def stop_none(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
+    """The rule under which every candidate is trained to its end."""
+    return None
+
+
+RULES: dict[str, Rule] = {"curve": learning_curve.judge, "none": stop_none, "rungs": rungs.judge}
 AUTO = "none"
 """What `auto` means (docs/benchmarks/stopping.md has the comparison)."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dhen.errors import UserError
-from dhen.values import fingerprint
+from dhen.fingerprint import fingerprint
 from search.pareto import eligible, knee, pareto_front
 from spaces.axes import Axis
 from spaces.space import Point, Space

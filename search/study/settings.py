@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dhen.errors import UserError
-from dhen.values import fingerprint, parse
+from dhen.fingerprint import fingerprint
+from dhen.values import parse
 from search.config import StudyConfig
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster
 from search.read_study import HEAD

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError
+from dhen.fingerprint import fingerprint
 from dhen.model import catalog, named_model, parse_model
-from dhen.values import fingerprint, parse
+from dhen.values import parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
 from search.bundles.export import bundle_info
 from search.config import StudyConfig, set_override

@@ -19,7 +19,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import click
 
 from dhen.errors import UserError
-from search import guard
+from search import end_with_parent
 from trials.mlflow.tracker import ENVIRONMENT, VIEW, artifacts, check_store, database, store_uri
 
 HOST = "127.0.0.1"
@@ -66,7 +66,7 @@ def mlflow_server(directory: Path, port: int) -> Iterator[tuple[str, subprocess.
     quiet = {**ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONSAFEPATH": "1"}
     with tempfile.TemporaryFile() as said:
         server = subprocess.Popen(
-            [sys.executable, guard.__file__, *mlflow, *store],
+            [sys.executable, end_with_parent.__file__, *mlflow, *store],
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=subprocess.STDOUT,

@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError, model_validator
 
 from dhen.errors import UserError, unknown_name
+from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema
-from dhen.values import Value, fingerprint, load_yaml, parse
+from dhen.values import Value, load_yaml, parse
 
 
 def test_fingerprint_ignores_the_order_of_keys() -> None:

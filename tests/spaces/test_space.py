@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from dhen.blocks import BLOCKS
 from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
+from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema, Table
-from dhen.values import fingerprint, parse
+from dhen.values import parse
 from spaces.axes import Choice
 from spaces.catalog_loader import catalog, load_space, random_point
 from spaces.size import space_size

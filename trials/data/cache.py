@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from dhen.errors import UserError, unknown_name
+from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema
-from dhen.values import Value, fingerprint
+from dhen.values import Value
 from trials.data.encoding.encoding import Encoding
 from trials.data.log_schema import SPLITS, LogSchema
 from trials.data.rows import Bags, EncodedRows

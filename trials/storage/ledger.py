@@ -13,7 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dhen.values import Value, fingerprint
+from dhen.fingerprint import fingerprint
+from dhen.values import Value
 from trials.record import Attempt, JobSummary, TrialRecord
 from trials.storage.database import Database
 from trials.storage.schema import (

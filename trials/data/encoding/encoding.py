@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dhen.errors import UserError
+from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema, Table
-from dhen.values import Value, fingerprint, parse
+from dhen.values import Value, parse
 from trials.data.encoding.buckets import Buckets
 from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID, Vocabulary, hashed_ids
 from trials.data.log_schema import LogSchema

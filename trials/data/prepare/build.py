@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dhen.values import fingerprint
+from dhen.fingerprint import fingerprint
 from trials.data.cache import MANIFEST, VERSION, Manifest
 from trials.data.encoding.encoding import Encoding
 from trials.data.example_weights import ClickTotals

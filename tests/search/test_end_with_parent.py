@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from search import guard
+from search import end_with_parent
 
 SLEEPER = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); {0}"
 POLITE = "subprocess.run(['sleep', '600'])"
@@ -19,7 +19,7 @@ STUBBORN = (
 
 def guarded(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, guard.__file__, sys.executable, "-c", code],
+        [sys.executable, end_with_parent.__file__, sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -53,11 +53,11 @@ def test_closing_its_input_ends_the_whole_group() -> None:
 
 
 def test_what_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    impatient = tmp_path / "guard.py"
+    impatient = tmp_path / "end_with_parent.py"
     impatient.write_text(
-        Path(guard.__file__).read_text().replace("GRACE_SECONDS = 5.0", "GRACE_SECONDS = 0.2")
+        Path(end_with_parent.__file__).read_text().replace("GRACE_SECONDS = 5.0", "GRACE_SECONDS = 0.2")
     )
-    monkeypatch.setattr(guard, "__file__", str(impatient))
+    monkeypatch.setattr(end_with_parent, "__file__", str(impatient))
     process = guarded(SLEEPER.format(STUBBORN))
     grandchild = int(process.stdout.readline())
     assert process.stdout.readline() == "deaf\n"
@@ -70,7 +70,7 @@ def test_what_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch,
 def test_the_death_of_the_parent_ends_the_group() -> None:
     code = f"""
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, {guard.__file__!r}, "sleep", "600"],
+child = subprocess.Popen([sys.executable, {end_with_parent.__file__!r}, "sleep", "600"],
                          stdin=subprocess.PIPE, start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(600)

@@ -1,4 +1,4 @@
-"""Runs a command that must not outlive its parent: `python guard.py COMMAND...`.
+"""Runs a command that must not outlive its parent: `python end_with_parent.py COMMAND...`.
 
 The guard and the command are a process group of their own. The parent holds the guard's standard input
 open; when that closes, by intent or because the parent died in whatever way, the whole group is ended.

@@ -27,7 +27,7 @@ from trials.serving_limits import ForwardTime, ServingConfig
 from trials.storage.schema import METADATA
 from trials.study_record import ClusterSummary, StudyRecord
 
-PAGE = (Path(__file__).parent.parent / "docs" / "formats.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "formats.md").read_text()
 KINDS = typing.get_args(typing.get_args(Event)[0])
 
 

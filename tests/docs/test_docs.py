@@ -15,7 +15,7 @@ from search.cli import VERBS, cli
 from search.config import StudyConfig
 from trials.job import TrainingConfig
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",

@@ -14,7 +14,7 @@ from dhen.model import parse_model
 from dhen.values import parse
 from spaces.space import Space, SpaceConfig
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture

@@ -1,0 +1,52 @@
+"""Scores raw rows of a log with a bundle: encodes them as the bundle learned to, and writes a score for each."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from dhen.atomic_write import atomic_file
+from search.bundles.bundle import Bundle
+from trials.cluster.machine import device
+from trials.data.encoding.encode_rows import encode_rows
+from trials.data.loader import feature_batch
+from trials.metrics import undo_negative_sampling
+
+BATCH_ROWS = 8192
+
+
+def score_rows(
+    bundle: Bundle, files: Sequence[Path], out: Path, *, format: str | None, on_rows: Callable[[int], None]
+) -> int:
+    """Writes `row,score` in input order to a CSV file, which appears whole or not at all.
+
+    Args:
+        bundle: whose encoding and weights are used.
+        files: raw rows.
+        out: the CSV file.
+        format: of the files; None where it is to be found out.
+        on_rows: hears how many rows are scored so far.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UserError: for files that cannot be read as such rows.
+    """
+    model, rate = bundle.model().to(device()), bundle.info.negative_sampling_rate
+    scored = 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("row", "score"))
+        for rows in encode_rows(files, bundle.encoding, format=format, batch_size=BATCH_ROWS):
+            with torch.no_grad():
+                p_B = torch.sigmoid(model(feature_batch(rows).to(device())).double()).cpu().numpy()
+            scores_B = undo_negative_sampling(p_B, rate)
+            writer.writerows((scored + i, f"{score:.9g}") for i, score in enumerate(scores_B))
+            scored += len(scores_B)
+            on_rows(scored)
+    return scored
