@@ -9,7 +9,7 @@ EXTRA = $$($(BIN)/python -c 'import torch; print("tables-cuda" if torch.cuda.is_
 TORCHREC = $(BIN)/python -m pip install --quiet --editable ".[$(EXTRA)]" && \
 	$(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
 
-.PHONY: setup search test lint docs bench clean
+.PHONY: setup search test test-all lint docs bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,10 @@ search: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# make test-all                            also what is marked slow
+test-all: $(READY)
+	$(BIN)/python -m pytest -m ""
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -19,8 +19,9 @@ def trial_name(trial: TrialRecord) -> str:
     members, retrained = trial.origin.members, trial.origin.retrained_members
     if not members and not retrained:
         return short_name(trial.job.model)
-    named = [*map(str, members), *(f"retraining {number}" for number in retrained)]
-    return f"average of trials {', '.join(named[:-1])} and {named[-1]}"
+    trials = [*map(str, members), *(f"retraining {number}" for number in retrained)]
+    word = {0: "", 1: "trial "}.get(len(members), "trials ")
+    return f"average of {word}{', '.join(trials[:-1])} and {trials[-1]}"
 
 
 def short_name(model: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ class AdvancedDlrm(nn.Module):
         self.logit = Linear(config.mlp[-1], 1)
 
     def forward(self, batch: FeatureBatch) -> Tensor:
-        """The log odds of a click, one an example."""
+        """The log odds of a click, one per example."""
         x_BMD = self.features(batch, self.logit.weight.dtype)
         return self.logit(self.mlp(self.interactions(x_BMD))).squeeze(1)  # type: ignore[no-any-return]
 

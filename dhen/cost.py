@@ -35,7 +35,7 @@ class CostRow:
     kind: str
     """`matmul`, `attention`, `elementwise` or `lookup`."""
     flops: float
-    """Forward, an example."""
+    """FLOPs of the forward pass per example."""
     parameters: int = 0
     bytes: float = 0.0
     """Bytes of table rows looked up, an example (lookups only)."""
@@ -74,7 +74,7 @@ def elementwise_cost(name: str, values: int, *, flops_each: int = 1, parameters:
 
 
 def headline_flops(rows: Iterable[CostRow]) -> float:
-    """Forward FLOPs an example: matmuls, convolutions and attention products."""
+    """Forward FLOPs per example: matmuls, convolutions and attention products."""
     return sum(row.flops for row in rows if row.kind in (MATMUL, ATTENTION))
 
 

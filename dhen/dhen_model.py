@@ -1,4 +1,8 @@
-"""DHEN as a whole: features -> layers -> logit (paper, section 3, figures 1 and 2)."""
+"""DHEN as a whole: features -> layers -> logit (paper, section 3, figures 1 and 2).
+
+Shapes: B examples, M embeddings, D their dimension, V = M D numbers of all embeddings; K numeric inputs in
+`raw_BK`, else K members.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class DhenModel(nn.Module):
         self.head, self.logit = _heads(config, width, (width, *config.head)[-1])
 
     def forward(self, batch: FeatureBatch) -> Tensor:
-        """The log odds of a click, one an example; in training one of each member, as each has its own loss."""
+        """The log odds of a click, one per example; in training one of each member, as each has its own loss."""
         dtype = self.logit.weight.dtype
         x_BMD, raw_BK = self.features(batch, dtype), batch.numeric_BK.to(dtype)
         for layer in self.layers:

@@ -1,6 +1,9 @@
 """The DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equations 1 and 2).
 
 With the norm in front (pre-norm, arXiv 2002.04745), Y = Ensemble_i(Interaction_i(Norm(X))) + ShortCut(X).
+
+Shapes: B examples (of B K rows where there are K members), M embeddings, D their dimension; K numeric inputs in
+`raw_BK`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ probabilities are averaged. Left out: BatchEnsemble's factors on outputs.
 
 Members ride in the batch dimension: after the first adapter there are B*K rows, those of one example
 together, so every interaction module works as it is.
+
+Shapes: B examples, K members, N = B K rows, M embeddings, D their dimension, V numbers of a row that reaches
+the heads, I numbers into a map of a head.
 """
 
 from __future__ import annotations

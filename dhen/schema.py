@@ -13,7 +13,7 @@ from dhen.values import Value
 
 
 class Table(Value):
-    """One embedding table: a categorical column (one id an example) or a multi-hot one (a bag of ids)."""
+    """One embedding table: a categorical column (one id per example) or a multi-hot one (a bag of ids)."""
 
     name: str
     """The column of the log."""
@@ -53,12 +53,12 @@ class FeatureSchema(Value):
 
     @property
     def categorical(self) -> tuple[Table, ...]:
-        """Tables with exactly one id an example."""
+        """Tables with exactly one id per example."""
         return tuple(table for table in self.tables if not table.multi_hot)
 
     @property
     def multi_hot(self) -> tuple[Table, ...]:
-        """Tables with a bag of ids an example."""
+        """Tables with a bag of ids per example."""
         return tuple(table for table in self.tables if table.multi_hot)
 
     @property

@@ -130,7 +130,7 @@ class StudyConfig(LogConfig):
 
     @property
     def declared_ranks(self) -> tuple[int, int] | None:
-        """Hosts, and ranks a host."""
+        """Hosts, and ranks per host."""
         found = RANKS.fullmatch((self.ranks or "").strip())
         return (int(found[1]), int(found[2])) if found else None
 
@@ -138,7 +138,7 @@ class StudyConfig(LogConfig):
     @classmethod
     def _hosts_by_ranks(cls, value: Any) -> Any:
         if value is not None and not (isinstance(value, str) and RANKS.fullmatch(value.strip())):
-            raise ValueError("expected hosts x ranks a host, both above 0, such as 2x4")
+            raise ValueError("expected hosts x ranks per host, both above 0, such as 2x4")
         return value
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from dhen.errors import UserError
-from trials.record import Outcome, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 
@@ -53,9 +53,10 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
         UserError: where nothing fits, saying what is there.
     """
     front = [record.trial(number) for number in record.front]
-    members = {member.number: member for trial in front for member in record.networks(trial)}
-    if how.isdigit() and int(how) in members:
-        return members[int(how)]
+    networks = (network for trial in front for network in record.networks(trial))
+    named = {network.number: network for network in networks if network.kind is not TrialKind.RETRAINING}
+    if how.isdigit() and int(how) in named:
+        return named[int(how)]
     return pick(front, how)
 
 

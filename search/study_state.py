@@ -14,7 +14,7 @@ from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import Comparison, StudyRecord
 
 Watcher = Callable[["StudyState"], None]
-"""Is called at every change and about ten times a second between; takes what it likes from the study's state."""
+"""Is called at every change and about ten times per second between; takes what it likes from the study's state."""
 
 
 @dataclass(frozen=True, kw_only=True)

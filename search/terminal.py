@@ -48,7 +48,7 @@ class StudyView:
             self._live.stop()
 
     def __call__(self, study: StudyState) -> None:
-        """Draws the study, some times a second at most, or says which trials have ended."""
+        """Draws the study, some times per second at most, or says which trials have ended."""
         for notice in study.notices[self._noticed :]:
             self._console.print(notice, style="yellow", soft_wrap=True, markup=False)
         self._noticed = len(study.notices)
@@ -85,7 +85,7 @@ def progress_lines(progress: Mapping[int, Progress]) -> list[Text]:
 def _training(number: int, progress: Progress) -> str:
     share = progress.examples / progress.total_examples
     speed = progress.examples / max(progress.seconds, 1e-9)
-    return f"  trial {number} trains: {share:.0%} of its passes at most, {speed:,.0f} examples a second"
+    return f"  trial {number} trains: {share:.0%} of its passes at most, {speed:,.0f} examples per second"
 
 
 @contextmanager

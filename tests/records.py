@@ -17,7 +17,7 @@ MODULES = ("attention", "cross", "dlrm", "linear", "conv")
 NE_LIMIT = {TrialKind.BASELINE: 0.7905, TrialKind.CANDIDATE: 0.7925}
 PARTS = ("origin", "job", "plan", "result")
 ERRORS = {
-    Outcome.INFEASIBLE: "needs 31.2 GiB a rank, 24.0 GiB are declared; no technique of the ladder fits",
+    Outcome.INFEASIBLE: "needs 31.2 GiB per rank, 24.0 GiB are declared; no technique of the ladder fits",
     Outcome.OUT_OF_MEMORY: "out of memory at step 3 with every technique that was planned",
     Outcome.DIVERGED: "loss is NaN at step 112",
     Outcome.FAILED: 'rank 0 ended with exit code 1 at step 57: <unexpected> & "quoted"',

@@ -1,4 +1,7 @@
-"""Imports run one way: dhen <- spaces, dhen <- trials; dashboards read records; search is the roof."""
+"""The rules of the rooms: imports run one way, in no circle, as the lists here allow; no folder is overfull.
+
+dhen <- spaces, dhen <- trials; dashboards read records; search is the roof.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -53,22 +57,132 @@ def test_dashboards_read_records_only() -> None:
             assert not module.startswith("trials") or module in DASHBOARDS_READ, f"{path} imports {module}"
 
 
-def place_of(module: str) -> str:
-    """The folder that a module of a room lies in; a file directly in a room is a place of its own."""
-    return ".".join(module.split(".")[:2])
+FOLDERS = {
+    "dhen.blocks": {"dhen.memory", "dhen.ops"},
+    "dhen.ensembles": {"dhen.memory", "dhen.ops"},
+    "dhen.inputs": {"dhen.memory", "dhen.ops"},
+    "dhen.memory": set(),
+    "dhen.ops": {"dhen.memory"},
+    "trials.checkpoint": {"trials.embeddings", "trials.memory", "trials.storage"},
+    "trials.cluster": set(),
+    "trials.data": set(),
+    "trials.distributed": {"trials.checkpoint", "trials.optim", "trials.planner", "trials.storage"},
+    "trials.embeddings": {"trials.memory", "trials.optim", "trials.planner"},
+    "trials.hosts": {"trials.data", "trials.processes"},
+    "trials.memory": {"trials.cluster"},
+    "trials.mlflow": set(),
+    "trials.optim": {"trials.cluster", "trials.storage"},
+    "trials.planner": {"trials.cluster", "trials.memory", "trials.optim"},
+    "trials.processes": {
+        *("trials.cluster", "trials.data", "trials.distributed", "trials.memory", "trials.storage"),
+        "trials.training",
+    },
+    "trials.reference": {"trials.distributed", "trials.memory", "trials.optim", "trials.planner"},
+    "trials.storage": set(),
+    "trials.training": {
+        *("trials.checkpoint", "trials.cluster", "trials.data", "trials.distributed", "trials.embeddings"),
+        *("trials.memory", "trials.optim", "trials.planner", "trials.storage"),
+    },
+    "dashboards.figures": set(),
+    "dashboards.report": {"dashboards.figures", "dashboards.sentences"},
+    "dashboards.sentences": set(),
+    "dashboards.terminal": {"dashboards.sentences"},
+    "search.analysis": {"search.bundles", "search.execution", "search.planning", "search.samplers"},
+    "search.averages": {"search.execution"},
+    "search.bundles": {"search.execution"},
+    "search.execution": {"search.planning"},
+    "search.planning": {"search.samplers"},
+    "search.reuse": {"search.execution", "search.samplers"},
+    "search.samplers": set(),
+    "search.stopping": set(),
+    "search.study": {
+        *("search.analysis", "search.averages", "search.bundles", "search.execution", "search.planning"),
+        *("search.reuse", "search.samplers", "search.stopping"),
+    },
+    "search.verbs": {
+        *("search.analysis", "search.bundles", "search.execution", "search.planning", "search.study"),
+    },
+}
+"""Which folders of its own room a folder may import. The files directly in a room are what its folders share."""
 
 
-def test_folders_of_trials_import_one_another_in_no_circle() -> None:
-    """Imports that only type checkers follow and those inside functions count, too."""
-    needs: dict[str, set[str]] = {}
-    for path in files_of("trials"):
-        place = place_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-        inside = {place_of(module) for module in imports_of(path) if module.startswith("trials.")}
-        needs.setdefault(place, set()).update(inside - {place})
-    try:
-        TopologicalSorter(needs).prepare()
-    except CycleError as error:
-        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+def modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name."""
+    names = {path: path.relative_to(ROOT).with_suffix("").parts for room in ROOMS for path in files_of(room)}
+    return {".".join(name[:-1] if name[-1] == "__init__" else name): path for path, name in names.items()}
+
+
+def ours_imported(path: Path, known: Collection[str]) -> set[str]:
+    """Modules of ours that a file imports: also for type checkers only, and inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in named}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & set(known)
+
+
+def is_folder(place: str) -> bool:
+    return (ROOT / place.replace(".", "/")).is_dir()
+
+
+def test_a_folder_imports_of_its_room_what_the_list_allows() -> None:
+    known = modules()
+    folders = {place for place in (".".join(name.split(".")[:2]) for name in known) if "." in place}
+    with_modules = {place for place in folders if is_folder(place)}
+    assert {place for place in with_modules if place.split(".")[0] != "spaces"} == set(FOLDERS)
+    for name, path in known.items():
+        place = ".".join(name.split(".")[:2])
+        if place not in FOLDERS:
+            continue
+        for module in ours_imported(path, known):
+            other = ".".join(module.split(".")[:2])
+            same_room = other.split(".")[0] == place.split(".")[0]
+            if same_room and other != place and is_folder(other) and "." in other:
+                assert other in FOLDERS[place], f"{path} imports {module}"
+
+
+def test_folders_import_one_another_in_no_circle() -> None:
+    """At every level: inside a room, a file directly in it counts alone; inside a folder the same holds again."""
+    known = modules()
+    for parent in sorted({name for name, path in known.items() if path.name == "__init__.py"}):
+        needs: dict[str, set[str]] = {}
+        for name, path in known.items():
+            if not name.startswith(f"{parent}."):
+                continue
+            child = child_of(parent, name)
+            inside = {child_of(parent, m) for m in ours_imported(path, known) if m.startswith(f"{parent}.")}
+            needs.setdefault(child, set()).update(inside - {child})
+        try:
+            TopologicalSorter(needs).prepare()
+        except CycleError as error:
+            pytest.fail(f"a circle in {parent}: {' -> '.join(error.args[1])}")
+
+
+def child_of(parent: str, module: str) -> str:
+    """The file or folder directly in `parent` that a module lies in."""
+    return module.removeprefix(f"{parent}.").split(".")[0]
+
+
+REGISTRIES = {"dhen/blocks", "search/verbs"}
+MOST_FILES = 15
+
+
+def test_a_folder_holds_at_most_fifteen_files() -> None:
+    """Beside the registries, one of whose members is a file each."""
+    folders = {path.parent for room in (*ROOMS, "tests", "benchmarks") for path in files_of(room)}
+    for folder in folders:
+        held = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+        named = folder.relative_to(ROOT).as_posix()
+        assert len(held) <= MOST_FILES or named in REGISTRIES, f"{named} holds {len(held)} files"
+
+
+def test_the_root_holds_the_rooms() -> None:
+    """What is imported lies in a room, so that five generic names swallow no other package."""
+    loose = [path.name for path in ROOT.glob("*.py")]
+    assert loose == []
 
 
 def test_mlflow_is_imported_in_one_file() -> None:

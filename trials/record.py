@@ -339,6 +339,12 @@ class TrialRecord(Value):
         return self.origin.reused_from is not None or self.origin.reused_from_study is not None
 
     @property
+    def network_of(self) -> int:
+        """Number of the trial whose network this is: of a retraining the trial that is trained once more. It tells
+        apart what numbers do not, because retrainings are numbered by themselves."""
+        return self.number if self.origin.of is None else self.origin.of
+
+    @property
     def owner(self) -> int:
         """Number of the trial in this study whose training, or whose copied weights, this result is of."""
         return self.number if self.origin.reused_from is None else self.origin.reused_from

@@ -69,7 +69,7 @@ class ServingConfig(Value):
         asked = (
             (ms, self.max_ms, f"forward takes {{}} ms for {self.request}, over serving.max_ms={{}}", _number),
             (weights_bytes, self.max_bytes, "weights take {}, over serving.max_bytes={}", byte_words),
-            (flops, self.max_flops, "forward needs {} FLOPs an example, over serving.max_flops={}", _number),
+            (flops, self.max_flops, "forward needs {} FLOPs per example, over serving.max_flops={}", _number),
         )
         return tuple(
             Demand(value / limit - 1.0, words.format(text(value), text(limit)))
@@ -93,7 +93,7 @@ class ForwardTime(Value):
     ms: float = Field(gt=0)
     """Of a request that nothing else disturbs."""
     batch: int
-    """Rows a request."""
+    """Rows per request."""
     threads: int
     machine: str
     """What it was measured on."""

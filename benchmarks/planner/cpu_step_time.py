@@ -2,7 +2,7 @@
 
 Networks of a space at several batch sizes, in CPU seconds of the thread that trains, so that a busy machine
 disturbs little. `OPERATION_SECONDS` and `LAYER_MEMORY_SHARE` (trials/planner/device_constants.py) are read off it:
-the first from forward at 16 examples a step, the second from what forward grows by from 256 to 2048.
+the first from forward at 16 examples per step, the second from what forward grows by from 256 to 2048.
 
     OMP_NUM_THREADS=1 python -m benchmarks.planner.cpu_step_time --rows 40000 --networks 8
 """

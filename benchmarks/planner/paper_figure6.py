@@ -8,7 +8,7 @@
 The paper gives neither widths nor batch, precision or tables. Ours are chosen once, so that 22 layers are the
 most that DP holds: a global batch of 65,536 in fp32, 128 embeddings of 128 numbers (127 tables and the
 numeric inputs), in each layer an MLP over pairwise dots (dlrm, 1024-1024) beside a linear module, summed, and
-95 million rows a table, 20 ids an example. All else is the cluster's (trials/cluster/catalog/zionex.yaml, from
+95 million rows per table, 20 ids per example. All else is the cluster's (trials/cluster/catalog/zionex.yaml, from
 data sheets) or the planner's own (trials/planner/device_constants.py); no value is fitted to the curve, but the
 choices were made with the order of the paper in view, and the table of what it depends on says how much hangs on
 them. No GPU was at hand: all of it is unverified.

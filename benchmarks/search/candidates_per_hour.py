@@ -54,9 +54,9 @@ def run_study(command: str, log: str, words: list[str], settings: str) -> Findin
     return Finding(
         seconds=seconds,
         candidates=len(candidates),
-        trained=sum(trial["reused_from"] is None for trial in record["trials"]),
-        best_ne=best["validation"]["ne"],
-        test_ne=best["test"]["ne"],
+        trained=sum(trial["origin"]["reused_from"] is None for trial in record["trials"]),
+        best_ne=best["result"]["validation"]["ne"],
+        test_ne=best["result"]["test"]["ne"],
     )
 
 

@@ -189,7 +189,7 @@ def main() -> None:
     print(
         f"{options.log}, {log.manifest.rows['train']:,} training rows, {options.epochs} pass(es), "
         f"{options.layers} layers, batch {options.batch:,} (large: {options.large:,}), "
-        f"{options.threads} thread(s) a rank, medians of {options.repeats}"
+        f"{options.threads} thread(s) per rank, medians of {options.repeats}"
     )
     for ranks in options.ranks:
         bench = Bench(options, log, launcher, ranks)

@@ -89,12 +89,16 @@ def front_figure(info: FrontInfo) -> go.Figure:
         reason = "Shown as soon as a trial has an NE on validation."
         return empty(reason, title="NE against FLOPs")
     traces = [_field(info), _front_line(info), *_marked(info)]
-    subtitle = "NE on validation against FLOPs an example; lower left is better."
+    subtitle = "NE on validation against FLOPs per example; lower left is better."
     if info.frame.above:
         subtitle += f" {info.frame.above} above this frame; a double click shows all."
     figure = drawing(traces, title=_title(info), subtitle=subtitle, height=HEIGHT)
     figure.update_xaxes(
-        type="log", title_text="forward FLOPs an example", tickformat=".2~s", dtick="D2", minor_showgrid=False
+        type="log",
+        title_text="forward FLOPs per example",
+        tickformat=".2~s",
+        dtick="D2",
+        minor_showgrid=False,
     )
     figure.update_yaxes(title_text="NE on validation", range=[info.frame.low, info.frame.high])
     if info.baseline:

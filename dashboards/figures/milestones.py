@@ -50,7 +50,7 @@ def milestones_info(
 
 
 def milestones_figure(info: MilestonesInfo) -> go.Figure:
-    """A line a row; the reference is the line at 0, below is better."""
+    """A line per row; the reference is the line at 0, below is better."""
     subtitle = (
         f"NE in percent of {info.reference}'s at the same number of training examples: mean over seeds; "
         "bars are intervals."

@@ -92,10 +92,10 @@ def sweep_figure(info: SweepInfo) -> go.Figure:
     figure = drawing(traces, title=_title(info), subtitle=subtitle, height=HEIGHT)
     figure.update_xaxes(title_text="layers", anchor="y2")
     figure.update_layout(
-        yaxis={"domain": [0.55, 1], "title": {"text": "examples a second"}, "rangemode": "tozero"},
+        yaxis={"domain": [0.55, 1], "title": {"text": "examples per second"}, "rangemode": "tozero"},
         yaxis2={
             "domain": [0, 0.45],
-            "title": {"text": "GiB a rank"},
+            "title": {"text": "GiB per rank"},
             "rangemode": "tozero",
             "gridcolor": figure.layout.yaxis.gridcolor,
             "zeroline": False,
@@ -135,7 +135,7 @@ def _scatter(dense: str, points: Sequence[SweepPoint], y: Sequence[float], axis:
 def _hover(dense: str, point: SweepPoint) -> str:
     return text(
         f"{NAMES[dense]}, {point.depth} layers",
-        f"{si(point.examples_per_second)} examples a second",
+        f"{si(point.examples_per_second)} examples per second",
         byte_size(point.memory_bytes) + ("" if point.fits else ": does not fit"),
     )
 

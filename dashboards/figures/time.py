@@ -44,7 +44,7 @@ def time_info(record: StudyRecord) -> TimeInfo:
 
 
 def time_figure(info: TimeInfo) -> go.Figure:
-    """One stacked bar a trial."""
+    """One stacked bar per trial."""
     if not info.trials or info.total <= 0:
         return empty("Shown as soon as a trial has ended.", title="Where the time went")
     parts = (

@@ -81,7 +81,7 @@ COLUMNS = (
         value="quality.calibration",
         text=partial(decimals, digits=3),
     ),
-    Column(title="FLOPs", help="forward, an example", value="trial.job.flops", text=si),
+    Column(title="FLOPs", help="forward, per example", value="trial.job.flops", text=si),
     Column(title="Parameters", help="dense ones", value="trial.job.parameters", text=si),
     Column(title="Weights", help="size exported, fp32", value="trial.job.weights_bytes", text=byte_size),
     Column(title="Forward", help="measured time of a request", value=SERVING_MS, text=milliseconds),

@@ -95,7 +95,7 @@ def _least(record: StudyRecord, judged: list[TrialRecord]) -> Iterator[str]:
     if record.serving.max_bytes is not None:
         yield f"the smallest has {byte_size(min(trial.job.weights_bytes or 0 for trial in judged))} of weights"
     if record.serving.max_flops is not None:
-        yield f"the cheapest needs {si(min(trial.job.flops or 0.0 for trial in judged))} FLOPs an example"
+        yield f"the cheapest needs {si(min(trial.job.flops or 0.0 for trial in judged))} FLOPs per example"
 
 
 def _gain(first: TrialRecord | None, trials: list[TrialRecord]) -> str | None:

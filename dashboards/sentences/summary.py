@@ -92,7 +92,7 @@ def _no_result(record: StudyRecord) -> str:
     nearest = lacking[min(excesses)]
     needed = byte_size(math.ceil((1 + min(excesses)) * cluster.hbm))
     return (
-        f"No candidate has a result: none of {len(gone)} fits {byte_size(cluster.hbm)} a rank. Trial "
+        f"No candidate has a result: none of {len(gone)} fits {byte_size(cluster.hbm)} per rank. Trial "
         f"{nearest.number} ({short_name(nearest.job.model)}) comes nearest, with {needed}. Another space, more "
         "memory (hbm=), more ranks or a smaller training.batch_size would let some fit."
     )
@@ -108,7 +108,7 @@ def _flops(trial: TrialRecord, baseline: TrialRecord) -> str:
     if not trial.job.flops or not baseline.job.flops:
         return ""
     times = ratio(trial.job.flops / baseline.job.flops)
-    return f", at {times} its FLOPs ({si(trial.job.flops)} against {si(baseline.job.flops)} an example)"
+    return f", at {times} its FLOPs ({si(trial.job.flops)} against {si(baseline.job.flops)} per example)"
 
 
 def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:

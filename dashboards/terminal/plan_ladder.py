@@ -39,7 +39,7 @@ def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None,
     """A row a strategy, the chosen one marked by a word; `batch_size` are the examples of a step."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("strategy", overflow="fold")
-    for name in ("memory a rank", "step", "examples/s"):
+    for name in ("memory per rank", "step", "examples/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for each in shown:
@@ -77,7 +77,7 @@ def reasons(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None)
 def parts_table(priced: PricedStrategy) -> Table:
     """Memory and step time of one strategy by item, side by side; items that are 0 are left out."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    columns = ("memory a rank", ""), ("step", "")
+    columns = ("memory per rank", ""), ("step", "")
     for name, numbers in columns:
         table.add_column(name, no_wrap=True)
         table.add_column(numbers, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""A study in the terminal, with or without a TTY: a table of its trials, a line a trial, its progress."""
+"""A study in the terminal, with or without a TTY: a table of its trials, a line per trial, its progress."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
 
 
 def accuracy_table(record: StudyRecord) -> Table | None:
-    """Predicted against measured, a row a technique; None where nothing was trained."""
+    """Predicted against measured, a row per technique; None where nothing was trained."""
     rows = accuracy.accuracy(record)
     if not rows:
         return None

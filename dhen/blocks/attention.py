@@ -2,6 +2,9 @@
 
 The encoder layer (post-norm, ReLU) has the embeddings for tokens; no positions are added, since each
 embedding's place already says which feature it is.
+
+Shapes: B examples, M embeddings (the tokens), D their dimension; N examples and heads, one row per head of each
+example.
 """
 
 from __future__ import annotations
@@ -85,7 +88,7 @@ class AttentionConfig(DropoutBlockConfig):
     def _write_attention(self, tape: Tape, x: int, m: int, d: int, dropout: float) -> int:
         """softmax(q k^T / sqrt(d)) v. With one head its rearrangements are views."""
         heads = self.heads
-        if tape.device == "cuda":  # fused: q, k, v, its output and one number a row of scores
+        if tape.device == "cuda":  # fused: q, k, v, its output and one number per row of scores
             qkv = linear_tape(tape, x, d, 3 * d, positions=m)
             sums = tape.scratch(heads * m, itemsize=FP32_BYTES)
             values = tape.operation(

@@ -42,7 +42,7 @@ class BlockConfig(Value):
 
     @abstractmethod
     def cost(self, shape: BlockShape) -> Costs:
-        """FLOPs and parameters an example; equal to what torch counts on `build(shape)`."""
+        """FLOPs and parameters per example; equal to what torch counts on `build(shape)`."""
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Writes down what its forward makes and keeps of x_BMD; the tensor u_BLD (see `dhen.memory.tape`).

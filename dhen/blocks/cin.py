@@ -3,6 +3,8 @@
 Layer k has feature maps x^k_h = sum_ij W^(k,h)_ij (x^(k-1)_i * x^0_j), products by element, without an
 activation, as the paper found best; its order of interaction is k + 1. The maps of all layers, which the
 paper sums over their dimensions into the logit, are projected to l embeddings here.
+
+Shapes: B examples, M embeddings, D their dimension, I feature maps of a layer, H feature maps of the next.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class CinConfig(BlockConfig):
         )
 
     def cost(self, shape: BlockShape) -> Costs:
-        """Two products a layer, and the projection."""
+        """Two products per layer, and the projection."""
         m, d = shape.embeddings, shape.dim
         layers = [
             row

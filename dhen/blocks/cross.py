@@ -4,6 +4,8 @@ With x in R^(d x m) as the paper writes it, x x^T is d x d: the products of all 
 components, summed over embeddings, and W in R^(l x d), b in R^(l x d) make it l embeddings. The
 residual of the original DCN is left out, as in the paper: the layer's shortcut takes its place.
 DCN-V2's cross network over the flattened embeddings is `dhen/blocks/dcn_v2.py`.
+
+Shapes: B examples, M embeddings, D their dimension, L embeddings out.
 """
 
 from __future__ import annotations

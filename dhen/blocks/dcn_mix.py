@@ -3,6 +3,8 @@
 x_(i+1) = x_0 * sum_e G_e(x_i) (U_e g(C_e g(V_e^T x_i)) + b) + x_i, over the flattened embeddings, with g = tanh
 and G a softmax, whose weights add up to one, so that b stands outside the sum. Gates are applied before U:
 all experts' U are one matrix. One expert without g and C is `dhen/blocks/dcn_v2.py` with a rank.
+
+Shapes: B examples, M embeddings, D their dimension, E experts, R rank of an expert.
 """
 
 from __future__ import annotations

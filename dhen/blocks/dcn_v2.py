@@ -37,7 +37,7 @@ class DcnV2Config(BlockConfig):
         )
 
     def cost(self, shape: BlockShape) -> Costs:
-        """One matmul a cross layer, two with a rank, and the projection."""
+        """One matmul per cross layer, two with a rank, and the projection."""
         width = shape.embeddings * shape.dim
         crosses = [
             row
@@ -50,7 +50,7 @@ class DcnV2Config(BlockConfig):
         return (*crosses, projection_cost("projection", shape.embeddings, shape.out, shape.dim))
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
-        """A matmul (two with a rank) and a product with x_0 a cross layer, and the projection."""
+        """A matmul (two with a rank) and a product with x_0 per cross layer, and the projection."""
         width, first = shape.embeddings * shape.dim, tape.view(x)
         current, saved = first, x
         for _ in range(self.layers):

@@ -38,7 +38,7 @@ class FactorizedConfig(DropoutBlockConfig):
         )
 
     def cost(self, shape: BlockShape) -> Costs:
-        """A matmul a layer, W_m."""
+        """A matmul per layer, W_m."""
         layers = [
             row
             for index, (a, b) in enumerate(pairwise((shape.embeddings * shape.dim, *self.widths)))
@@ -50,7 +50,7 @@ class FactorizedConfig(DropoutBlockConfig):
         return (*layers, vector_to_embeddings_cost("w_m", self.widths[-1], shape.out, shape.dim))
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
-        """A matmul and a product of its halves a layer, W_m."""
+        """A matmul and a product of its halves per layer, W_m."""
         for n_in, width in pairwise((shape.embeddings * shape.dim, *self.widths)):
             factors = linear_tape(tape, x, n_in, 2 * width, p=dropout)
             a, b = tape.unbind(factors, 2)

@@ -5,6 +5,8 @@ v_i = a_i x_i (equations 2 to 4). Every pair i < j interacts as (x_i W) * x_j, p
 ("field-all"), for x and for v. The paper flattens all pairs into an MLP; here each embedding out is a learned
 sum of them, u_l = sum_(i<j) C_lij (x_i W) * x_j + sum_(i<j) C'_lij (v_i W') * v_j, so that no pair is kept in
 memory. Left out: a W for each embedding or pair.
+
+Shapes: B examples, M embeddings, D their dimension, L embeddings out, P pairs of embeddings.
 """
 
 from __future__ import annotations

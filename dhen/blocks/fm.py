@@ -4,6 +4,8 @@ Rendle, "Factorization Machines" (ICDM 2010), equation 1, pooled as in NFM (arXi
 sum over pairs is half of (sum_i w_li x_i)^2 - sum_i (w_li x_i)^2. The values w_li of the features, data in
 Rendle's equation, are learned here, a set for each embedding out. Left out: the linear term, which the
 layer's shortcut or `dhen/blocks/linear.py` is.
+
+Shapes: B examples, M embeddings, D their dimension, L embeddings out.
 """
 
 from __future__ import annotations

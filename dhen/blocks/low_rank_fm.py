@@ -4,6 +4,8 @@ X X^T has the dot products of all pairs of embeddings; Y in R^(m x k) mixes them
 and X (X^T Y) costs m d k where X X^T costs m^2 d. Wukong's other half, the linear compression block W X, is
 `dhen/blocks/linear.py`: a Wukong layer is both of them under `concat`. Left out: Y from an MLP of X
 ("attentive"); it is learned here.
+
+Shapes: B examples, M embeddings, D their dimension, K mixes of embeddings.
 """
 
 from __future__ import annotations

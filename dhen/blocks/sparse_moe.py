@@ -6,6 +6,10 @@ feed-forward network of one hidden layer, and G a softmax over the k. In trainin
 k experts that an example is sent to are computed, and only they are counted as FLOPs, with the gate and the
 noise, which training has; parameters and memory are those of all. Left out: the losses that balance the experts'
 load, since a module has no loss of its own.
+
+Shapes: B examples, M embeddings, D their dimension, V = M D numbers of all embeddings; E experts, K experts
+chosen for an example, N = B K rows that experts see, sorted by expert, I numbers into an expert's map and O out
+of it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The embeddings become T tokens (a linear map over them, as the paper makes token
 T heads; the new token h has the h-th heads of all. s = LN(mixed + tokens), and each token has weights of its
 own: LN(GELU(s W_1 + b_1) W_2 + b_2 + s). A projection makes l embeddings of the T. Left out: the paper's sparse
 experts (`dhen/blocks/sparse_moe.py` routes examples).
+
+Shapes: B examples, T tokens, D their dimension, I numbers of a token before its map.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class EnsembleConfig(Value):
 
     @abstractmethod
     def cost(self, shape: EnsembleShape) -> Costs:
-        """FLOPs and parameters an example."""
+        """FLOPs and parameters per example."""
 
     @abstractmethod
     def write(self, tape: Tape, outputs: Sequence[int], x: int, shape: EnsembleShape) -> int:

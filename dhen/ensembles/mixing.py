@@ -4,6 +4,9 @@ All map k outputs u_BLD to l embeddings. `gated` is the mixture of experts' gate
 with modules for experts, as in MMoE; `attention` is attentional pooling (AFM, arXiv 1708.04617, equations 5 and 6)
 over modules; `bilinear` is the sum with the bilinear interactions of all ordered pairs of modules beside it (as
 FiBiNET's of embeddings, arXiv 1905.09433, equation 5).
+
+Shapes: B examples, K modules, L embeddings out of each, D their dimension, V = L D numbers of them all; M
+embeddings of the layer's input.
 """
 
 from __future__ import annotations

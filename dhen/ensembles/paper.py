@@ -118,7 +118,7 @@ class Sum(nn.Module):
 
 
 class WeightedSum(nn.Module):
-    """One learned weight a module."""
+    """One learned weight per module."""
 
     def __init__(self, modules: int) -> None:
         super().__init__()

@@ -1,9 +1,12 @@
 """Feature processing: sparse ids and raw numbers become the embeddings x_BMD (paper, section 3.1).
 
-One embedding a table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP, to which those of
+One embedding per table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP, to which those of
 their buckets are added unless the configuration has them apart. Tables of one dimension lie in one matrix, so all
 their categorical columns are looked up at once; its gradient is sparse. What a table's first row is belongs to
 `row_offsets`; sharding is not decided here.
+
+Shapes: B examples, T categorical tables, N columns of buckets that are summed, K numeric inputs, M embeddings
+out, D their dimension.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def summed_tables(config: ModelConfig, schema: FeatureSchema) -> int:
 
 
 def num_embeddings(config: ModelConfig, schema: FeatureSchema) -> int:
-    """M of x_BMD: one embedding a table that is not summed, and one for all numeric inputs together."""
+    """M of x_BMD: one embedding per table that is not summed, and one for all numeric inputs together."""
     return len(schema.tables) - summed_tables(config, schema) + bool(schema.numeric)
 
 

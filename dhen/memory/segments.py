@@ -40,7 +40,7 @@ class Taped(NamedTuple):
 
     name: str
     flops: float
-    """Forward matmul and attention FLOPs an example."""
+    """Forward matmul and attention FLOPs per example."""
     tape: Tape | None
     """None where a module of it declares no memory."""
     output: int

@@ -1,10 +1,10 @@
 """A tape of operations: what a module's forward makes, saves for backward, and needs only while it runs.
 
 A module's declaration beside its FLOPs: it writes its operations on a `Tape` in the order in which forward
-runs them, in numbers an example (a row of the batch dimension, of which members of one network have several
+runs them, in numbers per example (a row of the batch dimension, of which members of one network have several
 an example: `Tape.rows`); `dhen.memory.replay` plays a tape back for a batch and tells the memory.
 `tests/contracts` holds every declaration to what PyTorch really allocates. The loss and statistics of a few
-bytes an example may be left out.
+bytes per example may be left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Held(NamedTuple):
     """Memory as a function of the batch."""
 
     each: int = 0
-    """Bytes an example."""
+    """Bytes per example."""
     fixed: int = 0
     """Bytes at any batch."""
 
@@ -77,7 +77,7 @@ class Tape:
         self._made: set[int] = set()
 
     def input(self, values: int, itemsize: int | None = None) -> int:
-        """A tensor of so many numbers an example that somebody else has made and holds."""
+        """A tensor of so many numbers per example that somebody else has made and holds."""
         self.inputs.append(self.beside(values, itemsize))
         return self.inputs[-1]
 
@@ -95,12 +95,12 @@ class Tape:
         return len(self.sizes) - 1
 
     def held(self, values: int = 0, *, fixed: int = 0, itemsize: int | None = None) -> Held:
-        """Memory of so many numbers a row, and so many at any batch."""
+        """Memory of so many numbers per row, and so many at any batch."""
         size = itemsize or self.itemsize
         return Held(values * size * self.rows, fixed * size)
 
     def values(self, tensor: int) -> int:
-        """Numbers a row of a tensor."""
+        """Numbers per row of a tensor."""
         return self.sizes[tensor].each // (self._itemsizes[tensor] * self.rows)
 
     def operation(
@@ -119,7 +119,7 @@ class Tape:
         fixed: int = 0,
         more_outputs: Sequence[int] = (),
     ) -> int:
-        """Writes an operation down; its output, of `values` numbers an example and `fixed` at any batch.
+        """Writes an operation down; its output, of `values` numbers per example and `fixed` at any batch.
 
         See `Operation`. The output of a `view` takes no memory of its own, though its gradient does.
         """

@@ -1,6 +1,6 @@
 """Dropout at little cost, for CPUs (Srivastava et al., JMLR 2014; scaled by 1 / (1 - p) in training).
 
-PyTorch's CPU kernel draws one number an element from a serial generator, which was 28 to 44 % of a training
+PyTorch's CPU kernel draws one number per element from a serial generator, which was 28 to 44 % of a training
 step (docs/decisions/0008-the-training-step.md). Here eight bits decide an element, so the probability is
 rounded to a multiple of 1/256, and masks are applied to the bits of the numbers as integers. The bits are
 the exclusive or of two pools of random bits, each from a place that PyTorch's generator draws anew for

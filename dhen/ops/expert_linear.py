@@ -4,6 +4,8 @@ As torch operations a loop over experts has shapes that depend on data, which tr
 torch's own grouped matmul is not counted by its FLOP counter and wants rows of a multiple of 16 bytes. Here the
 loop is inside one custom operator, of which the FLOP counter is told: 2 n_in n_out a row, whichever the expert.
 On an accelerator the rows of each expert are read back once a call.
+
+Shapes: E experts, N rows of all experts, I numbers into the map, O numbers out of it.
 """
 
 from __future__ import annotations

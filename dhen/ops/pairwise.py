@@ -4,6 +4,8 @@ The DHEN paper names AdvancedDLRM (section 3.2.1) and leaves it open. Ours, as a
 all dot products <x_i, x_j>, i < j, of the embeddings or of a learned lower-rank mix of them (rank R
 mixes each of length D), concatenated with the flattened embeddings. An MLP follows, in
 `dhen/blocks/dlrm.py` as an interaction module and in `dhen/advanced_dlrm.py` as a model of its own.
+
+Shapes: B examples, M embeddings, D their dimension, R embeddings or mixes of them, P pairs of those.
 """
 
 from __future__ import annotations

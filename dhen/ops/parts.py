@@ -1,6 +1,8 @@
 """The small parts that several modules share: an MLP, the projection over embeddings, the map W_m.
 
 Each part is a torch module with a function for its cost beside it.
+
+Shapes: B examples, M embeddings, D their dimension, L embeddings out, V numbers of a vector.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dhen.model import model_cost, parse_model
 from dhen.values import Value
 from search.analysis.scored import fresh_seeds, retrained_job
 from search.analysis.statistics.bootstrap import CONFIDENCE
-from search.analysis.statistics.t_interval import Estimate, compared
+from search.analysis.statistics.t_interval import MeanInterval, compared
 from search.execution.retraining import Retrainings, Wanted
 from trials.data.cache import PreparedLog
 from trials.job import Job
@@ -29,11 +29,11 @@ class Part(Value):
 
     removed: str
     """`layer0: attention`, `layer1` for a whole layer, or `members` for all but one; `trial 3` of an average."""
-    ne_percent: Estimate | None
+    ne_percent: MeanInterval | None
     """NE of the rest relative to the whole's, over seeds; positive: so much is the part worth.
     None: a training failed."""
     flops: float
-    """Of the rest, forward, an example."""
+    """FLOPs of the rest, forward, per example."""
     flops_percent: float
     """What the part costs, of the whole's."""
 
@@ -109,7 +109,7 @@ def ablate(
     )
 
 
-def part_of(removed: str, ne_percent: Estimate | None, flops: float, whole_flops: float) -> Part:
+def part_of(removed: str, ne_percent: MeanInterval | None, flops: float, whole_flops: float) -> Part:
     """With its share of the whole's FLOPs; `flops` are the rest's."""
     share = 100.0 * (whole_flops - flops) / whole_flops
     return Part(removed=removed, ne_percent=ne_percent, flops=flops, flops_percent=share)

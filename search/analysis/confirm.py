@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
 from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
-from search.analysis.statistics.bootstrap import CONFIDENCE, Estimate, holm, paired_bootstrap
+from search.analysis.statistics.bootstrap import CONFIDENCE, BootstrapDifference, holm, paired_bootstrap
 from search.execution.retraining import SPLIT, Retrainings
 from trials.data.cache import PreparedLog
 from trials.storage.ledger import Ledger
@@ -48,7 +48,7 @@ def confirm(
     each_seed = fresh_seeds(study.seed, seeds)
     blocks = blocks_of(log, log.split(SPLIT), block_by)
     compared = [study.networks(study.trial(number)) for number in (study.baseline, *study.front)]
-    networks = {each.number: each for networks in compared for each in networks}.values()
+    networks = {network.job.fingerprint: network for networks in compared for network in networks}.values()
     wanted = wanted_from(networks, study, log, each_seed)
     done = retrainings.run(wanted, score=True)
     reference, *own = (by_seed(networks, study, log, each_seed, done) for networks in compared)
@@ -88,7 +88,7 @@ def _compared(pairs: Sequence[_Pair], losses: Losses) -> tuple[Comparison, ...]:
 
 
 def _comparison(
-    pair: _Pair, estimate: Estimate, p_adjusted: float, winners: int, losses: Losses
+    pair: _Pair, estimate: BootstrapDifference, p_adjusted: float, winners: int, losses: Losses
 ) -> Comparison:
     low, high = estimate.interval()
     blocks = losses.blocks

@@ -12,7 +12,7 @@ from search.analysis.ablate import Ablation, most_valuable_first, part_of
 from search.analysis.losses import blocks_of
 from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
 from search.analysis.statistics.bootstrap import paired_bootstrap
-from search.analysis.statistics.t_interval import Estimate
+from search.analysis.statistics.t_interval import MeanInterval
 from search.execution.retraining import SPLIT, Retrainings
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats
@@ -52,8 +52,8 @@ def ablate_average(
     reference_SK, flops = losses(whole, whole), sum(each.job.flops or 0.0 for each in networks)
     parts = [
         part_of(
-            f"trial {member.number}",
-            _estimate(losses(_without(place, whole), whole), reference_SK),
+            _name(member),
+            _interval(losses(_without(place, whole), whole), reference_SK),
             flops - (member.job.flops or 0.0),
             flops,
         )
@@ -69,11 +69,15 @@ def ablate_average(
     )
 
 
+def _name(member: TrialRecord) -> str:
+    return f"{'retraining' if member.kind is TrialKind.RETRAINING else 'trial'} {member.number}"
+
+
 def _without(place: int, whole: BySeed) -> BySeed:
     return {seed: its[:place] + its[place + 1 :] for seed, its in whole.items()}
 
 
-def _estimate(rest_SK: Floats, whole_SK: Floats) -> Estimate:
+def _interval(rest_SK: Floats, whole_SK: Floats) -> MeanInterval:
     found = paired_bootstrap(rest_SK, whole_SK)
     low, high = found.interval()
-    return Estimate(mean=found.percent, low=low, high=high)
+    return MeanInterval(mean=found.percent, low=low, high=high)

@@ -50,9 +50,12 @@ def retrained_job(network: TrialRecord, study: StudyRecord, log: PreparedLog, se
 def wanted_from(
     networks: Iterable[TrialRecord], study: StudyRecord, log: PreparedLog, seeds: Iterable[int]
 ) -> list[Wanted]:
-    """The retrainings of a study's networks from each seed, seed by seed."""
-    networks = tuple(networks)
-    return [Wanted(each, retrained_job(each, study, log, seed)) for seed in seeds for each in networks]
+    """The retrainings of a study's networks from each seed, seed by seed. Of a network that is a retraining
+    itself (a further seed that an average has for a member), it is the trial's network that is trained again."""
+    of = [(study.trial(network.network_of), network) for network in networks]
+    return [
+        Wanted(trial, retrained_job(network, study, log, seed)) for seed in seeds for trial, network in of
+    ]
 
 
 def by_seed(

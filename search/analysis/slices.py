@@ -3,6 +3,8 @@
 Made from the logits that `dhen-search confirm` kept of the test split: nothing is trained or scored.
 Intervals are over seeds and blocks of a slice's rows (`search.analysis.statistics.bootstrap`), p after Holm's
 correction over slices.
+
+Shapes: S seeds, G groups (a slice each), K blocks of rows, C cells (a block of a group), N rows.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from search.analysis.confirm import better
 from search.analysis.groups import groups_of
 from search.analysis.losses import blocks_of, losses
 from search.analysis.scored import retrained_job
-from search.analysis.statistics.bootstrap import Estimate, holm, paired_bootstrap
+from search.analysis.statistics.bootstrap import BootstrapDifference, holm, paired_bootstrap
 from search.bundles.bundle import Bundle
 from search.execution.retraining import SPLIT
 from search.run_directory import folder_of
@@ -209,7 +211,7 @@ def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, 
     return tuple(found)
 
 
-def _estimate(own: _Model, reference: _Model, group: int) -> Estimate | None:
+def _estimate(own: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
     """Over the blocks in which the slice has rows; None where that is one at most."""
     there = reference.loss_SGK[:, group].sum(axis=0) > 0.0
     if there.sum() < 2:
@@ -217,7 +219,7 @@ def _estimate(own: _Model, reference: _Model, group: int) -> Estimate | None:
     return paired_bootstrap(own.loss_SGK[:, group, there], reference.loss_SGK[:, group, there])
 
 
-def _difference(estimate: Estimate | None, p_adjusted: float) -> dict[str, Any]:
+def _difference(estimate: BootstrapDifference | None, p_adjusted: float) -> dict[str, Any]:
     if estimate is None:
         return {"better": Better.CANNOT_TELL}
     low, high = estimate.interval()

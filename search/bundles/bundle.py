@@ -69,7 +69,7 @@ class BundleInfo(Value):
     """Of an average, in the order of their weights' files."""
     log: LogSummary
     flops: float
-    """Forward FLOPs an example."""
+    """Forward FLOPs per example."""
     parameters: int
     embedding_parameters: int
     cost: tuple[CostRow, ...]

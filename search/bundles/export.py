@@ -33,7 +33,7 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
         if not file.exists():
             raise UserError(f"{file} is missing; run the study's command again to train trial {each.owner}.")
     baseline = record.trial(record.baseline) if record.baseline is not None else None
-    members = [Member(trial=_trial(each), job=trained_job(each, log)) for each in networks]
+    members = [Member(trial=each.network_of, job=trained_job(each, log)) for each in networks]
     info = bundle_info(trial, members, log, study=record.name, baseline=baseline)
     info = info.replace(comparison=record.comparison(trial.number))
     write_bundle(out, info, weights, log, record.serving)
@@ -74,8 +74,3 @@ def bundle_info(
         executed_technique=trial.result.technique,
         versions=library_versions(),
     )
-
-
-def _trial(network: TrialRecord) -> int:
-    """Number of the trial that a network is, or is a retraining of."""
-    return network.number if network.origin.of is None else network.origin.of

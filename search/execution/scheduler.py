@@ -33,10 +33,11 @@ class Work(Protocol[A]):
         """Takes in what an activity said; whether it has been ended by that (a training that is given up)."""
 
     def ended(self, activity: A) -> Iterable[A]:
-        """Takes in the end of an activity; what begins in its place at once, such as its next attempt."""
+        """Takes in the end of an activity; what begins in its place at once, such as its next attempt, one by
+        one."""
 
     def looked(self) -> None:
-        """Is called after every look at all activities, about ten times a second."""
+        """Is called after every look at all activities, about ten times per second."""
 
 
 class Scheduler(Generic[A]):
@@ -80,5 +81,6 @@ class Scheduler(Generic[A]):
             # `heard` comes first: what a rule gives up at an earlier evaluation is given up, though it has ended
             if work.heard(activity) or activity.run.ended:
                 self.running.remove(activity)
-                self.running += work.ended(activity)
+                for following in work.ended(activity):  # each is known here before the next may fail to begin
+                    self.running.append(following)
         work.looked()

@@ -53,7 +53,7 @@ def too_little_memory(space: str, fit: str, cluster: Cluster, drawn: int, neares
     plan, model = nearest.plan, nearest.drawn.appraisal.candidate.model
     needed = -(-(plan.hbm + plan.lacking_bytes) // MIB)
     return UserError(
-        f"space {space!r}: {fit} {byte_size(plan.hbm)} a rank of cluster {cluster.name!r}, among {drawn} "
+        f"space {space!r}: {fit} {byte_size(plan.hbm)} per rank of cluster {cluster.name!r}, among {drawn} "
         f"candidates drawn at most. The nearest that does not is {short_name(model.to_dict())}, and would with "
         f"hbm={needed}MiB. {plan.remedy}"
     )

@@ -31,7 +31,8 @@ MEMORY = "memory"
 SERVING = "serving"
 """The same for `TrialRecord.serving_excess`, where serving has limits: samplers add up how far both are over."""
 NE_OF_INFEASIBLE = 1.0
-"""NE of the base rate alone. It stands for what never trained; samplers go by the constraint there."""
+"""NE of a candidate that never trained: that of the base rate alone, 1 by definition of NE. Samplers go by the
+constraint there."""
 
 
 class Proposals:

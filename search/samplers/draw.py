@@ -14,13 +14,15 @@ from spaces.catalog_loader import random_point
 from spaces.space import Point, Space
 
 TRIES = 50
-"""Points drawn in a row that are all known, after which there seems to be nothing new: a space may be small."""
+"""Points drawn in a row that are all known, after which there seems to be nothing new, since a space may be small:
+an assumption, not measured."""
 MOST_OVER = 1000
-"""Points drawn that are over a limit of serving, after which no more are drawn: limits may leave little."""
+"""Points drawn that are over a limit of serving, after which no more are drawn, since limits may leave little: an
+assumption, not measured."""
 MOST_CHANGED = 4
-"""Axes that a point near another differs in, at most."""
+"""Axes that a point near another differs in, at most: an assumption, not measured."""
 STEP = 0.15
-"""Standard deviation of a change of a number, over its range."""
+"""Standard deviation of a change of a number, over its range: an assumption, not measured."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Drawn:
 
     @property
     def log_flops(self) -> float:
-        """The front's first axis."""
+        """Log FLOPs of the candidate, the front's first axis."""
         return log_flops(self.appraisal.flops)
 
 

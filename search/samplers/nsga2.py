@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from search.samplers.context import Known
 
 POPULATION = 20
-"""Candidates a generation; Optuna's 50 would leave short studies with a random first generation only."""
+"""Candidates per generation: an assumption, not measured. Optuna's default of 50 would leave short studies with a
+random first generation only."""
 
 FIRST_GENERATION = {"Nsga2:generation": 0}
-"""What a candidate of another study has to be noted with to be a parent here."""
+"""The note that a candidate of another study needs to be a parent here."""
 
 
 def make(seed: int, known: Known) -> BaseSampler:

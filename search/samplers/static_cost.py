@@ -22,7 +22,7 @@ class Appraisal:
     fingerprint: str
     """Of the network and the training settings that the space decides: equal ones train alike."""
     flops: float
-    """Forward, an example."""
+    """FLOPs of the forward pass per example."""
     parameters: int
     """Of the dense part."""
     weights_bytes: int
@@ -67,7 +67,7 @@ class Appraiser:
         return (excess or 0.0) <= 0
 
     def _cost(self, key: str, candidate: Candidate) -> tuple[float, int, int]:
-        """Priced once a network: many points differ in training settings alone."""
+        """Priced once per network: many points differ in training settings alone."""
         if key not in self._costs:
             rows = model_cost(candidate.model, self._features)
             self._costs[key] = headline_flops(rows), dense_parameters(rows), weights_bytes(rows)

@@ -14,7 +14,8 @@ from search.pareto import eligible
 from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
 
 FEWEST = 8
-"""Candidates that went on from the milestone to their end, before which none is stopped there."""
+"""Candidates that went on from the milestone to their end, before which none is stopped there: an assumption, not
+measured."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class Stop:
 
     reason: str
     expected_ne: float
-    """Lowest NE that it would have come to."""
+    """Lowest NE that the candidate would have come to."""
 
 
 Rule = Callable[[TrialRecord, Sequence[TrialRecord]], Stop | None]
-"""Of a candidate whose curve ends at the milestone and all trials of the study; None: it goes on."""
+"""A function of a candidate whose curve ends at the milestone, and of all trials of the study; None: it goes
+on."""
 
 
 def first_stop(
@@ -64,15 +66,15 @@ def like(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> list[TrialRec
 
 
 def went_on(milestone: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Those of them that have completed, with evaluations after this one."""
+    """The trials that completed and were evaluated again after this milestone."""
     completed = eligible(trials)
     return [t for t in completed if len(t.result.curve) > milestone and math.isfinite(best_ne(t, milestone))]
 
 
 def best_ne(trial: TrialRecord, milestone: int) -> float:
     """Lowest NE of the first evaluations; infinite where there is none."""
-    found = (point.validation.ne for point in trial.result.curve[:milestone])
-    return min((ne for ne in found if not math.isnan(ne)), default=math.inf)
+    values = (point.validation.ne for point in trial.result.curve[:milestone])
+    return min((ne for ne in values if not math.isnan(ne)), default=math.inf)
 
 
 def _best(curve: tuple[CurvePoint, ...]) -> CurvePoint:

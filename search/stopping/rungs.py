@@ -14,9 +14,11 @@ from search.stopping.rule import FEWEST, Stop, best_ne, like, went_on
 from trials.record import Outcome, TrialRecord
 
 REDUCTION = 3
-"""From rung to rung: evaluations grow by this factor, and one candidate of so many goes on."""
+"""From rung to rung evaluations grow by this factor, and one candidate of so many goes on: an assumption, not
+measured."""
 NEIGHBOURS = 11
-"""Of like FLOPs; with the candidate itself a multiple of `REDUCTION`."""
+"""Candidates of like FLOPs that one is compared with: an assumption, not measured. With the candidate itself they
+are a multiple of `REDUCTION`."""
 
 
 def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:

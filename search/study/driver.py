@@ -98,7 +98,11 @@ class Study:
         From here on selection is frozen: neither the sampler nor the stopping rule sees anything any more.
         """
         if self._promotions is not None:
-            self._runner.train(self._admission.admit(*each) for each in self._promotions())
+            known = self._state.trials  # what was cut short goes on with its next attempt
+            self._runner.train(
+                self._admission.admit(record, job, known.get(record.number))
+                for record, job in self._promotions()
+            )
             require_promoted(self._state)
 
     def _finalise(self) -> None:

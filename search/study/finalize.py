@@ -170,8 +170,7 @@ class Finals:
         """Retrainings that an average on the front has for members have weights too."""
         for member in self._state.verdict.members:
             if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
-                assert member.origin.of is not None
-                of = self._state.trials[member.origin.of]
+                of = self._state.trials[member.network_of]
                 self._retrainings.run([Wanted(of, trained_job(member, self._log))], weights=True)
 
     def _take_in(self, members: Members) -> None:
@@ -210,7 +209,7 @@ class Finals:
             for network in unique.values():
                 if split == "test":
                     for looking in _sharing(winners, network) or [network]:
-                        self._ledger.count_test_look(looking.number)
+                        self._ledger.count_test_look(looking.network_of)
                 yield Scored(network, trained_job(network, self._log))
 
         LOG.info("scoring %d networks on %s", len(unique), split)

@@ -6,7 +6,7 @@ The ledger commits first, then the sampler is told, then other studies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from search.execution.reduce_events import cut_short
 from search.execution.running import Training
@@ -102,8 +102,10 @@ class TrialRunner:
     def break_off(self, *, resumable: bool) -> None:
         """After an interruption, whose processes are gone: the ledger hears of it where it can be relied on."""
         if resumable:
-            going = [training.record for training in self._scheduler.running]
-            for record in going + [record for record, _ in self._waiting]:
+            for training in self._scheduler.running:
+                # an attempt may have ended before the interruption: the trial is cut short in its next one
+                self.note(cut_short(self._next_attempt(training) or training.record))
+            for record, _ in self._waiting:
                 self.note(cut_short(record))
 
     # what follows is `Work`
@@ -111,6 +113,7 @@ class TrialRunner:
     def begin(self) -> Iterator[Training | None]:
         """Begins the trials that come up."""
         for record, job in self._upcoming:
+            self.fruitless += 1
             yield self._place(record, job)
 
     def has_room(self) -> bool:
@@ -132,24 +135,19 @@ class TrialRunner:
                 self._decisions.note(record)
         return False
 
-    def ended(self, activity: Training) -> Iterable[Training]:
+    def ended(self, activity: Training) -> Iterator[Training]:
         """Begins the trial's next attempt, or takes it in; then what has waited for it need not wait."""
         record = activity.record
         self._state.progress.pop(record.number, None)
-        again = (
-            self._admission.next_attempt(record, activity.job)
-            if record.result.outcome.may_be_tried_again
-            else None
-        )
+        again = self._next_attempt(activity)
         if again is not None:
             LOG.info("trial %d: %s%s, and is tried again", again.number, record.result.outcome, _why(record))
             self.note(again)
-            return [self._trainer.start(again, activity.job)]
-        self._training.discard(activity.job.fingerprint)
+            yield self._trainer.start(again, activity.job)
+            return
+        self._training.discard(record.job.fingerprint)
         self.take_in(record)
-        waiting, self._waiting = self._waiting, []
-        placed = [self._place(*each) for each in waiting]
-        return [training for training in placed if training is not None]
+        yield from self._begin_waiting(record.job.fingerprint)
 
     def looked(self) -> None:
         """Lets the watchers look."""
@@ -157,7 +155,6 @@ class TrialRunner:
 
     def _place(self, record: TrialRecord, job: Job | None) -> Training | None:
         """Begins what is new; an equal job's result is shared, and waited for where that one still trains."""
-        self.fruitless += 1
         known = self._known.get(record.job.fingerprint)
         if job is None:
             self.take_in(record)
@@ -174,6 +171,24 @@ class TrialRunner:
                 return self._trainer.start(record, job)
             self._waiting.append((record, job))
         return None
+
+    def _begin_waiting(self, fingerprint: str) -> Iterator[Training]:
+        """Places the trials that have waited for this job; where one of them trains it now, the others wait on."""
+        for each in [waiting for waiting in self._waiting if waiting[0].job.fingerprint == fingerprint]:
+            if fingerprint not in self._training:
+                self._waiting.remove(
+                    each
+                )  # before it ends: what waits at an interruption is noted as cut short
+                training = self._place(*each)
+                if training is not None:
+                    yield training
+
+    def _next_attempt(self, training: Training) -> TrialRecord | None:
+        """The trial as it begins its next attempt; None where the last one may not be followed by another."""
+        record = training.record
+        if not record.result.outcome.may_be_tried_again:
+            return None
+        return self._admission.next_attempt(record, training.job)
 
     def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
         """The trial with the result of another study; none once selection is frozen."""

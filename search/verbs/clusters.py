@@ -48,7 +48,7 @@ def unmeasured() -> dict[str, Any]:
 
 
 def _list(clusters: list[Cluster]) -> None:
-    columns = ("cluster", "hosts x GPUs", "HBM a GPU", "peak bf16", "NVLink", "network")
+    columns = ("cluster", "hosts x GPUs", "HBM per GPU", "peak bf16", "NVLink", "network")
     caption = f"{UNVERIFIED} `clusters {THIS}` measures this machine."
     table = Table(*columns, box=None, caption=caption, caption_justify="left")
     for each in clusters:

@@ -28,7 +28,7 @@ def command(directory: Path, pick: str, out: Path) -> None:
     assert trial.result.validation is not None
     click.echo(
         f"{out}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
-        f"{trial.job.flops:,.0f} FLOPs an example"
+        f"{trial.job.flops:,.0f} FLOPs per example"
     )
     click.echo(better_line(record, trial))
     click.echo(f"forward: {read_bundle(out).info.forward or 'not measured: this device cannot hold it'}")

@@ -181,7 +181,7 @@ def _show_ladder(console: Console, found: Plan, *, everything: bool) -> None:
 def _heading(found: Plan) -> str:
     return (
         f"{found.cluster}: {found.hosts} x {found.gpus_per_host} ranks of {byte_size(found.hbm)}, "
-        f"batch {found.batch_size:,} ({found.examples_per_rank:,} a rank), {found.precision}"
+        f"batch {found.batch_size:,} ({found.examples_per_rank:,} per rank), {found.precision}"
     )
 
 

@@ -37,7 +37,7 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_ba
     flops = sum(headline_flops(model_cost(job.model, job.features)) for job in found.info.jobs)
     if flops != found.info.flops:
         raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {found.info.flops:,.0f} at export.")
-    click.echo(f"cost: {flops:,.0f} FLOPs an example, as at export")
+    click.echo(f"cost: {flops:,.0f} FLOPs per example, as at export")
     click.echo(f"stored examples: scores within {found.check():.1e} of those at export")
     log = log_of(found, data, format=log_format, skip_bad_rows=skip_bad_rows) if data else None
     click.echo(_forward(found, log))

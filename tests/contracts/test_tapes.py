@@ -26,7 +26,7 @@ from trials.memory.counter import MemoryCounter
 
 BATCH = 256
 TOLERANCE = 0.01
-"""Of what PyTorch allocates: the loss and some numbers an example are not declared."""
+"""Of what PyTorch allocates: the loss and some numbers per example are not declared."""
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "attention": [{"heads": 1}, {"heads": 4}],
     "cin": [{"maps": [8]}, {"maps": [4, 8, 2]}],

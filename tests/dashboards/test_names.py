@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dashboards.names import short_name
+from dashboards.names import short_name, trial_name
+from trials.record import TrialKind, TrialRecord
 
 
 def layer(*kinds: str, ensemble: str = "concat") -> dict:
@@ -63,3 +64,16 @@ def test_takes_anything_a_configuration_may_hold(model: dict) -> None:
 )
 def test_takes_any_layers(layers: list) -> None:
     assert "[" in short_name({"layers": layers})
+
+
+def test_an_average_is_named_after_its_members() -> None:
+    average = TrialRecord(number=9, kind=TrialKind.AVERAGE).with_origin(members=(3, 5, 7))
+    assert trial_name(average) == "average of trials 3, 5 and 7"
+    assert (
+        trial_name(average.with_origin(members=(3,), retrained_members=(0,)))
+        == "average of trial 3 and retraining 0"
+    )
+    assert (
+        trial_name(average.with_origin(members=(), retrained_members=(0, 1)))
+        == "average of retraining 0 and retraining 1"
+    )

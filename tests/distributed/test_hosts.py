@@ -35,7 +35,9 @@ def run_on(hosts: Hosts, folder: Path, **changes: object) -> HostsRun:
     return HostsLauncher(FaultyLauncher(), hosts).start(task(**changes), folder)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared folder", "own folder"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param(True, marks=pytest.mark.slow), False], ids=["shared folder", "own folder"]
+)
 def test_runs_go_well_and_end_badly_on_all_hosts(tmp_path: Path, log: PreparedLog, shared: bool) -> None:
     said: list[str] = []
     hosts = first_host(log, tmp_path, said)

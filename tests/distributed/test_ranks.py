@@ -87,7 +87,7 @@ def test_one_that_fails_ends_all(launcher: Launcher, tmp_path: Path, fault: str,
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("SIGSTOP", f"rank {BAD_RANK} stopped"),
+        pytest.param("SIGSTOP", f"rank {BAD_RANK} stopped", marks=pytest.mark.slow),
         ("sleep", f"rank {BAD_RANK} waiting in misbehave (faulty_ranks"),
     ],
 )

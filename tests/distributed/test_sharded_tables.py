@@ -26,7 +26,7 @@ from trials.embeddings.engine import TableEngine
 from trials.embeddings.make_engine import table_engine
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import EPSILON
-from trials.planner.placement import Placement, TableShard, place
+from trials.planner.tables.placement import Placement, TableShard, place
 from trials.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
@@ -203,7 +203,7 @@ def train(engine: TableEngine, schema: FeatureSchema, rank: int, ranks: int, ste
 
 
 def reference(case: Case, blocks: list[Block], steps: int = STEPS) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and weights by the definition: dense gradients, one sum a row and block, decay of all rows."""
+    """Losses and weights by the definition: dense gradients, one sum per row and block, decay of all rows."""
     model, config, losses = tables(case), case.config, []
     whole = matrices(model)
     sums = {block: torch.zeros(len(rows_of(block, whole)[1])) for block in blocks}

@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
 STEPS, FEW, BATCH, EVALUATE_AT = 50, 12, 42, (5, 30)
 """A long training, and one of most strategies; 42 examples over 4 ranks are 10 or 11 each."""
 SHAPES = {2: (1, 2), 4: (2, 2)}
-"""Hosts and ranks a host."""
+"""Hosts and ranks per host."""
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
 MIXED = MODEL.replace(embedding_dim=8, table_dim_exponent=0.5)
@@ -92,7 +92,7 @@ def fresh(model: ModelConfig = MODEL) -> nn.Module:
 
 
 def few_buckets(log: Path) -> LogSchema:
-    """Tables of 8 columns that are cut in two have two Adagrad sums a row, and do not follow one process."""
+    """Tables of 8 columns that are cut in two have two Adagrad sums per row, and do not follow one process."""
     schema = infer_schema([log])
     numeric = {name: column.replace(buckets=8) for name, column in schema.numeric.items()}
     return schema.replace(columns={**schema.columns, **numeric})

@@ -34,8 +34,8 @@ def test_all_that_trains_is_shown_with_how_far_it_is() -> None:
     half = Progress(examples=500, total_examples=1000, seconds=2.0)
     tenth = Progress(examples=100, total_examples=1000, seconds=0.5)
     text = shown(driver(study(6, finished=False), [], trial9=half, trial8=tenth), terminal=True)
-    assert "trial 8 trains: 10% of its passes at most, 200 examples a second" in text
-    assert "trial 9 trains: 50% of its passes at most, 250 examples a second" in text
+    assert "trial 8 trains: 10% of its passes at most, 200 examples per second" in text
+    assert "trial 9 trains: 50% of its passes at most, 250 examples per second" in text
     assert text.index("trial 8 trains") < text.index("trial 9 trains")
 
 

@@ -31,4 +31,4 @@ class TrainingState(BaseModel):
     rate_factor: float = 1.0
     """What plateaus have left of the learning rates."""
     speeds: list[float] = []
-    """Examples a second in each stretch between evaluations."""
+    """Examples per second in each stretch between evaluations."""

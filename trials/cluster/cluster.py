@@ -114,7 +114,7 @@ class Cluster(Value):
         """
         match = RANKS.fullmatch(ranks.strip())
         if match is None:
-            raise UserError(f"ranks: expected hosts x ranks a host such as 2x4, received {ranks!r}.")
+            raise UserError(f"ranks: expected hosts x ranks per host such as 2x4, received {ranks!r}.")
         return self._declared(f"ranks={match[0]}", hosts=int(match[1]), gpus_per_host=int(match[2]))
 
     def with_hbm(self, hbm: int) -> Cluster:

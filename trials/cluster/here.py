@@ -34,7 +34,7 @@ def host_memory_bytes() -> int:
 
 @cache
 def this_machine() -> Cluster:
-    """Measures speeds once a process; takes a second or two on a CPU."""
+    """Measures speeds once per process; takes a second or two on a CPU."""
     import torch
 
     data = _gpus() if torch.cuda.is_available() else _cpu()
@@ -113,7 +113,7 @@ def _gpus() -> dict[str, Any]:
 
 
 def _copy_bytes_per_second(source: str, target: str) -> float:
-    """Bytes read plus bytes written a second, the fastest of a few copies; pinned on the way to a GPU."""
+    """Bytes read plus bytes written per second, the fastest of a few copies; pinned on the way to a GPU."""
     import torch
 
     from trials.cluster.machine import best_seconds

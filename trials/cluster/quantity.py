@@ -57,7 +57,7 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_rate(value: object) -> float:
-    """Bytes a second, at least one."""
+    """Bytes per second, at least one."""
     return _at_least(1.0, parse_quantity(value, RATES, "300GB/s"), "300GB/s")
 
 

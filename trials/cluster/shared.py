@@ -27,7 +27,7 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
 
         measured = torch.get_num_threads()
         each = min(threads or measured, max(measured, cores()) / owners)
-        part, words = machine.gpus_per_host * each / measured, f"{each:g} of {measured} threads a rank"
+        part, words = machine.gpus_per_host * each / measured, f"{each:g} of {measured} threads per rank"
     sources = dict(machine.sources)
     if owners > 1:
         sources["hbm"] = f"{sources.get('hbm', 'as detected')}; shared by {owners}"

@@ -22,7 +22,7 @@ class Weighted(Protocol):
 
     @property
     def labels(self) -> NDArray[np.float32]:
-        """0 or 1, an example."""
+        """0 or 1 per example."""
 
     @property
     def weight(self) -> NDArray[np.float32] | None:

@@ -36,7 +36,7 @@ class LabelColumn(Value):
 
 
 class CategoricalColumn(Value):
-    """One value an example, looked up in an embedding table."""
+    """One value per example, looked up in an embedding table."""
 
     role: Literal["categorical"] = "categorical"
     """What the column is for."""
@@ -48,7 +48,7 @@ class CategoricalColumn(Value):
 
 
 class MultiHotColumn(Value):
-    """Any number of values an example; their embeddings are averaged."""
+    """Any number of values per example; their embeddings are averaged."""
 
     role: Literal["multi_hot"] = "multi_hot"
     """What the column is for."""

@@ -1,6 +1,6 @@
 """`schema.yaml`: a LogSchema written for people to edit, and read back strictly.
 
-One line a column, with what was seen in the sample as a comment.
+One line per column, with what was seen in the sample as a comment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD = """\
 # role: label         what is predicted; `positive` names the value that counts as 1
 #       categorical   an embedding table; values seen fewer than min_count times in the training rows share an id;
 #                     hash_buckets: null (a vocabulary), a number, or auto (hashed above 5 million values)
-#       multi_hot     the same with any number of values an example, between `separator`s
+#       multi_hot     the same with any number of values per example, between `separator`s
 #       numeric       transform: standard, or log for a heavy tail; buckets: a table besides, of so many
 #                     quantiles of the training rows, or null
 #       timestamp     splits rows by time; format: iso, seconds, milliseconds, microseconds, yymmddhh,

@@ -2,6 +2,8 @@
 
 Gradients of a mean over thousands of examples would vanish in fp16, whose smallest number is 6e-8. The update is
 the optimizer's business (`trials.optim.rowwise_adagrad`, with `trials.optim.stochastic_rounding`).
+
+Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D dimension of embeddings.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from trials.embeddings.local import LocalTables
 from trials.embeddings.requirements import check_tables
 from trials.job import TrainingConfig
 from trials.memory.limit import on_device_for_good
-from trials.planner.placement import Placement
+from trials.planner.tables.placement import Placement
 from trials.ranks import Ranks
 
 

@@ -3,6 +3,8 @@
 The gradient is dense, one number for each weight, so that one all-reduce is all there is. The update is
 row-wise Adagrad's of `trials.optim.rowwise_adagrad`: a row that no rank looked up has no gradient and stays.
 Tables in fp16 are rounded with the same random bits on all ranks.
+
+Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D dimension of embeddings.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dhen.errors import UserError
 from trials.ranks import Ranks
 
 if TYPE_CHECKING:
-    from trials.planner.placement import Placement
+    from trials.planner.tables.placement import Placement
 
 TORCHREC = "torchrec==1.8.0"
 """Demands packages that clash with ours (another torchmetrics), so it is installed without them."""

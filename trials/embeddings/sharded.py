@@ -30,8 +30,7 @@ from trials.embeddings.torchrec_backend import TorchRecShards
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import EPSILON, ROUNDING
 from trials.optim.stochastic_rounding import StochasticRounding
-from trials.planner.placement import Placement
-from trials.planner.table_notes import table_notes
+from trials.planner.tables.placement import Placement, table_notes
 from trials.ranks import Ranks
 
 LOG = logging.getLogger(__name__)

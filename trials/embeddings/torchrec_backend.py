@@ -1,7 +1,7 @@
 """Column shards of embedding tables through TorchRec: lookups by all-to-all, updates fused into backward.
 
 An EmbeddingBagCollection with mean pooling, cut as a placement says, with FBGEMM's row-wise Adagrad, whose
-state is one number a row of each shard. Every table is column-wise to TorchRec, also where it is whole on one
+state is one number per row of each shard. Every table is column-wise to TorchRec, also where it is whole on one
 rank, so that there is one all-to-all. TorchRec is imported here alone, when it is first needed: that takes
 seconds, and warns.
 """
@@ -25,7 +25,7 @@ from trials.embeddings.fbgemm_cpu_decay import CpuRowDecay
 from trials.embeddings.requirements import missing_torchrec
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import EPSILON
-from trials.planner.placement import TableShard
+from trials.planner.tables.placement import TableShard
 from trials.ranks import Ranks
 
 KNOWN_WARNINGS = (
@@ -77,7 +77,7 @@ class TorchRecShards:
             row_decay.decay = decay
 
     def _jagged(self, features: FeatureBatch) -> Any:
-        """The ids of all sharded tables: categorical ones, one an example, then bags."""
+        """The ids of all sharded tables: categorical ones, one per example, then bags."""
         examples, columns = features.size, len(self._columns)
         ids = [features.ids_BT.index_select(1, self._columns).T.flatten()]
         lengths = [torch.ones(examples * columns, dtype=torch.int64, device=self._columns.device)]

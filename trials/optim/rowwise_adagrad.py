@@ -1,8 +1,8 @@
-"""Row-wise Adagrad for embedding tables: one float of state a row; a step touches the rows looked up alone.
+"""Row-wise Adagrad for embedding tables: one float of state per row; a step touches the rows looked up alone.
 
 The optimizer that FBGEMM and TorchRec train tables with (Adagrad, Duchi et al., JMLR 2011, with the mean
 square of a row's gradient in place of each element's). Gradients of a row that was looked up several times
-are added up through one integer a row in place of a sort: 4 to 6 times faster than coalescing. Tables in fp16
+are added up through one integer per row in place of a sort: 4 to 6 times faster than coalescing. Tables in fp16
 are updated in fp32, and rounded stochastically.
 """
 

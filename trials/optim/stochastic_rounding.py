@@ -4,6 +4,8 @@ Updates that are small beside a weight survive on average, which rounding to the
 arXiv 1502.02551). Random bits are added below fp16's mantissa, and what is below it then cut off. The bits are
 a hash of a counter and of the number's place (splitmix64's, Steele et al., OOPSLA 2014), the same on every
 rank and device; the counter is all that a checkpoint has to keep.
+
+Shapes: R rows of a table, D its columns, N rows of it that are written, W words of random bits per row.
 """
 
 from __future__ import annotations

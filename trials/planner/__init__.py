@@ -1,4 +1,5 @@
 """The planner: for a model, a batch and a cluster, the least memory technique that fits, priced beforehand.
 
-`plan.plan` is the way in. Nothing here imports torch but `reference`, which traces real models.
+`plan.plan` is the way in. Nothing here imports torch but `trace_module`, and that only when a module declares no
+memory.
 """

@@ -2,10 +2,10 @@
 
 The formulas are NCCL's own model (src/graph/tuning.cc, `ncclTopoTuneModel`; bus-bandwidth factors in nccl-tests,
 doc/PERFORMANCE.md). A ring over n ranks moves (n-1)/n of the tensor past each rank in n-1 steps (all-gather,
-reduce-scatter) or twice that (all-reduce); all-reduce takes a tree where its fewer steps win. A ring that
-leaves the host crosses the network once a host, and NCCL runs one ring for each network card: with a card for
-each of g ranks a host, g cards carry it together, which NVLink may bound instead. All-to-all sends (n-g)/n of its
-bytes over a rank's own card, the rest over NVLink at the same time.
+reduce-scatter) or twice that (all-reduce); all-reduce takes a tree where its fewer steps win. A ring that leaves
+the host crosses the network once per host, and NCCL runs one ring for each network card: with a card for each of g
+ranks per host, g cards carry it together, which NVLink may bound instead. All-to-all sends (n-g)/n of its bytes
+over a rank's own card, the rest over NVLink at the same time.
 
 Left out: protocols for small messages (LL, LL128), congestion, in-network reduction, NVLink SHARP.
 """

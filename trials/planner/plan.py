@@ -16,10 +16,10 @@ from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.ladder import choose, ladder
-from trials.planner.placement import PlacementError
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
 from trials.planner.sentences import faster_sentence, lacking_sentence, reason
+from trials.planner.tables.placement import PlacementError
 from trials.strategy import Prefer as Prefer
 from trials.strategy import Strategy
 

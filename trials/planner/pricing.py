@@ -23,17 +23,16 @@ from trials.planner.device_constants import (
 )
 from trials.planner.estimates import MemoryEstimate, StepTime
 from trials.planner.memory import Activations, Batch, Itemsizes, dense_peak, recomputed
-from trials.planner.placement import Placement, PlacementError, place
 from trials.planner.segments import Segment, segments_at, taped
 from trials.planner.step_time import Step, prepare, price
-from trials.planner.table_cost import (
+from trials.planner.tables.placement import Placement, PlacementError, place, table_notes
+from trials.planner.tables.table_cost import (
     FP32_BYTES,
     NUMBER_BYTES,
     ONE_PROCESS_ROW_STATE_BYTES,
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
 )
-from trials.planner.table_notes import table_notes
 from trials.strategy import Checkpointing, Strategy
 
 ID_BYTES = 4

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from dhen.config import DhenConfig
 from trials.cluster.cluster import Cluster
-from trials.planner.placement import PlacementError
 from trials.planner.pricing import Pricing
+from trials.planner.tables.placement import PlacementError
 from trials.strategy import Strategy
 
 MOST_HOSTS = 64

@@ -29,7 +29,7 @@ class Segment(NamedTuple):
     parameters: int
     """Dense parameters (values, not bytes)."""
     flops: float
-    """Forward matmul and attention FLOPs an example."""
+    """Forward matmul and attention FLOPs per example."""
     footprint: Footprint
     """At the micro-batch and precision asked for."""
     shapes: tuple[Shape, ...] = ()

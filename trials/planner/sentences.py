@@ -27,7 +27,7 @@ def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
     """What a strategy needs, whether that fits, and what takes most."""
     there = pricing.cluster.hbm
     host, host_there = memory.host * pricing.cluster.gpus_per_host, pricing.cluster.host_memory_bytes
-    needs = f"{strategy.name} needs {byte_words(memory.total)} a rank"
+    needs = f"{strategy.name} needs {byte_words(memory.total)} per rank"
     most = _largest(memory)
     if memory.total > there:
         return f"{needs}, {byte_words(memory.total - there)} more than there is: {most} (in the {memory.peak_at})."
@@ -40,7 +40,9 @@ def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
 def lacking_sentence(closest: PricedStrategy, pricing: Pricing) -> str:
     """How far off everything is."""
     there, name = byte_words(pricing.cluster.hbm), closest.strategy.name
-    return f"Nothing fits {there} a rank: {name} comes closest and lacks {byte_words(closest.lacking_bytes)}."
+    return (
+        f"Nothing fits {there} per rank: {name} comes closest and lacks {byte_words(closest.lacking_bytes)}."
+    )
 
 
 def faster_sentence(chosen: PricedStrategy | None, fastest: PricedStrategy | None) -> str | None:

@@ -37,8 +37,8 @@ from trials.planner.device_constants import (
 )
 from trials.planner.estimates import StepTime
 from trials.planner.memory import Itemsizes, unit
-from trials.planner.placement import Placement
 from trials.planner.segments import Segment
+from trials.planner.tables.placement import Placement
 from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
 from trials.strategy import RECOMPUTED, Strategy, shards
 

@@ -28,7 +28,7 @@ class CandidateResult(Value):
 
     name: str
     flops: float
-    """Forward, an example."""
+    """FLOPs of the forward pass per example."""
     ne: tuple[float | None, ...]
     """On validation, by row of the table; None where it diverged."""
     reference_ne: float | None
@@ -42,7 +42,7 @@ class FractionResult(Value):
     rows: int
     """Of a pass."""
     flops_share: float
-    """FLOPs an example times examples trained, over all candidates, relative to the whole log."""
+    """FLOPs per example times examples trained, over all candidates, relative to the whole log."""
     seconds: float
     """Training and evaluation of all candidates, as measured."""
     seconds_share: float | None

@@ -12,7 +12,7 @@ from dhen.errors import UserError
 from dhen.values import Value
 from search.analysis.reproduce.config import TableConfig
 from search.analysis.reproduce.tables import Claim, Row, Table
-from search.analysis.statistics.t_interval import Estimate, compared
+from search.analysis.statistics.t_interval import MeanInterval, compared
 from trials.job import Job
 from trials.record import TrialRecord
 from trials.study_record import Better
@@ -30,12 +30,12 @@ class RowResult(Value):
 
     name: str
     flops: float
-    """Forward, an example."""
+    """FLOPs of the forward pass per example."""
     parameters: int
     """Dense ones."""
     ne: tuple[Curve, ...]
     """On validation, by seed."""
-    relative: tuple[Estimate | None, ...]
+    relative: tuple[MeanInterval | None, ...]
     """Percent of the first row's NE, paired by seed, by milestone; None where a seed is missing."""
     paper_percent: float | None
     """The paper's, at its last milestone; None where it has no such row."""
@@ -56,7 +56,7 @@ class Comparison(Value):
 
     row: str
     against: str
-    difference: Estimate | None
+    difference: MeanInterval | None
     verdict: Better
     """Whether the row is better: where the interval excludes zero."""
 
@@ -143,7 +143,7 @@ def result_of(
 
 
 def _row(
-    row: Row, trained: Sequence[TrialRecord], curves: Sequence[Curve], relative: Sequence[Estimate | None]
+    row: Row, trained: Sequence[TrialRecord], curves: Sequence[Curve], relative: Sequence[MeanInterval | None]
 ) -> RowResult:
     return RowResult(
         name=row.name,
@@ -180,7 +180,7 @@ def finding(claim: Claim, last_ne: Mapping[str, Sequence[float | None]], confide
     return Finding(text=claim.text, in_paper=claim.in_paper, holds=holds, comparisons=tuple(comparisons))
 
 
-def _better(difference: Estimate | None) -> Better:
+def _better(difference: MeanInterval | None) -> Better:
     if difference is None or difference.low is None or difference.high is None:
         return Better.CANNOT_TELL
     not_worse = Better.YES if difference.high < 0 else Better.CANNOT_TELL

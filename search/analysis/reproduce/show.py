@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dashboards.units import MISSING, si
 from search.analysis.reproduce.result import Comparison, Finding, RowResult, TableResult
-from search.analysis.statistics.t_interval import Estimate
+from search.analysis.statistics.t_interval import MeanInterval
 
 FIXED = 4
 """Columns before the milestones."""
@@ -43,7 +43,7 @@ def cells(result: TableResult) -> list[list[str]]:
     return lines
 
 
-def shown(estimate: Estimate | None) -> str:
+def shown(estimate: MeanInterval | None) -> str:
     """`-1.044 ± 0.120 %`, of NE."""
     if estimate is None:
         return MISSING
@@ -78,7 +78,7 @@ def remarks(result: TableResult) -> Iterator[str]:
 
 
 def findings(result: TableResult) -> Iterator[str]:
-    """`yes: attention is better than DCN (-1.20 ± 0.31 %)`, a line a finding."""
+    """`yes: attention is better than DCN (-1.20 ± 0.31 %)`, a line per finding."""
     for each in result.findings:
         yield f"{each.holds}: {each.text}{'' if each.in_paper else NOT_IN_PAPER} {_detail(each)}"
 

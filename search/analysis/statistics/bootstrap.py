@@ -21,20 +21,23 @@ from dhen.values import Value
 from trials.data.example_weights import Floats
 
 RESAMPLES = 4000
-"""The standard error of a standard error is 1.1 % of it with so many."""
-CONFIDENCE, POWER = 0.95, 0.8
+"""Times that seeds and blocks are drawn: the standard error of a standard error is 1.1 % of it with so many."""
+CONFIDENCE = 0.95
+"""Probability with which an interval covers the true difference."""
+POWER = 0.8
+"""Probability with which the smallest detectable difference is found."""
 FIXED_SEED = 0
-"""Of the resampling: the same numbers give the same interval."""
+"""Seed of the resampling: the same losses give the same interval."""
 
 
-class Estimate(Value):
-    """A relative difference in percent and how sure it is."""
+class BootstrapDifference(Value):
+    """A relative difference of NE in percent, with its standard error."""
 
     percent: float
     """Mean over seeds; negative is better than the reference."""
     standard_error: float
     degrees: float
-    """Of freedom, of the standard error."""
+    """Degrees of freedom of the standard error."""
 
     def interval(self) -> tuple[float, float]:
         """The two-sided 95 % interval."""
@@ -43,7 +46,7 @@ class Estimate(Value):
 
     @property
     def p(self) -> float:
-        """Two-sided, of no difference."""
+        """The two-sided p-value of there being no difference."""
         if self.standard_error == 0.0:
             return 1.0 if self.percent == 0.0 else 0.0
         return min(1.0, 2.0 * float(stdtr(self.degrees, -abs(self.percent) / self.standard_error)))
@@ -57,7 +60,7 @@ class Estimate(Value):
 
 def paired_bootstrap(
     loss_SK: Floats, reference_SK: Floats, *, resamples: int = RESAMPLES, seed: int = FIXED_SEED
-) -> Estimate:
+) -> BootstrapDifference:
     """How much higher or lower NE is than the reference's, in percent.
 
     Args:
@@ -80,7 +83,7 @@ def paired_bootstrap(
         seeds - 1: float(own_S.var(ddof=1)) / seeds,
         blocks - 1: float(percent_RS.mean(axis=1).var(ddof=1)),
     }
-    return Estimate(
+    return BootstrapDifference(
         percent=float(own_S.mean()),
         standard_error=float(replicates_R.std(ddof=1)),
         degrees=_satterthwaite(parts),

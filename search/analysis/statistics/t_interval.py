@@ -12,7 +12,7 @@ from dhen.values import Value
 from trials.study_record import relative_ne_percent
 
 
-class Estimate(Value):
+class MeanInterval(Value):
     """A mean over seeds, in percent of NE, and where it lies with the confidence asked for."""
 
     mean: float
@@ -22,22 +22,24 @@ class Estimate(Value):
 
     @property
     def half_width(self) -> float | None:
-        """From the mean to either end."""
+        """Distance from the mean to either end of the interval."""
         return None if self.high is None else self.high - self.mean
 
 
-def estimate(values: Sequence[float], confidence: float) -> Estimate:
+def t_interval(values: Sequence[float], confidence: float) -> MeanInterval:
     """Mean of one or more values, with mean -+ t(n - 1) s / sqrt(n) where there are two or more."""
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
-        return Estimate(mean=mean)
+        return MeanInterval(mean=mean)
     half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * statistics.stdev(values) / math.sqrt(n)
-    return Estimate(mean=mean, low=mean - half, high=mean + half)
+    return MeanInterval(mean=mean, low=mean - half, high=mean + half)
 
 
-def compared(ne: Sequence[float | None], other: Sequence[float | None], confidence: float) -> Estimate | None:
+def compared(
+    ne: Sequence[float | None], other: Sequence[float | None], confidence: float
+) -> MeanInterval | None:
     """NE relative to another model's in percent, paired by seed; None where a seed of either has no NE."""
     pairs = [(a, b) for a, b in zip(ne, other, strict=True) if a is not None and b is not None]
     if len(pairs) < len(ne):
         return None
-    return estimate([relative_ne_percent(a, b) for a, b in pairs], confidence)
+    return t_interval([relative_ne_percent(a, b) for a, b in pairs], confidence)

@@ -33,7 +33,7 @@ def expected_gain(
 
 
 def hypervolume(points: Iterable[Corner], reference: Corner) -> float:
-    """The area that points cover up to the reference."""
+    """The area between NE and log FLOPs that points cover up to the reference."""
     starts_S, levels_S = _stairs(points, reference)
     widths_S = np.diff(np.append(starts_S[1:], reference[0]))
     return float((widths_S * (reference[1] - levels_S[1:])).sum())
@@ -43,8 +43,8 @@ def _expected_below(level: float, ne_N: np.ndarray, error_N: np.ndarray) -> np.n
     """By how much a normal variable is expected to lie below a level, 0 where above."""
     z_N = (level - ne_N) / error_N
     density_N = np.exp(-0.5 * z_N**2) / np.sqrt(2.0 * np.pi)
-    found: np.ndarray = error_N * (density_N + z_N * ndtr(z_N))
-    return found
+    below_N: np.ndarray = error_N * (density_N + z_N * ndtr(z_N))
+    return below_N
 
 
 def _stairs(points: Iterable[Corner], reference: Corner) -> tuple[np.ndarray, np.ndarray]:

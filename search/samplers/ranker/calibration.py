@@ -3,6 +3,8 @@
 A member's score of a candidate that was kept from it is an honest prediction; the line from those to NE gives
 every score an NE. Its error is the one that the members expect, which grows with the distance from what is known,
 and their disagreement, both times what the held-out candidates show to be missing.
+
+Shapes: N candidates, F features, R records (the first of the candidates), E members of the ensemble.
 """
 
 from __future__ import annotations
@@ -17,18 +19,26 @@ from search.samplers.ranker.pairs import compare, final_ne
 from trials.record import TrialRecord
 
 TEMPERATURE = 0.5
-"""Difference in NE, over that of the median and the best, at which the odds of a pair are e to 1."""
+"""Difference in NE, over that of the median and the best, at which the odds of a pair are e to 1. Chosen on the
+made-up function of benchmarks/search/samplers_on_surrogate.py (docs/log.md, 2026-11-21, 2 cores): with a tenth of
+NE's spread expectations were off by 0.005 on average, with half of it mostly by less than 0.002, in one repeat."""
 TAIL = 2.0
-"""NE counts up to so many times that difference above the median: of bad candidates only that they are bad."""
+"""NE counts up to so many times that difference above the median, so that a bad candidate says that it is bad and
+not how bad: an assumption, not measured apart."""
 SLOPES = (0.5, 1.5)
-"""Of the line, times the temperature: few candidates do not show it well."""
+"""Bounds of the line's slope, over the temperature, since few candidates do not show it well: an assumption, not
+measured apart."""
 DOUBTS = (0.3, 3.0)
-"""Of the error that held-out candidates show over the error that the members expect, bounds."""
+"""Bounds of the error that held-out candidates show over the error that the members expect: an assumption, not
+measured apart."""
+SMALLEST_SPREAD = 1e-9
+"""NE between the median and the best, at least, where all candidates are alike: an assumption, far below any
+noise."""
 
 
 @dataclass(frozen=True)
 class Belief:
-    """Of N candidates."""
+    """NE that is expected of N candidates."""
 
     ne_N: np.ndarray
     error_N: np.ndarray
@@ -45,7 +55,8 @@ class Line:
 
 
 def believe(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Generator) -> Belief:
-    """What rankers that learned from `records`, the first rows' candidates, expect of all rows' ones."""
+    """What rankers that learned from `records` expect of all rows; the first rows are those records'
+    candidates."""
     ne_R = _bounded(np.array([_or_nan(final_ne(record)) for record in records]))
     temperature = TEMPERATURE * _spread(ne_R)
     rankers = train(x_NF[: len(records)], compare(records, temperature), rng)
@@ -66,24 +77,24 @@ def believe(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Gen
 
 def _bounded(ne_R: np.ndarray) -> np.ndarray:
     finite = ne_R[np.isfinite(ne_R)]
-    found: np.ndarray = np.minimum(ne_R, np.median(finite) + TAIL * _spread(ne_R))
-    return found
+    bounded_R: np.ndarray = np.minimum(ne_R, np.median(finite) + TAIL * _spread(ne_R))
+    return bounded_R
 
 
 def _spread(ne_R: np.ndarray) -> float:
     finite = ne_R[np.isfinite(ne_R)]
-    return max(float(np.median(finite) - finite.min()), 1e-9)
+    return max(float(np.median(finite) - finite.min()), SMALLEST_SPREAD)
 
 
 def _mean_of(value_ER: np.ndarray, held_out_ER: np.ndarray) -> np.ndarray:
-    """Over the members that a candidate was kept from; NaN where there is none."""
+    """Mean over the members that a candidate was kept from; NaN where there is none."""
     count_R = held_out_ER.sum(axis=0)
     total_R = (value_ER * held_out_ER).sum(axis=0)
     return np.where(count_R > 0, total_R / np.maximum(count_R, 1), np.nan)
 
 
 def _line(score_R: np.ndarray, variance_R: np.ndarray, ne_R: np.ndarray, temperature: float) -> Line:
-    """From held-out scores to NE."""
+    """The line from held-out scores to NE."""
     both = np.isfinite(score_R) & np.isfinite(ne_R)
     x, y = score_R[both], ne_R[both]
     steepness = -float(np.cov(x, y, bias=True)[0, 1]) / (float(x.var()) or 1.0) / temperature

@@ -13,39 +13,51 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TRIED, MEMBERS = 40, 8
-"""Rankers that are trained, and those that are kept."""
-KEPT, MOST = 0.85, 256
-"""Share of the candidates that a member learns from, at most so many; the others test it."""
+TRIED = 40
+"""Rankers that are trained for a proposal: an assumption, not measured apart."""
+MEMBERS = 8
+"""Rankers that are kept of those, the best: an assumption, not measured apart."""
+LEARNED_SHARE = 0.85
+"""Share of the candidates that a member learns from, the others test it: an assumption, not measured apart."""
+MOST_LEARNED = 256
+"""Candidates that a member learns from, at most, for the time of a proposal grows with their cube: an assumption,
+not measured apart."""
 ITERATIONS = 10
+"""Newton's steps to the scores of highest posterior probability: an assumption, not measured apart."""
 LENGTHS = (2.0, 20.0)
-"""Distance, in standardised features, over which likeness fades."""
+"""Distance, in standardised features, over which likeness fades, smallest and largest: an assumption, not measured
+apart."""
 AMPLITUDES = (1.0, 5.0)
-"""Standard deviation of scores."""
+"""Standard deviation of scores, smallest and largest: an assumption, not measured apart."""
 LINEAR = (0.001, 0.3)
-"""Of the amplitude, a standardised feature's part that is linear."""
+"""Part of a standardised feature that is linear, over the amplitude, smallest and largest: an assumption, not
+measured apart."""
 OBSERVATIONS = 25.0
 """What a candidate's pairs with all others weigh together, twice: at a temperature of half the spread of NE, a
-training then counts as exact to a seventh of that spread."""
+training then counts as exact to a seventh of that spread. Chosen on the made-up function (docs/log.md,
+2026-11-21): with it and that temperature the bias of expected NE was mostly below 0.002, in one repeat."""
 NOISE = 2.0 / OBSERVATIONS
-"""Variance of what one training says of a score, the curvature of a pair being a quarter at most."""
+"""Variance of what one training says of a score: follows from `OBSERVATIONS` by definition, the curvature of a
+pair being a quarter at most."""
 RELEVANCE = 0.5
-"""Spread of the logarithms of how much single features count, at most."""
+"""Spread of the logarithms of how much single features count, at most. Measured on the made-up function
+(docs/log.md, 2026-11-21): a spread of 1.0 cost up to 0.1 of Kendall's tau, so little or none is better; 0.5 itself
+is an assumption."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """What is known of each pair of N candidates."""
+    """What the trainings say of each pair of N candidates."""
 
     logit_NN: np.ndarray
-    """Of the probability that the row's one ends below the column's."""
+    """Logit of the probability that the row's candidate ends below the column's."""
     weight_NN: np.ndarray
-    """How much the pair says; 0 where nothing."""
+    """How much the pair says; 0 where it says nothing."""
 
     def among(self, left: np.ndarray, right: np.ndarray) -> Pairs:
-        """Those of some candidates."""
-        some = np.ix_(left, right)
-        return Pairs(self.logit_NN[some], self.weight_NN[some])
+        """The pairs of these candidates, by their rows."""
+        chosen = np.ix_(left, right)
+        return Pairs(self.logit_NN[chosen], self.weight_NN[chosen])
 
 
 @dataclass(frozen=True)
@@ -58,53 +70,56 @@ class Kernel:
 
     @classmethod
     def drawn(cls, features: int, rng: np.random.Generator) -> Kernel:
-        """One of many."""
+        """A kernel with random lengths, amplitude and relevance of features."""
         relevance_F = np.exp(rng.normal(0.0, rng.uniform(0.0, RELEVANCE), features))
         amplitude = _log_uniform(AMPLITUDES, rng)
         linear = amplitude * _log_uniform(LINEAR, rng)
         return cls(relevance_F / _log_uniform(LENGTHS, rng), amplitude, linear)
 
     def prior_variance(self, x_NF: np.ndarray) -> np.ndarray:
-        """Of each candidate's score, before anything is known."""
-        found: np.ndarray = self.amplitude**2 + self.linear**2 * ((x_NF * self.scale_F) ** 2).sum(axis=1)
-        return found
+        """Variance of each candidate's score before any training is known."""
+        variance_N: np.ndarray = self.amplitude**2 + self.linear**2 * ((x_NF * self.scale_F) ** 2).sum(axis=1)
+        return variance_N
 
     def __call__(self, x_NF: np.ndarray, y_KF: np.ndarray) -> np.ndarray:
-        """k_NK."""
+        """k_NK, how alike each of N candidates is to each of K."""
         x_NF, y_KF = x_NF * self.scale_F, y_KF * self.scale_F
         inner_NK = x_NF @ y_KF.T
         squared_NK = (x_NF**2).sum(axis=1)[:, None] + (y_KF**2).sum(axis=1) - 2.0 * inner_NK
         likeness_NK = np.exp(-0.5 * np.maximum(squared_NK, 0.0))
-        found: np.ndarray = self.amplitude**2 * likeness_NK + self.linear**2 * inner_NK
-        return found
+        k_NK: np.ndarray = self.amplitude**2 * likeness_NK + self.linear**2 * inner_NK
+        return k_NK
 
 
 @dataclass(frozen=True)
 class Ranker:
-    """One member."""
+    """One member of the ensemble, trained."""
 
     kernel: Kernel
     x_KF: np.ndarray
-    """What it learned from."""
+    """Features of the candidates that it learned from."""
     dual_K: np.ndarray
+    """Weights of the kernel's columns in a score."""
     held_out: np.ndarray
     """Rows of the candidates that were kept from it."""
     loss: float
-    """Mean cross-entropy over the pairs of a kept one and a learned one."""
+    """Mean cross-entropy over the pairs of a candidate held out and one that was learned from."""
 
     def scores(self, x_NF: np.ndarray) -> np.ndarray:
         """s_N; the higher, the lower the NE."""
-        found: np.ndarray = self.kernel(x_NF, self.x_KF) @ self.dual_K
-        return found
+        score_N: np.ndarray = self.kernel(x_NF, self.x_KF) @ self.dual_K
+        return score_N
 
     def variances(self, x_NF: np.ndarray) -> np.ndarray:
-        """Of the scores, as of a Gaussian process that has seen scores with the noise that the pairs leave."""
+        """Variances of the scores, as of a Gaussian process that has seen scores with the noise that the pairs
+        leave."""
         k_KK = self.kernel(self.x_KF, self.x_KF)
         k_NK = self.kernel(x_NF, self.x_KF)
-        known_KN = np.linalg.solve(k_KK + NOISE * np.eye(len(k_KK)), k_NK.T)
-        left_N = self.kernel.prior_variance(x_NF) - (k_NK * known_KN.T).sum(axis=1)
-        found: np.ndarray = np.maximum(left_N, 0.0)
-        return found
+        weight_KN = np.linalg.solve(k_KK + NOISE * np.eye(len(k_KK)), k_NK.T)
+        variance_N = self.kernel.prior_variance(x_NF) - (k_NK * weight_KN.T).sum(axis=1)
+        # rounding may leave a candidate that was learned from slightly below zero
+        bounded_N: np.ndarray = np.maximum(variance_N, 0.0)
+        return bounded_N
 
 
 def train(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> list[Ranker]:
@@ -115,7 +130,7 @@ def train(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> list[Rank
 
 def _ranker(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> Ranker:
     order = rng.permutation(len(x_NF))
-    learned = min(round(KEPT * len(x_NF)), MOST)
+    learned = min(round(LEARNED_SHARE * len(x_NF)), MOST_LEARNED)
     rows, held_out = np.sort(order[:learned]), np.sort(order[learned:])
     kernel = Kernel.drawn(x_NF.shape[1], rng)
     k_KK = kernel(x_NF[rows], x_NF[rows])

@@ -13,23 +13,26 @@ import numpy as np
 from search.samplers.draw import Drawn
 from search.samplers.ranker.features import Encoder, describe
 
-FEWEST = 8
-"""Measured candidates from which anything is expected."""
+FEWEST_TIMED = 8
+"""Measured candidates from which on a time is expected of others (docs/decisions/0019-serving-limits.md): an
+assumption, not measured."""
 PENALTY = 1.0
-"""On the squared weights of standardised features, over the squared error of a candidate."""
+"""Penalty on the squared weights of standardised features, over the squared error of a candidate: an assumption,
+not measured."""
 
 
 def likely_in_time(
     timed: Sequence[tuple[Drawn, float]], pool: Sequence[Drawn], max_ms: float | None
 ) -> list[Drawn]:
-    """Those of the pool that are expected to take no longer; all of them where nothing is known.
+    """The candidates of the pool that are expected to take no longer than the limit; all of them where too few are
+    timed.
 
     Args:
         timed: candidates with their measured milliseconds.
         pool: candidates in question.
         max_ms: the limit, if there is one.
     """
-    if max_ms is None or len(timed) < FEWEST or not pool:
+    if max_ms is None or len(timed) < FEWEST_TIMED or not pool:
         return list(pool)
     expected_N = _expected_ms(timed, pool)
     return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
@@ -40,5 +43,5 @@ def _expected_ms(timed: Sequence[tuple[Drawn, float]], pool: Sequence[Drawn]) ->
     x_NF = Encoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
     weights_T = np.linalg.solve(x_TF @ x_TF.T + PENALTY * np.eye(len(timed)), log_T - log_T.mean())
-    found: np.ndarray = np.exp(log_T.mean() + x_NF[len(timed) :] @ (x_TF.T @ weights_T))
-    return found
+    expected_N: np.ndarray = np.exp(log_T.mean() + x_NF[len(timed) :] @ (x_TF.T @ weights_T))
+    return expected_N

@@ -14,8 +14,11 @@ import numpy as np
 from search.samplers.ranker.ensemble import Pairs
 from trials.record import Outcome, TrialRecord
 
-FEWEST = 6
-"""Finished candidates from which the regression is believed; before, differences count as they are."""
+FEWEST_FINISHED = 6
+"""Finished candidates from which on the regression is believed; before, differences count as they are: an
+assumption, not measured apart."""
+SLOPES = (0.0, 2.0)
+"""Bounds of how much of an early difference in NE is left at the end: an assumption, not measured apart."""
 
 
 def final_ne(record: TrialRecord) -> float | None:
@@ -28,7 +31,7 @@ def final_ne(record: TrialRecord) -> float | None:
 
 
 def has_shown(record: TrialRecord) -> bool:
-    """Whether there is something to compare it by."""
+    """Whether the record has an NE, at its end or on its curve so far, to compare it by."""
     if record.result.outcome in (Outcome.STOPPED, Outcome.RUNNING, Outcome.INTERRUPTED):
         return any(not math.isnan(point.validation.ne) for point in record.result.curve)
     return final_ne(record) is not None
@@ -72,11 +75,11 @@ def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:
 
 
 def _regression(early: np.ndarray, final: np.ndarray) -> tuple[float, float]:
-    """Slope, between 0 and 2, and standard error, of the last NE given an early one."""
+    """Slope, within `SLOPES`, and standard error, of the last NE given an early one."""
     both = np.isfinite(early) & np.isfinite(final)
     x, y = early[both], final[both]
-    if len(x) < FEWEST or x.std() == 0:
+    if len(x) < FEWEST_FINISHED or x.std() == 0:
         return 1.0, 0.0
-    slope = float(np.clip(np.cov(x, y, bias=True)[0, 1] / x.var(), 0.0, 2.0))
+    slope = float(np.clip(np.cov(x, y, bias=True)[0, 1] / x.var(), *SLOPES))
     rest = y - y.mean() - slope * (x - x.mean())
     return slope, float(np.sqrt((rest**2).sum() / max(len(x) - 2, 1)))

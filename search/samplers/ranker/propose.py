@@ -29,15 +29,20 @@ from spaces.space import Point
 from trials.record import TrialRecord
 
 STARTUP = 12
-"""Candidates with an NE at their end from which the rankers are asked; before, points are random."""
-FIRST = 20
-"""Random points of which one is taken before, the first that is expected to meet serving.max_ms."""
-EVENLY, NEAR = 120, 180
-"""Points drawn from the whole space, and near good candidates."""
+"""Candidates with an NE at their end from which on the rankers are asked; before, points are random: an
+assumption, not measured apart."""
+STARTUP_DRAWS = 20
+"""Random points of which one is taken before, the first that is expected to meet serving.max_ms: an assumption,
+not measured apart."""
+EVENLY = 120
+"""Points drawn from the whole space for a proposal: an assumption, not measured apart."""
+NEAR = 180
+"""Points drawn near good candidates for a proposal: an assumption, not measured apart."""
 BEST = 4
-"""Candidates of lowest NE near which points are drawn, beside those on the front."""
+"""Candidates of lowest NE near which points are drawn, beside those on the front: an assumption, not measured
+apart."""
 WORST = 0.75
-"""Quantile of the first candidates' NE up to which the front's area counts."""
+"""Quantile of the first candidates' NE up to which the front's area counts: an assumption, not measured apart."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +52,17 @@ class Standing:
     taken: set[str] = field(default_factory=set)
     """Fingerprints of all that was proposed."""
     shown: list[Drawn] = field(default_factory=list)
-    """Those with an NE, or with a curve that has begun."""
+    """Candidates with an NE, or with a curve that has begun."""
     records: list[TrialRecord] = field(default_factory=list)
-    """Of `shown`."""
+    """The records of `shown`, in its order."""
     pending: list[Drawn] = field(default_factory=list)
-    """Those that have not ended."""
+    """Candidates that have not ended."""
     timed: list[tuple[Drawn, float]] = field(default_factory=list)
-    """Those that have, with their forward time in milliseconds, where it was measured."""
+    """Candidates that have ended, with their forward time in milliseconds, where it was measured."""
 
     @property
     def finished(self) -> list[tuple[Drawn, float]]:
-        """Those with an NE at their end."""
+        """Candidates with an NE at their end, and that NE."""
         pairs = ((drawn, final_ne(record)) for drawn, record in zip(self.shown, self.records, strict=True))
         return [(drawn, ne) for drawn, ne in pairs if ne is not None and math.isfinite(ne)]
 
@@ -68,8 +73,10 @@ def propose(known: Known, seed: int) -> Point:
     anywhere = evenly(appraiser, standing.taken, rng, known.fixed)
     max_ms = appraiser.serving.max_ms
     if len(standing.finished) < STARTUP:
-        first = likely_in_time(standing.timed, list(islice(anywhere, FIRST if max_ms else 0)), max_ms)
-        return _first_that_fits(chain(first, anywhere), appraiser, rng)
+        in_time = likely_in_time(
+            standing.timed, list(islice(anywhere, STARTUP_DRAWS if max_ms else 0)), max_ms
+        )
+        return _first_that_fits(chain(in_time, anywhere), appraiser, rng)
     pool = list(islice(anywhere, EVENLY))
     pool += islice(near(appraiser, _good(standing), standing.taken, rng, known.fixed), NEAR)
     pool = likely_in_time(standing.timed, pool, max_ms) or pool
@@ -98,15 +105,15 @@ def standing_of(known: Known) -> Standing:
 
 def _first_that_fits(drawn: Iterable[Drawn], appraiser: Appraiser, rng: random.Random) -> Point:
     """Where nothing new fits, any point: the study counts how often nothing new comes, and ends."""
-    for each in drawn:
-        if appraiser.fits(each.appraisal.candidate):
-            return each.point
+    for candidate in drawn:
+        if appraiser.fits(candidate.appraisal.candidate):
+            return candidate.point
     return random_point(appraiser.space, rng)
 
 
 def _good(standing: Standing) -> list[Point]:
-    """Points of the front and of the lowest NE."""
-    by_ne = sorted(standing.finished, key=lambda each: each[1])
+    """Points of the front, and of the lowest NE."""
+    by_ne = sorted(standing.finished, key=lambda pair: pair[1])
     front, least = [], math.inf
     for drawn, _ne in by_ne:
         if drawn.log_flops < least:
@@ -118,11 +125,11 @@ def _good(standing: Standing) -> list[Point]:
 def _gains(standing: Standing, pool: list[Drawn], seed: int) -> np.ndarray:
     """gain_P of the pool."""
     everyone = [*standing.shown, *standing.pending, *pool]
-    described = [describe(each.appraisal) for each in everyone]
+    described = [describe(drawn.appraisal) for drawn in everyone]
     belief = believe(Encoder(described).matrix(described), standing.records, np.random.default_rng(seed))
     front: list[Corner] = [(drawn.log_flops, ne) for drawn, ne in standing.finished]
     first, end = len(standing.shown), len(standing.shown) + len(standing.pending)
-    flops_N = np.array([each.log_flops for each in everyone])
+    flops_N = np.array([drawn.log_flops for drawn in everyone])
     front += zip(flops_N[first:end].tolist(), belief.ne_N[first:end].tolist(), strict=True)
     reference = (float(flops_N.max()), _worst(standing))
     return expected_gain(flops_N[end:], belief.ne_N[end:], belief.error_N[end:], front, reference)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from search.analysis.losses import losses
-from search.analysis.statistics.bootstrap import Estimate, holm, paired_bootstrap
+from search.analysis.statistics.bootstrap import BootstrapDifference, holm, paired_bootstrap
 from trials.metrics import log_loss, undo_negative_sampling
 
 Floats = NDArray[np.float64]
@@ -62,7 +62,7 @@ def test_equal_models_differ_by_nothing() -> None:
 
 
 def test_interval_p_and_detectable_agree_with_students_t() -> None:
-    estimate = Estimate(percent=-0.5, standard_error=0.2, degrees=4.0)
+    estimate = BootstrapDifference(percent=-0.5, standard_error=0.2, degrees=4.0)
     assert estimate.interval() == pytest.approx((-0.5 - 2.7764 * 0.2, -0.5 + 2.7764 * 0.2), abs=1e-4)
     assert estimate.p == pytest.approx(0.0668, abs=1e-3)
     assert estimate.detectable() == pytest.approx((2.7764 + 0.9410) * 0.2, abs=1e-3)

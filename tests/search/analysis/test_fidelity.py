@@ -143,7 +143,7 @@ def test_candidates_differ_fit_and_are_drawn_alike(log: PreparedLog) -> None:
     assert len({(each.model, each.training) for each in subjects}) == 8
     more = drawn(config.replace(candidates=12), log, "fp32")
     assert more[:8] == subjects  # so that more candidates train the new ones alone
-    with pytest.raises(UserError, match=r"nothing fits 10.0 KiB a rank.* would with hbm=1MiB"):
+    with pytest.raises(UserError, match=r"nothing fits 10.0 KiB per rank.* would with hbm=1MiB"):
         drawn(config.replace(hbm=10 * 2**10), log, "fp32")
 
 

@@ -25,7 +25,7 @@ from search.analysis.reproduce.session import reproduce
 from search.analysis.reproduce.show import cells, findings, markdown, rich_table
 from search.analysis.reproduce.tables import Claim, table_of
 from search.analysis.reproduce.tables import Table as PaperTable
-from search.analysis.statistics.t_interval import compared, estimate
+from search.analysis.statistics.t_interval import compared, t_interval
 from trials.processes.launcher import Launcher
 
 SCHEMA = FeatureSchema(
@@ -126,15 +126,15 @@ def test_claims_are_about_rows(name: str) -> None:
 
 def test_intervals_by_hand() -> None:
     """t(2) at 97.5 % is 4.3027, t(1) is 12.7062 (any table of Student's distribution)."""
-    three = estimate([1.0, 2.0, 3.0], 0.95)
+    three = t_interval([1.0, 2.0, 3.0], 0.95)
     assert three.mean == 2.0
     assert three.half_width == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
-    two = estimate([0.0, 1.0], 0.95)
+    two = t_interval([0.0, 1.0], 0.95)
     assert (two.low, two.high) == (
         pytest.approx(0.5 - 6.3531, rel=1e-4),
         pytest.approx(0.5 + 6.3531, rel=1e-4),
     )
-    assert estimate([0.7], 0.95).high is None
+    assert t_interval([0.7], 0.95).high is None
 
 
 def test_differences_are_paired_by_seed() -> None:
@@ -271,7 +271,7 @@ def check(result: TableResult) -> None:
             if a[-1] and b[-1]
         ]
         assert relative.mean == pytest.approx(sum(by_seed) / 2)
-    assert result.rows[0].relative[-1] == estimate([0.0, 0.0], 0.95)
+    assert result.rows[0].relative[-1] == t_interval([0.0, 0.0], 0.95)
     assert len(list(findings(result))) == len(result.findings)
     assert len(rich_table(result, width=200).columns) == len(rich_table(result, width=60).columns) + 1
 
@@ -285,7 +285,7 @@ def test_equal_jobs_are_trained_once(dhen_search: Run, click_log: Path, tmp_path
     result = TableResult.model_validate_json(said.stdout)
     assert result.confidence is None
     assert [row.relative[-1].mean for row in result.rows[:2] if row.relative[-1]] == [0.0, 0.0]
-    assert result.rows[1].relative[-1] == estimate([0.0], 0.95)
+    assert result.rows[1].relative[-1] == t_interval([0.0], 0.95)
     assert {each.holds for each in result.findings} == {"cannot tell"}
     before = finished(out)
     printed = dhen_search("reproduce", "table2", *words).stdout
@@ -313,14 +313,14 @@ def test_a_row_that_diverged_is_shown_as_such() -> None:
         flops=1e5,
         parameters=1000,
         ne=((0.9, 0.8), (0.9, 0.8)),
-        relative=(estimate([0.0, 0.0], 0.95),) * 2,
+        relative=(t_interval([0.0, 0.0], 0.95),) * 2,
         paper_percent=None,
         paper_flops=None,
         seconds=1.0,
         errors=(),
     )
     changes = {"name": "linear", "ne": ((0.9, 0.8), (0.9, None)), "errors": ("the loss was nan at step 3",)}
-    lost = sound.replace(**(changes | {"relative": (estimate([1.0, 2.0], 0.95), None)}))
+    lost = sound.replace(**(changes | {"relative": (t_interval([1.0, 2.0], 0.95), None)}))
     result = TableResult(
         table="table1",
         title="t",

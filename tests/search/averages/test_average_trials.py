@@ -191,6 +191,23 @@ def test_further_seeds_later(dhen_search: Run, averaged: Path) -> None:
     assert (folder_of(averaged, seed) / "weights.safetensors").exists()
 
 
+def test_one_candidate_is_averaged_with_its_further_seeds(
+    dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    """A study of one candidate has no other network for its averages; they are exported and compared as others."""
+    out = tmp_path / "study"
+    words = ("trials=1", "averages=3", "average_seeds=3", "confirm=2", "seed=2", *SMALL)
+    dhen_search("run", "--data", click_log, "--out", out, *words)
+    record = read_study(out)
+    average = record.trial(record.best or 0)
+    assert average.origin.retrained_members
+    networks = record.networks(average)
+    assert len({network.job.seed for network in networks}) == len(networks) >= 2
+    assert record.comparison(average.number) is not None
+    assert len(read_bundle(out / "best").info.members) == len(networks)
+    assert "the one it was trained on" in done(verify, out / "best", "--data", click_log)
+
+
 def test_bad_input(averaged: Path, tmp_path: Path) -> None:
     for words, message in (
         (["averages=1"], "an average is of two networks at least"),

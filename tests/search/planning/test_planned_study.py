@@ -165,7 +165,7 @@ def test_this_machine_is_shared_by_what_runs_on_it() -> None:
     assert halved.hbm == whole.hbm // 2
     assert "shared by 2" in halved.sources["hbm"]
     assert halved.peak_flops.fp32 == pytest.approx(whole.peak_flops.fp32 / 2)
-    assert "threads a rank" in halved.sources["peak_flops.fp32"]
+    assert "threads per rank" in halved.sources["peak_flops.fp32"]
     assert declared_cluster(LOCAL, None, 2**30, side_by_side=2).hbm == 2**30
     assert declared_cluster("h100", side_by_side=4) == load_cluster("h100")
 
@@ -251,7 +251,6 @@ SETTINGS = (
 )
 
 
-@pytest.mark.slow
 def test_candidates_of_one_study_get_different_techniques(planned_study: Path) -> None:
     record = read_study(planned_study)
     assert record.cluster is not None
@@ -270,7 +269,6 @@ def test_candidates_of_one_study_get_different_techniques(planned_study: Path) -
     assert any(trial.result.outcome is Outcome.INFEASIBLE for trial in record.candidates)
 
 
-@pytest.mark.slow
 def test_the_report_and_mlflow_have_the_plans(planned_study: Path) -> None:
     record = read_study(planned_study)
     page = (planned_study / "report.html").read_text()
@@ -285,7 +283,6 @@ def test_the_report_and_mlflow_have_the_plans(planned_study: Path) -> None:
     }
 
 
-@pytest.mark.slow
 def test_a_study_keeps_to_its_cluster(dhen_search: Run, click_log: Path, planned_study: Path) -> None:
     """What it was planned for cannot change under it; the same words go on."""
     before = read_study(planned_study)

@@ -47,7 +47,7 @@ def test_what_is_over_a_limit_is_not_trained(limited: Path) -> None:
         assert bool(trial.attempts) == (trial.plan.serving_ms is not None) == (trial not in refused)
         assert trial.plan.serving_ms is None or trial.plan.serving_ms > 0
     words = " ".join(trial.result.error for trial in refused)
-    assert "FLOPs an example, over serving.max_flops=10,000" in words
+    assert "FLOPs per example, over serving.max_flops=10,000" in words
     assert "over serving.max_bytes=10 KiB" in words
     weights = limited / "trials" / f"{record.front[-1]:05d}" / "weights.safetensors"
     whole = record.trial(record.front[-1]).job.weights_bytes

@@ -27,7 +27,11 @@ FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", ro
 EFFORT = {"gp": (30, 1), "ranker": (30, 2)}
 """Trials and searches that show it: those that ask for longer need fewer."""
 USUAL_EFFORT = (100, 6)
-LEARNED = sorted(set(SAMPLERS) - {"random"})
+LEARNED = [
+    pytest.param(sampler, marks=[pytest.mark.slow] if sampler == "gp" else [])
+    for sampler in sorted(set(SAMPLERS) - {"random"})
+]
+"""Samplers that learn; fitting Gaussian processes takes as long as all the others."""
 
 
 def appraiser_of(space: Space) -> Appraiser:

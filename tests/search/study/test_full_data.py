@@ -159,5 +159,5 @@ def test_a_space_in_which_nothing_fits_is_said_to_be_one() -> None:
     none = judged([*made.trials[:3], *(changed(t, **unfit) for t in made.trials[3:])])
     cluster = {"name": "this", "hosts": 1, "gpus_per_host": 1, "hbm": 2**30, "verified": True}
     record = StudyRecord.model_validate(none.model_dump() | {"cluster": cluster})
-    assert "none of 2 fits 1.0 GiB a rank" in sentences(record)[0]
+    assert "none of 2 fits 1.0 GiB per rank" in sentences(record)[0]
     assert "comes nearest, with 1.5 GiB" in sentences(record)[0]

@@ -43,8 +43,15 @@ def undisturbed(
     return found
 
 
-@pytest.mark.parametrize("at_once", [ONE, TWO], ids=["one at a time", "two at a time"])
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
+@pytest.mark.parametrize(
+    ("how", "at_once"),
+    [
+        pytest.param(signal.SIGINT, ONE, marks=pytest.mark.slow, id="Ctrl-C, one at a time"),
+        pytest.param(signal.SIGINT, TWO, id="Ctrl-C, two at a time"),
+        pytest.param(signal.SIGKILL, ONE, id="kill, one at a time"),
+        pytest.param(signal.SIGKILL, TWO, marks=pytest.mark.slow, id="kill, two at a time"),
+    ],
+)
 def test_goes_on_from_where_it_was(
     dhen_search: Run,
     click_log: Path,

@@ -232,7 +232,12 @@ def test_a_loss_that_diverges_ends_the_candidate_alone(
     ("file", "text", "reason"),
     [
         ("sitecustomize.py", "import sys; sys.modules['torchrec'] = None", "there is no torchrec"),
-        ("torchrec/__init__.py", "raise ImportError('undefined symbol: x')", "undefined symbol: x"),
+        pytest.param(
+            "torchrec/__init__.py",
+            "raise ImportError('undefined symbol: x')",
+            "undefined symbol: x",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["missing", "broken"],
 )
@@ -260,7 +265,7 @@ def test_tables_over_ranks_without_torchrec(
 def test_a_memory_in_which_nothing_fits(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
     words = ("run", "--data", click_log, "--out", tmp_path / "study", "trials=1", *SMALL, "hbm=20KiB")
     said = dhen_search(*words, code=2).stderr
-    assert "space 'tiny': nothing fits 20.0 KiB a rank" in said
+    assert "space 'tiny': nothing fits 20.0 KiB per rank" in said
     assert "would with hbm=1MiB" in said
 
 

@@ -25,8 +25,8 @@ from trials.embeddings.make_engine import table_engine
 from trials.embeddings.requirements import INSTALL, check_tables
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
-from trials.planner.placement import Placement, TableShard
-from trials.planner.table_cost import NUMBER_BYTES, ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
+from trials.planner.tables.placement import Placement, TableShard
+from trials.planner.tables.table_cost import NUMBER_BYTES, ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
 from trials.ranks import Ranks
 
 DIM, ROWS = 12, 5

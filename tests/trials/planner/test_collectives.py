@@ -78,7 +78,7 @@ def test_trees_are_for_small_tensors_on_many_ranks() -> None:
 
 
 def test_hsdp_sends_no_more_than_fsdp_and_little_of_it_over_the_network() -> None:
-    """Gather and scatter in a host and all-reduce a shard across: as many bytes a rank as all at once."""
+    """Gather and scatter in a host and all-reduce a shard across: as many bytes per rank as all at once."""
     free = without_latency()
     everywhere, in_host, across = (collectives(free, *group) for group in ((4, 8), (1, 8), (4, 1)))
 

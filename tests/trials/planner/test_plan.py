@@ -57,7 +57,7 @@ def made(cluster: Cluster, depth: int = 4, **more: str) -> Plan:
 
 
 NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
-"""Of the strategies, bytes a rank; there are some between which the choice changes."""
+"""Of the strategies, bytes per rank; there are some between which the choice changes."""
 
 
 @settings(max_examples=40, deadline=None)

@@ -16,9 +16,9 @@ from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.device_constants import KERNEL_SECONDS, OVERLAP_SLOWDOWN
 from trials.planner.estimates import StepTime
 from trials.planner.ladder import ladder
-from trials.planner.placement import Placement
 from trials.planner.segments import Segment
 from trials.planner.step_time import UPDATE_KERNELS, prepare, price, step_time
+from trials.planner.tables.placement import Placement
 from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
 from trials.strategy import FULLY_SHARDED, Dense, Strategy
 

@@ -79,7 +79,7 @@ def _other_pairs(rng: Generator) -> Iterator[Term]:
 
 
 def _single_effects(rng: Generator, in_chains: set[str]) -> Iterator[Term]:
-    """One effect a column, some much stronger than others; those of chains stronger by half."""
+    """One effect per column, some much stronger than others; those of chains stronger by half."""
     names = [column.name for column in (*CATEGORICAL, *MULTI_HOT)] + [column.name for column in COUNTS]
     for name in names:
         weight = rng.gamma(2.0) * (1.5 if name in in_chains else 1.0)

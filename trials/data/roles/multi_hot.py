@@ -1,4 +1,4 @@
-"""Recognises columns of text that hold several values a row."""
+"""Recognises columns of text that hold several values per row."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _by_name(column: ColumnSample) -> Judged | None:
 
 def _nested(column: ColumnSample) -> Judged | None:
     if is_list(column.kind) and not pa.types.is_nested(column.kind.value_type):
-        note = f"lists of {column.distinct:,} values, {column.known / column.rows:.1f} a row"
+        note = f"lists of {column.distinct:,} values, {column.known / column.rows:.1f} per row"
         return Judged(MultiHotColumn(), note)
     return Judged(IgnoredColumn(), f"nested: {column.kind}") if pa.types.is_nested(column.kind) else None
 

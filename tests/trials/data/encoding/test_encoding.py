@@ -59,7 +59,7 @@ def test_vocabularies_hold_what_the_training_rows_hold(encoding: Encoding, click
         "country": 5,
         "hour_of_day": 26,
         "day_of_week": 9,
-        "price__bucket": 8,  # a hundred rows a bucket
+        "price__bucket": 8,  # a hundred rows per bucket
         "dwell_seconds__bucket": 8,
         "tags": 14,
     }

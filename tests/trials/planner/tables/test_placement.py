@@ -16,10 +16,10 @@ from dhen.schema import Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
-from trials.planner import placement
-from trials.planner.lpt import NARROWEST, narrowest_width
-from trials.planner.placement import Placement, PlacementError, place
-from trials.planner.table_cost import (
+from trials.planner.tables import placement
+from trials.planner.tables.lpt import NARROWEST, narrowest_width
+from trials.planner.tables.placement import Placement, PlacementError, place
+from trials.planner.tables.table_cost import (
     ONE_PROCESS_ROW_STATE_BYTES,
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
@@ -45,7 +45,7 @@ def _table(number: int, rows: int, mean_ids: float = 1.0) -> Table:
 
 
 def zipf_tables(count: int, seed: int, largest: float = 1e8, most_ids: float = 200) -> tuple[Table, ...]:
-    """Rows and ids an example fall with their place in two independent orders."""
+    """Rows and ids per example fall with their place in two independent orders."""
     drawn = random.Random(seed)
     by_rows, by_ids = drawn.sample(range(1, count + 1), count), drawn.sample(range(1, count + 1), count)
     return tuple(
@@ -289,7 +289,8 @@ def test_sizes_below_one_are_refused(dim: int, batch: int, name: str) -> None:
 
 
 def test_placing_needs_no_torch() -> None:
-    code = "import sys, trials.planner.placement; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    left_out = "'torch' in sys.modules or 'numpy' in sys.modules"
+    code = f"import sys, trials.planner.tables.placement; sys.exit({left_out})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dhen.errors import UserError
 from dhen.schema import Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words
-from trials.planner.lpt import Price, Shard, narrowest_width, spread
-from trials.planner.table_cost import (
+from trials.planner.tables.lpt import Price, Shard, narrowest_width, spread
+from trials.planner.tables.table_cost import (
     FP32_BYTES,
     ROW_STATE_BYTES,
     Rates,
@@ -29,6 +29,9 @@ from trials.planner.table_cost import (
     replicated_cost,
     sharded_cost,
 )
+
+if TYPE_CHECKING:
+    from trials.job import TrainingConfig
 
 KEPT = 128
 """Placements kept for the next candidate: a study has one set of tables and a few embedding dimensions."""
@@ -272,6 +275,24 @@ def _why(tables: tuple[Sized, ...], work: Workload, cluster: Cluster, needed: in
     half = ", training.table_precision=fp16" if work.weight_bytes == FP32_BYTES else ""
     return (
         f"the tables do not fit: the fullest of {cluster.ranks} ranks would hold {byte_words(needed)} "
-        f"{has.replace('its', 'their')} More ranks, more memory a rank, a smaller embedding_dim{half} or fewer "
+        f"{has.replace('its', 'their')} More ranks, more memory per rank, a smaller embedding_dim{half} or fewer "
         "rows would do."
     )
+
+
+def table_notes(training: TrainingConfig, placement: Placement, device: str) -> tuple[str, ...]:
+    """What a reader should know of tables in fp16 and of quantized all-to-all, where they do less than they
+    could, in sentences; `device` is `cpu` or `cuda`."""
+    notes = []
+    if training.table_precision == "fp16" and placement.shards and device == "cpu":
+        notes.append(
+            "training.table_precision=fp16: FBGEMM's kernels for CPUs round updates of sharded tables to the "
+            "nearest, and lose those below 1/2048 of a weight; on GPUs, on one rank, and for tables that all "
+            "ranks hold whole, rounding is stochastic."
+        )
+    if training.all_to_all_precision != "fp32" and not placement.shards:
+        notes.append(
+            f"training.all_to_all_precision={training.all_to_all_precision} changes nothing here: every rank has "
+            "all tables, and sends no embeddings."
+        )
+    return tuple(notes)

@@ -162,7 +162,7 @@ class _Pod:
         self._bytes = [0] * ranks
         self._tables: list[set[int]] = [set() for _ in range(ranks)]
         self._by_load = [(0.0, rank) for rank in range(ranks)]
-        """A heap with one entry a rank; loads in it may be outdated, and are then too low."""
+        """A heap with one entry per rank; loads in it may be outdated, and are then too low."""
 
     def cheapest(self, shard: Shard, bytes_limit: float) -> int | None:
         """The rank with the lowest load that has nothing of the table and room below the limit."""

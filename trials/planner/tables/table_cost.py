@@ -25,7 +25,7 @@ ID_BYTES = 8
 ROW_STATE_BYTES = 4
 """Row-wise Adagrad's fp32 sum, for each row of each column shard (FBGEMM, and trials/optim/rowwise_adagrad.py)."""
 ONE_PROCESS_ROW_STATE_BYTES = 4 + 8
-"""With the int64 a row that trials/optim/rowwise_adagrad.py adds up duplicates through."""
+"""With the int64 per row that trials/optim/rowwise_adagrad.py adds up duplicates through."""
 TABLE_DECAY_ROW_BYTES = 8
 """More a row in one process where `table_decay` is used: the float64 of trials/optim/rowwise_adagrad.py."""
 SECTOR_BYTES = 32

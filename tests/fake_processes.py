@@ -1,0 +1,112 @@
+"""Processes that are none: runs that say what they are told to say, and a launcher that starts such runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trials.events import WEIGHTS, Diverged, Evaluated, Event, Failed, Progress, Scored, Trained
+from trials.processes.task import Task
+from trials.record import CurvePoint, Measured, Metrics
+
+_READY, _writer = os.pipe()
+os.close(_writer)
+"""A pipe without a writer is ready at once, so that nobody waits for a process that is none."""
+
+MOST_LOOKS = 1000
+"""What goes wrong ends a test that would wait for ever."""
+Look = Sequence[Event]
+"""What a run says at one look."""
+
+
+class FakeRun:
+    """A `trials.processes.launcher.AnyRun`: it says one look's events after the other, and ends with the last."""
+
+    def __init__(self, *looks: Look, ends: bool = True) -> None:
+        """`ends`: otherwise the run goes on in silence until it is killed."""
+        self._looks, self._ends = list(looks), ends
+        self.directory: Path | None = None
+        """Where a training that ends well leaves a file of weights."""
+        self.ended = False
+        self.kills = 0
+        self._left = MOST_LOOKS
+        self.sentinels = [_READY]
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended and not self.kills
+
+    def new_events(self) -> list[Event]:
+        self._left -= 1
+        assert self._left, "nobody ends a run that goes on in silence"
+        events = list(self._looks.pop(0)) if self._looks and not self.kills else []
+        self.ended = bool(self.kills) or (self._ends and not self._looks)
+        if self.directory is not None and any(isinstance(event, Trained) for event in events):
+            (self.directory / WEIGHTS).write_bytes(b"weights")
+        return events
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+class FakeLauncher:
+    """A `trials.processes.launcher.AnyLauncher` whose tasks go as a script says."""
+
+    def __init__(self, script: Callable[[Task], FakeRun]) -> None:
+        """`script` gives the run of a task."""
+        self._script = script
+        self.tasks: list[Task] = []
+        self.runs: list[FakeRun] = []
+        self.most_at_once = 0
+
+    def start(self, task: Task, directory: Path) -> FakeRun:
+        run = self._script(task)
+        run.directory = directory
+        self.tasks.append(task)
+        self.runs.append(run)
+        self.most_at_once = max(self.most_at_once, len(self.alive))
+        return run
+
+    @property
+    def alive(self) -> list[FakeRun]:
+        return [run for run in self.runs if run.alive]
+
+
+def quality(ne: float) -> Metrics:
+    return Metrics(ne=ne, log_loss=ne, auc=0.7, calibration=1.0, examples=10)
+
+
+def progress(examples: int) -> Progress:
+    return Progress(examples=examples, total_examples=1000, seconds=0.1)
+
+
+def evaluated(examples: int, ne: float) -> Evaluated:
+    point = CurvePoint(
+        examples=examples, epoch=0.1, train_loss=ne, learning_rate=0.1, seconds=0.1, validation=quality(ne)
+    )
+    return Evaluated(point=point)
+
+
+def trained(ne: float = 0.9) -> Trained:
+    return Trained(best=quality(ne), measured=Measured(step_ms=2.0, peak_memory_bytes=100))
+
+
+def diverged() -> Diverged:
+    return Diverged(step=7, loss="nan")
+
+
+def failed(error: str = "an exception") -> Failed:
+    return Failed(error=error)
+
+
+def killed() -> Failed:
+    return Failed(error="killed from outside", killed=True)
+
+
+def out_of_memory(needed: int = 300, limit: int = 200) -> Failed:
+    return Failed(error="out of memory", out_of_memory=True, needed_bytes=needed, limit_bytes=limit)
+
+
+def scored(split: str, ne: float = 0.95) -> Scored:
+    return Scored(split=split, metrics=quality(ne))

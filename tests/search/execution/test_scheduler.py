@@ -1,0 +1,232 @@
+"""The scheduler by itself: places, the order of calls, and that an interruption ends all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from fake_processes import FakeRun, progress
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.execution.scheduler import Scheduler
+from trials.events import Event
+
+
+class Fake:
+    """An activity that goes on for some looks."""
+
+    def __init__(self, name: Any, run: FakeRun) -> None:
+        self.name, self.run = name, run
+
+    def take(self, events: list[Event]) -> None:
+        pass
+
+
+def lasting(name: Any, looks: int = 1) -> Fake:
+    return Fake(name, FakeRun(*[[progress(look)] for look in range(looks)]))
+
+
+def endless(name: Any) -> Fake:
+    return Fake(name, FakeRun([progress(1)], ends=False))
+
+
+class FakeWork:
+    """Work whose activities are made beforehand; None stands for what needs no processes."""
+
+    def __init__(self, activities: Iterable[Callable[[], Fake] | None]) -> None:
+        self.activities = activities
+        self.scheduler = Scheduler[Fake](1)
+        self.room = True
+        self.began: list[Any] = []
+        self.over: list[Any] = []
+        self.looks = 0
+        self.most = 0
+
+    def worked_off(self, places: int = 1) -> FakeWork:
+        self.scheduler = Scheduler[Fake](places, poll_seconds=0.0)
+        self.scheduler.run(self)
+        return self
+
+    def begin(self) -> Iterator[Fake | None]:
+        for make in self.activities:
+            activity = make() if make is not None else None
+            self.began.append(activity and activity.name)
+            yield activity
+
+    def has_room(self) -> bool:
+        return self.room
+
+    def heard(self, activity: Fake) -> bool:
+        return False
+
+    def ended(self, activity: Fake) -> Iterable[Fake]:
+        self.over.append(activity.name)
+        return ()
+
+    def looked(self) -> None:
+        self.looks += 1
+        self.most = max(self.most, len(self.scheduler.running))
+
+
+def made(*activities: Fake) -> list[Callable[[], Fake]]:
+    return [lambda activity=activity: activity for activity in activities]
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 4) | st.none(), max_size=9))
+def test_all_places_are_filled_and_never_more(places: int, lengths: list[int | None]) -> None:
+    named = list(enumerate(lengths))
+    activities = [n and (lambda name=name, n=n: lasting(name, n)) for name, n in named]
+    work = FakeWork(activities).worked_off(places)
+    assert [name for name in work.began if name is not None] == [name for name, n in named if n]
+    assert sorted(work.over) == [name for name, n in named if n]
+    assert work.most <= places
+    assert work.scheduler.running == []
+    if all(n and n > places for n in lengths):
+        assert work.most == min(places, len(lengths))
+
+
+def test_what_is_settled_without_processes_takes_no_place() -> None:
+    """It is followed by a look, so that what is begun next knows of all that has ended."""
+    seen: list[list[str]] = []
+    work = FakeWork([])
+    work.activities = iter(
+        [
+            lambda: lasting("a"),
+            None,
+            lambda: seen.append(list(work.over)) or lasting("b"),
+        ]
+    )
+    work.worked_off(places=2)
+    assert seen == [["a"]]
+    assert work.over == ["a", "b"]
+
+
+def test_nothing_begins_while_the_work_has_no_room() -> None:
+    work = FakeWork(made(lasting("a", 2), lasting("b")))
+    began_when_full: list[list[str]] = []
+
+    def looked() -> None:
+        work.room = not work.scheduler.running
+        began_when_full.append(list(work.began))
+
+    work.looked = looked  # type: ignore[method-assign]
+    work.worked_off(places=2)
+    assert began_when_full[0] == began_when_full[1] == ["a"]
+    assert work.over == ["a", "b"]
+
+
+def test_what_follows_an_end_keeps_the_place_of_what_has_ended() -> None:
+    """A next attempt goes before whatever comes up."""
+    work = FakeWork(made(lasting("a"), lasting("b")))
+    attempts = iter([lasting("a again"), lasting("a once more")])
+    ended = work.ended
+
+    def again(activity: Fake) -> Iterable[Fake]:
+        ended(activity)
+        return [next(attempts)] if activity.name in ("a", "a again") else []
+
+    work.ended = again  # type: ignore[method-assign]
+    work.worked_off()
+    assert work.over == ["a", "a again", "a once more", "b"]
+
+
+def test_what_is_given_up_has_ended_though_its_processes_go_on() -> None:
+    activity = endless("a")
+    work = FakeWork(made(activity, lasting("b")))
+    work.heard = lambda each: each is activity  # type: ignore[method-assign]
+    work.worked_off()
+    assert work.over == ["a", "b"]
+
+
+def test_the_last_words_of_what_has_ended_are_heard_before_its_end_is_taken_in() -> None:
+    calls: list[str] = []
+    work = FakeWork(made(lasting("a")))
+    work.heard = lambda each: bool(calls.append("heard"))  # type: ignore[method-assign]
+    work.ended = lambda each: calls.append("ended") or ()  # type: ignore[method-assign]
+    work.worked_off()
+    assert calls == ["heard", "ended"]
+
+
+def interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_anything_begins_goes_on_up() -> None:
+    work = FakeWork([interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        work.worked_off()
+    assert work.scheduler.running == []
+    assert work.over == []
+
+
+@pytest.mark.parametrize("moment", ["begin", "has_room", "heard", "looked"])
+def test_ctrl_c_ends_all_that_runs_and_says_what_ran(moment: str) -> None:
+    activities = [endless("a"), endless("b")]
+    work = FakeWork([*made(*activities), interrupt] if moment == "begin" else made(*activities))
+
+    def once_both_run(*_: Any) -> Any:
+        if len(work.scheduler.running) == 2:
+            interrupt()
+        return moment == "has_room"
+
+    if moment != "begin":
+        setattr(work, moment, once_both_run)
+    with pytest.raises(KeyboardInterrupt):
+        work.worked_off(places=3)
+    assert [activity.run.kills for activity in activities] == [1, 1]
+    assert work.scheduler.running == activities
+    assert work.over == []
+
+
+def test_ctrl_c_while_one_is_kept_ends_the_others() -> None:
+    """What is being kept is not among those that were cut short: its processes are gone."""
+    kept, other = lasting("a", 2), endless("b")
+    work = FakeWork(made(kept, other))
+    work.ended = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        work.worked_off(places=2)
+    assert other.run.kills == 1
+    assert work.scheduler.running == [other]
+
+
+def test_what_has_begun_in_place_of_another_is_ended_though_the_next_beginning_fails() -> None:
+    """Two have waited for an equal one; the first of them runs when Ctrl-C comes."""
+    first = endless("first")
+
+    def ended(_: Fake) -> Iterator[Fake]:
+        yield first
+        interrupt()
+
+    work = FakeWork(made(lasting("a")))
+    work.ended = ended  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        work.worked_off()
+    assert first.run.kills == 1
+    assert work.scheduler.running == [first]
+
+
+def test_an_error_ends_all_that_runs_too() -> None:
+    activity = endless("a")
+    work = FakeWork(made(activity))
+
+    def fail() -> None:
+        raise RuntimeError("the database is full")
+
+    work.looked = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="full"):
+        work.worked_off()
+    assert not activity.run.alive
+
+
+def test_a_second_run_knows_nothing_of_an_interrupted_one() -> None:
+    work = FakeWork(made(endless("a")))
+    work.looked = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        work.worked_off()
+    fresh, seen = FakeWork(made(lasting("b"))), []
+    fresh.looked = lambda: seen.append(len(work.scheduler.running))  # type: ignore[method-assign]
+    work.scheduler.run(fresh)
+    assert fresh.over == ["b"]
+    assert max(seen) <= 1

@@ -1,0 +1,119 @@
+"""The page of formats names all that is on disk and in `--json`: events, tables, files, fields."""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+
+import pytest
+
+from dhen.model import named_model
+from dhen.schema import FeatureSchema, Table
+from search import run_directory
+from search.bundles import bundle
+from search.execution.trainer import SERVING
+from search.verbs.plan import as_data
+from trials.cluster.load import load_cluster
+from trials.data.cache import MANIFEST
+from trials.events import EVENTS, RENDEZVOUS, WEIGHTS, Event
+from trials.hosts.hosts import MARK
+from trials.job import TrainingConfig
+from trials.mlflow.tracker import artifacts, database
+from trials.planner.plan import plan
+from trials.processes.task import Task
+from trials.record import Attempt, CurvePoint, Measured, Metrics, TrialRecord
+from trials.serving_limits import ForwardTime, ServingConfig
+from trials.storage.schema import METADATA
+from trials.study_record import ClusterSummary, StudyRecord
+
+PAGE = (Path(__file__).parent.parent / "docs" / "formats.md").read_text()
+KINDS = typing.get_args(typing.get_args(Event)[0])
+
+
+def row(name: str) -> str:
+    """The row of a table of the page that begins with this name."""
+    found = re.search(rf"^\| (?:\S+ )?`{re.escape(name)}`.*$", PAGE, re.MULTILINE)
+    assert found, f"docs/formats.md has no row for {name}"
+    return found[0]
+
+
+def section(heading: str) -> str:
+    """What stands under a heading."""
+    return PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def missing(names: typing.Iterable[str], text: str) -> list[str]:
+    return [name for name in names if f"`{name}`" not in text]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_event_is_there_with_its_fields(kind: typing.Any) -> None:
+    fields = dict(kind.model_fields)
+    name = fields.pop("event").default
+    assert missing(fields, row(name)) == []
+
+
+@pytest.mark.parametrize("part", [CurvePoint, Measured, Metrics, ForwardTime])
+def test_what_events_hold_is_there_with_its_fields(part: typing.Any) -> None:
+    assert missing(part.model_fields, section("Events")) == []
+
+
+@pytest.mark.parametrize("table", METADATA.sorted_tables, ids=lambda table: table.name)
+def test_every_table_of_the_ledger_is_there_with_its_columns(table: typing.Any) -> None:
+    assert missing((column.name for column in table.columns), row(table.name)) == []
+
+
+def test_every_file_of_a_bundle_is_there() -> None:
+    files = (bundle.INFO, f"{bundle.ENCODING}/", WEIGHTS, bundle.CHECK, bundle.MANIFEST)
+    assert missing(files, section("A bundle")) == []
+
+
+def test_every_file_of_a_run_directory_is_there() -> None:
+    names = ("STUDY_FILE", "STUDY_DB", "LOCK_FILE", "DRIVER_LOG", "REPORT")
+    files = [getattr(run_directory, name) for name in names]
+    folders = (run_directory.BEST, run_directory.CHECKPOINTS, artifacts(Path()).name, SERVING)
+    files += [f"{folder}/" for folder in folders]
+    files += [EVENTS, RENDEZVOUS, WEIGHTS, database(Path()).name, MARK]
+    assert missing(files, section("A run directory")) == []
+
+
+@pytest.mark.parametrize("more", [{}, {"score_split": "SPLIT"}, {"serving": ServingConfig()}], ids=str)
+def test_every_log_of_a_rank_is_there(more: dict[str, typing.Any]) -> None:
+    task = Task.model_construct(attempt=0, **more)
+    name = task.logs(Path()).path(0).name.replace("attempt0", "attempt{a}")
+    page = section("A run directory")
+    assert f"`{name}`" in page or f"`{name.replace('rank0', 'rank{r}')}`" in page
+
+
+def test_the_arrays_of_a_cache_are_there() -> None:
+    arrays = ("labels", "categorical", "numeric", "bag0_ids", "bag0_offsets", "weight", "oracle", "timestamp")
+    assert (
+        missing((MANIFEST, *(f"{name}.npy" for name in arrays)), section("The cache that `prepare` writes"))
+        == []
+    )
+
+
+@pytest.mark.parametrize("part", [StudyRecord, ClusterSummary, TrialRecord])
+def test_status_as_json_has_these_fields(part: typing.Any) -> None:
+    assert missing(part.model_fields, section("`status --json`")) == []
+
+
+@pytest.mark.parametrize("field", ["origin", "job", "plan", "result"])
+def test_the_parts_of_a_trial_have_these_fields(field: str) -> None:
+    part = TrialRecord.model_fields[field].annotation
+    assert part is not None
+    assert missing(part.model_fields, row(field)) == []  # type: ignore[attr-defined]
+
+
+def test_attempts_are_the_columns_of_their_table() -> None:
+    assert missing(Attempt.model_fields, row("dhen_attempt")) == []
+
+
+def test_plan_as_json_has_these_fields() -> None:
+    schema = FeatureSchema(tables=(Table(name="site", rows=100),), numeric=("price",))
+    training = TrainingConfig(batch_size=64, precision="fp32")
+    found = as_data(plan(named_model("dlrm"), schema, training, load_cluster("h100")))
+    text = section("`plan --json`")
+    assert missing(found, text) == []
+    assert missing(found["strategies"][0], text) == []
