@@ -76,7 +76,7 @@ class Trainer:
             start_from=str(start_from) if start_from else None,
             resume_from=str(folder / CHECKPOINTS),
         )
-        LOG.info("trial %d: attempt %d as %s in %s", record.number, task.attempt, strategy.name, folder)
+        LOG.info("trial %d: attempt %d as %s", record.number, task.attempt, strategy.name)
         began = time.monotonic()
         run = self._launcher.start(task, folder)
         return Training(

@@ -66,7 +66,7 @@ class Launcher:
 
     def warm_up(self) -> None:
         """Starts the fork server's imports (seconds) while the caller does something else."""
-        LOG.info("fork server: starts, or runs already")
+        LOG.info("fork server: is started, unless it runs")
         with _server_environment():
             forkserver.ensure_running()
 

@@ -15,6 +15,7 @@ from faulty_ranks import all_gone
 from dhen.errors import UserError
 from search.config import read_study_config
 from search.read_study import read_study
+from trials.events import START_MARK
 from trials.record import Outcome
 
 FEW = ("ranks=2x1", "training.epochs=1")
@@ -34,7 +35,7 @@ def join(address: str, environment: dict[str, str], *words: str) -> subprocess.P
 def rank_of(folder: Path, rank: int) -> int:
     """Its process, as its log says."""
     log = (folder / f"attempt0.rank{rank}.log").read_text()
-    return int(log.rpartition("process ")[2].partition(",")[0])
+    return int(log.rpartition(f"{START_MARK}process ")[2].partition(",")[0])
 
 
 def test_a_host_is_lost_and_joins_again(
@@ -63,6 +64,9 @@ def test_a_host_is_lost_and_joins_again(
     first = record.trials[0].attempts[0]
     assert first.outcome is Outcome.INTERRUPTED
     assert "host 1 (" in str(first.error)
+    log = (out / "driver.log").read_text()
+    for line in ("INFO trials.hosts.hosts: host 1 (", "WARNING trials.hosts.hosts: host 1 ("):
+        assert line in log
     assert (tmp_path / "logs" / "00001" / "attempt0.rank1.log").exists()
 
 
