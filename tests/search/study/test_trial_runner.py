@@ -41,6 +41,7 @@ from trials.serving_limits import ServingConfig
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
 
+pytestmark = pytest.mark.usefixtures("unsynced")
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",))
 LAYER = {"modules": ["dcn_v2"], "out_embeddings": 2}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER, LAYER]}, "test")
