@@ -210,6 +210,11 @@ class Measured(Value):
     evaluate_seconds: float | None = None
     """Seconds of evaluation."""
 
+    @property
+    def whole_seconds(self) -> float:
+        """Seconds of training and evaluation together; 0 where nothing was measured."""
+        return (self.train_seconds or 0.0) + (self.evaluate_seconds or 0.0)
+
 
 class Result(Value):
     """What came of a trial. Values not known (yet) are None."""

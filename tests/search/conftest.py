@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from command_line import SMALL, Run, run_here, run_process, write_log
 
 
@@ -60,3 +62,15 @@ def study(dhen_search_process: Run, click_log: Path, tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("runs") / "study"
     dhen_search_process("run", "--data", click_log, "--out", out, "trials=4", *SMALL)
     return out
+
+
+@pytest.fixture
+def unsynced() -> Iterator[None]:
+    """Databases do not wait for the disk at each commit: what is tested is no crash of the machine."""
+
+    def without_sync(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA synchronous=OFF")
+
+    sa.event.listen(sa.Engine, "connect", without_sync)
+    yield
+    sa.event.remove(sa.Engine, "connect", without_sync)

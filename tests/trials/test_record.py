@@ -1,11 +1,32 @@
+"""What is known of a trial: a nested value that changes by its parts; and curves against the baseline's."""
+
 from __future__ import annotations
 
+import json
+import math
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 from records import judged, metrics, study
 
-from trials.record import CurvePoint
+from trials.record import (
+    Attempt,
+    CurvePoint,
+    JobSummary,
+    Measured,
+    Metrics,
+    Origin,
+    Outcome,
+    PlanSummary,
+    Result,
+    StudyTrial,
+    TrialKind,
+    TrialPlan,
+    TrialRecord,
+)
 from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 
@@ -67,3 +88,178 @@ def test_what_is_not_a_number_is_read_back() -> None:
     last = record.trials[-1].with_result(validation=metrics(float("nan")))
     again = StudyRecord.model_validate_json(judged([last], finished=False).model_dump_json())
     assert repr(again.trials) == repr((last,))
+
+
+numbers = st.floats()
+"""Infinite ones, and what is no number, too."""
+finite = st.floats(allow_nan=False, allow_infinity=False)
+qualities = st.builds(Metrics, ne=numbers, log_loss=numbers, auc=numbers, calibration=numbers, examples=...)
+curve_points = st.builds(
+    CurvePoint,
+    examples=...,
+    epoch=finite,
+    train_loss=numbers,
+    learning_rate=finite,
+    seconds=finite,
+    validation=qualities,
+    averaged=...,
+)
+plan_summaries = st.builds(
+    PlanSummary,
+    strategy=...,
+    fits=...,
+    examples_per_rank=...,
+    memory_bytes=st.dictionaries(st.text(), st.integers()),
+    step_seconds=st.dictionaries(st.text(), finite),
+)
+maybe = st.none() | finite
+records = st.builds(
+    TrialRecord,
+    number=...,
+    kind=...,
+    point=st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | finite | st.text()),
+    origin=st.builds(Origin, reused_from=..., reused_from_study=..., members=..., sampler_notes=...),
+    job=st.builds(JobSummary, fingerprint=..., seed=..., flops=maybe, weights_bytes=...),
+    plan=st.builds(TrialPlan, technique=..., memory_excess=maybe, summary=st.none() | plan_summaries),
+    result=st.builds(
+        Result,
+        outcome=...,
+        error=...,
+        curve=st.lists(curve_points, max_size=3).map(tuple),
+        validation=st.none() | qualities,
+        test=st.none() | qualities,
+        technique=...,
+        measured=st.builds(Measured, examples_per_second=maybe, step_ms=maybe, peak_memory_bytes=...),
+        seconds=maybe,
+    ),
+    attempts=st.lists(
+        st.builds(Attempt, strategy=..., outcome=..., predicted_bytes=..., seconds=maybe), max_size=3
+    ).map(tuple),
+)
+
+
+@given(records)
+@settings(max_examples=25)
+def test_a_record_survives_the_way_through_json_whatever_is_in_it(record: TrialRecord) -> None:
+    again = TrialRecord.model_validate_json(record.model_dump_json())
+    assert repr(again) == repr(record)  # what is no number is not equal to itself
+    json.loads(record.model_dump_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+CHANGES = {"with_result": "result", "with_job": "job", "with_plan": "plan", "with_origin": "origin"}
+WRONG: dict[str, dict[str, Any]] = {
+    "with_result": {"seconds": "long", "curve": 3, "outcome": "won", "validation": {"ne": 0.9}},
+    "with_job": {"flops": "many", "seed": 0.5, "model": []},
+    "with_plan": {"peak_bytes": 0.5, "technique": 3, "summary": {}},
+    "with_origin": {"tuned_from": "the best", "members": 1, "reused_from_study": 4},
+}
+NEW: dict[str, dict[str, Any]] = {
+    "with_result": {"outcome": Outcome.FAILED, "error": "broken"},
+    "with_job": {"flops": 7.0, "seed": 3},
+    "with_plan": {"technique": "zero1", "peak_bytes": 9},
+    "with_origin": {"tuned_from": 2, "members": (1, 2)},
+}
+CANDIDATE = TrialRecord(number=1, kind=TrialKind.CANDIDATE)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_a_part_changes_these_fields_and_no_other(change: str) -> None:
+    before = study().trials[-1]
+    after, part = getattr(before, change)(**NEW[change]), CHANGES[change]
+    changed = _fields(getattr(after, part))
+    assert changed == _fields(getattr(before, part)) | NEW[change]
+    assert _fields(after) == _fields(before) | {part: getattr(after, part)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_a_part_refuses_names_that_it_has_not(change: str) -> None:
+    """Those of another part, of the record itself, and misspelt ones, for which the nearest is named."""
+    parts = {part: set(type(getattr(CANDIDATE, part)).model_fields) for part in CHANGES.values()}
+    own = parts[CHANGES[change]]
+    others = set().union(*parts.values()) | set(TrialRecord.model_fields)
+    for name in sorted(others - own):
+        with pytest.raises(TypeError, match=repr(name)):
+            getattr(CANDIDATE, change)(**{name: None})
+    for name in sorted(own):
+        with pytest.raises(TypeError, match=f"Did you mean '{name}'"):
+            getattr(CANDIDATE, change)(**{f"{name}x": None})
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "value"),
+    [(change, name, value) for change, values in WRONG.items() for name, value in values.items()],
+)
+def test_a_change_of_a_part_refuses_values_of_another_type(change: str, name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=name):
+        getattr(CANDIDATE, change)(**{name: value})
+
+
+def test_a_record_is_frozen_in_all_its_parts() -> None:
+    record = study().trials[-1]
+    for part in (record, record.result, record.result.measured, record.job, record.plan, record.origin):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(part, next(iter(type(part).model_fields)), None)
+
+
+def test_a_result_that_is_taken_over_took_no_time_and_its_look_at_test_is_not_taken() -> None:
+    result = study().trial(study().best).result
+    assert result.test is not None
+    assert result.seconds
+    taken = result.taken_over()
+    assert _fields(taken) == _fields(result) | {"test": None, "seconds": 0.0}
+    assert taken.taken_over() == taken
+
+
+def test_the_owner_of_a_result_is_the_trial_of_this_study_that_was_trained() -> None:
+    elsewhere = StudyTrial(study="other", directory="/runs/other", trial=5)
+    here = CANDIDATE.with_origin(reused_from=0)
+    there = CANDIDATE.with_origin(reused_from_study=elsewhere)
+    assert (CANDIDATE.owner, CANDIDATE.shared) == (1, False)
+    assert (here.owner, here.shared) == (0, True)  # the first trial has number 0
+    assert (there.owner, there.shared) == (1, True)  # its weights are copied under its own number
+    assert CANDIDATE.with_origin(tuned_from=0, promoted_from=0).owner == 1
+
+
+KNOWN_OF: dict[Outcome, tuple[bool, bool, bool, bool]] = {
+    # unfinished, may_be_tried_again, holds_for_equal_jobs, is_final
+    Outcome.RUNNING: (True, False, False, False),
+    Outcome.COMPLETED: (False, False, True, True),
+    Outcome.STOPPED: (False, False, True, False),
+    Outcome.INFEASIBLE: (False, False, False, False),
+    Outcome.OUT_OF_MEMORY: (False, True, False, False),
+    Outcome.DIVERGED: (False, False, False, True),
+    Outcome.FAILED: (False, False, False, False),
+    Outcome.INTERRUPTED: (True, True, False, False),
+}
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_each_outcome_says_what_follows_from_it(outcome: Outcome) -> None:
+    says = outcome.unfinished, outcome.may_be_tried_again, outcome.holds_for_equal_jobs, outcome.is_final
+    assert says == KNOWN_OF[outcome]
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_what_is_said_of_an_outcome_does_not_contradict_itself(outcome: Outcome) -> None:
+    if outcome.unfinished:
+        assert not outcome.is_final
+        assert not outcome.holds_for_equal_jobs
+    if outcome.may_be_tried_again:
+        assert not outcome.is_final
+        assert not outcome.holds_for_equal_jobs
+
+
+def test_a_plan_without_items_has_no_peak_and_what_is_hidden_is_taken_off() -> None:
+    bare_plan = PlanSummary(strategy=None, fits=False, examples_per_rank=1)
+    assert (bare_plan.peak_bytes, bare_plan.whole_step_seconds) == (None, None)
+    items = bare_plan.replace(
+        memory_bytes={"a": 1, "b": 2}, step_seconds={"forward": 2.0, "all_reduce": 1.0, "hidden": 0.5}
+    )
+    assert items.peak_bytes == 3
+    assert items.whole_step_seconds is not None
+    assert math.isclose(items.whole_step_seconds, 2.5)
+
+
+def _fields(value: BaseModel) -> dict[str, Any]:
+    """One level deep."""
+    return dict(value)

@@ -178,7 +178,4 @@ def _flops(trained: Trained) -> float:
 
 
 def _seconds(trained: Trained) -> float:
-    return sum(
-        (each.result.measured.train_seconds or 0.0) + (each.result.measured.evaluate_seconds or 0.0)
-        for each in trained.records
-    )
+    return sum(record.result.measured.whole_seconds for record in trained.records)

@@ -153,10 +153,7 @@ def _row(
         relative=tuple(relative),
         paper_percent=row.paper_percent,
         paper_flops=row.paper_flops,
-        seconds=sum(
-            (r.result.measured.train_seconds or 0.0) + (r.result.measured.evaluate_seconds or 0.0)
-            for r in trained
-        ),
+        seconds=sum(record.result.measured.whole_seconds for record in trained),
         errors=tuple(record.result.error for record in trained if record.result.error),
     )
 

@@ -1,4 +1,4 @@
-"""The driver on fake processes: which stage follows which, what the sampler is asked and told, how it ends."""
+"""The driver's story on fake processes: which stage follows which, what the sampler is asked and told."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from trials.processes.task import Task
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
+pytestmark = pytest.mark.usefixtures("unsynced")
 WORDS = (
     "space=tiny",
     "sampler=random",
@@ -266,21 +267,28 @@ MOMENTS: dict[str, Callable[[StudyState], bool]] = {
 }
 
 
+EVERY_STAGE = ("tune=2", "training.train_fraction=0.5")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(log: PreparedLog, tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        return Setting(folder / "study", log, patch).open(*EVERY_STAGE)[0].run()
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_same_command_goes_on_from_ctrl_c_and_comes_to_what_it_would_have_come_to(
-    setting: Setting, tmp_path: Path, log: PreparedLog, monkeypatch: pytest.MonkeyPatch, moment: str
+    setting: Setting, undisturbed: StudyRecord, moment: str
 ) -> None:
-    words = ("tune=2", "training.train_fraction=0.5")
-    (tmp_path / "other").mkdir()
-    undisturbed = Setting(tmp_path / "other" / "study", log, monkeypatch).open(*words)[0].run()
-    study, before = setting.open(*words, watcher=interrupts(MOMENTS[moment]))
+    study, before = setting.open(*EVERY_STAGE, watcher=interrupts(MOMENTS[moment]))
     with pytest.raises(KeyboardInterrupt):
         study.run()
     broken_off = study.record()
     assert not broken_off.finished
     assert not any(trial.result.outcome is Outcome.RUNNING for trial in broken_off.trials)
 
-    study, after = setting.open(*words)
+    study, after = setting.open(*EVERY_STAGE)
     record = study.run()
     assert [_essence(trial) for trial in record.trials] == [_essence(trial) for trial in undisturbed.trials]
     assert (record.baseline, record.front) == (undisturbed.baseline, undisturbed.front)

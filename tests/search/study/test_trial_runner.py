@@ -41,6 +41,7 @@ from trials.serving_limits import ServingConfig
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
 
+pytestmark = pytest.mark.usefixtures("unsynced")
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",))
 LAYER = {"modules": ["dcn_v2"], "out_embeddings": 2}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER, LAYER]}, "test")
@@ -320,6 +321,7 @@ def test_where_the_first_of_three_equal_jobs_fails_the_second_trains_and_the_thi
     assert first.result.outcome is not Outcome.COMPLETED
     assert (second.result.outcome, second.origin.reused_from) == (Outcome.COMPLETED, None)
     assert third.origin.reused_from == 1
+    assert [record.number for record in study.ledger.saved].count(2) == 2  # as it began to wait, as it ended
     assert len(study.launcher.tasks) == 2
     assert study.launcher.most_at_once == 1
 

@@ -1,0 +1,166 @@
+"""Retrainings on fake processes: trained, tried again, scored where asked; what is done is not done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_processes import (
+    FakeLauncher,
+    FakeRun,
+    diverged,
+    evaluated,
+    failed,
+    killed,
+    progress,
+    scored,
+    trained,
+)
+
+from dhen.model import parse_model
+from dhen.schema import FeatureSchema, Table
+from search.execution.jobs import new_record
+from search.execution.retraining import Retrainings, Wanted
+from search.execution.trainer import Trainer
+from trials.data.cache import PreparedLog
+from trials.events import Event
+from trials.job import Job, TrainingConfig
+from trials.processes.task import Task
+from trials.record import Outcome, TrialKind, TrialRecord
+from trials.storage.database import sqlite_url
+from trials.storage.ledger import Ledger, Setting
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+CLUSTER = {"name": "small", "hosts": 1, "gpus_per_host": 1, "hbm": 1}
+JOB = Job(
+    model=parse_model({"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}]}, "test"),
+    features=FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",)),
+    log="l",
+    training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
+    seed=0,
+)
+WINNER = new_record(0, TrialKind.CANDIDATE, {}, JOB).with_result(outcome=Outcome.COMPLETED, technique="dp")
+
+
+def wanted(seed: int) -> Wanted:
+    return Wanted(WINNER, JOB.replace(seed=seed))
+
+
+class Session:
+    """A session on one run directory; `script` gives the run of a task."""
+
+    def __init__(self, directory: Path, script: Callable[[Task], FakeRun]) -> None:
+        self.ledger = Ledger(sqlite_url(directory / "study.db"), "study")
+        self.ledger.settle(Setting(directory="", log="l", features={}, seed=0, version=2, cluster=CLUSTER))
+        self.ledger.save(WINNER)
+        self.launcher = FakeLauncher(script)
+        log = PreparedLog(directory, manifest=None)  # type: ignore[arg-type]
+        trainer = Trainer(self.launcher, log, directory, threads=1, precision="fp32")
+        self.ended: list[int] = []
+        self.retrainings = Retrainings(self.ledger, trainer, side_by_side=2, on_change=self._changed)
+
+    def _changed(self, record: TrialRecord, ended: bool) -> None:
+        self.ended += [record.job.seed] if ended else []
+
+    @property
+    def tasks(self) -> list[tuple[int, str]]:
+        return [(task.job.seed, "score" if task.score_split else "train") for task in self.launcher.tasks]
+
+
+def well(task: Task) -> FakeRun:
+    if task.score_split:
+        return FakeRun([scored(task.score_split, 0.8)])
+    return FakeRun([progress(1)], [evaluated(10, 0.9), trained(0.9)])
+
+
+def says(*training: Event) -> Callable[[Task], FakeRun]:
+    return lambda task: well(task) if task.score_split else FakeRun([training[task.attempt]])
+
+
+def test_each_is_trained_then_scored_and_each_look_at_test_counts(tmp_path: Path) -> None:
+    session = Session(tmp_path, well)
+    found = session.retrainings.run([wanted(1), wanted(2), wanted(1)], score=True)
+    assert sorted(session.tasks) == [(seed, what) for seed in (1, 2) for what in ("score", "train")]
+    assert [record.result.test.ne for record in found.values() if record.result.test] == [0.8, 0.8]
+    assert session.ledger.test_looks() == 2
+    assert sorted(session.ended) == [1, 2]
+    assert session.ledger.retrainings() == sorted(found.values(), key=lambda record: record.number)
+    assert session.launcher.most_at_once == 2
+
+
+def test_what_is_done_is_not_done_again_by_a_later_session(tmp_path: Path) -> None:
+    Session(tmp_path, well).retrainings.run([wanted(1)])
+    again = Session(tmp_path, well)
+    assert len(again.retrainings.run([wanted(1), wanted(2)])) == 2
+    assert again.tasks == [(2, "train")]
+
+
+def test_weights_that_are_wanted_and_gone_are_trained_again(tmp_path: Path) -> None:
+    Session(tmp_path, well).retrainings.run([wanted(1)])
+    with_weights = Session(tmp_path, well)
+    with_weights.retrainings.run([wanted(1)], weights=True)
+    assert with_weights.tasks == []
+    for weights in tmp_path.rglob("weights.safetensors"):
+        weights.unlink()
+    without = Session(tmp_path, well)
+    without.retrainings.run([wanted(1)], weights=True)
+    assert without.tasks == [(1, "train")]
+
+
+def test_what_was_killed_is_tried_once_more(tmp_path: Path) -> None:
+    session = Session(tmp_path, says(killed(), trained()))
+    (record,) = session.retrainings.run([wanted(1)]).values()
+    assert [attempt.outcome for attempt in record.attempts] == [Outcome.INTERRUPTED, Outcome.COMPLETED]
+
+
+@pytest.mark.parametrize(("end", "tried_again"), [(failed(), True), (diverged(), False)])
+def test_what_ended_without_a_result_is_told_and_trained_again_where_it_may_end_otherwise(
+    tmp_path: Path, end: Event, tried_again: bool
+) -> None:
+    session = Session(tmp_path, says(end))
+    assert session.retrainings.run([wanted(1)], score=True) == {}
+    (told,) = session.retrainings.failures([wanted(1)])
+    assert told.startswith("trial 0 with seed 1: ")
+    assert session.ledger.test_looks() == 0
+    later = Session(tmp_path, well)
+    assert len(later.retrainings.run([wanted(1)])) == int(tried_again)
+    assert len(later.tasks) == int(tried_again)
+
+
+def test_ctrl_c_while_one_trains_keeps_what_has_ended(tmp_path: Path) -> None:
+    """The other is trained by the same command, under its own number."""
+
+    def script(task: Task) -> FakeRun:
+        return well(task) if task.job.seed == 1 else FakeRun([progress(1)], ends=False)
+
+    session = Session(tmp_path, script)
+    real = session.retrainings._on_change
+
+    def changed(record: TrialRecord, ended: bool) -> None:
+        real(record, ended)
+        if ended:
+            raise KeyboardInterrupt
+
+    session.retrainings._on_change = changed
+    with pytest.raises(KeyboardInterrupt):
+        session.retrainings.run([wanted(1), wanted(2)])
+    assert session.launcher.alive == []
+    later = Session(tmp_path, well)
+    assert len(later.retrainings.run([wanted(1), wanted(2)])) == 2
+    assert later.tasks == [(2, "train")]
+    assert [record.number for record in later.ledger.retrainings()] == [0, 1]
+
+
+def test_what_was_cut_short_between_training_and_scoring_is_scored_alone(tmp_path: Path) -> None:
+    def script(task: Task) -> FakeRun:
+        if task.score_split:
+            raise KeyboardInterrupt
+        return well(task)
+
+    with pytest.raises(KeyboardInterrupt):
+        Session(tmp_path, script).retrainings.run([wanted(1)], score=True)
+    later = Session(tmp_path, well)
+    assert len(later.retrainings.run([wanted(1)], score=True)) == 1
+    assert later.tasks == [(1, "score")]
+    assert later.ledger.test_looks() == 2  # the first may have been seen

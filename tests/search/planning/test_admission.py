@@ -1,0 +1,139 @@
+"""Who may train, and how: a new trial as planned, one that was cut short with its next attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from records import bare
+
+from dhen.model import parse_model
+from dhen.schema import FeatureSchema, Table
+from search.execution.jobs import new_record
+from search.planning.admission import Admission
+from search.planning.attempts import Execution
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import load_cluster
+from trials.job import Job, TrainingConfig
+from trials.record import Attempt, Outcome, Result, TrialKind, TrialRecord
+from trials.serving_limits import ServingConfig
+
+ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1").replace(device="cpu")
+JOB = Job(
+    model=parse_model(
+        {"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}] * 2}, "test"
+    ),
+    features=FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",)),
+    log="l",
+    training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
+    seed=0,
+)
+
+
+def admission(
+    *trials: TrialRecord, cluster: Cluster = ONE_RANK, executed: bool = True, **serving: Any
+) -> Admission:
+    return Admission(
+        cluster=cluster,
+        prefer="least",
+        execution=Execution(cluster if executed else None),
+        serving=ServingConfig(**serving),
+        measure_ms=lambda *_: 5.0,
+        trials=trials,
+    )
+
+
+def fresh(number: int = 3, kind: TrialKind = TrialKind.CANDIDATE) -> TrialRecord:
+    return new_record(number, kind, {}, JOB)
+
+
+def cut_short(outcome: Outcome, **facts: Any) -> TrialRecord:
+    """The trial as an earlier session left it in the attempt that followed this one."""
+    attempt = Attempt(strategy="dp", outcome=outcome, **({"predicted_bytes": None} | facts))
+    known = fresh().replace(attempts=(attempt,)).with_origin(started_at="2026-03-01T00:00:00+00:00")
+    return known.with_plan(technique="dp").with_result(outcome=Outcome.INTERRUPTED, error="Ctrl-C")
+
+
+def test_a_new_trial_trains_as_planned() -> None:
+    record, job = admission().admit(fresh(), JOB)
+    assert job is JOB
+    assert record.result == Result()
+    assert record.plan.technique == "dp"
+    assert record.plan.summary is not None
+
+
+def test_what_fits_nowhere_has_ended_and_the_baseline_trains_all_the_same() -> None:
+    small = ONE_RANK.with_hbm(1000)
+    record, job = admission(cluster=small).admit(fresh(), JOB)
+    assert (record.result.outcome, job) == (Outcome.INFEASIBLE, None)
+    record, job = admission(cluster=small).admit(fresh(kind=TrialKind.BASELINE), JOB)
+    assert (record.result.outcome, job) == (Outcome.RUNNING, JOB)
+
+
+def test_what_is_over_a_limit_of_serving_has_ended_with_its_plan() -> None:
+    record, job = admission(max_ms=4.0).admit(fresh(), JOB)
+    assert (record.result.outcome, job) == (Outcome.INFEASIBLE, None)
+    assert record.plan.serving_ms == 5.0
+    assert record.plan.summary is not None
+
+
+def test_a_trial_that_was_killed_goes_on_as_it_was() -> None:
+    known = cut_short(Outcome.INTERRUPTED)
+    record, job = admission().admit(fresh(), JOB, known)
+    assert job is JOB
+    assert record == known.replace(result=Result())
+
+
+def test_a_trial_that_ran_out_of_memory_goes_on_with_the_next_technique() -> None:
+    known = cut_short(Outcome.OUT_OF_MEMORY)
+    record, _ = admission().admit(fresh(), JOB, known)
+    assert record.attempts == known.attempts
+    assert record.origin == known.origin
+    assert record.result == Result()
+    assert record.plan.technique not in ("dp", None)
+
+
+@pytest.mark.parametrize("executed", [True, False])
+def test_a_trial_that_was_cut_short_in_its_first_attempt_is_planned_anew(executed: bool) -> None:
+    known = cut_short(Outcome.INTERRUPTED).replace(attempts=())
+    record, _ = admission(executed=executed).admit(fresh(), JOB, known)
+    assert record.attempts == ()
+    assert record.plan.summary is not None
+
+
+def test_what_ran_out_of_memory_makes_later_plans_leave_as_much_room() -> None:
+    """In this session and in those that follow; of this trial itself its ladder knows."""
+    before = admission()
+    free = before.plan(JOB)
+    assert free.best is not None
+    need = free.best.memory.total
+    short = cut_short(Outcome.OUT_OF_MEMORY, predicted_bytes=need, needed_bytes=need + 12_345)
+    before.next_attempt(short, JOB)
+    for later in (before, admission(short)):
+        found = later.plan(JOB)
+        assert found.best is not None
+        assert found.best.memory.reserve == free.best.memory.reserve + 12_345
+
+
+def test_the_room_that_is_left_never_shrinks() -> None:
+    its = admission()
+    for missing in (500, 20):
+        short = cut_short(Outcome.OUT_OF_MEMORY, predicted_bytes=100, needed_bytes=100 + missing)
+        its.next_attempt(short, JOB)
+    assert its.plan(JOB).best.memory.reserve == 500  # type: ignore[union-attr]
+
+
+def test_what_another_study_has_trained_is_judged_without_a_measurement() -> None:
+    calls: list[Any] = []
+    its = Admission(
+        cluster=ONE_RANK,
+        prefer="least",
+        execution=Execution(),
+        serving=ServingConfig(max_flops=1.0, max_ms=1.0),
+        measure_ms=lambda *given: calls.append(given) or 5.0,
+        trials=[bare(0, ne=0.9, flops=1.0)],
+    )
+    record = its.admit_by_size(fresh(), JOB)
+    assert record.result.outcome is Outcome.INFEASIBLE
+    assert record.plan.technique == "dp"
+    assert calls == []

@@ -1,0 +1,237 @@
+"""What follows an attempt that ended badly: the same once more, the next technique, or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from priced import GIB, priced
+from records import bare
+
+from dhen.model import parse_model
+from dhen.schema import FeatureSchema, Table
+from search.config import read_study_config
+from search.planning import attempts as planning
+from search.planning.attempts import Execution, execution, margin_bytes, next_strategy, ranks_here
+from search.planning.plan_trial import plan_of
+from trials.cluster.load import load_cluster
+from trials.job import Job, TrainingConfig
+from trials.planner.estimates import PricedStrategy
+from trials.planner.plan import Plan
+from trials.record import Attempt, Outcome, Result, TrialRecord
+from trials.strategy import named
+
+MEMORY = 100 * GIB
+ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1")
+JOB = Job(
+    model=parse_model(
+        {"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}] * 2}, "test"
+    ),
+    features=FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",)),
+    log="l",
+    training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
+    seed=0,
+)
+
+
+def rung(name: str, total: int, seconds: float = 1.0, *, fits: bool = True) -> PricedStrategy:
+    """A strategy with this name, of this many bytes."""
+    made = priced(named(name), MEMORY)
+    empty = {key: 0 for key in type(made.memory).model_fields if isinstance(getattr(made.memory, key), int)}
+    memory = made.memory.replace(**empty).replace(parameters=total)
+    return made.replace(memory=memory, time=made.time.replace(total=seconds), fits=fits)
+
+
+def planned(*rungs: PricedStrategy) -> Plan:
+    return Plan(
+        cluster="made up",
+        hosts=1,
+        gpus_per_host=2,
+        hbm=MEMORY,
+        verified=False,
+        batch_size=64,
+        examples_per_rank=32,
+        precision="fp32",
+        chosen=rungs[0].strategy,
+        strategies=rungs,
+        lacking_bytes=0,
+        remedy=None,
+        faster=None,
+        notes=(),
+    )
+
+
+def tried(strategy: str, outcome: Outcome = Outcome.OUT_OF_MEMORY, **facts: Any) -> Attempt:
+    return Attempt(strategy=strategy, outcome=outcome, **({"predicted_bytes": None} | facts))
+
+
+def name_of(found: PricedStrategy | None) -> str | None:
+    return found.strategy.name if found else None
+
+
+def test_the_next_strategy_has_the_fewest_techniques_of_those_that_need_less() -> None:
+    ladder = planned(
+        rung("dp", 100),
+        rung("fsdp+full_checkpointing", 10, 0.1),
+        rung("fsdp", 60, 3.0),
+        rung("zero1", 90, 2.0),
+    )
+    assert name_of(next_strategy(ladder, (tried("dp"),))) == "zero1"
+
+
+def test_among_as_many_techniques_the_shortest_step_counts() -> None:
+    ladder = planned(rung("dp", 100), rung("zero1", 90, 3.0), rung("zero2", 80, 2.0), rung("fsdp", 10, 2.5))
+    assert name_of(next_strategy(ladder, (tried("dp"),))) == "zero2"
+
+
+def test_the_next_strategy_needs_less_than_the_last_by_what_lacked() -> None:
+    ladder = planned(rung("dp", 100), rung("zero1", 91), rung("zero2", 90), rung("fsdp", 50))
+    assert name_of(next_strategy(ladder, (tried("dp", needed_bytes=210, limit_bytes=200),))) == "zero2"
+    assert name_of(next_strategy(ladder, (tried("dp", needed_bytes=211, limit_bytes=200),))) == "fsdp"
+    assert next_strategy(ladder, (tried("dp", needed_bytes=251, limit_bytes=200),)) is None
+
+
+@pytest.mark.parametrize("facts", [{}, {"needed_bytes": 5, "limit_bytes": 9}])
+def test_what_says_nothing_of_its_need_moves_on_to_what_needs_less_at_all(facts: dict[str, int]) -> None:
+    """A process that the kernel has killed knows no bytes."""
+    ladder = planned(rung("dp", 100), rung("zero1", 100), rung("zero2", 99))
+    assert name_of(next_strategy(ladder, (tried("dp", **facts),))) == "zero2"
+
+
+def test_what_does_not_fit_is_not_next() -> None:
+    ladder = planned(rung("dp", 100), rung("zero1", 50, fits=False), rung("fsdp+cpu_offload", 40))
+    assert name_of(next_strategy(ladder, (tried("dp"),))) == "fsdp+cpu_offload"
+
+
+def test_a_strategy_that_the_plan_does_not_know_has_no_next() -> None:
+    assert next_strategy(planned(rung("dp", 100), rung("zero1", 50)), (tried("fsdp"),)) is None
+
+
+def test_a_strategy_that_was_tried_is_not_next_though_it_would_need_less() -> None:
+    ladder = planned(rung("dp", 100), rung("zero1", 60), rung("zero2", 80), rung("fsdp", 70))
+    attempts = (tried("zero1", Outcome.INTERRUPTED), tried("dp"))
+    assert name_of(next_strategy(ladder, attempts)) in ("zero2", "fsdp")
+
+
+NAMES = ("dp", "zero1", "zero2", "fsdp", "fsdp+full_checkpointing", "fsdp+cpu_offload")
+
+
+@given(st.lists(st.integers(1, 50), min_size=len(NAMES), max_size=len(NAMES)), st.integers(0, 20))
+def test_a_climb_ends_and_tries_each_strategy_once_with_falling_need(bytes_: list[int], lacking: int) -> None:
+    ladder, needs = planned(*map(rung, NAMES, bytes_)), dict(zip(NAMES, bytes_, strict=True))
+    attempts = [tried("dp", needed_bytes=lacking, limit_bytes=0)]
+    while (found := next_strategy(ladder, tuple(attempts))) is not None:
+        assert needs[found.strategy.name] <= needs[attempts[-1].strategy] - max(lacking, 1)
+        attempts.append(tried(found.strategy.name, needed_bytes=lacking, limit_bytes=0))
+    names = [attempt.strategy for attempt in attempts]
+    assert len(set(names)) == len(names) <= len(NAMES)
+
+
+def attempted(*attempts: Attempt) -> TrialRecord:
+    record = bare(0, ne=0.9, flops=1.0, technique="dp", error="it went wrong", attempts=attempts)
+    return record.with_result(outcome=attempts[-1].outcome)
+
+
+def test_plans_leave_as_much_room_as_the_worst_prediction_was_too_low_by() -> None:
+    first = attempted(
+        tried("dp", predicted_bytes=100, needed_bytes=130),
+        tried("zero1", predicted_bytes=90, needed_bytes=95),
+    )
+    second = attempted(tried("dp", predicted_bytes=100, needed_bytes=120))
+    assert margin_bytes([first, second]) == 30
+    assert margin_bytes([second]) == 20
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        tried("dp", predicted_bytes=200, needed_bytes=100),
+        tried("dp", predicted_bytes=100),
+        tried("dp", needed_bytes=100),
+        tried("dp", Outcome.COMPLETED, predicted_bytes=100, measured_bytes=900),
+        tried("dp", Outcome.FAILED, predicted_bytes=100, needed_bytes=900),
+    ],
+    ids=["planned above", "need unknown", "planned elsewhere", "completed", "failed"],
+)
+def test_no_room_is_left_for_what_says_nothing_of_a_prediction_that_was_too_low(attempt: Attempt) -> None:
+    assert margin_bytes([attempted(attempt)]) == 0
+    assert margin_bytes([]) == 0
+
+
+def test_what_was_killed_begins_anew_as_it_was() -> None:
+    for cluster in (None, ONE_RANK):
+        record = attempted(tried("dp", Outcome.INTERRUPTED)).with_plan(technique="zero1", peak_bytes=7)
+        again = Execution(cluster).next_attempt(record, JOB, "least")
+        assert again is not None
+        assert again.result == Result()
+        assert (again.plan, again.attempts, again.job) == (record.plan, record.attempts, record.job)
+
+
+@pytest.mark.parametrize("outcome", sorted({*Outcome} - {Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY}))
+def test_no_attempt_follows_one_that_ended_otherwise(outcome: Outcome) -> None:
+    for cluster in (None, ONE_RANK):
+        assert Execution(cluster).next_attempt(attempted(tried("dp", outcome)), JOB, "least") is None
+
+
+def test_the_last_attempt_decides() -> None:
+    record = attempted(tried("dp", Outcome.INTERRUPTED), tried("dp", Outcome.FAILED))
+    assert Execution(ONE_RANK).next_attempt(record, JOB, "least") is None
+
+
+def test_where_plans_are_not_executed_nothing_follows_out_of_memory() -> None:
+    assert Execution().next_attempt(attempted(tried("dp")), JOB, "least") is None
+
+
+def test_out_of_memory_moves_the_plan_to_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    ladder = planned(rung("dp", 100), rung("zero1", 60, 2.5))
+    monkeypatch.setattr(planning, "plan_of", lambda *given: asked.append(given) or ladder)
+    again = Execution(ONE_RANK).next_attempt(attempted(tried("dp")), JOB, "fastest")
+    assert again is not None
+    assert again.result == Result()
+    assert (again.plan.technique, again.plan.peak_bytes, again.plan.step_seconds) == ("zero1", 60, 2.5)
+    assert asked == [(JOB, ONE_RANK, "fastest", 0)]  # all that fit, those that leave no margin too
+    assert Execution(ONE_RANK).strategy(again) == named("zero1")
+
+
+def test_no_strategy_left_ends_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "plan_of", lambda *_: planned(rung("dp", 100), rung("zero1", 100)))
+    assert Execution(ONE_RANK).next_attempt(attempted(tried("dp")), JOB, "least") is None
+
+
+def test_one_process_trains_whatever_was_planned_where_plans_are_not_executed() -> None:
+    record = bare(0, ne=0.9, flops=1.0).with_plan(technique="fsdp")
+    assert Execution().strategy(record).name == "dp"
+    assert Execution(ONE_RANK).strategy(record).name == "fsdp"
+    assert Execution(ONE_RANK).strategy(record.with_plan(technique=None)).name == "dp"  # the baseline's
+    assert Execution().task_fields(named("fsdp")) == {}
+
+
+def test_ranks_alone_may_fall_silent_for_long() -> None:
+    two = Execution(ONE_RANK.with_ranks("1x2"), hbm=7).task_fields(named("fsdp"))
+    assert (two["gpus_per_host"], two["hbm"], two["strategy"].name) == (2, 7, "fsdp")
+    assert two["deadline_seconds"] == planning.DEADLINE_SECONDS
+    assert Execution(ONE_RANK).task_fields(named("dp"))["deadline_seconds"] is None
+
+
+def test_plans_are_executed_here_and_on_hosts_that_join_and_a_declared_memory_is_enforced() -> None:
+    assert execution(read_study_config(None, ["cluster=zionex"]), ONE_RANK) == Execution()
+    assert execution(read_study_config(None, []), ONE_RANK) == Execution(ONE_RANK)
+    declared = execution(read_study_config(None, ["hbm=80GiB"]), ONE_RANK)
+    assert declared == Execution(ONE_RANK, ONE_RANK.hbm)
+    words = ["cluster=zionex", "ranks=2x4", "address=localhost:9000"]
+    assert execution(read_study_config(None, words), ONE_RANK) == Execution(ONE_RANK)
+    assert ranks_here(read_study_config(None, words)) == 4
+    assert ranks_here(read_study_config(None, ["ranks=2x4"])) == 8
+    assert ranks_here(read_study_config(None, ["cluster=zionex", "ranks=2x4"])) == 1
+
+
+def test_a_real_ladder_is_climbed_as_a_made_up_one() -> None:
+    found = plan_of(JOB, ONE_RANK, "least", 0)
+    assert found.chosen is not None
+    following = next_strategy(found, (tried(found.chosen.name),))
+    assert following is not None
+    assert found.best is not None
+    assert following.memory.total < found.best.memory.total
