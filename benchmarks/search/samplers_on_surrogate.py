@@ -44,7 +44,7 @@ from search.samplers.ask_tell import Proposals
 from search.samplers.ranker.acquisition import hypervolume
 from search.samplers.static_cost import Appraisal, Appraiser
 from search.stopping import RULES
-from search.stopping.rule import first_stop
+from search.stopping.base import first_stop
 from spaces.catalog_loader import random_point
 from spaces.space import Candidate, Point
 from trials.record import Origin, Outcome, Result, TrialKind, TrialRecord

@@ -29,8 +29,8 @@ from benchmarks.shared.machine_and_tables import machine, markdown, spread
 from search.pareto import pareto_front
 from search.samplers.ranker.acquisition import hypervolume
 from search.stopping import RULES
+from search.stopping.base import FEWEST, Rule, first_stop, like, went_on
 from search.stopping.forecast import CONFIDENCE, forecast
-from search.stopping.rule import FEWEST, Rule, first_stop, like, went_on
 from trials.record import JobSummary, Outcome, Result, TrialKind, TrialRecord
 
 

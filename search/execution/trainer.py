@@ -17,7 +17,7 @@ from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import POLL_SECONDS, AnyLauncher
 from trials.processes.task import Task
-from trials.record import TrialRecord
+from trials.record import TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
 
 LOG = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Trainer:
             start_from=str(start_from) if start_from else None,
             resume_from=str(folder / CHECKPOINTS),
         )
-        LOG.info("trial %d: attempt %d as %s", record.number, task.attempt, strategy.name)
+        LOG.info("%s %d: attempt %d as %s", _word(record), record.number, task.attempt, strategy.name)
         began = time.monotonic()
         run = self._launcher.start(task, folder)
         return Training(
@@ -97,7 +97,7 @@ class Trainer:
             score_split=split,
             keep_logits=keep_logits,
         )
-        LOG.info("trial %d: scored on %s", record.number, split)
+        LOG.info("%s %d: is scored on %s", _word(record), record.number, split)
         return Scoring(record, job, split, self._launcher.start(task, self.folder(record)))
 
     def forward_ms(self, job: Job, serving: ServingConfig) -> float:
@@ -125,3 +125,8 @@ class Trainer:
             threads=self._threads,
             debug=LOG.isEnabledFor(logging.DEBUG),  # as the command was asked to with -vv
         )
+
+
+def _word(record: TrialRecord) -> str:
+    """What a record's number counts: retrainings are numbered apart from trials."""
+    return "retraining" if record.kind is TrialKind.RETRAINING else "trial"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dhen.errors import unknown_name
 from search.stopping import learning_curve, rungs
-from search.stopping.rule import Rule, Stop
+from search.stopping.base import Rule, Stop
 from trials.record import TrialRecord
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
-from search.stopping.rule import best_ne
+from search.stopping.base import best_ne
 from trials.record import TrialRecord
 
 CONFIDENCE = 0.95

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from search.pareto import pareto_front
-from search.stopping.rule import FEWEST, Stop, like, went_on
+from search.stopping.base import FEWEST, Stop, like, went_on
 from trials.record import TrialKind, TrialRecord
 
 
 def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
-    """See `search.stopping.rule.Rule`."""
+    """See `search.stopping.base.Rule`."""
     from search.stopping.forecast import CONFIDENCE, forecast
 
     milestone = candidate.result.curve[-1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from search.stopping.rule import FEWEST, Stop, best_ne, like, went_on
+from search.stopping.base import FEWEST, Stop, best_ne, like, went_on
 from trials.record import Outcome, TrialRecord
 
 REDUCTION = 3
@@ -22,7 +22,7 @@ are a multiple of `REDUCTION`."""
 
 
 def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
-    """See `search.stopping.rule.Rule`."""
+    """See `search.stopping.base.Rule`."""
     from search.stopping.forecast import forecast
 
     rung = len(candidate.result.curve)

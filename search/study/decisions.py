@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from search.samplers.ask_tell import Proposals
-from search.stopping.rule import Rule, first_stop
+from search.stopping.base import Rule, first_stop
 from search.study_state import StudyState
 from trials.record import TrialKind, TrialRecord
 

@@ -20,8 +20,8 @@ from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import Appraiser
 from search.stopping import RULES, stopping_rule
+from search.stopping.base import FEWEST, Stop, first_stop
 from search.stopping.forecast import forecast
-from search.stopping.rule import FEWEST, Stop, first_stop
 from spaces.catalog_loader import load_space
 from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord

@@ -28,7 +28,7 @@ from search.execution.trainer import Trainer
 from search.planning.admission import Admission, Upcoming
 from search.planning.attempts import Execution
 from search.reuse.kept_weights import KeptWeights
-from search.stopping.rule import Rule, Stop
+from search.stopping.base import Rule, Stop
 from search.study.decisions import Decisions
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
