@@ -45,7 +45,7 @@ def forecast(candidate: TrialRecord, finished: Sequence[TrialRecord]) -> Forecas
 
     Args:
         candidate: a trial whose curve ends at the milestone.
-        finished: `rule.FEWEST` trials or more that went on from there to their end.
+        finished: `base.FEWEST` trials or more that went on from there to their end.
     """
     milestone = len(candidate.result.curve)
     x_NF = np.array([_features(trial, milestone) for trial in finished])
