@@ -70,8 +70,8 @@ class LayerConfig(Value):
     norm_placement: Literal["post", "pre"] = Field(default="post", exclude_if=lambda where: where == "post")
     """Place of the norm: post, on the layer's output, as in the paper, or pre, on what its modules see."""
     shortcut: bool = True
-    """Whether the layer has the paper's shortcut from its input to its output; usual models of the field have
-    none."""
+    """Whether the layer has the paper's shortcut from its input to its output; DLRM, DCN-V2 and Wide & Deep as
+    shipped have none."""
 
     @field_validator("modules")
     @classmethod
@@ -116,13 +116,13 @@ class ModelConfig(Value):
     table_dim_exponent: float = Field(
         default=0.0, ge=0.0, le=1.0, exclude_if=lambda exponent: exponent == 0.0
     )
-    """How fast embeddings get shorter with the rows of their table (alpha of arXiv 1909.11810), before a
-    linear map lifts them to D; 0: all have length D."""
+    """How much shorter the embeddings of tables with more rows are (alpha of arXiv 1909.11810); a linear map
+    lifts them to D. 0: all have length D."""
     buckets: Literal["summed", "apart"] = Field(
         default="summed", exclude_if=lambda buckets: buckets == "summed"
     )
-    """How the embeddings of numbers' buckets enter: summed into the one of the numeric inputs, or each apart,
-    for interaction modules to cross, at more FLOPs."""
+    """How the embeddings of numeric columns' buckets enter: summed into the one embedding of the numeric
+    inputs, or apart, each as an embedding that interaction modules can cross, at more FLOPs."""
     numeric_mlp: Widths = (64,)
     """Hidden widths of the MLP that turns the numeric inputs into one embedding."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -146,7 +146,8 @@ class DhenConfig(ModelConfig):
     """Hidden widths of the MLP from the flattened last layer to the logit."""
     # left out of plain data where it is the default, as norm_placement is
     members: int = Field(default=1, gt=0, le=256, exclude_if=lambda members: members == 1)
-    """K, the number of networks trained at once that share tables, features and the layers' weights."""
+    """K, the number of predictors that are trained at once and share tables, features and the layers' weights;
+    their probabilities are averaged."""
     members_from: int = Field(default=0, ge=0, exclude_if=lambda layer: layer == 0)
     """The layer at which members part; those before it are computed once for all. At the number of layers
     only the heads differ."""

@@ -45,15 +45,15 @@ An axis is one thing that may vary. In YAML it is one of three:
 - anything else, `16`: a constant."""
 PLAN = """\
 The file that `dhen-search plan` reads holds three mappings. A file with the keys of a model alone, or the name of
-a shipped model, takes its inputs and the default batch size from a log (`--data`).
+a shipped model, takes its inputs and the default batch size from a log, which `--data` names.
 
 | key | meaning |
 | --- | --- |
 | `model` | a [model configuration](model.md), or the name of a shipped one |
 | `schema` | the inputs of the model, the keys below; with `--data` the log gives them |
-| `training` | [training settings](training.md); `batch_size`, over all ranks, must be given where no log is |
+| `training` | [training settings](training.md); `batch_size`, over all ranks, is required without `--data` |
 
-`schema.numeric` may also be a number, which stands for so many names."""
+`schema.numeric` may also be a number: how many numeric inputs there are."""
 
 
 def section(heading: str, *parts: str) -> str:
@@ -108,9 +108,8 @@ def _contents(made: dict[str, str]) -> str:
     lines = [f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({name})" for name, text in made.items()]
     intro = (
         "Every key of every file that you may write, with its type, its default and its meaning. Files are "
-        "YAML; on the command line a key is written `training.epochs=2`. A key that is not here is refused, "
-        "and the nearest known one is named. What the commands do is told in the "
-        "[guide](../guide/README.md)."
+        "YAML; on the command line a key is written `training.epochs=2`. An unknown key is refused, "
+        "and the nearest known one is named. The [guide](../guide/README.md) says what the commands do."
     )
     return "\n".join(("# Configuration reference", "", intro, "", *lines, "", FOOT, ""))
 
@@ -212,10 +211,11 @@ def _cluster() -> str:
         "a byte and `b` a bit, `G` is 10^9 and `Gi` 2^30."
     )
     named = [f"- `{name}`: {cluster.description}" for name, cluster in clusters().items()]
+    this = "`this` is the machine itself, measured; in `cluster=` it may also be called `local`."
     return "\n\n".join(
         (
             section("# The cluster", intro, table(rows(Cluster))),
-            section("## Named clusters", "\n".join(named), "`this` is the machine itself, measured."),
+            section("## Named clusters", "\n".join(named), this),
         )
     )
 
@@ -227,13 +227,13 @@ def _plan() -> str:
 def _reproduce() -> str:
     intro = "The keys of `dhen-search reproduce TABLE`, as `key=value` words."
     own = {
-        "## `table1` besides": rows(
+        "## More keys of `table1`": rows(
             Table1Config, skip=set(TableConfig.model_fields) - own_fields(Table1Config)
         ),
-        "## `table2` besides": rows(
+        "## More keys of `table2`": rows(
             Table2Config, skip=set(TableConfig.model_fields) - own_fields(Table2Config)
         ),
-        "## `table3` besides": rows(
+        "## More keys of `table3`": rows(
             Table3Config, skip=set(TableConfig.model_fields) - own_fields(Table3Config)
         ),
     }
@@ -252,8 +252,8 @@ def _reproduce() -> str:
 
 def _fidelity() -> str:
     intro = (
-        "The keys of `dhen-search fidelity`, as `key=value` words; those that are options too (`--data`, "
-        "`--space`, `--fractions`, `--candidates`, `--seed`, `--tau`) are given one way or the other."
+        "The keys of `dhen-search fidelity`, as `key=value` words. Some are options too (`--data`, `--space`, "
+        "`--fractions`, `--candidates`, `--seed`, `--tau`); give each of them in one of the two ways."
     )
     return section("# Fidelity", intro, table(rows(FidelityConfig, pages=PAGES)))
 

@@ -40,7 +40,7 @@ class LogConfig(Value):
     """Files or folders of the log, a prepared log, or `demo` for the built-in one; on the command line
     `--data`."""
     format: str | None = None
-    """Format of the files: csv, tsv, parquet, criteo or avazu; found out where not given."""
+    """Format of the files: csv, tsv, parquet, criteo or avazu; detected where not given."""
     label: str | None = None
     """Name of the label column; looked for by name where not given."""
     schema_file: str | None = None
@@ -61,19 +61,19 @@ class StudyConfig(LogConfig):
     auto, which is ranker."""
     stopping: str = "auto"
     """Rule that ends candidates early: curve (those that can no longer reach the front), rungs (successive
-    halving among candidates of like FLOPs), none, or auto, which is none."""
+    halving among candidates of similar FLOPs), none, or auto, which is none."""
     trials: int | None = Field(default=20, gt=0)
-    """Number of candidates; the baseline's own trials come on top. Null: until `minutes` are over, or 100
-    proposals in a row needed no training."""
+    """Number of candidates; the baseline's own trials come on top. Null: the search ends when `minutes` are
+    over, or after 100 proposals in a row that needed no training."""
     tune: int = Field(default=0, ge=0)
-    """Number of further candidates at the end of the search, which tune training settings and dropouts again
-    for the best architectures in turn. It counts over the whole study: one whose `trials` are raised later
-    wants a larger `tune` too."""
+    """Number of further candidates after the search, which tune training settings and dropouts again for the
+    best architectures in turn. It counts over the whole study: where `trials` is raised later, raise `tune`
+    too, or no more are tuned."""
     tune_best: int = Field(default=3, gt=0)
     """Number of architectures that `tune` takes: the best by NE, the knee of the front, then the next
     best."""
     minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Wall-clock budget of all trials in minutes; no candidate is started after it."""
+    """Wall-clock budget of all trials in minutes; no candidate starts after it, and those that run go on."""
     seed: int = Field(default=0, ge=0)
     """Seed of proposals, initial weights and the order of examples."""
     baseline: str = "advanced_dlrm"
@@ -84,46 +84,46 @@ class StudyConfig(LogConfig):
     training: TrainingConfig = TrainingConfig()
     """Training settings of every trial; the training axes of the space come on top."""
     serving: ServingConfig = ServingConfig()
-    """A request to the exported model and its limits; a candidate that is over a limit is not trained."""
+    """A request to the exported model, and limits on serving it; a candidate over a limit is not trained."""
     parallel: int | None = Field(default=None, gt=0)
-    """Number of trials that train side by side; where not given one on an accelerator, and on a CPU one for
-    each core, four at most."""
+    """Number of trials that train side by side; by default one on an accelerator, and on a CPU one per core,
+    at most four."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads per trial (per rank, where it has several); where not given as many of its share of the
-    cores as are measured to make it faster."""
+    """CPU threads per trial (per rank, where it has several); by default as many of its share of the cores as
+    are measured to make it faster."""
     cluster: str = "local"
     """The cluster that candidates are planned for: a name (`dhen-search clusters` lists them), the path of a
-    YAML file, or `local`, this machine, on which the plan is then executed."""
+    YAML file, or `local` (the same as `this`): this machine, on which the plan is then executed."""
     ranks: str | None = None
     """Hosts x ranks per host, such as 2x4, in place of the cluster's own."""
     hbm: Bytes | None = None
-    """Memory per rank, such as 24GiB, in place of the cluster's own; `local` shares this machine's among
-    trials."""
+    """Memory per rank, such as 24GiB, in place of the cluster's own; with `local` the default is a share of
+    this machine's memory, which its trials divide."""
     address: Address | None = None
     """`host:port` of this machine, where the other hosts of `ranks` join; without it all ranks are on this
     one."""
     prefer: Prefer = "least"
-    """Which of the memory techniques that fit is taken: the least (as few techniques as may be) or the
-    fastest."""
+    """Which of the strategies that fit is taken: least (the fewest memory techniques, then the shortest step)
+    or fastest (the shortest step)."""
     storage: str | None = None
-    """SQLAlchemy URL of the study's database; `study.db` in the run's directory where not given."""
+    """SQLAlchemy URL of the study's database; `study.db` in the run directory where not given."""
     ledger: str | None = None
-    """SQLAlchemy URL of a ledger that several studies share: a job that one study has finished is taken over
-    by the others, with its weights where they are needed and still there."""
+    """SQLAlchemy URL of a ledger that several studies share: the others take over the result of a job that one
+    study has finished, with its weights where they are needed and still there."""
     confirm: int = Field(default=0, ge=0)
-    """Number of seeds from which the front and the baseline are trained again at the end, for intervals: 0,
+    """Number of seeds from which the front and the baseline are retrained at the end, for intervals: 0 (none),
     or 2 or more."""
     block_by: str | None = None
-    """A categorical column, such as a user's id, whose rows `confirm` resamples together; where not given,
-    rows that lie together in time."""
+    """A categorical column, such as a user's id: `confirm` resamples rows with the same value together; where
+    not given, rows that are consecutive in time or in the log."""
     averages: int = Field(default=0, ge=0)
-    """Largest number of networks in an average: means of what the best networks predict, chosen on validation
-    at the end, stand on the front beside them. 0 (none), or 2 or more."""
+    """Largest number of networks in an average, which is the mean of their predictions. Averages of the best
+    networks are chosen on validation at the end and join the front. 0 (none), or 2 or more."""
     average_seeds: int = Field(default=1, gt=0)
-    """Number of trainings of the best network, each from its own seed, that may be members of averages; 1:
-    the one that the search has made."""
+    """Number of trainings of the best network that may be members of averages, each from its own seed. 1: the
+    search's own training alone; with more, the others are trained at the end."""
     warm_start: tuple[str, ...] = ()
-    """Run directories of earlier studies of this log, from whose candidates the sampler learns before it
+    """Run directories of earlier studies of this log; the sampler learns from their candidates before it
     proposes."""
     name: str | None = None
     """Name of the study in the database and in MLflow; the run directory's name where not given."""

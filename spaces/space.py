@@ -47,11 +47,12 @@ class SpaceConfig(Value):
     description: str = ""
     """What the space is for, in a sentence."""
     layers: Literal["shared", "each"] = "shared"
-    """shared: all layers have one recipe, as in the paper; each: every layer has its own."""
+    """shared: all layers have one recipe (modules and settings of a layer), as in the paper; each: every layer
+    has its own."""
     depth: Any = Field(default=[1, 2, 3])
     """Number of layers."""
     slots: int = Field(default=3, gt=0, le=16)
-    """Largest number of interaction modules per layer."""
+    """Largest number of interaction modules per layer; the same kind may fill several slots."""
     modules: dict[str, dict[str, Any]] = Field(min_length=1)
     """Interaction modules that may be used, by name, each with its settings, which are axes; settings left
     out keep their defaults."""
@@ -75,7 +76,7 @@ class SpaceConfig(Value):
     training: dict[str, Any] = Field(default_factory=dict)
     """Axes of the training settings, by any key of a training configuration."""
     tuning: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
-    """Settings that keep their first value until the last stage of a study (`tune`) tunes them: keys of
+    """Settings that keep their first value until the tuning stage of a study (`tune`) varies them: keys of
     `model`, `training.KEY`, or `KIND.SETTING` of a module."""
     start: tuple[dict[str, Any], ...] = ()
     """Points to try first, as mappings of axis names to values; axes left out are sampled."""

@@ -42,10 +42,10 @@ class TrainingConfig(Value):
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled decay of the dense part."""
     embedding_decay: float = Field(default=0.0, ge=0)
-    """L2 regularisation of the table rows looked up."""
+    """L2 regularisation of those table rows that a batch looks up."""
     table_decay: float = Field(default=0.0, ge=0, le=1)
-    """Decoupled decay of whole tables, looked up or not: at every step each row is multiplied by
-    1 - embedding_learning_rate * table_decay, exactly, though rows are touched only when looked up."""
+    """Decoupled decay of whole tables: at every step each row, looked up or not, is multiplied by
+    1 - embedding_learning_rate * table_decay. This is exact, although only rows looked up are touched."""
     epochs: int | None = Field(default=None, gt=0)
     """Largest number of passes over the training split; by default one over 150,000 rows or more (models with
     id embeddings overfit from the second pass on, arXiv 2209.06053), six over fewer."""
@@ -60,9 +60,9 @@ class TrainingConfig(Value):
     cosine (arXiv 1608.03983, equation 5, without restarts). Auto: linear for a single pass, constant
     otherwise (early stopping cuts several passes short)."""
     weight_average: int = Field(default=0, ge=0, exclude_if=lambda evaluations: evaluations == 0)
-    """Number of the newest evaluations whose weights are averaged (arXiv 2209.14981): 0 (none), or 2 or more.
+    """Number of the latest evaluations whose weights are averaged (arXiv 2209.14981): 0 (none), or 2 or more.
     At each evaluation the mean of their weights is tried too, and the better of the two counts and is kept.
-    It takes as many copies of the weights in the host's memory."""
+    It keeps as many copies of the weights in the host's memory."""
     order: Literal["shuffled", "log"] = "shuffled"
     """Order of examples: shuffled anew in each pass, or as in the log (as a model in production sees
     them)."""
@@ -74,31 +74,31 @@ class TrainingConfig(Value):
     1706.02677), or sqrt (the square root of that, AdamW's rule, arXiv 2205.10287). Tables keep their rate:
     Adagrad divides by what it has seen, and most ids occur in few batches of any size (arXiv 2204.06240)."""
     reference_batch_size: int = Field(default=1024, gt=0)
-    """The batch size that `learning_rate` was chosen for; counts where `learning_rate_scaling` is not
+    """The batch size that `learning_rate` was chosen for; it is used where `learning_rate_scaling` is not
     none."""
     warmup_examples: int = Field(default=0, ge=0)
     """Training examples over which the dense learning rate rises linearly to its value (arXiv 1706.02677,
     2.2)."""
     warmup_share: float = Field(default=0.0, ge=0, le=1, exclude_if=lambda share: share == 0)
-    """The same warm-up as a share of all passes, so that one value does for logs of any length; give one of
-    the two."""
+    """The warm-up of `warmup_examples` as a share of all passes instead, so that one value suits logs of any
+    length; give one of the two."""
     optimizer_precision: Literal["fp32", "bf16"] = "fp32"
     """Precision in which AdamW's two moments of the dense part are stored; bf16 is rounded stochastically."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
-    """Precision in which embedding tables are stored; fp16 is rounded stochastically where the kernels
-    can."""
+    """Precision in which embedding tables are stored. Updates in fp16 are rounded stochastically, except where
+    FBGEMM shards tables on a CPU."""
     all_to_all_precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Precision in which pooled embeddings and their gradients are sent between ranks."""
     all_reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision in which gradients of the dense part are sent between ranks and added up. Auto: that of
-    `precision`, which needs no conversion; fp32 where `precision` is bf16 doubles what is sent, to lose no
-    more digits."""
+    `precision`, which needs no conversion. With fp32 under a `precision` of bf16, twice the bytes are sent
+    and sums lose no further digits."""
     train_fraction: float = Field(default=1.0, gt=0, le=1, exclude_if=lambda fraction: fraction == 1.0)
     """Share of the training rows that is trained on: the last ones in the log's order, which are the latest
-    and closest to what is predicted, as teams train on the last k days. Vocabularies and statistics stay
-    those of all rows; batch size, passes and learning rates are by default as for all rows, so that a ranking
-    of models carries over; evaluations by default come after the same share of a pass. What is given in
-    examples (`evaluate_every`, `warmup_examples`) stays."""
+    and closest to what is predicted. Vocabularies and statistics stay those of all rows. Defaults of batch
+    size, passes and learning rates stay those for all rows, so that a ranking of models carries over; the
+    default of `evaluate_every` is the same share of a pass. Values that are given in examples
+    (`evaluate_every`, `warmup_examples`) are not scaled."""
 
     def rows_used(self, train_rows: int) -> int:
         """How many of so many training rows are trained on: the last ones."""

@@ -26,7 +26,7 @@ class Link(Value):
     bandwidth: BytesPerSecond
     """Bytes/s for one accelerator, in one direction."""
     latency: Seconds
-    """Seconds for one step from an accelerator to the next."""
+    """Seconds for one hop from an accelerator to the next."""
 
 
 class PeakFlops(Value):
@@ -42,7 +42,7 @@ class Cluster(Value):
     """Hosts that are alike, each with accelerators that are alike; without a GPU the CPU is the one."""
 
     name: str = ""
-    """Its name in the catalog or its file's; filled in when it is loaded."""
+    """Its name; by default that of its file, without the ending."""
     description: str = ""
     """What it is, in a sentence."""
     device: Literal["cuda", "cpu"] = "cuda"
@@ -69,7 +69,7 @@ class Cluster(Value):
     network: Link | None = None
     """Link between hosts, for one accelerator; needed with two or more hosts."""
     sources: dict[str, Words] = Field(default_factory=dict)
-    """Where each number is from, by its key (`nvlink.bandwidth`), and what the source says of directions."""
+    """Where each number is from, by its key (`nvlink.bandwidth`), and whether it counts one direction or both."""
 
     @model_validator(mode="after")
     def _is_joined(self) -> Cluster:

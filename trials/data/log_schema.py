@@ -32,7 +32,7 @@ class LabelColumn(Value):
     role: Literal["label"] = "label"
     """What the column is for."""
     positive: str | None = None
-    """The value that counts as 1; null where it is plain (1, true, yes, click ...)."""
+    """The value that counts as 1; null where it is obvious (1, true, yes, click ...)."""
 
 
 class CategoricalColumn(Value):
@@ -43,8 +43,9 @@ class CategoricalColumn(Value):
     min_count: int = Field(default=2, ge=1)
     """A value seen fewer times in the training rows shares one id (out of vocabulary) with unseen ones."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
-    """How values become rows: a number hashes them into so many; null keeps a vocabulary of any size; auto
-    keeps a vocabulary unless more than 5 million values reach `min_count`, and then hashes into 4,194,304."""
+    """How values become rows of the table: a number N hashes them into N rows; null keeps a vocabulary of any
+    size; auto keeps a vocabulary unless more than 5 million values reach `min_count`, and then hashes into
+    4,194,304 rows."""
 
 
 class MultiHotColumn(Value):
@@ -53,7 +54,7 @@ class MultiHotColumn(Value):
     role: Literal["multi_hot"] = "multi_hot"
     """What the column is for."""
     separator: str | None = Field(default=None, min_length=1)
-    """Text between the values in a text column; null for a column of lists (Parquet)."""
+    """Text between the values of a text column; null for a column of lists (Parquet)."""
     min_count: int = Field(default=2, ge=1)
     """As for a categorical column; every value of a bag counts."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
@@ -68,8 +69,8 @@ class NumericColumn(Value):
     transform: Literal["standard", "log"] = "standard"
     """standard, or log, which takes sign(x) log(1 + |x|) first: for counts and amounts with a heavy tail."""
     buckets: Annotated[int, Field(ge=2)] | None = None
-    """Size of a further embedding table, `COLUMN__bucket`, for the bucket that the number falls into: at
-    most so many quantiles of the training rows; null: no such table."""
+    """Largest number of buckets, which are quantiles of the training rows, for a further embedding table
+    `COLUMN__bucket`; null: no such table."""
 
 
 class TimestampColumn(Value):
@@ -80,7 +81,7 @@ class TimestampColumn(Value):
     format: StampFormat = "iso"
     """How the time is written. Columns that Parquet types as time stamps need none."""
     derive: tuple[Cycle, ...] = CYCLES
-    """Categorical tables made from it; one is left out where the training rows do not span its cycle."""
+    """Categorical tables made from it; a table is left out where the training rows do not span its cycle."""
 
 
 class WeightColumn(Value):

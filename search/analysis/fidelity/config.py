@@ -34,10 +34,10 @@ class FidelityConfig(LogConfig):
     """An audit: candidates trained on parts of the log and, from two seeds, on all of it."""
 
     fractions: Fractions = (0.05, 0.1, 0.25, 0.5)
-    """Fractions of the training rows that are measured, the last rows each time; the whole log is always
-    measured besides."""
+    """Fractions of the training rows to measure, each the last rows of the log; the whole log is always
+    measured too."""
     tau: float = Field(default=0.8, gt=0, le=1)
-    """Kendall's tau with the ranking on the whole log that a fraction is to keep."""
+    """The Kendall's tau that is wanted, between the ranking on a fraction and the one on the whole log."""
     candidates: int = Field(default=CANDIDATES, ge=FEWEST, le=1000)
     """Number of candidates, drawn at random from the space: different networks that fit the cluster."""
     space: str = "default"
@@ -53,9 +53,9 @@ class FidelityConfig(LogConfig):
     hbm: Bytes | None = None
     """Memory per rank, such as 24GiB, in place of the cluster's own."""
     parallel: int | None = Field(default=None, gt=0)
-    """Number of trainings side by side; where not given as for a study."""
+    """Number of trainings side by side; the default is that of a study."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads per training; where not given as for a study."""
+    """CPU threads per training; the default is that of a study."""
 
     @field_validator("fractions")
     @classmethod

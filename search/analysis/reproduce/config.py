@@ -42,9 +42,9 @@ Modules = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1
 
 
 class SinglePass(TrainingConfig):
-    """One pass over the log, as in the paper, and every row to its end: nothing stops early or drops its rate
-    at a plateau, so that NE is compared at the same examples and learning rates. Rates rise first: without
-    that, deep rows may end as a constant (docs/log.md)."""
+    """Each row trains for one pass over the log, as in the paper, and to its end: no training stops early or
+    lowers its learning rate at a plateau, so that NE is compared at the same examples and learning rates.
+    Learning rates warm up: without that, deep rows may end up predicting a constant (docs/log.md)."""
 
     epochs: int | None = Field(default=1, gt=0)
     """Largest number of passes over the training split; one, as in the paper."""
@@ -89,9 +89,9 @@ class TableConfig(LogConfig):
     training: SinglePass = SinglePass()
     """How every row is trained."""
     parallel: int | None = Field(default=None, gt=0)
-    """Number of trainings side by side; where not given as for a study."""
+    """Number of trainings side by side; the default is that of a study."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads per training; where not given as for a study."""
+    """CPU threads per training; the default is that of a study."""
 
     @model_validator(mode="after")
     def _intervals_need_seeds(self) -> TableConfig:
@@ -121,7 +121,7 @@ class Table2Config(TableConfig):
     layers: Counts = (2, 4, 8)
     """N, the number of layers, of each DHEN; each makes a row."""
     modules: Modules = ("dlrm", "linear")
-    """Interaction modules in each layer of a DHEN; those of the paper's table are not known to us."""
+    """Interaction modules in each layer of a DHEN; those behind the paper's table are not known to us."""
     mlp: Widths = Field(default=(256, 128), min_length=1)
     """Hidden widths of AdvancedDLRM's MLP, as a model and as an interaction module (`dlrm`)."""
 
