@@ -104,8 +104,10 @@ def _row(technique: str, attempts: Sequence[Attempt]) -> AccuracyRow:
         technique=technique,
         attempts=len(attempts),
         out_of_memory=sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in attempts),
-        peak=_errors(attempts, lambda each: (each.predicted_bytes, each.measured_bytes)),
-        step=_errors(attempts, lambda each: (each.predicted_step_seconds, each.measured_step_seconds)),
+        peak=_errors(attempts, lambda attempt: (attempt.predicted_bytes, attempt.measured_bytes)),
+        step=_errors(
+            attempts, lambda attempt: (attempt.predicted_step_seconds, attempt.measured_step_seconds)
+        ),
     )
 
 

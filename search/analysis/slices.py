@@ -174,10 +174,10 @@ def _kept_logits(
     study: StudyRecord, trial: int, log: PreparedLog, seeds: Iterable[int]
 ) -> Iterator[NDArray[np.float32]]:
     """Logits of a trial's retrainings, by seed; for an average, of the mean of its members'."""
-    retrainings = {each.job.fingerprint: each for each in study.retrainings}
+    retrainings = {record.job.fingerprint: record for record in study.retrainings}
     networks = study.networks(study.trial(trial))
     for seed in seeds:
-        jobs = (retrained_job(each, study, log, seed) for each in networks)
+        jobs = (retrained_job(network, study, log, seed) for network in networks)
         files = [_kept_file(study, retrainings[job.fingerprint]) for job in jobs]
         logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         yield mean_of_logits(logits, log.schema.negative_sampling_rate)
@@ -193,7 +193,7 @@ def _kept_file(study: StudyRecord, retraining: TrialRecord) -> Path:
 def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, ...]:
     groups = range(len(sums.names))
     estimates = [_estimate(own, reference, group) if reference else None for group in groups]
-    adjusted = iter(holm([each.p for each in estimates if each is not None]))
+    adjusted = iter(holm([estimate.p for estimate in estimates if estimate is not None]))
     found = []
     for group, estimate in zip(groups, estimates, strict=True):
         quality = _quality(sums, own, group)

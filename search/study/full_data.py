@@ -1,8 +1,8 @@
 """From a part of the log to all of it: what a search on `training.train_fraction` has selected trains on all rows.
 
 The front's candidates and the baseline become trials of their own (`TrialRecord.promoted_from`), before test is
-looked at; from then on the verdict is among these alone (`search.study_state`). They are no proposals: the budget
-does not count them, samplers and stopping rules do not see them. Whether a ranking on a part of the log
+looked at; from then on the selection is among these alone (`search.study_state`). They are no proposals: the
+budget does not count them, samplers and stopping rules do not see them. Whether a ranking on a part of the log
 carries over, `dhen-search fidelity` measures.
 """
 
@@ -40,7 +40,7 @@ def promotions(
 ) -> Iterator[tuple[TrialRecord, Job]]:
     """Trials that are still to be trained on all rows.
 
-    With the baseline the last has begun, so that all have ended once none of them runs (`StudyState.verdict`).
+    With the baseline the last has begun, so that all have ended once none of them runs (`StudyState.selection`).
     """
     for selected in to_promote(state):
         known = next((t for t in state.promoted if t.origin.promoted_from == selected.number), None)
@@ -60,7 +60,7 @@ def require_promoted(state: StudyState) -> None:
         UserError: where the baseline did not complete on all rows: then there is nothing to compare with.
     """
     baselines = [trial for trial in state.promoted if trial.kind is TrialKind.BASELINE]
-    if state.verdict.baseline not in baselines:
+    if state.selection.baseline not in baselines:
         ends = "; ".join(f"{trial.result.outcome}, {trial.result.error}" for trial in baselines)
         raise UserError(
             f"the baseline did not complete on all rows of the log ({ends}), so the candidates selected on a part "

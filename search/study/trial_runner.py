@@ -12,7 +12,7 @@ from search.execution.reduce_events import cut_short
 from search.execution.running import Training
 from search.execution.scheduler import Scheduler
 from search.execution.trainer import Trainer
-from search.planning.admission import Admission, Upcoming
+from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.result_source import ResultSource
 from search.study.decisions import Decisions
@@ -62,12 +62,12 @@ class TrialRunner:
         """Fingerprints of the jobs that train now."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials whose equal trains: they wait for its result."""
-        self._upcoming: Iterator[Upcoming] = iter(())
+        self._upcoming: Iterator[AdmittedTrial] = iter(())
         self._decisions: Decisions | None = None
         self.fruitless = 0
         """Trials in a row that needed no training."""
 
-    def train(self, upcoming: Iterator[Upcoming], decisions: Decisions | None = None) -> None:
+    def train(self, upcoming: Iterator[AdmittedTrial], decisions: Decisions | None = None) -> None:
         """Works off what comes up; a trial is made when it can start.
 
         `decisions`: the sampler and the stopping rule, while the study searches; without them selection is frozen,
@@ -148,11 +148,11 @@ class TrialRunner:
         self._training.discard(activity.job.fingerprint)
         self.take_in(record)
         waiting, self._waiting = self._waiting, []
-        placed = [self._place(*each) for each in waiting]
+        placed = [self._place(waited, job) for waited, job in waiting]
         return [training for training in placed if training is not None]
 
     def looked(self) -> None:
-        """Lets the watchers look."""
+        """Lets the observers look."""
         self._state.tell()
 
     def _place(self, record: TrialRecord, job: Job | None) -> Training | None:

@@ -140,7 +140,7 @@ class Ledger:
         own = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
         connection.execute(sa.delete(ATTEMPTS).where(own))
         key = {"study": self.study, "trial": record.number}
-        rows = [key | {"position": i} | each.to_dict() for i, each in enumerate(record.attempts)]
+        rows = [key | {"position": i} | attempt.to_dict() for i, attempt in enumerate(record.attempts)]
         if rows:
             connection.execute(sa.insert(ATTEMPTS), rows)
         return {name for name in (record.job.fingerprint, plan) if name}
