@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Of one quantity; None where nothing is known."""
+    """Errors of one quantity; None where nothing is known."""
 
     count: int
     """Attempts in which it was predicted and measured."""
@@ -32,7 +32,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyRow:
-    """Of one technique."""
+    """Errors of one technique."""
 
     technique: str
     """As executed; or `all`."""

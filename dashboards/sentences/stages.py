@@ -88,7 +88,7 @@ def _most(reasons: dict[str, int]) -> str:
 
 
 def _least(record: StudyRecord, judged: list[TrialRecord]) -> Iterator[str]:
-    """Of what has a limit; times only of those that met the others."""
+    """Sentences on what has a limit; times only of those that met the others."""
     times = [trial.plan.serving_ms for trial in judged if trial.plan.serving_ms is not None]
     if times:
         yield f"the fastest takes {milliseconds(min(times))}"

@@ -48,7 +48,7 @@ class Slice(Value):
     rows: int
     base_rate: float
     ne: float | None
-    """Of the winner; None where all labels are equal."""
+    """NE of the winner; None where all labels are equal."""
     baseline_ne: float | None
     calibration: float | None
     """Of the winner: predictions over labels; None without positives."""
@@ -56,7 +56,7 @@ class Slice(Value):
     difference_percent: float | None = None
     """NE relative to the baseline's; negative is better. None without one, or where all rows lie in one block."""
     low_percent: float | None = None
-    """Of the 95 % interval."""
+    """Lower end of the 95 % interval."""
     high_percent: float | None = None
     p_adjusted: float | None = None
     better: Better
@@ -101,7 +101,7 @@ class _Sums:
         self.rows_G = np.bincount(groups.group_N, minlength=self._shape[0])
 
     def of(self, logits: Iterable[NDArray[np.float32]]) -> _Model:
-        """Of a model, from its logits (N), by seed."""
+        """Sums of a model's losses, from its logits (N), by seed."""
         loss, clicks = [], []
         for logit_N in logits:
             loss.append(self._by_cell(self._weight_N * losses(logit_N, self._label_N, self._rate)))
@@ -212,7 +212,7 @@ def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, 
 
 
 def _estimate(own: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
-    """Over the blocks in which the slice has rows; None where that is one at most."""
+    """The difference over the blocks in which the slice has rows; None where that is one at most."""
     there = reference.loss_SGK[:, group].sum(axis=0) > 0.0
     if there.sum() < 2:
         return None

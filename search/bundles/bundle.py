@@ -95,7 +95,7 @@ class BundleInfo(Value):
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Of all its networks."""
+        """Jobs of all its networks."""
         return (self.job,) if self.job else tuple(member.job for member in self.members)
 
 

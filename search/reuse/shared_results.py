@@ -91,6 +91,7 @@ def copy_weights(source: Path, stamp: FileStamp | None, target: Path) -> bool:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with source.open("rb") as opened:
+            # the stamp of the opened file, not of the path, which may be replaced at any moment
             if FileStamp.of(os.fstat(opened.fileno())) != stamp:
                 return False
             with atomic_file(target) as copy, copy.open("wb") as file:

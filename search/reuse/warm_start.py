@@ -45,7 +45,7 @@ from trials.study_record import EarlierStudy, LogSummary, StudyRecord
 FOUND_OUT = "auto"
 """What a setting is before the log decides it."""
 OUTSIDE, OTHERWISE, NO_RESULT = "outside this space", "trained otherwise", "without a result"
-"""Why a candidate is left."""
+"""Why a candidate is not reused."""
 NO_MEMORY = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
 USABLE = (Outcome.COMPLETED, Outcome.STOPPED, Outcome.DIVERGED, *NO_MEMORY)
 TRAINED_AGAIN = 4
@@ -58,14 +58,14 @@ Planned = Callable[[TrialRecord, Job], TrialRecord]
 
 
 class EarlierResults(Value):
-    """What a study began with."""
+    """Results of earlier studies that a study began with."""
 
     studies: tuple[EarlierStudy, ...] = ()
     records: tuple[TrialRecord, ...] = ()
     """Candidates of earlier studies as points of this space, with the fingerprints of their own jobs, numbered
     ... -2, -1; `reused_from_study` says whose."""
     weights: dict[int, FileStamp] = Field(default_factory=dict)
-    """By what the files of those that left some are known again."""
+    """Stamps of the weight files that the candidates left, by the candidate's number."""
 
 
 class WarmStart:
@@ -122,7 +122,7 @@ class _NotReusedError(Exception):
 def read_reused(
     config: StudyConfig, log: PreparedLog, space: Space, job_of: JobOf, planned: Planned
 ) -> EarlierResults:
-    """Of all directories of `warm_start`, in their order; a job that several have counts once.
+    """Results of all directories of `warm_start`, in their order; a job that several have counts once.
 
     Raises:
         UserError: for a directory without a study or with nothing trained, and for a study of another log.
@@ -217,7 +217,8 @@ def _to_be_judged(trial: TrialRecord) -> TrialRecord:
 
 
 def _candidate(job: Job, space: Space) -> Candidate:
-    """What it was there; a setting that was found out there is left to be found out here (`_check_training`)."""
+    """The candidate as it was there; a setting that was found out there is left to be found out here
+    (`_check_training`)."""
     assert isinstance(job.model, DhenConfig)
     training = {key: getattr(job.training, key) for key in space.training_axes}
     for key, axis in space.training_axes.items():
@@ -227,7 +228,7 @@ def _candidate(job: Job, space: Space) -> Candidate:
 
 
 def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
-    """All but the seed is equal."""
+    """Raises where more than the seed differs."""
     if job.fingerprint != trial.job.fingerprint:
         raise _NotReusedError(OTHERWISE, "by another version of dhen-search")
     pairs = {key: (getattr(job.training, key), here) for key, here in own.training}

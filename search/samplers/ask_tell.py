@@ -119,7 +119,7 @@ class Proposals:
         self._study.tell(self._optuna_numbers[record.number], values, state)
 
     def _distributions(self) -> dict[str, BaseDistribution]:
-        """Of all axes, by name: what any point of the space is drawn from."""
+        """Distributions of all axes, by name, from which any point of the space is drawn."""
         trial = self._optuna.trial.FixedTrial(random_point(self._space, random.Random(0)))
         self._space.sample(trial)
         return dict(sorted(trial.distributions.items()))

@@ -23,7 +23,7 @@ class SamplerContext:
         self._priced: dict[int, PricedCandidate | None] = {}
 
     def priced(self, number: int) -> PricedCandidate | None:
-        """Of the proposal with this number; None where its point gives no model."""
+        """The priced candidate of the proposal with this number; None where its point gives no model."""
         if number not in self._priced:
             self._priced[number] = self.pricer.price(self.points[number])
         return self._priced[number]

@@ -20,13 +20,13 @@ class PricedCandidate:
 
     candidate: Candidate
     fingerprint: str
-    """Of the network and the training settings that the space decides: equal ones train alike."""
+    """Fingerprint of the network and the training settings that the space decides: equal ones train alike."""
     flops: float
     """FLOPs of the forward pass per example."""
     parameters: int
-    """Of the dense part."""
+    """Parameters of the dense part."""
     weights_bytes: int
-    """Of the exported weights."""
+    """Size of the exported weights."""
 
 
 class CandidatePricer:

@@ -29,7 +29,8 @@ from trials.record import Metrics, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
 
 SEED_STRIDE = 1000
-"""Between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds from."""
+"""Distance between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds
+from."""
 SAME_NE = 1e-9
 """Relative difference in NE that the order of a sum may make."""
 
@@ -210,7 +211,7 @@ class Finals:
 
         def upcoming() -> Iterator[ScoringRequest]:
             for network in unique.values():
-                if split == "test":
+                if split == "test":  # counted before the score is known: a look that is cut short is a look
                     for looking in _sharing(winners, network) or [network]:
                         self._ledger.count_test_look(looking.number)
                 yield ScoringRequest(network, trained_job(network, self._log))

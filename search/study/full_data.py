@@ -21,7 +21,7 @@ from trials.job import Job, TrainingConfig
 from trials.record import TrialKind, TrialRecord
 
 JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
-"""Of a model, its training with what is left open, and a seed: `Trainer.job`."""
+"""Makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
 
 def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
@@ -54,7 +54,7 @@ def promotions(
 
 
 def require_promoted(state: StudyState) -> None:
-    """Once none of them is left.
+    """Checks, once all promotions have ended, that the baseline has completed on all rows.
 
     Raises:
         UserError: where the baseline did not complete on all rows: then there is nothing to compare with.
@@ -72,7 +72,7 @@ def require_promoted(state: StudyState) -> None:
 def _whole_log_job(
     trial: TrialRecord, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf
 ) -> Job:
-    """Of the configuration, not of the record: what was left open is decided anew for all rows."""
+    """The job of the configuration, not of the record: what was left open is decided anew for all rows."""
     if trial.kind is TrialKind.BASELINE:
         _, model, training = baseline.variant(trial.number, config.seed)
         return job(model, training.replace(train_fraction=1.0), config.seed)

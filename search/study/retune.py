@@ -45,7 +45,7 @@ def check_tunable(space: Space) -> None:
 
 
 def untuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Those of the search itself."""
+    """Candidates of the search itself."""
     return [trial for trial in candidates if trial.origin.tuned_from is None]
 
 

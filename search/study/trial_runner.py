@@ -85,6 +85,7 @@ class TrialRunner:
             self._decisions.tell(record)
         if record.result.outcome.holds_for_equal_jobs:
             self._known.setdefault(record.job.fingerprint, record)
+        # before weights are dropped, for a source notes the file by which others may fetch them
         for source in self._sources:
             source.publish(record)
         if self._decisions is None:
@@ -96,6 +97,7 @@ class TrialRunner:
 
     def note(self, record: TrialRecord) -> None:
         """Commits a trial that is new or has changed."""
+        # the ledger first: whatever others are told must be there after a crash
         self._ledger.save(record)
         self._state.note(record)
 
@@ -147,6 +149,7 @@ class TrialRunner:
             return [self._trainer.start(again, activity.job)]
         self._training.discard(activity.job.fingerprint)
         self.take_in(record)
+        # emptied first: of several equal jobs that wait one may begin now, and the others wait again for it
         waiting, self._waiting = self._waiting, []
         placed = [self._place(waited, job) for waited, job in waiting]
         return [training for training in placed if training is not None]

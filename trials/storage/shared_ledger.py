@@ -20,14 +20,14 @@ from trials.storage.schema import ATTEMPTS, STUDIES, TRIALS, WEIGHTS
 
 
 class FileStamp(NamedTuple):
-    """By what a file is known again: another training in the same place has another."""
+    """Size and time of a file, by which it is known again: another training in the same place has another."""
 
     size_bytes: int
     modified_ns: int
 
     @classmethod
     def of(cls, state: os.stat_result) -> FileStamp:
-        """Of a file."""
+        """The stamp of a file."""
         return cls(state.st_size, state.st_mtime_ns)
 
 
@@ -83,7 +83,7 @@ class SharedLedger:
         ]
 
     def weights_stamp(self, origin: StudyTrial) -> FileStamp | None:
-        """Of the weights that a training left."""
+        """The stamp of the weights that a training left."""
         its = (WEIGHTS.c.study == origin.study) & (WEIGHTS.c.trial == origin.trial)
         with self._ledger.database.transaction() as connection:
             row = connection.execute(

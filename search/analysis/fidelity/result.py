@@ -25,7 +25,7 @@ from trials.data.cache import PreparedLog
 from trials.record import TrialRecord
 
 BEST_SHARE = 1 / 3
-"""Of the candidates, among whom tau is told apart."""
+"""Share of the candidates, the best, for which a tau of their own is given."""
 
 
 class CandidateResult(Value):
@@ -45,7 +45,7 @@ class FractionResult(Value):
 
     fraction: float
     rows: int
-    """Of a pass."""
+    """Rows of a pass."""
     flops_share: float
     """FLOPs per example times examples trained, over all candidates, relative to the whole log."""
     seconds: float
@@ -54,7 +54,7 @@ class FractionResult(Value):
     tau: RankCorrelation | None
     """With the reference's ranking; None where all are equal."""
     tau_of_best_third: float | None
-    """Among the reference's best third; None where that are fewer than three."""
+    """Tau among the reference's best third; None where that are fewer than three."""
     regret_percent: float | None
     """Reference NE of the candidate that is best here, above the lowest; None where that one diverged."""
 

@@ -14,7 +14,7 @@ from search.config import LogConfig, set_override
 from trials.job import TrainingConfig
 
 CONFIDENCE = 0.95
-"""Of intervals, where nothing else is asked for."""
+"""Confidence of intervals, where nothing else is asked for."""
 
 
 def _several(value: Any) -> Any:

@@ -43,7 +43,7 @@ class RowResult(Value):
     seconds: float
     """Training and evaluation of all seeds."""
     errors: tuple[str, ...]
-    """Of seeds that diverged."""
+    """Errors of seeds that diverged."""
 
     @property
     def last_ne(self) -> tuple[float | None, ...]:
@@ -83,14 +83,14 @@ class TableResult(Value):
     validation_rows: int
     seeds: tuple[int, ...]
     confidence: float | None
-    """Of intervals; None with one seed, which has none."""
+    """Confidence of intervals; None with one seed, which has none."""
     milestones: tuple[int, ...]
     """Training examples seen."""
     rows: tuple[RowResult, ...]
     """NE is relative to the first."""
     findings: tuple[Finding, ...]
     source: str = SOURCE
-    """Of the paper's values."""
+    """Source of the paper's values."""
 
 
 def result_of(
