@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Of one quantity; None where nothing is known."""
+    """Errors of one quantity; None where nothing is known."""
 
     count: int
     """Attempts in which it was predicted and measured."""
@@ -32,7 +32,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyRow:
-    """Of one technique."""
+    """Errors of one technique."""
 
     technique: str
     """As executed; or `all`."""
@@ -104,8 +104,10 @@ def _row(technique: str, attempts: Sequence[Attempt]) -> AccuracyRow:
         technique=technique,
         attempts=len(attempts),
         out_of_memory=sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in attempts),
-        peak=_errors(attempts, lambda each: (each.predicted_bytes, each.measured_bytes)),
-        step=_errors(attempts, lambda each: (each.predicted_step_seconds, each.measured_step_seconds)),
+        peak=_errors(attempts, lambda attempt: (attempt.predicted_bytes, attempt.measured_bytes)),
+        step=_errors(
+            attempts, lambda attempt: (attempt.predicted_step_seconds, attempt.measured_step_seconds)
+        ),
     )
 
 

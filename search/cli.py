@@ -111,6 +111,6 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def fail(message: str) -> None:
-    """One message on stderr, exit code 2."""
+    """Prints one message on stderr and ends with exit code 2."""
     click.echo(f"dhen-search: {message}", err=True)
     sys.exit(USER_ERROR)

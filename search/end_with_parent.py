@@ -15,7 +15,7 @@ import sys
 import threading
 
 GRACE_SECONDS = 5.0
-"""Between the request to end and the end by force."""
+"""Seconds between the request to end and the end by force."""
 
 
 def main() -> int:

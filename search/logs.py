@@ -29,7 +29,7 @@ def show_logs(verbosity: int) -> None:
         logger = logging.getLogger(name)
         logger.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
         # one command after another in one process, as tests run them, must not show lines twice
-        logger.handlers = [each for each in logger.handlers if isinstance(each, logging.FileHandler)]
+        logger.handlers = [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
         logger.addHandler(handler)
 
 

@@ -13,12 +13,12 @@ from trials.events import Progress
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import Comparison, StudyRecord
 
-Watcher = Callable[["StudyState"], None]
+Observer = Callable[["StudyState"], None]
 """Is called at every change and about ten times per second between; takes what it likes from the study's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Selection:
     """What the completed trials say; it changes only when one more completes."""
 
     baseline: TrialRecord | None
@@ -54,7 +54,7 @@ class Verdict:
 
 
 class StudyState:
-    """Trials and retrainings of a study by number, their verdict, and what there is to tell of it."""
+    """Trials and retrainings of a study by number, which of them are selected, and what there is to tell of it."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class StudyState:
         retrainings: Iterable[TrialRecord] = (),
         *,
         averages: bool = False,
-        watchers: Sequence[Watcher] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         """A study that is opened.
 
@@ -72,9 +72,9 @@ class StudyState:
             trials: of earlier sessions.
             retrainings: of earlier sessions.
             averages: whether averages are to be made, so that runners-up count.
-            watchers: are called by `tell`.
+            observers: are called by `tell`.
         """
-        self.head, self._averages, self._watchers = head, averages, watchers
+        self.head, self._averages, self._observers = head, averages, observers
         self.trials: dict[int, TrialRecord] = {}
         self.retrainings: dict[int, TrialRecord] = {trial.number: trial for trial in retrainings}
         self.progress: dict[int, Progress] = {}
@@ -85,7 +85,7 @@ class StudyState:
         """Numbers of the trials that this driver has seen end, in that order."""
         self.changes = 0
         """A counter that grows with every change."""
-        self._verdict: Verdict | None = None
+        self._selection: Selection | None = None
         for trial in trials:
             self.note(trial)
 
@@ -99,13 +99,13 @@ class StudyState:
             Outcome.COMPLETED in (before.result.outcome, trial.result.outcome)
             or trial.origin.promoted_from is not None
         ):
-            self._verdict = None
+            self._selection = None
 
     def note_retraining(self, trial: TrialRecord) -> None:
         """Takes in a retraining, new or changed."""
         self.retrainings[trial.number] = trial
         self.changes += 1
-        self._verdict = None
+        self._selection = None
 
     def note_comparisons(self, comparisons: tuple[Comparison, ...]) -> None:
         """Takes in how winners compare with the baseline, in place of earlier comparisons."""
@@ -113,15 +113,15 @@ class StudyState:
         self.changes += 1
 
     def say(self, sentence: str) -> None:
-        """Adds a notice; the watchers have it at once."""
+        """Adds a notice; the observers have it at once."""
         self.notices.append(sentence)
         self.changes += 1
         self.tell()
 
     def tell(self) -> None:
-        """Lets the watchers look."""
-        for watcher in self._watchers:
-            watcher(self)
+        """Lets the observers look."""
+        for observer in self._observers:
+            observer(self)
 
     @property
     def finished(self) -> bool:
@@ -145,24 +145,24 @@ class StudyState:
         return eligible(trial for _, trial in sorted(self.trials.items()))
 
     @property
-    def searched(self) -> Verdict:
-        """The verdict on the trials that the search has made, on a part of the log where it was told so."""
+    def searched(self) -> Selection:
+        """The selection among the trials that the search has made, on a part of the log where it was told so."""
         on_a_part = bool(self.promoted)
         own = (trial for trial in self.completed if trial.origin.promoted_from is None)
         return self._judge([t for t in own if not (on_a_part and t.kind is TrialKind.AVERAGE)])
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict as of now: on trials on all rows alone, as soon as all that were selected have ended
+    def selection(self) -> Selection:
+        """The selection as of now: among trials on all rows alone, as soon as all that were selected have ended
         there."""
-        if self._verdict is None:
+        if self._selection is None:
             going = any(trial.result.outcome.unfinished for trial in self.promoted)
             done = (
                 t for t in self.completed if t.origin.promoted_from is not None or t.kind is TrialKind.AVERAGE
             )
             whole = self._judge(list(done))
-            self._verdict = self.searched if whole.baseline is None or going else whole
-        return self._verdict
+            self._selection = self.searched if whole.baseline is None or going else whole
+        return self._selection
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
         """The networks that a trial consists of: the members of an average, or the trial itself."""
@@ -176,21 +176,21 @@ class StudyState:
         Raises:
             UserError: where none of them completed.
         """
-        if self.verdict.baseline is None:
+        if self.selection.baseline is None:
             errors = {trial.result.error for trial in self.trials.values() if trial.result.error}
             raise UserError(f"no training of the baseline completed: {'; '.join(sorted(errors))}.")
-        return self.verdict.baseline
+        return self.selection.baseline
 
     def record(self) -> StudyRecord:
         """The study as it stands."""
-        verdict = self.verdict
+        selection = self.selection
         return self.head.replace(
             trials=tuple(trial for _, trial in sorted(self.trials.items())),
             retrainings=tuple(trial for _, trial in sorted(self.retrainings.items())),
-            baseline=verdict.baseline.number if verdict.baseline else None,
-            front=tuple(trial.number for trial in verdict.front),
-            best=verdict.front[-1].number if verdict.front else None,
-            knee=verdict.knee.number if verdict.knee else None,
+            baseline=selection.baseline.number if selection.baseline else None,
+            front=tuple(trial.number for trial in selection.front),
+            best=selection.front[-1].number if selection.front else None,
+            knee=selection.knee.number if selection.knee else None,
             elapsed_seconds=self.elapsed_seconds(),
         )
 
@@ -204,7 +204,7 @@ class StudyState:
             covered = max(covered, end)
         return total
 
-    def _judge(self, done: Sequence[TrialRecord]) -> Verdict:
+    def _judge(self, done: Sequence[TrialRecord]) -> Selection:
         tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
         candidates = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
         averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
@@ -212,7 +212,7 @@ class StudyState:
         known = {trial.job.fingerprint for trial in ahead}
         behind = [trial for trial in candidates if self._averages and trial.job.fingerprint not in known]
         on_front = (trial for trial in front if trial.kind is TrialKind.AVERAGE)
-        return Verdict(
+        return Selection(
             baseline=min(tuned, key=_ne, default=None),
             front=tuple(front),
             knee=knee(front),
@@ -223,7 +223,7 @@ class StudyState:
 
     def _is_whole(self, average: TrialRecord) -> bool:
         """Whether all members have a result: not one that is trained again because its weights are gone."""
-        return all(each.result.outcome is Outcome.COMPLETED for each in self.networks(average))
+        return all(member.result.outcome is Outcome.COMPLETED for member in self.networks(average))
 
 
 def _ne(trial: TrialRecord) -> float:

@@ -30,7 +30,7 @@ LINES_BESIDE_TABLE = 5
 
 
 class StudyView:
-    """Shows a study as it goes: a watcher of it."""
+    """Shows a study as it goes: an observer of it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -34,7 +34,7 @@ from search.planning.admission import Admission
 from search.run_directory import database_url
 from search.samplers.ask_tell import Proposals
 from search.study.open_study import open_study
-from search.study.report_writer import Publisher
+from search.study.report_writer import ReportWriter
 from search.study.settings import StudySettings
 from search.study_state import StudyState
 from spaces.catalog_loader import load_space, random_point
@@ -52,7 +52,7 @@ PARTS = {
     "tell": (Proposals, "tell"),
 }
 """Parts of the driver's work, by the functions that do them."""
-THREAD = {"MLflow and report": (Publisher, "_write")}
+THREAD = {"MLflow and report": (ReportWriter, "_write")}
 """In a thread beside the driver, many candidates at a time."""
 
 
@@ -76,7 +76,7 @@ class Stopwatch:
 
 
 class Marks:
-    """A watcher that takes the time of each candidate, and makes a row of them at each count."""
+    """An observer that takes the time of each candidate, and makes a row of them at each count."""
 
     def __init__(self, counts: list[int], known: int, watch: Stopwatch) -> None:
         self._counts, self._known, self._watch = counts, known, watch
@@ -155,15 +155,15 @@ def main() -> None:
             fill(config, directory, log, launcher, arguments.known)
         for name, (owner, method) in (PARTS | THREAD).items():
             watch.watch(name, owner, method)
-        publisher = Publisher(directory, Console(quiet=True))
+        report_writer = ReportWriter(directory, Console(quiet=True))
         marks = Marks(sorted(arguments.marks), arguments.known, watch)
         began = time.perf_counter()
-        study = open_study(config, directory, log, launcher, (publisher, marks))
+        study = open_study(config, directory, log, launcher, (report_writer, marks))
         opened = time.perf_counter() - began
         record = study.run()
         write_config(directory, config)
         began = time.perf_counter()
-        publisher.finish(record)
+        report_writer.finish(record)
         finished = time.perf_counter() - began
         status = [str(Path(sys.executable).parent / "dhen-search"), "status", str(directory)]
         began = time.perf_counter()

@@ -42,7 +42,7 @@ from dhen.model import model_cost
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
 from search.samplers.ranker.acquisition import hypervolume
-from search.samplers.static_cost import Appraisal, Appraiser
+from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from search.stopping import RULES
 from search.stopping.base import first_stop
 from spaces.catalog_loader import random_point
@@ -97,8 +97,8 @@ def limit(setting: Setting) -> float:
     if setting.fits >= 1:
         return math.inf
     answers, rng = answers_of(setting), random.Random(0)
-    appraiser = Appraiser(answers.space, answers.features, lambda _: True)
-    drawn = (appraiser.appraise(random_point(answers.space, rng)) for _ in range(POINTS_FOR_LIMIT))
+    pricer = CandidatePricer(answers.space, answers.features, lambda _: True)
+    drawn = (pricer.price(random_point(answers.space, rng)) for _ in range(POINTS_FOR_LIMIT))
     sizes = sorted(each.parameters for each in drawn if each is not None)
     return float(sizes[round(setting.fits * len(sizes)) - 1])
 
@@ -108,11 +108,11 @@ class Run:
 
     def __init__(self, setting: Setting, variant: Variant, repeat: int) -> None:
         self.answers, self.limit = answers_of(setting), limit(setting)
-        self.appraiser = Appraiser(self.answers.space, self.answers.features, self._fits)
+        self.pricer = CandidatePricer(self.answers.space, self.answers.features, self._fits)
         self.proposals = Proposals(
             sampler=variant.sampler,
             seed=repeat,
-            appraiser=self.appraiser,
+            pricer=self.pricer,
         )
         self.rule = RULES[variant.stopping]
         self.noise = random.Random(f"noise {repeat}")
@@ -137,7 +137,7 @@ class Run:
         return {"trace": self.trace, "ask_seconds": asking / self.setting.trials}
 
     def _end(self, number: int, point: Point, notes: dict[str, int]) -> None:
-        appraisal, seconds = self.appraiser.appraise(point), 0.0
+        priced, seconds = self.pricer.price(point), 0.0
         record = TrialRecord(
             number=number,
             kind=TrialKind.CANDIDATE,
@@ -145,26 +145,26 @@ class Run:
             origin=Origin(sampler_notes=notes),
             result=Result(outcome=Outcome.INFEASIBLE),
         )
-        if appraisal is not None:
-            excess = appraisal.parameters / self.limit - 1.0
-            record = record.with_job(fingerprint=appraisal.fingerprint, flops=appraisal.flops)
+        if priced is not None:
+            excess = priced.parameters / self.limit - 1.0
+            record = record.with_job(fingerprint=priced.fingerprint, flops=priced.flops)
             record = record.with_plan(memory_excess=excess)
             if excess <= 0:
-                record, seconds = self._trained(record, appraisal)
+                record, seconds = self._trained(record, priced)
         self.records.append(record)
         self.proposals.tell(record)
         self._trace(seconds)
 
-    def _trained(self, record: TrialRecord, appraisal: Appraisal) -> tuple[TrialRecord, float]:
+    def _trained(self, record: TrialRecord, priced: PricedCandidate) -> tuple[TrialRecord, float]:
         """With its result, and the seconds that it took; at its last evaluation a training has ended."""
-        ne, seconds = self.answers.measured(appraisal, self.noise), self.answers.seconds(appraisal)
-        curve = self.answers.curve(appraisal, ne)
+        ne, seconds = self.answers.measured(priced, self.noise), self.answers.seconds(priced)
+        curve = self.answers.curve(priced, ne)
         whole = record.with_result(outcome=Outcome.COMPLETED, validation=metrics(ne), curve=curve)
         training = whole.with_result(outcome=Outcome.RUNNING, curve=curve[:-1])
         stopped = first_stop(self.rule, training, 0, self.records)
         if stopped is not None:
             return stopped, seconds * stopped.result.curve[-1].examples / curve[-1].examples
-        self.front.append((math.log10(appraisal.flops), ne, self.answers.ne(appraisal)))
+        self.front.append((math.log10(priced.flops), ne, self.answers.ne(priced)))
         return whole, seconds
 
     def _fits(self, candidate: Candidate) -> bool:

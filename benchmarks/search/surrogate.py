@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.search.candidate_table import read_table
 from dhen.schema import FeatureSchema, Table
-from search.samplers.static_cost import Appraisal, Appraiser
+from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.catalog_loader import load_space
 from spaces.space import Space
 from trials.record import CurvePoint, Metrics
@@ -65,13 +65,13 @@ class Answers(Protocol):
     reference: tuple[float, float]
     """log10 FLOPs and NE up to which the front's area counts."""
 
-    def ne(self, appraisal: Appraisal) -> float: ...
+    def ne(self, priced: PricedCandidate) -> float: ...
 
-    def measured(self, appraisal: Appraisal, rng: random.Random) -> float: ...
+    def measured(self, priced: PricedCandidate, rng: random.Random) -> float: ...
 
-    def curve(self, appraisal: Appraisal, ne: float) -> tuple[CurvePoint, ...]: ...
+    def curve(self, priced: PricedCandidate, ne: float) -> tuple[CurvePoint, ...]: ...
 
-    def seconds(self, appraisal: Appraisal) -> float: ...
+    def seconds(self, priced: PricedCandidate) -> float: ...
 
 
 class Synthetic:
@@ -84,22 +84,22 @@ class Synthetic:
         self.features = FeatureSchema(tables=tables, numeric=tuple(f"n{index}" for index in range(NUMERIC)))
         self.reference = (7.0, 0.775)
 
-    def ne(self, appraisal: Appraisal) -> float:
-        model, training = appraisal.candidate.model, appraisal.candidate.training
+    def ne(self, priced: PricedCandidate) -> float:
+        model, training = priced.candidate.model, priced.candidate.training
         worth = sum(self._layer(layer) * 0.6**index for index, layer in enumerate(model.layers))
         worth *= (model.embedding_dim / 16) ** (0.15 if model.embedding_dim <= 16 else -0.1)
-        size = math.log10(max(appraisal.parameters, 1)) - 5
+        size = math.log10(max(priced.parameters, 1)) - 5
         overfit = 0.004 * max(0.0, size - 0.2) ** 2 * (0.4 if model.dropout > 0 else 1.0)
         return 0.80 - 0.06 * (1 - math.exp(-0.55 * worth)) + overfit + self._training(training, size, model)
 
-    def measured(self, appraisal: Appraisal, rng: random.Random) -> float:
-        return self.ne(appraisal) + rng.gauss(0.0, NOISE)
+    def measured(self, priced: PricedCandidate, rng: random.Random) -> float:
+        return self.ne(priced) + rng.gauss(0.0, NOISE)
 
-    def curve(self, appraisal: Appraisal, ne: float) -> tuple[CurvePoint, ...]:
+    def curve(self, priced: PricedCandidate, ne: float) -> tuple[CurvePoint, ...]:
         return curve_of([(1, 0.0, ne)])
 
-    def seconds(self, appraisal: Appraisal) -> float:
-        return 5.0 + appraisal.flops / 2e5
+    def seconds(self, priced: PricedCandidate) -> float:
+        return 5.0 + priced.flops / 2e5
 
     def _layer(self, layer: Any) -> float:
         kinds = [block.kind for block in layer.modules]
@@ -138,13 +138,13 @@ class Surrogate:
 
     def __init__(self, path: Path, kind: str, noise: float | None) -> None:
         self.space, self.features, rows = read_table(path)
-        appraiser = Appraiser(self.space, self.features, lambda _: True)
-        appraised = [(appraiser.appraise(row["point"]), row) for row in rows]
-        known = [(a, row) for a, row in appraised if a is not None and row["ne"] is not None]
+        pricer = CandidatePricer(self.space, self.features, lambda _: True)
+        priced_rows = [(pricer.price(row["point"]), row) for row in rows]
+        known = [(a, row) for a, row in priced_rows if a is not None and row["ne"] is not None]
         self._encoder = DictVectorizer(sparse=False)
-        x_NF = self._encoder.fit_transform([seen(appraisal) for appraisal, _ in known])
+        x_NF = self._encoder.fit_transform([seen(priced) for priced, _ in known])
         ne_N = np.array([row["ne"] for _, row in known])
-        log_flops = [math.log10(appraisal.flops) for appraisal, _ in known]
+        log_flops = [math.log10(priced.flops) for priced, _ in known]
         self.reference = (max(log_flops), float(np.quantile(ne_N, 0.75)))
         self._kind = kind
         self._floor = float(ne_N.min() - 0.5 * (np.median(ne_N) - ne_N.min()))
@@ -159,23 +159,23 @@ class Surrogate:
         self._curves = [(row["ne"], row["curve"]) for _, row in known]
         self._seconds = HistGradientBoostingRegressor(random_state=0).fit(x_NF, np.log(seconds_N))
 
-    def ne(self, appraisal: Appraisal) -> float:
-        return self._floor + math.exp(_mean(self._models, self._encoded(appraisal))[0])
+    def ne(self, priced: PricedCandidate) -> float:
+        return self._floor + math.exp(_mean(self._models, self._encoded(priced))[0])
 
-    def measured(self, appraisal: Appraisal, rng: random.Random) -> float:
-        return self.ne(appraisal) + rng.gauss(0.0, self.noise)
+    def measured(self, priced: PricedCandidate, rng: random.Random) -> float:
+        return self.ne(priced) + rng.gauss(0.0, self.noise)
 
-    def curve(self, appraisal: Appraisal, ne: float) -> tuple[CurvePoint, ...]:
+    def curve(self, priced: PricedCandidate, ne: float) -> tuple[CurvePoint, ...]:
         """Of the candidate of the table that is most like it, moved so that its best is `ne`."""
-        nearest = self._likeness.predict(self._encoded(appraisal))[0]
+        nearest = self._likeness.predict(self._encoded(priced))[0]
         final, points = self._curves[round(nearest)]
         return curve_of([(examples, seconds, ne + then - final) for examples, seconds, then in points])
 
-    def seconds(self, appraisal: Appraisal) -> float:
-        return math.exp(self._seconds.predict(self._encoded(appraisal))[0])
+    def seconds(self, priced: PricedCandidate) -> float:
+        return math.exp(self._seconds.predict(self._encoded(priced))[0])
 
-    def _encoded(self, appraisal: Appraisal) -> np.ndarray:
-        x_1F: np.ndarray = self._encoder.transform([seen(appraisal)])
+    def _encoded(self, priced: PricedCandidate) -> np.ndarray:
+        x_1F: np.ndarray = self._encoder.transform([seen(priced)])
         return x_1F
 
     def _checked(self, x_NF: np.ndarray, y_N: np.ndarray, ne_N: np.ndarray) -> Check:
@@ -192,12 +192,12 @@ class Surrogate:
         )
 
 
-def seen(appraisal: Appraisal) -> dict[str, float]:
+def seen(priced: PricedCandidate) -> dict[str, float]:
     """A candidate as a surrogate sees it: the value of each setting one-hot, modules counted, rates as logarithms.
 
     Costs are not among it, nor sizes as numbers, which the ranker sees.
     """
-    model = appraisal.candidate.model
+    model = priced.candidate.model
     found = Counter({f"depth={len(model.layers)}": 1.0})
     for layer in model.to_dict()["layers"]:
         share = 1.0 / len(model.layers)
@@ -207,7 +207,7 @@ def seen(appraisal: Appraisal) -> dict[str, float]:
         found.update({f"layer.{key}={value}": share for key, value in layer.items()})
     others = {key: value for key, value in model.to_dict().items() if key != "layers"}
     found.update({f"{key}={value}": 1.0 for key, value in others.items()})
-    for key, value in appraisal.candidate.training.items():
+    for key, value in priced.candidate.training.items():
         if isinstance(value, str):
             found[f"{key}={value}"] = 1.0
         else:

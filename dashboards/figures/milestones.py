@@ -34,7 +34,7 @@ class MilestonesInfo:
     milestones: tuple[int, ...]
     """Training examples seen."""
     lines: tuple[MilestoneLine, ...]
-    """Those that have a value at all."""
+    """Lines that have a value at all."""
 
 
 def milestones_info(

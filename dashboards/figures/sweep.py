@@ -65,15 +65,15 @@ def sweep_info(
     """From the priced ladder of each depth; `batch_size` are the examples of a step over all ranks."""
     points: dict[str, list[SweepPoint]] = {}
     for depth, strategies in sorted(by_depth.items()):
-        for each in strategies:
-            dense = each.strategy.dense
-            if set(each.strategy.techniques) - {dense}:
+        for priced in strategies:
+            dense = priced.strategy.dense
+            if set(priced.strategy.techniques) - {dense}:
                 continue
             point = SweepPoint(
                 depth=depth,
-                memory_bytes=each.memory.total,
-                examples_per_second=batch_size / each.time.total,
-                fits=each.fits,
+                memory_bytes=priced.memory.total,
+                examples_per_second=batch_size / priced.time.total,
+                fits=priced.fits,
             )
             points.setdefault(dense, []).append(point)
     lines = [SweepLine(dense=dense, points=tuple(points[dense])) for dense in LOOKS if dense in points]

@@ -18,7 +18,7 @@ SHOWN = 3
 
 def warm_starts(record: StudyRecord) -> list[str]:
     """What was reused of each earlier study, and why the rest was not."""
-    return [_warm_start(each, record.seed) for each in record.earlier]
+    return [_warm_start(earlier, record.seed) for earlier in record.earlier]
 
 
 def over_limits(record: StudyRecord) -> str | None:
@@ -43,7 +43,7 @@ def tuned(record: StudyRecord) -> str | None:
         if trial.origin.tuned_from is not None:
             by_first.setdefault(trial.origin.tuned_from, []).append(trial)
     said = (_gain(find(record, first), trials) for first, trials in by_first.items())
-    joined = "; ".join(each for each in said if each)
+    joined = "; ".join(sentence for sentence in said if sentence)
     return f"Training settings tuned again: {joined}." if joined else None
 
 
@@ -81,14 +81,14 @@ def _warm_start(study: EarlierStudy, seed: int) -> str:
 def _most(reasons: dict[str, int]) -> str:
     if len(reasons) == 1:
         return next(iter(reasons))
-    by_count = sorted(reasons.items(), key=lambda each: -each[1])
+    by_count = sorted(reasons.items(), key=lambda pair: -pair[1])
     said = [f"{reason} x {count}" for reason, count in by_count[:SHOWN]]
     more = len(by_count) - SHOWN
     return "; ".join(said + ([f"and {more} other reasons"] if more > 0 else []))
 
 
 def _least(record: StudyRecord, judged: list[TrialRecord]) -> Iterator[str]:
-    """Of what has a limit; times only of those that met the others."""
+    """Sentences on what has a limit; times only of those that met the others."""
     times = [trial.plan.serving_ms for trial in judged if trial.plan.serving_ms is not None]
     if times:
         yield f"the fastest takes {milliseconds(min(times))}"

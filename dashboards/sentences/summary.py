@@ -29,7 +29,7 @@ IN_WORDS = {
 
 
 def sentences(record: StudyRecord) -> tuple[str, ...]:
-    """From the most important down; only what the record knows."""
+    """Sentences from the most important down; only what the record knows."""
     best, baseline = find(record, record.best), find(record, record.baseline)
     said = (
         _best(best, baseline, record),
@@ -60,7 +60,7 @@ def progress(record: StudyRecord) -> str:
 
 
 def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Those that have ended; one that was cut short runs again."""
+    """Trials that have ended; one that was cut short runs again."""
     return [trial for trial in trials if trial.result.outcome not in (Outcome.RUNNING, Outcome.INTERRUPTED)]
 
 

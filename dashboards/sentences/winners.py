@@ -31,7 +31,7 @@ VERDICTS = {
 
 def rows(record: StudyRecord) -> list[tuple[str, ...]]:
     """Of the table, by FLOPs."""
-    return [_cells(each, record) for each in record.comparisons]
+    return [_cells(comparison, record) for comparison in record.comparisons]
 
 
 def explanation(record: StudyRecord) -> str | None:
@@ -39,7 +39,7 @@ def explanation(record: StudyRecord) -> str | None:
     if not record.comparisons:
         return None
     first = record.comparisons[0]
-    fewest = min(len(each.seeds) for each in record.comparisons)
+    fewest = min(len(comparison.seeds) for comparison in record.comparisons)
     return (
         f"Winners and baseline retrained from {fewest} seeds other than the study's, each pair in the same order "
         f"of examples. Intervals are of NE on test relative to the baseline's, over seeds and {first.blocks} "
@@ -93,18 +93,18 @@ def retrained_line(retraining: TrialRecord) -> str:
     return f"{about}: NE {decimals(metrics.ne, 5) if metrics else MISSING} on {split}"
 
 
-def _cells(each: Comparison, record: StudyRecord) -> tuple[str, ...]:
-    trial = record.trial(each.trial)
+def _cells(comparison: Comparison, record: StudyRecord) -> tuple[str, ...]:
+    trial = record.trial(comparison.trial)
     return (
-        str(each.trial),
+        str(comparison.trial),
         si(trial.job.flops),
-        decimals(each.ne, 5),
-        decimals(each.baseline_ne, 5),
-        percent(each.difference_percent),
-        interval(each),
-        _p(each.p_adjusted),
-        f"{decimals(each.detectable_percent, 2)} %",
-        each.better.value,
+        decimals(comparison.ne, 5),
+        decimals(comparison.baseline_ne, 5),
+        percent(comparison.difference_percent),
+        interval(comparison),
+        _p(comparison.p_adjusted),
+        f"{decimals(comparison.detectable_percent, 2)} %",
+        comparison.better.value,
         trial_name(trial),
     )
 

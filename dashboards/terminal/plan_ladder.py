@@ -25,14 +25,16 @@ def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | Non
     Best are the fastest of those that fit, then those that lack least; of several numbers of micro-batches
     one is enough.
     """
-    wanted = [each for each in strategies if not set(each.strategy.techniques) - {each.strategy.dense}]
+    wanted = [
+        priced for priced in strategies if not set(priced.strategy.techniques) - {priced.strategy.dense}
+    ]
     for _, group in groupby(strategies, key=_size):
         families: dict[tuple[str, str, bool], PricedStrategy] = {}
-        for each in sorted(group, key=_rank):
-            families.setdefault(_but_micro_batches(each), each)
+        for priced in sorted(group, key=_rank):
+            families.setdefault(_but_micro_batches(priced), priced)
         wanted += list(families.values())[:BEST_PER_SIZE]
-    names = {each.strategy.name for each in [*wanted, *([chosen] if chosen else [])]}
-    return [each for each in strategies if each.strategy.name in names]
+    names = {priced.strategy.name for priced in [*wanted, *([chosen] if chosen else [])]}
+    return [priced for priced in strategies if priced.strategy.name in names]
 
 
 def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None, batch_size: int) -> Table:
@@ -42,15 +44,15 @@ def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None,
     for name in ("memory per rank", "step", "examples/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for each in shown:
+    for priced in shown:
         cells = (
-            each.strategy.name,
-            byte_size(each.memory.total),
-            seconds(each.time.total),
-            si(batch_size / each.time.total),
-            _verdict(each, chosen),
+            priced.strategy.name,
+            byte_size(priced.memory.total),
+            seconds(priced.time.total),
+            si(batch_size / priced.time.total),
+            _verdict(priced, chosen),
         )
-        style = "bold green" if each is chosen else "" if each.fits else "dim"
+        style = "bold green" if priced is chosen else "" if priced.fits else "dim"
         table.add_row(*map(Text, cells), style=style)
     return table
 
@@ -64,9 +66,9 @@ def reasons(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None)
     for size, group in groupby(strategies, key=_size):
         if chosen is not None and size >= _size(chosen):
             break
-        rejected = sorted((each for each in group if each is not chosen), key=_rank)
+        rejected = sorted((priced for priced in group if priced is not chosen), key=_rank)
         told = REASONS_PER_SIZE if chosen is not None else 1
-        said += [each.reason for each in rejected[:told]]
+        said += [priced.reason for priced in rejected[:told]]
         rest = rejected[told:]
         if rest:
             least, most = byte_size(rest[0].lacking_bytes), byte_size(rest[-1].lacking_bytes)

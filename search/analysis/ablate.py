@@ -17,7 +17,7 @@ from dhen.values import Value
 from search.analysis.scored import fresh_seeds, retrained_job
 from search.analysis.statistics.bootstrap import CONFIDENCE
 from search.analysis.statistics.t_interval import MeanInterval, compared
-from search.execution.retraining import Retrainings, Wanted
+from search.execution.retraining import RetrainingRequest, Retrainings
 from trials.data.cache import PreparedLog
 from trials.job import Job
 from trials.record import TrialKind, TrialRecord
@@ -67,7 +67,7 @@ def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
         variant = parse_model(data, name)
         assert isinstance(variant, DhenConfig)
         if variant not in found.values():
-            others = sum(each.partition(" (")[0] == name for each in found)
+            others = sum(label.partition(" (")[0] == name for label in found)
             found[f"{name} ({others + 1})" if others else name] = variant
     if not found:
         raise UserError("the model is one layer of one module: there is nothing to remove.")
@@ -90,8 +90,8 @@ def ablate(
         name: {seed: job.replace(model=variant) for seed, job in whole.items()}
         for name, variant in variants.items()
     }
-    wanted = [Wanted(trial, job) for job in whole.values()]
-    wanted += [Wanted(trial, job, name) for name, jobs in rest.items() for job in jobs.values()]
+    wanted = [RetrainingRequest(trial, job) for job in whole.values()]
+    wanted += [RetrainingRequest(trial, job, name) for name, jobs in rest.items() for job in jobs.values()]
     done = retrainings.run(wanted)
     whole_flops = headline_flops(model_cost(model, log.features))
     reference = _ne(whole, done)
@@ -140,5 +140,6 @@ def _ne(jobs: dict[int, Job], done: dict[str, TrialRecord]) -> list[float | None
     """On validation, by seed."""
     found = [done.get(job.fingerprint) for job in jobs.values()]
     return [
-        each.result.validation.ne if each is not None and each.result.validation else None for each in found
+        record.result.validation.ne if record is not None and record.result.validation else None
+        for record in found
     ]

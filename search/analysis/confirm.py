@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
-from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
+from search.analysis.scored import (
+    LEAST_SEEDS,
+    BlockLosses,
+    BySeed,
+    by_seed,
+    fresh_seeds,
+    too_few,
+    wanted_from,
+)
 from search.analysis.statistics.bootstrap import CONFIDENCE, BootstrapDifference, holm, paired_bootstrap
 from search.execution.retraining import SPLIT, Retrainings
 from trials.data.cache import PreparedLog
@@ -57,7 +65,7 @@ def confirm(
     failed = retrainings.failures(wanted)
     if not pairs:
         raise too_few("of every winner, or of the baseline,", seeds, failed)
-    found = _compared(pairs, Losses(log, blocks, retrainings))
+    found = _compared(pairs, BlockLosses(log, blocks, retrainings))
     ledger.replace_comparisons(found)
     return found, failed
 
@@ -76,7 +84,7 @@ class _Pair:
         return tuple(sorted(set(self.own) & set(self.reference)))
 
 
-def _compared(pairs: Sequence[_Pair], losses: Losses) -> tuple[Comparison, ...]:
+def _compared(pairs: Sequence[_Pair], losses: BlockLosses) -> tuple[Comparison, ...]:
     estimates = [
         paired_bootstrap(losses(pair.own, pair.seeds), losses(pair.reference, pair.seeds)) for pair in pairs
     ]
@@ -88,7 +96,7 @@ def _compared(pairs: Sequence[_Pair], losses: Losses) -> tuple[Comparison, ...]:
 
 
 def _comparison(
-    pair: _Pair, estimate: BootstrapDifference, p_adjusted: float, winners: int, losses: Losses
+    pair: _Pair, estimate: BootstrapDifference, p_adjusted: float, winners: int, losses: BlockLosses
 ) -> Comparison:
     low, high = estimate.interval()
     blocks = losses.blocks

@@ -26,7 +26,7 @@ from trials.metrics import PROBABILITY_FLOOR
 BLOCKS = 200
 """So many at most: the standard error of a block bootstrap is then known to 5 %, and blocks are long."""
 LEAST_ROWS = 10
-"""Of a block, on average."""
+"""Rows of a block, on average, at least."""
 ROWS_AT_ONCE = 1 << 20
 TIME, ORDER = "time", "order"
 """What rows of a block have in common where no column is named; `order` in logs without time stamps."""

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from search.analysis.ablate import Ablation, most_valuable_first, part_of
 from search.analysis.losses import blocks_of
-from search.analysis.scored import LEAST_SEEDS, BySeed, Losses, by_seed, fresh_seeds, too_few, wanted_from
+from search.analysis.scored import (
+    LEAST_SEEDS,
+    BlockLosses,
+    BySeed,
+    by_seed,
+    fresh_seeds,
+    too_few,
+    wanted_from,
+)
 from search.analysis.statistics.bootstrap import paired_bootstrap
 from search.analysis.statistics.t_interval import MeanInterval
 from search.execution.retraining import SPLIT, Retrainings
@@ -44,12 +52,12 @@ def ablate_average(
     """
     assert trial.kind is TrialKind.AVERAGE
     each_seed, networks = fresh_seeds(study.seed, seeds), study.networks(trial)
-    losses = Losses(log, blocks_of(log, log.split(SPLIT), block_by), retrainings)
+    losses = BlockLosses(log, blocks_of(log, log.split(SPLIT), block_by), retrainings)
     wanted = wanted_from(networks, study, log, each_seed)
     whole = by_seed(networks, study, log, each_seed, retrainings.run(wanted, score=True))
     if len(whole) < LEAST_SEEDS:
         raise too_few(f"of all members of trial {trial.number}", seeds, retrainings.failures(wanted))
-    reference_SK, flops = losses(whole, whole), sum(each.job.flops or 0.0 for each in networks)
+    reference_SK, flops = losses(whole, whole), sum(network.job.flops or 0.0 for network in networks)
     parts = [
         part_of(
             _name(member),

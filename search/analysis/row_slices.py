@@ -13,7 +13,7 @@ from trials.data.cache import PreparedLog, Split
 
 TENTHS = 10
 NOISE = 1e-6
-"""Of the largest value: what fp32 does not resolve."""
+"""Share of the largest value that fp32 does not resolve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from dhen.errors import UserError
 from search.analysis.losses import Blocks, block_sums
 from search.execution.jobs import trained_job
-from search.execution.retraining import SPLIT, Retrainings, Wanted
+from search.execution.retraining import SPLIT, RetrainingRequest, Retrainings
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats, example_weights
 from trials.job import Job
@@ -49,12 +49,14 @@ def retrained_job(network: TrialRecord, study: StudyRecord, log: PreparedLog, se
 
 def wanted_from(
     networks: Iterable[TrialRecord], study: StudyRecord, log: PreparedLog, seeds: Iterable[int]
-) -> list[Wanted]:
+) -> list[RetrainingRequest]:
     """The retrainings of a study's networks from each seed, seed by seed. Of a network that is a retraining
     itself (a further seed that an average has for a member), it is the trial's network that is trained again."""
     of = [(study.trial(network.network_of), network) for network in networks]
     return [
-        Wanted(trial, retrained_job(network, study, log, seed)) for seed in seeds for trial, network in of
+        RetrainingRequest(trial, retrained_job(network, study, log, seed))
+        for seed in seeds
+        for trial, network in of
     ]
 
 
@@ -66,8 +68,10 @@ def by_seed(
     done: Mapping[str, TrialRecord],
 ) -> BySeed:
     """Retrainings of a trial's networks, from seeds with which all of them have a result."""
-    names = {seed: [retrained_job(each, study, log, seed).fingerprint for each in networks] for seed in seeds}
-    scored = {name: each for name, each in done.items() if each.result.test is not None}
+    names = {
+        seed: [retrained_job(network, study, log, seed).fingerprint for network in networks] for seed in seeds
+    }
+    scored = {name: record for name, record in done.items() if record.result.test is not None}
     return {
         seed: tuple(scored[name] for name in its)
         for seed, its in names.items()
@@ -83,7 +87,7 @@ def too_few(what: str, seeds: int, failed: Iterable[str]) -> UserError:
     )
 
 
-class Losses:
+class BlockLosses:
     """Sums of losses by block; those of each set of networks are worked out once."""
 
     def __init__(self, log: PreparedLog, blocks: Blocks, retrainings: Retrainings) -> None:
@@ -105,8 +109,8 @@ class Losses:
         return float(self(records, seeds).sum(axis=1).mean()) / rows / entropy(base_rate)
 
     def _sums(self, records: tuple[TrialRecord, ...]) -> Floats:
-        key = tuple(each.number for each in records)
+        key = tuple(record.number for record in records)
         if key not in self._known:
-            logits = [self._retrainings.logits(each) for each in records]
+            logits = [self._retrainings.logits(record) for record in records]
             self._known[key] = block_sums(logits, self._split, self._rate, self.blocks)
         return self._known[key]

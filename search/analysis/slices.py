@@ -48,7 +48,7 @@ class Slice(Value):
     rows: int
     base_rate: float
     ne: float | None
-    """Of the winner; None where all labels are equal."""
+    """NE of the winner; None where all labels are equal."""
     baseline_ne: float | None
     calibration: float | None
     """Of the winner: predictions over labels; None without positives."""
@@ -56,7 +56,7 @@ class Slice(Value):
     difference_percent: float | None = None
     """NE relative to the baseline's; negative is better. None without one, or where all rows lie in one block."""
     low_percent: float | None = None
-    """Of the 95 % interval."""
+    """Lower end of the 95 % interval."""
     high_percent: float | None = None
     p_adjusted: float | None = None
     better: Better
@@ -101,7 +101,7 @@ class _Sums:
         self.rows_G = np.bincount(groups.group_N, minlength=self._shape[0])
 
     def of(self, logits: Iterable[NDArray[np.float32]]) -> _Model:
-        """Of a model, from its logits (N), by seed."""
+        """Sums of a model's losses, from its logits (N), by seed."""
         loss, clicks = [], []
         for logit_N in logits:
             loss.append(self._by_cell(self._weight_N * losses(logit_N, self._label_N, self._rate)))
@@ -174,10 +174,10 @@ def _kept_logits(
     study: StudyRecord, trial: int, log: PreparedLog, seeds: Iterable[int]
 ) -> Iterator[NDArray[np.float32]]:
     """Logits of a trial's retrainings, by seed; for an average, of the mean of its members'."""
-    retrainings = {each.job.fingerprint: each for each in study.retrainings}
+    retrainings = {record.job.fingerprint: record for record in study.retrainings}
     networks = study.networks(study.trial(trial))
     for seed in seeds:
-        jobs = (retrained_job(each, study, log, seed) for each in networks)
+        jobs = (retrained_job(network, study, log, seed) for network in networks)
         files = [_kept_file(study, retrainings[job.fingerprint]) for job in jobs]
         logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         yield mean_of_logits(logits, log.schema.negative_sampling_rate)
@@ -193,7 +193,7 @@ def _kept_file(study: StudyRecord, retraining: TrialRecord) -> Path:
 def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, ...]:
     groups = range(len(sums.names))
     estimates = [_estimate(own, reference, group) if reference else None for group in groups]
-    adjusted = iter(holm([each.p for each in estimates if each is not None]))
+    adjusted = iter(holm([estimate.p for estimate in estimates if estimate is not None]))
     found = []
     for group, estimate in zip(groups, estimates, strict=True):
         quality = _quality(sums, own, group)
@@ -212,7 +212,7 @@ def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, 
 
 
 def _estimate(own: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
-    """Over the blocks in which the slice has rows; None where that is one at most."""
+    """The difference over the blocks in which the slice has rows; None where that is one at most."""
     there = reference.loss_SGK[:, group].sum(axis=0) > 0.0
     if there.sum() < 2:
         return None

@@ -34,12 +34,12 @@ def choose(
     (`search.averages.greedy_selection`)."""
     rate, rows = log.schema.negative_sampling_rate, log.split(split)
     clicked_N = np.asarray(rows.labels) > 0.5
-    p_SN = np.stack([corrected_probability(logits(each), rate) for each in pool])
-    flops_S = np.array([each.job.flops for each in pool], dtype=np.float64)
+    p_SN = np.stack([corrected_probability(logits(network), rate) for network in pool])
+    flops_S = np.array([network.job.flops for network in pool], dtype=np.float64)
     found = chosen_averages(
         np.where(clicked_N, p_SN, 1.0 - p_SN), example_weights(rows, rate), flops_S, most=most
     )
-    sets = ([pool[place] for place in each.members] for each in found)
+    sets = ([pool[place] for place in chosen.members] for chosen in found)
     return [tuple(sorted(networks, key=_place)) for networks in sets]
 
 
@@ -50,35 +50,37 @@ def meets(limits: ServingConfig, members: Members) -> bool:
 
 def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsOf) -> Metrics:
     """Metrics of the mean of what networks predict, worked out as those of a network are."""
-    kept = [np.load(logits(each), allow_pickle=False) for each in members]
+    kept = [np.load(logits(member), allow_pickle=False) for member in members]
     mean_N = mean_of_logits(kept, log.schema.negative_sampling_rate)
     return logit_metrics(torch.from_numpy(mean_N), log.split(split), log)
 
 
 def average_model(members: Members) -> dict[str, object]:
     """What stands in place of an average's model: the jobs of its members, by fingerprint, in a fixed order."""
-    return {"family": AVERAGE, "members": sorted(each.job.fingerprint for each in members)}
+    return {"family": AVERAGE, "members": sorted(member.job.fingerprint for member in members)}
 
 
 def average_record(number: int, members: Members, validation: Metrics) -> TrialRecord:
     """The trial that an average is: complete from birth, with the FLOPs and parameters of all its members."""
     model, price = average_model(members), _price(members)
-    retrained = [each for each in members if each.kind is TrialKind.RETRAINING]
+    retrained = [member for member in members if member.kind is TrialKind.RETRAINING]
     return TrialRecord(
         number=number,
         kind=TrialKind.AVERAGE,
         origin=Origin(
             started_at=now(),
-            members=tuple(each.number for each in members if each not in retrained),
-            retrained_members=tuple(each.number for each in retrained),
+            members=tuple(member.number for member in members if member not in retrained),
+            retrained_members=tuple(member.number for member in retrained),
         ),
         job=JobSummary(
             fingerprint=fingerprint(model),
             model=model,
-            cost=tuple(row for i, each in enumerate(members) for row in within(f"member{i}", each.job.cost)),
+            cost=tuple(
+                row for i, member in enumerate(members) for row in within(f"member{i}", member.job.cost)
+            ),
             flops=price["flops"],
-            parameters=sum(each.job.parameters or 0 for each in members),
-            embedding_parameters=sum(each.job.embedding_parameters or 0 for each in members),
+            parameters=sum(member.job.parameters or 0 for member in members),
+            embedding_parameters=sum(member.job.embedding_parameters or 0 for member in members),
             weights_bytes=price["weights_bytes"],
         ),
         plan=TrialPlan(technique=None, serving_ms=price["ms"]),
@@ -89,9 +91,9 @@ def average_record(number: int, members: Members, validation: Metrics) -> TrialR
 def _price(members: Members) -> dict[str, Any]:
     """What serving has limits on, of all members one after another."""
     return {
-        "flops": sum(each.job.flops or 0.0 for each in members),
-        "weights_bytes": sum(each.job.weights_bytes or 0 for each in members),
-        "ms": summed_ms(each.plan.serving_ms for each in members),
+        "flops": sum(member.job.flops or 0.0 for member in members),
+        "weights_bytes": sum(member.job.weights_bytes or 0 for member in members),
+        "ms": summed_ms(member.plan.serving_ms for member in members),
     }
 
 

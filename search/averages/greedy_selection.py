@@ -22,7 +22,7 @@ from trials.data.example_weights import Floats
 from trials.metrics import PROBABILITY_FLOOR
 
 
-class Chosen(NamedTuple):
+class NetworkSet(NamedTuple):
     """A set of networks and what its mean comes to."""
 
     members: tuple[int, ...]
@@ -32,21 +32,21 @@ class Chosen(NamedTuple):
     """Weighted mean cross-entropy in nats."""
 
 
-class _Sets:
+class _SetValuer:
     """Means of networks, valued."""
 
     def __init__(self, p_SN: Floats, weight_N: Floats | None, flops_S: Floats) -> None:
         self._p_SN, self._weight_N, self._flops_S = p_SN, weight_N, flops_S
 
-    def value(self, members: tuple[int, ...]) -> Chosen:
+    def value(self, members: tuple[int, ...]) -> NetworkSet:
         """The mean's probability of what happened is the mean of the members'."""
         p_N = sum((self._p_SN[place] for place in members), start=np.zeros(self._p_SN.shape[1]))
         loss_N = -np.log(np.maximum(p_N / len(members), PROBABILITY_FLOOR))
         flops = float(self._flops_S[list(members)].sum())
-        return Chosen(members, flops, float(np.average(loss_N, weights=self._weight_N)))
+        return NetworkSet(members, flops, float(np.average(loss_N, weights=self._weight_N)))
 
 
-def chosen_averages(p_SN: Floats, weight_N: Floats | None, flops_S: Floats, *, most: int) -> list[Chosen]:
+def chosen_averages(p_SN: Floats, weight_N: Floats | None, flops_S: Floats, *, most: int) -> list[NetworkSet]:
     """Sets of two networks or more that no other set found, and no network alone, beats in both, by FLOPs.
 
     Args:
@@ -55,32 +55,32 @@ def chosen_averages(p_SN: Floats, weight_N: Floats | None, flops_S: Floats, *, m
         flops_S: of the networks.
         most: networks in a set.
     """
-    sets = _Sets(p_SN, weight_N, flops_S)
+    sets = _SetValuer(p_SN, weight_N, flops_S)
     alone = [sets.value((place,)) for place in range(len(flops_S))]
     level, found = alone, alone
     for _ in range(2, most + 1):
         level = _unbeaten(sets.value(members) for members in _one_more(level, len(flops_S)))
         found = found + level
-    return [each for each in _unbeaten(found) if len(each.members) > 1]
+    return [candidate for candidate in _unbeaten(found) if len(candidate.members) > 1]
 
 
-def _one_more(level: list[Chosen], networks: int) -> list[tuple[int, ...]]:
+def _one_more(level: list[NetworkSet], networks: int) -> list[tuple[int, ...]]:
     """Each set with each network that it lacks, once."""
     grown = {
-        tuple(sorted((*each.members, place)))
-        for each in level
+        tuple(sorted((*candidate.members, place)))
+        for candidate in level
         for place in range(networks)
-        if place not in each.members
+        if place not in candidate.members
     }
     return sorted(grown)
 
 
-def _unbeaten(sets: Iterable[Chosen]) -> list[Chosen]:
+def _unbeaten(sets: Iterable[NetworkSet]) -> list[NetworkSet]:
     """By FLOPs, each with a lower loss than all cheaper ones."""
-    front: list[Chosen] = []
+    front: list[NetworkSet] = []
     lowest = math.inf
-    for each in sorted(sets, key=lambda each: (each.flops, each.loss, each.members)):
-        if each.loss < lowest:
-            lowest = each.loss
-            front.append(each)
+    for candidate in sorted(sets, key=lambda candidate: (candidate.flops, candidate.loss, candidate.members)):
+        if candidate.loss < lowest:
+            lowest = candidate.loss
+            front.append(candidate)
     return front

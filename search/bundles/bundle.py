@@ -95,8 +95,8 @@ class BundleInfo(Value):
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Of all its networks."""
-        return (self.job,) if self.job else tuple(each.job for each in self.members)
+        """Jobs of all its networks."""
+        return (self.job,) if self.job else tuple(member.job for member in self.members)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class Bundle:
             return self.info.members[member].job
         if not members:
             raise UserError(f"{self.directory} is a bundle of one network; leave --member {member} out.")
-        trials = ", ".join(str(each.trial) for each in self.info.members)
+        trials = ", ".join(str(member.trial) for member in self.info.members)
         named = "" if member is None else f", and has no member {member}"
         raise UserError(
             f"{self.directory} is an average of {len(members)} networks (trials {trials}){named}: name one of "

@@ -28,12 +28,14 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     """
     trial = picked(record, how)
     networks = record.networks(trial)
-    weights = [folder_of(Path(record.directory), each) / WEIGHTS for each in networks]
-    for each, file in zip(networks, weights, strict=True):
+    weights = [folder_of(Path(record.directory), network) / WEIGHTS for network in networks]
+    for network, file in zip(networks, weights, strict=True):
         if not file.exists():
-            raise UserError(f"{file} is missing; run the study's command again to train trial {each.owner}.")
+            raise UserError(
+                f"{file} is missing; run the study's command again to train trial {network.owner}."
+            )
     baseline = record.trial(record.baseline) if record.baseline is not None else None
-    members = [Member(trial=each.network_of, job=trained_job(each, log)) for each in networks]
+    members = [Member(trial=network.network_of, job=trained_job(network, log)) for network in networks]
     info = bundle_info(trial, members, log, study=record.name, baseline=baseline)
     info = info.replace(comparison=record.comparison(trial.number))
     write_bundle(out, info, weights, log, record.serving)

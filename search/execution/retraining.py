@@ -30,7 +30,7 @@ OnRetraining = Callable[[TrialRecord, bool], None]
 """Is called with each retraining that has begun or changed, and whether it has ended."""
 
 
-class Wanted(NamedTuple):
+class RetrainingRequest(NamedTuple):
     """A job that is to be trained: a trial's network, whole or in part, from a seed."""
 
     of: TrialRecord
@@ -66,7 +66,7 @@ class Retrainings:
         self._records = {record.job.fingerprint: record for record in known}
 
     def run(
-        self, wanted: Iterable[Wanted], *, score: bool = False, weights: bool = False
+        self, wanted: Iterable[RetrainingRequest], *, score: bool = False, weights: bool = False
     ) -> dict[str, TrialRecord]:
         """Records of those that completed, by fingerprint of their job; equal jobs are trained once.
 
@@ -80,26 +80,26 @@ class Retrainings:
         Raises:
             UserError: where one cannot be scored, or this machine lacks what its strategy needs.
         """
-        unique = {each.job.fingerprint: each for each in wanted}
-        missing = [each for each in unique.values() if not self._is_done(each.job, score, weights)]
+        unique = {request.job.fingerprint: request for request in wanted}
+        missing = [request for request in unique.values() if not self._is_done(request.job, score, weights)]
         Scheduler[Training | Scoring](self._side_by_side).run(_RetrainingWork(missing, self, score=score))
         ended = {name: self._records[name] for name in unique}
-        return {name: each for name, each in ended.items() if each.result.outcome is Outcome.COMPLETED}
+        return {name: record for name, record in ended.items() if record.result.outcome is Outcome.COMPLETED}
 
-    def failures(self, wanted: Iterable[Wanted]) -> list[str]:
+    def failures(self, wanted: Iterable[RetrainingRequest]) -> list[str]:
         """What became of those that ran and did not complete, in words."""
-        ended = [self._records[name] for name in {each.job.fingerprint: None for each in wanted}]
-        bad = [each for each in ended if each.result.outcome is not Outcome.COMPLETED]
+        ended = [self._records[name] for name in {request.job.fingerprint: None for request in wanted}]
+        bad = [record for record in ended if record.result.outcome is not Outcome.COMPLETED]
         return [
-            f"trial {each.origin.of} with seed {each.job.seed}: {each.result.outcome}, {each.result.error}"
-            for each in bad
+            f"trial {record.origin.of} with seed {record.job.seed}: {record.result.outcome}, {record.result.error}"
+            for record in bad
         ]
 
     def logits(self, record: TrialRecord) -> Path:
         """The file of a retraining's logits on test."""
         return logits_file(self._trainer.folder(record), SPLIT)
 
-    def begin(self, wanted: Wanted) -> Training | Scoring:
+    def begin(self, wanted: RetrainingRequest) -> Training | Scoring:
         """Begins what is next for a job: it is scored where its weights are there, else trained."""
         record = self._records.get(wanted.job.fingerprint)
         if (
@@ -112,7 +112,7 @@ class Retrainings:
         self.keep(fresh, ended=False)
         return self._trainer.start(fresh, wanted.job)
 
-    def begin_scoring(self, record: TrialRecord, wanted: Wanted) -> Scoring:
+    def begin_scoring(self, record: TrialRecord, wanted: RetrainingRequest) -> Scoring:
         """Begins to score a finished training on test; the look is counted first."""
         self._ledger.count_test_look(wanted.of.number)
         return self._trainer.start_scoring(record, wanted.job, SPLIT, keep_logits=True)
@@ -142,7 +142,7 @@ class Retrainings:
         scored = record.result.test is not None and self.logits(record).exists()
         return (scored or not score) and (not weights or self._weights(record).exists())
 
-    def _fresh(self, wanted: Wanted, known: TrialRecord | None) -> TrialRecord:
+    def _fresh(self, wanted: RetrainingRequest, known: TrialRecord | None) -> TrialRecord:
         """A retraining about to start, with the technique that its trial was trained with: that is known to
         fit."""
         number = len(self._records) if known is None else known.number
@@ -160,14 +160,14 @@ class Retrainings:
 class _RetrainingWork:
     """See `search.execution.scheduler.Work`: each job is trained, then scored where that is asked for."""
 
-    def __init__(self, wanted: Sequence[Wanted], retrainings: Retrainings, *, score: bool) -> None:
-        self._wanted = {each.job.fingerprint: each for each in wanted}
+    def __init__(self, wanted: Sequence[RetrainingRequest], retrainings: Retrainings, *, score: bool) -> None:
+        self._wanted = {request.job.fingerprint: request for request in wanted}
         self._retrainings, self._score = retrainings, score
         self._scored_again: set[str] = set()
 
     def begin(self) -> Iterator[Training | Scoring]:
-        for each in self._wanted.values():
-            yield self._retrainings.begin(each)
+        for request in self._wanted.values():
+            yield self._retrainings.begin(request)
 
     def has_room(self) -> bool:
         return True
@@ -186,7 +186,7 @@ class _RetrainingWork:
     def looked(self) -> None:
         pass
 
-    def _trained(self, training: Training, wanted: Wanted) -> Iterable[Training | Scoring]:
+    def _trained(self, training: Training, wanted: RetrainingRequest) -> Iterable[Training | Scoring]:
         again = self._retrainings.begin_next_attempt(training)
         if again is not None:
             return [again]
@@ -197,7 +197,7 @@ class _RetrainingWork:
         self._retrainings.keep(record, ended=True)
         return []
 
-    def _scored(self, scoring: Scoring, wanted: Wanted) -> Iterable[Training | Scoring]:
+    def _scored(self, scoring: Scoring, wanted: RetrainingRequest) -> Iterable[Training | Scoring]:
         name = wanted.job.fingerprint
         if scoring.killed and name not in self._scored_again:
             self._scored_again.add(name)

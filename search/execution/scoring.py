@@ -12,7 +12,7 @@ from trials.job import Job
 from trials.record import Metrics, TrialRecord
 
 
-class Scored(NamedTuple):
+class ScoringRequest(NamedTuple):
     """A network that is to be scored, and the job that trained it."""
 
     record: TrialRecord
@@ -20,7 +20,7 @@ class Scored(NamedTuple):
 
 
 def score_networks(
-    networks: Iterable[Scored],
+    networks: Iterable[ScoringRequest],
     split: str,
     trainer: Trainer,
     take: Callable[[TrialRecord, Metrics], None],
@@ -52,7 +52,7 @@ def score_one(record: TrialRecord, job: Job, split: str, trainer: Trainer) -> Me
         UserError: where the processes end without a result.
     """
     found: list[Metrics] = []
-    score_networks([Scored(record, job)], split, trainer, lambda _, metrics: found.append(metrics))
+    score_networks([ScoringRequest(record, job)], split, trainer, lambda _, metrics: found.append(metrics))
     return found[0]
 
 
@@ -61,7 +61,7 @@ class _ScoringWork:
 
     def __init__(
         self,
-        networks: Iterable[Scored],
+        networks: Iterable[ScoringRequest],
         split: str,
         trainer: Trainer,
         take: Callable[[TrialRecord, Metrics], None],

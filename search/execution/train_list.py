@@ -27,7 +27,7 @@ from trials.record import TrialKind, TrialRecord
 TRAININGS, PRECISION_FILE = "trainings", "precision.json"
 
 
-class Watcher(Protocol):
+class TrainingObserver(Protocol):
     """Hears how the trainings go."""
 
     def ended(self, record: TrialRecord) -> None:
@@ -64,7 +64,7 @@ class TrainingList:
         paths = {job.fingerprint: self._path(job.fingerprint) for job in jobs}
         return {name: _read(path) for name, path in paths.items() if path.exists()}
 
-    def run(self, jobs: Sequence[Job], watcher: Watcher) -> None:
+    def run(self, jobs: Sequence[Job], observer: TrainingObserver) -> None:
         """Trains those that are not done; Ctrl-C ends the processes and goes on up.
 
         Raises:
@@ -75,7 +75,7 @@ class TrainingList:
         for name in done:  # of one that ended as Ctrl-C came, before its folder was removed
             shutil.rmtree(self._folder / name, ignore_errors=True)
         waiting = [job for name, job in unique.items() if name not in done]
-        self._scheduler.run(_ListWork(waiting, self, watcher, self._scheduler))
+        self._scheduler.run(_ListWork(waiting, self, observer, self._scheduler))
 
     def start(self, record: TrialRecord, job: Job) -> Training:
         """Begins an attempt of a job, in a folder of its own."""
@@ -109,9 +109,13 @@ class _ListWork:
     """See `search.execution.scheduler.Work`."""
 
     def __init__(
-        self, jobs: Sequence[Job], trainings: TrainingList, watcher: Watcher, scheduler: Scheduler[Training]
+        self,
+        jobs: Sequence[Job],
+        trainings: TrainingList,
+        observer: TrainingObserver,
+        scheduler: Scheduler[Training],
     ) -> None:
-        self._jobs, self._trainings, self._watcher = jobs, trainings, watcher
+        self._jobs, self._trainings, self._observer = jobs, trainings, observer
         self._scheduler, self._examples = scheduler, 0
 
     def begin(self) -> Iterator[Training]:
@@ -129,12 +133,14 @@ class _ListWork:
         if again is not None:
             return [again]
         self._examples += activity.examples
-        self._watcher.ended(activity.record)
+        self._observer.ended(activity.record)
         self._trainings.keep(activity.record)
         return []
 
     def looked(self) -> None:
-        self._watcher.progress(self._examples + sum(each.examples for each in self._scheduler.running))
+        self._observer.progress(
+            self._examples + sum(training.examples for training in self._scheduler.running)
+        )
 
 
 def _read(path: Path) -> TrialRecord:

@@ -19,7 +19,7 @@ from trials.record import Outcome, TrialRecord
 from trials.serving_limits import ServingConfig
 from trials.strategy import Prefer
 
-Upcoming = tuple[TrialRecord, Job | None]
+AdmittedTrial = tuple[TrialRecord, Job | None]
 """A trial that comes up; without a job where its point gives no model, or one that is not to be trained."""
 
 LOG = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Admission:
         """
         return plan_of(job, self._cluster, self._prefer, self._margin_bytes)
 
-    def admit(self, record: TrialRecord, job: Job, known: TrialRecord | None = None) -> Upcoming:
+    def admit(self, record: TrialRecord, job: Job, known: TrialRecord | None = None) -> AdmittedTrial:
         """The trial with its plan; one that fits nowhere or is over a limit of serving has ended.
 
         `known` is the same trial as an earlier session left it: if an attempt of it was cut short or ran out of

@@ -124,13 +124,13 @@ def next_strategy(found: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy 
     """
     last, tried = attempts[-1], {attempt.strategy for attempt in attempts}
     lacking = max((last.needed_bytes or 0) - (last.limit_bytes or 0), 1)
-    before = next((each for each in found.strategies if each.strategy.name == last.strategy), None)
+    before = next((priced for priced in found.strategies if priced.strategy.name == last.strategy), None)
     if before is None:
         return None
     left = [
-        each
-        for each in found.strategies
-        if each.strategy.name not in tried and each.memory.total <= before.memory.total - lacking
+        priced
+        for priced in found.strategies
+        if priced.strategy.name not in tried and priced.memory.total <= before.memory.total - lacking
     ]
     return choose(left, "least")
 

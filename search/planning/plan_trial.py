@@ -145,10 +145,10 @@ def _summary(found: Plan, shown: PricedStrategy | None) -> PlanSummary:
 def _rejected(found: Plan, shown: PricedStrategy) -> Iterator[RejectedStrategy]:
     """Others with no more techniques than the chosen one, or one where nothing fits."""
     most = len(shown.strategy.techniques) if shown.fits else 1
-    for each in found.strategies:
-        if each is not shown and len(each.strategy.techniques) <= most:
+    for priced in found.strategies:
+        if priced is not shown and len(priced.strategy.techniques) <= most:
             yield RejectedStrategy(
-                strategy=each.strategy.name,
-                memory_bytes=each.memory.total,
-                lacking_bytes=each.lacking_bytes,
+                strategy=priced.strategy.name,
+                memory_bytes=priced.memory.total,
+                lacking_bytes=priced.lacking_bytes,
             )

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from dashboards.names import short_name
 from dashboards.units import byte_size
 from dhen.errors import UserError
-from search.samplers.draw import Drawn, evenly
-from search.samplers.static_cost import Appraiser
+from search.samplers.draw import DrawnPoint, evenly
+from search.samplers.static_cost import CandidatePricer
 from spaces.space import Candidate
 from trials.cluster.cluster import Cluster
 from trials.planner.plan import Plan
@@ -21,36 +21,38 @@ DRAWN = 200
 MIB = 2**20
 
 
-class Unfit(NamedTuple):
+class UnfitCandidate(NamedTuple):
     """A candidate that does not fit."""
 
-    drawn: Drawn
+    drawn: DrawnPoint
     plan: Plan
 
-    def nearer(self, other: Unfit | None) -> Unfit:
+    def nearer(self, other: UnfitCandidate | None) -> UnfitCandidate:
         """The one that lacks less."""
         return other if other is not None and other.plan.lacking_bytes <= self.plan.lacking_bytes else self
 
 
-def check_some_fit(appraiser: Appraiser, cluster: Cluster, plan: Callable[[Candidate], Plan]) -> None:
-    """Draws candidates of the space of `appraiser` until one fits.
+def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Candidate], Plan]) -> None:
+    """Draws candidates of the space of `pricer` until one fits.
 
     Raises:
         UserError: where none does, naming the nearest and what would help.
     """
-    nearest: Unfit | None = None
-    for drawn in islice(evenly(appraiser, set(), random.Random(0), {}), DRAWN):
-        found = plan(drawn.appraisal.candidate)
+    nearest: UnfitCandidate | None = None
+    for drawn in islice(evenly(pricer, set(), random.Random(0), {}), DRAWN):
+        found = plan(drawn.priced.candidate)
         if found.chosen is not None:
             return
-        nearest = Unfit(drawn, found).nearer(nearest)
+        nearest = UnfitCandidate(drawn, found).nearer(nearest)
     if nearest is not None:
-        raise too_little_memory(appraiser.space.name, "nothing fits", cluster, DRAWN, nearest)
+        raise too_little_memory(pricer.space.name, "nothing fits", cluster, DRAWN, nearest)
 
 
-def too_little_memory(space: str, fit: str, cluster: Cluster, drawn: int, nearest: Unfit) -> UserError:
+def too_little_memory(
+    space: str, fit: str, cluster: Cluster, drawn: int, nearest: UnfitCandidate
+) -> UserError:
     """`fit`: how many of those that were drawn do."""
-    plan, model = nearest.plan, nearest.drawn.appraisal.candidate.model
+    plan, model = nearest.plan, nearest.drawn.priced.candidate.model
     needed = -(-(plan.hbm + plan.lacking_bytes) // MIB)
     return UserError(
         f"space {space!r}: {fit} {byte_size(plan.hbm)} per rank of cluster {cluster.name!r}, among {drawn} "

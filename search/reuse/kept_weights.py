@@ -46,7 +46,7 @@ class KeptWeights:
     def keep(self, ended: TrialRecord) -> None:
         """Takes in a trial that has ended: fetches its weights, where it may be exported and another study
         has them."""
-        if ended.origin.reused_from_study is not None and ended in self._state.verdict.kept:
+        if ended.origin.reused_from_study is not None and ended in self._state.selection.kept:
             self.has(ended)  # now, before that study drops them or is deleted
         shutil.rmtree(trial_folder(self._directory, ended.number) / CHECKPOINTS, ignore_errors=True)
         self._there.add(ended.number)
@@ -55,7 +55,7 @@ class KeptWeights:
         """Drops weights that are not wanted any more; in a search that goes on, running trials and those on
         all rows keep theirs."""
         whole = self._state.promoted if running is not None else []
-        kept = {trial.owner for trial in (*self._state.verdict.kept, *whole)}
+        kept = {trial.owner for trial in (*self._state.selection.kept, *whole)}
         for number in self._there - kept - set(running or ()):
             (trial_folder(self._directory, number) / WEIGHTS).unlink(missing_ok=True)
         self._there = kept

@@ -15,7 +15,7 @@ from search.run_directory import trial_folder
 from trials.events import WEIGHTS
 from trials.record import StudyTrial, TrialRecord
 from trials.storage.ledger import Ledger, Setting
-from trials.storage.shared_ledger import SharedLedger, Stamp
+from trials.storage.shared_ledger import FileStamp, SharedLedger
 
 COPIED_AT_ONCE_BYTES = 2**20
 
@@ -65,7 +65,7 @@ class SharedResults:
         found = self._shared.finished(record.job.fingerprint)
         if not found:
             return None
-        known, origin = next((each for each in found if self._weights(each[1])), found[0])
+        known, origin = next((result for result in found if self._weights(result[1])), found[0])
         taken = record.with_origin(reused_from_study=origin)
         return taken.replace(result=known.result.taken_over())
 
@@ -81,17 +81,18 @@ class SharedResults:
         """The file that the training left, if it is still that one."""
         path = trial_folder(Path(origin.directory), origin.trial) / WEIGHTS
         try:
-            return path if Stamp.of(path.stat()) == self._shared.weights_stamp(origin) else None
+            return path if FileStamp.of(path.stat()) == self._shared.weights_stamp(origin) else None
         except OSError:
             return None
 
 
-def copy_weights(source: Path, stamp: Stamp | None, target: Path) -> bool:
+def copy_weights(source: Path, stamp: FileStamp | None, target: Path) -> bool:
     """Copies a file of another study, if it is still the one with this stamp; whether it is here now."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with source.open("rb") as opened:
-            if Stamp.of(os.fstat(opened.fileno())) != stamp:
+            # the stamp of the opened file, not of the path, which may be replaced at any moment
+            if FileStamp.of(os.fstat(opened.fileno())) != stamp:
                 return False
             with atomic_file(target) as copy, copy.open("wb") as file:
                 shutil.copyfileobj(opened, file, COPIED_AT_ONCE_BYTES)

@@ -39,13 +39,13 @@ from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
 from trials.job import Job
 from trials.record import Origin, Outcome, StudyTrial, TrialKind, TrialRecord
-from trials.storage.shared_ledger import Stamp
+from trials.storage.shared_ledger import FileStamp
 from trials.study_record import EarlierStudy, LogSummary, StudyRecord
 
 FOUND_OUT = "auto"
 """What a setting is before the log decides it."""
 OUTSIDE, OTHERWISE, NO_RESULT = "outside this space", "trained otherwise", "without a result"
-"""Why a candidate is left."""
+"""Why a candidate is not reused."""
 NO_MEMORY = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
 USABLE = (Outcome.COMPLETED, Outcome.STOPPED, Outcome.DIVERGED, *NO_MEMORY)
 TRAINED_AGAIN = 4
@@ -57,21 +57,21 @@ Planned = Callable[[TrialRecord, Job], TrialRecord]
 """A record with its plan for this study's cluster; what fits nowhere is infeasible."""
 
 
-class Reused(Value):
-    """What a study began with."""
+class EarlierResults(Value):
+    """Results of earlier studies that a study began with."""
 
     studies: tuple[EarlierStudy, ...] = ()
     records: tuple[TrialRecord, ...] = ()
     """Candidates of earlier studies as points of this space, with the fingerprints of their own jobs, numbered
     ... -2, -1; `reused_from_study` says whose."""
-    weights: dict[int, Stamp] = Field(default_factory=dict)
-    """By what the files of those that left some are known again."""
+    weights: dict[int, FileStamp] = Field(default_factory=dict)
+    """Stamps of the weight files that the candidates left, by the candidate's number."""
 
 
 class WarmStart:
     """What one study has of earlier ones: a `search.reuse.result_source.ResultSource`."""
 
-    def __init__(self, reused: Reused, space: Space, job_of: JobOf) -> None:
+    def __init__(self, reused: EarlierResults, space: Space, job_of: JobOf) -> None:
         """`job_of` makes this study's jobs."""
         self.records = reused.records
         """Candidates of earlier studies, for the sampler."""
@@ -115,14 +115,14 @@ class WarmStart:
         """Nothing is held open."""
 
 
-class _LeftError(Exception):
+class _NotReusedError(Exception):
     """A candidate is not reused: why, and what exactly."""
 
 
 def read_reused(
     config: StudyConfig, log: PreparedLog, space: Space, job_of: JobOf, planned: Planned
-) -> Reused:
-    """Of all directories of `warm_start`, in their order; a job that several have counts once.
+) -> EarlierResults:
+    """Results of all directories of `warm_start`, in their order; a job that several have counts once.
 
     Raises:
         UserError: for a directory without a study or with nothing trained, and for a study of another log.
@@ -140,7 +140,7 @@ def read_reused(
             try:
                 found.setdefault(trial.job.fingerprint, _here(trial, there, log, space, job_of, planned))
                 reused += 1
-            except _LeftError as error:
+            except _NotReusedError as error:
                 group, reason = error.args
                 left.setdefault(group, Counter())[reason] += 1
         studies.append(
@@ -150,7 +150,7 @@ def read_reused(
         )
     records = [record.replace(number=number) for number, record in enumerate(found.values(), -len(found))]
     stamps = {record.number: stamp for record in records if (stamp := _stamp(record)) is not None}
-    return Reused(studies=tuple(studies), records=tuple(records), weights=stamps)
+    return EarlierResults(studies=tuple(studies), records=tuple(records), weights=stamps)
 
 
 def weights_there(record: TrialRecord) -> Path:
@@ -175,26 +175,26 @@ def _here(
     """A candidate of an earlier study as this one would have it.
 
     Raises:
-        _LeftError: where it would not.
+        _NotReusedError: where it would not.
     """
     if trial.result.outcome not in USABLE or not trial.job.model:
-        raise _LeftError(NO_RESULT, trial.result.outcome.value)
+        raise _NotReusedError(NO_RESULT, trial.result.outcome.value)
     if trial.result.outcome is Outcome.COMPLETED and not eligible([trial]):
-        raise _LeftError(NO_RESULT, "NE is no number")
+        raise _NotReusedError(NO_RESULT, "NE is no number")
     try:
         job = trained_job(trial, log)
         candidate = _candidate(job, space)
         point = space.encode(candidate)
         own = job_of(candidate)
     except OutsideError as error:
-        raise _LeftError(OUTSIDE, error.shortly) from None
+        raise _NotReusedError(OUTSIDE, error.shortly) from None
     except UserError as error:
-        raise _LeftError(OUTSIDE, str(error).rstrip(".")) from None
+        raise _NotReusedError(OUTSIDE, str(error).rstrip(".")) from None
     _check_training(trial, job, own)
     origin = StudyTrial(study=there.name, directory=str(Path(there.directory).resolve()), trial=trial.owner)
     record = planned(_to_be_judged(trial), own)
     if trial.result.outcome in NO_MEMORY and record.result.outcome is not Outcome.INFEASIBLE:
-        raise _LeftError(NO_RESULT, f"{trial.result.outcome.value.replace('_', ' ')} there, not here")
+        raise _NotReusedError(NO_RESULT, f"{trial.result.outcome.value.replace('_', ' ')} there, not here")
     return TrialRecord(
         number=trial.number,
         kind=trial.kind,
@@ -217,7 +217,8 @@ def _to_be_judged(trial: TrialRecord) -> TrialRecord:
 
 
 def _candidate(job: Job, space: Space) -> Candidate:
-    """What it was there; a setting that was found out there is left to be found out here (`_check_training`)."""
+    """The candidate as it was there; a setting that was found out there is left to be found out here
+    (`_check_training`)."""
     assert isinstance(job.model, DhenConfig)
     training = {key: getattr(job.training, key) for key in space.training_axes}
     for key, axis in space.training_axes.items():
@@ -227,18 +228,18 @@ def _candidate(job: Job, space: Space) -> Candidate:
 
 
 def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
-    """All but the seed is equal."""
+    """Raises where more than the seed differs."""
     if job.fingerprint != trial.job.fingerprint:
-        raise _LeftError(OTHERWISE, "by another version of dhen-search")
+        raise _NotReusedError(OTHERWISE, "by another version of dhen-search")
     pairs = {key: (getattr(job.training, key), here) for key, here in own.training}
     differ = [f"{key} {there}, here {here}" for key, (there, here) in pairs.items() if there != here]
     if differ:
-        raise _LeftError(OTHERWISE, "; ".join(differ))
+        raise _NotReusedError(OTHERWISE, "; ".join(differ))
 
 
-def _stamp(record: TrialRecord) -> Stamp | None:
+def _stamp(record: TrialRecord) -> FileStamp | None:
     path = weights_there(record)
-    return Stamp.of(path.stat()) if path.exists() else None
+    return FileStamp.of(path.stat()) if path.exists() else None
 
 
 def _check_log(name: str, there: LogSummary, here: LogSummary, config: StudyConfig) -> None:
@@ -265,5 +266,5 @@ def _read_otherwise(directory: Path, config: StudyConfig) -> dict[str, tuple[Any
 
 def _words(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {each:,}" for key, each in value.items())
+        return ", ".join(f"{key} {count:,}" for key, count in value.items())
     return " ".join(value) if isinstance(value, list) else f"{value}"

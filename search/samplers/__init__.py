@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
-    from search.samplers.context import Known
+    from search.samplers.context import SamplerContext
 
-SAMPLERS: dict[str, Callable[[int, Known], BaseSampler]] = {
+SAMPLERS: dict[str, Callable[[int, SamplerContext], BaseSampler]] = {
     "gp": gp.make,
     "nsga2": nsga2.make,
     "random": random.make,
@@ -39,10 +39,12 @@ def successor(name: str, candidates: int) -> str | None:
     return other if other and candidates >= most else None
 
 
-def make_sampler(name: str, seed: int, axes: Mapping[str, BaseDistribution], known: Known) -> BaseSampler:
+def make_sampler(
+    name: str, seed: int, axes: Mapping[str, BaseDistribution], context: SamplerContext
+) -> BaseSampler:
     """A fresh sampler, for one proposal of these axes."""
-    chosen = successor(name, len(known.points)) or name
-    sampler = SAMPLERS[AUTO if chosen == "auto" else chosen](seed, known)
+    chosen = successor(name, len(context.points)) or name
+    sampler = SAMPLERS[AUTO if chosen == "auto" else chosen](seed, context)
     # every trial has every axis; Optuna would find that out by comparing those of all trials, each time
     sampler.infer_relative_search_space = lambda study, trial: dict(axes)  # type: ignore[method-assign]
     return sampler

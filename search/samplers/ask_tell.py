@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dhen.fingerprint import fingerprint
 from search.pareto import log_flops
 from search.samplers import check_sampler, make_sampler, successor
-from search.samplers.context import Known
-from search.samplers.static_cost import Appraiser
+from search.samplers.context import SamplerContext
+from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import random_point
 from spaces.space import Point
 from trials.record import Outcome, TrialRecord
@@ -41,12 +41,12 @@ class Proposals:
     def __init__(
         self,
         *,
-        appraiser: Appraiser,
+        pricer: CandidatePricer,
         sampler: str,
         seed: int,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """An Optuna study of two objectives, NE and log FLOPs, over the space of `appraiser`.
+        """An Optuna study of two objectives, NE and log FLOPs, over the space of `pricer`.
 
         Raises:
             UserError: when the sampler is unknown.
@@ -55,9 +55,9 @@ class Proposals:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
-        self._space, self._sampler, self._seed = appraiser.space, sampler, seed
+        self._space, self._sampler, self._seed = pricer.space, sampler, seed
         self._axes, self._say, self._said = self._distributions(), say, False
-        self._known = Known(appraiser)
+        self._context = SamplerContext(pricer)
         check_sampler(sampler)
         self._study = optuna.create_study(directions=["minimize", "minimize"])
         self._optuna_numbers: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Proposals:
         for record in candidates:
             self._optuna_numbers[record.number] = len(self._optuna_numbers)
             self._study.add_trial(self._remembered(record))
-            self._known.points[record.number] = record.point
+            self._context.points[record.number] = record.point
             self.note(record)
 
     def ask(self, number: int, start: Point, fixed: Point | None = None) -> tuple[Point, dict[str, int]]:
@@ -81,32 +81,32 @@ class Proposals:
                 of anywhere.
         """
         index = len(self._study.get_trials(deepcopy=False))
-        fixed = self._known.fixed = fixed or {}
+        fixed = self._context.fixed = fixed or {}
         if fixed or start:
             self._study.enqueue_trial(fixed | start)
         seed = int(fingerprint([self._seed, index]), 16) % 2**32
         axes = {name: axis for name, axis in self._axes.items() if name not in fixed}
-        self._study.sampler = make_sampler(self._sampler, seed, axes, self._known)
+        self._study.sampler = make_sampler(self._sampler, seed, axes, self._context)
         self._say_what_goes_on()
         trial = self._study.ask()
         self._optuna_numbers[number] = trial.number
         self._asked[number] = trial
-        point = self._known.points[number] = self._space.sample(trial)
+        point = self._context.points[number] = self._space.sample(trial)
         attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
         return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
 
     def _say_what_goes_on(self) -> None:
         """Once, where another sampler has taken over from the one that was asked for."""
-        other = successor(self._sampler, len(self._known.points))
+        other = successor(self._sampler, len(self._context.points))
         if other is not None and not self._said:
             self._said = True
             self._say(
-                f"sampler={self._sampler} ends after {len(self._known.points)} candidates; {other} goes on"
+                f"sampler={self._sampler} ends after {len(self._context.points)} candidates; {other} goes on"
             )
 
     def note(self, record: TrialRecord) -> None:
         """What a proposal that still trains has shown so far."""
-        self._known.records[record.number] = record
+        self._context.records[record.number] = record
 
     def tell(self, record: TrialRecord) -> None:
         """How a proposal ended."""
@@ -119,7 +119,7 @@ class Proposals:
         self._study.tell(self._optuna_numbers[record.number], values, state)
 
     def _distributions(self) -> dict[str, BaseDistribution]:
-        """Of all axes, by name: what any point of the space is drawn from."""
+        """Distributions of all axes, by name, from which any point of the space is drawn."""
         trial = self._optuna.trial.FixedTrial(random_point(self._space, random.Random(0)))
         self._space.sample(trial)
         return dict(sorted(trial.distributions.items()))

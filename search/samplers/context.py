@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from search.samplers.static_cost import Appraisal, Appraiser
+from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.space import Point
 from trials.record import TrialRecord
 
 
-class Known:
+class SamplerContext:
     """A study as its proposals know it."""
 
-    def __init__(self, appraiser: Appraiser) -> None:
+    def __init__(self, pricer: CandidatePricer) -> None:
         """Nothing was proposed so far."""
-        self.appraiser = appraiser
+        self.pricer = pricer
         """What prices points."""
         self.points: dict[int, Point] = {}
         """All that was proposed, by the trial's number."""
@@ -20,13 +20,13 @@ class Known:
         """What was heard of them: of those that have ended all, of those that still train what they showed."""
         self.fixed: Point = {}
         """What the next proposal has been given; the sampler chooses the rest."""
-        self._appraisals: dict[int, Appraisal | None] = {}
+        self._priced: dict[int, PricedCandidate | None] = {}
 
-    def appraisal(self, number: int) -> Appraisal | None:
-        """Of the proposal with this number; None where its point gives no model."""
-        if number not in self._appraisals:
-            self._appraisals[number] = self.appraiser.appraise(self.points[number])
-        return self._appraisals[number]
+    def priced(self, number: int) -> PricedCandidate | None:
+        """The priced candidate of the proposal with this number; None where its point gives no model."""
+        if number not in self._priced:
+            self._priced[number] = self.pricer.price(self.points[number])
+        return self._priced[number]
 
     def unfinished(self, number: int) -> bool:
         """Whether the proposal with this number has not ended."""

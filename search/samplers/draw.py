@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from search.pareto import log_flops
-from search.samplers.static_cost import Appraisal, Appraiser
+from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.axes import Axis, Range, Scalar, random_value
 from spaces.catalog_loader import random_point
 from spaces.space import Point, Space
@@ -26,28 +26,30 @@ STEP = 0.15
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPoint:
     """A point and what is known of it without training."""
 
     point: Point
-    appraisal: Appraisal
+    priced: PricedCandidate
 
     @property
     def log_flops(self) -> float:
         """Log FLOPs of the candidate, the front's first axis."""
-        return log_flops(self.appraisal.flops)
+        return log_flops(self.priced.flops)
 
 
-def evenly(appraiser: Appraiser, taken: set[str], rng: random.Random, fixed: Point) -> Iterator[Drawn]:
+def evenly(
+    pricer: CandidatePricer, taken: set[str], rng: random.Random, fixed: Point
+) -> Iterator[DrawnPoint]:
     """New points from the whole space with the values of `fixed`; their fingerprints are taken as they come."""
-    return _new(appraiser, lambda: random_point(appraiser.space, rng) | fixed, taken)
+    return _new(pricer, lambda: random_point(pricer.space, rng) | fixed, taken)
 
 
 def near(
-    appraiser: Appraiser, good: Sequence[Point], taken: set[str], rng: random.Random, fixed: Point
-) -> Iterator[Drawn]:
+    pricer: CandidatePricer, good: Sequence[Point], taken: set[str], rng: random.Random, fixed: Point
+) -> Iterator[DrawnPoint]:
     """New points with the values of `fixed` that differ from a good one in a few other axes."""
-    return _new(appraiser, lambda: neighbour(appraiser.space, rng.choice(good) | fixed, rng, fixed), taken)
+    return _new(pricer, lambda: neighbour(pricer.space, rng.choice(good) | fixed, rng, fixed), taken)
 
 
 def neighbour(space: Space, point: Point, rng: random.Random, fixed: Point) -> Point:
@@ -58,19 +60,19 @@ def neighbour(space: Space, point: Point, rng: random.Random, fixed: Point) -> P
     return point | {axis.name: _moved(axis, point[axis.name], rng) for axis in changed}
 
 
-def _new(appraiser: Appraiser, draw: Callable[[], Point], taken: set[str]) -> Iterator[Drawn]:
+def _new(pricer: CandidatePricer, draw: Callable[[], Point], taken: set[str]) -> Iterator[DrawnPoint]:
     fruitless = over = 0
     while fruitless < TRIES and over < MOST_OVER:
         point = draw()
-        appraisal = appraiser.appraise(point)
-        if appraisal is not None and not appraiser.serves(appraisal):
+        priced = pricer.price(point)
+        if priced is not None and not pricer.serves(priced):
             over += 1
             continue
         fruitless += 1
-        if appraisal is not None and appraisal.fingerprint not in taken:
-            taken.add(appraisal.fingerprint)
+        if priced is not None and priced.fingerprint not in taken:
+            taken.add(priced.fingerprint)
             fruitless = 0
-            yield Drawn(point, appraisal)
+            yield DrawnPoint(point, priced)
 
 
 def _moved(axis: Axis, value: Scalar, rng: random.Random) -> Scalar:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from search.samplers.context import Known
+    from search.samplers.context import SamplerContext
 
 STARTUP_TRIALS = 10
 """Random candidates before the model is used: the default of Optuna's `GPSampler`."""
@@ -17,7 +17,7 @@ assumption; over the first 200 a proposal took a second on average (docs/benchma
 EPYC)."""
 
 
-def make(seed: int, known: Known) -> BaseSampler:
+def make(seed: int, context: SamplerContext) -> BaseSampler:
     """Optuna's own; `search.samplers.SUCCESSORS` says what goes on once there are many candidates."""
     from optuna.samplers import GPSampler
 

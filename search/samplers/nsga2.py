@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-    from search.samplers.context import Known
+    from search.samplers.context import SamplerContext
 
 POPULATION = 20
 """Candidates per generation: an assumption, not measured. Optuna's default of 50 would leave short studies with a
@@ -19,7 +19,7 @@ FIRST_GENERATION = {"Nsga2:generation": 0}
 """The note that a candidate of another study needs to be a parent here."""
 
 
-def make(seed: int, known: Known) -> BaseSampler:
+def make(seed: int, context: SamplerContext) -> BaseSampler:
     """Optuna's own, with parents always in the order of trials.
 
     Optuna has them in the order of selection when it selects and in that of trials when it remembers, and a

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from search.samplers.context import Known
+    from search.samplers.context import SamplerContext
 
 
-def make(seed: int, known: Known) -> BaseSampler:
+def make(seed: int, context: SamplerContext) -> BaseSampler:
     """Optuna's own."""
     from optuna.samplers import RandomSampler
 

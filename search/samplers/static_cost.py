@@ -15,22 +15,22 @@ from trials.serving_limits import ServingConfig, weights_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Appraisal:
+class PricedCandidate:
     """A candidate and its cost."""
 
     candidate: Candidate
     fingerprint: str
-    """Of the network and the training settings that the space decides: equal ones train alike."""
+    """Fingerprint of the network and the training settings that the space decides: equal ones train alike."""
     flops: float
     """FLOPs of the forward pass per example."""
     parameters: int
-    """Of the dense part."""
+    """Parameters of the dense part."""
     weights_bytes: int
-    """Of the exported weights."""
+    """Size of the exported weights."""
 
 
-class Appraiser:
-    """Appraises points of one space on one log."""
+class CandidatePricer:
+    """Prices points of one space on one log."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Appraiser:
         self._features = features
         self._costs: dict[str, tuple[float, int, int]] = {}
 
-    def appraise(self, point: Point) -> Appraisal | None:
+    def price(self, point: Point) -> PricedCandidate | None:
         """None where the point gives no model."""
         try:
             candidate = self.space.decode(point)
@@ -53,7 +53,7 @@ class Appraiser:
             return None
         model = candidate.model.to_dict()
         flops, parameters, size = self._cost(fingerprint(model), candidate)
-        return Appraisal(
+        return PricedCandidate(
             candidate=candidate,
             fingerprint=fingerprint([model, candidate.training]),
             flops=flops,
@@ -61,9 +61,9 @@ class Appraiser:
             weights_bytes=size,
         )
 
-    def serves(self, appraisal: Appraisal) -> bool:
+    def serves(self, priced: PricedCandidate) -> bool:
         """Whether it meets the limits of serving on size and FLOPs; its forward time is not known yet."""
-        excess = self.serving.excess(flops=appraisal.flops, weights_bytes=appraisal.weights_bytes)
+        excess = self.serving.excess(flops=priced.flops, weights_bytes=priced.weights_bytes)
         return (excess or 0.0) <= 0
 
     def _cost(self, key: str, candidate: Candidate) -> tuple[float, int, int]:

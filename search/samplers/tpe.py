@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from search.samplers.context import Known
+    from search.samplers.context import SamplerContext
 
 STARTUP_TRIALS = 8
 """Random candidates before the model is used: an assumption, not measured. Studies of 20 to 50 candidates are
 common here, and Optuna's default is 10."""
 
 
-def make(seed: int, known: Known) -> BaseSampler:
+def make(seed: int, context: SamplerContext) -> BaseSampler:
     """Optuna's own; axes are modelled together, since modules, widths and learning rates interact.
 
     Candidates that are still training count as bad ones (the constant liar), so that no second one is

@@ -10,7 +10,7 @@ from typing import Any
 from dhen.errors import UserError
 from search.config import StudyConfig
 from search.execution.jobs import candidate_training, new_record, now
-from search.planning.admission import Admission, Upcoming
+from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.warm_start import WarmStart
 from search.samplers.ask_tell import Proposals
 from search.study.baseline import Baseline
@@ -67,7 +67,7 @@ class CandidateSource:
         """
         self._admission.plan(self._baseline_job(0)[1])
 
-    def baseline_trials(self) -> Iterator[Upcoming]:
+    def baseline_trials(self) -> Iterator[AdmittedTrial]:
         """The baseline as given and tuned, as far as its trials have not ended."""
         for index in range(self._config.baseline_trials):
             known = self._state.trials.get(index)
@@ -75,7 +75,7 @@ class CandidateSource:
                 point, job = self._baseline_job(index)
                 yield self._admission.admit(new_record(index, TrialKind.BASELINE, point, job), job, known)
 
-    def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[Upcoming]:
+    def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[AdmittedTrial]:
         """Candidates that were cut short, then new proposals until the budget is spent.
 
         `fruitless`: how many trials in a row needed no training, as of now.
@@ -91,7 +91,7 @@ class CandidateSource:
             point, notes = self._proposals.ask(number, start, self._space.left_for_tuning)
             yield self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes))
 
-    def tuning_trials(self) -> Iterator[Upcoming]:
+    def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
         best = best_architectures(self._state.candidates, self._space, self._config.tune_best)
         while best and not self._budget.tuning_is_over():
@@ -104,7 +104,7 @@ class CandidateSource:
         point, model, training = self._baseline.variant(index, self._config.seed)
         return point, self._job_of(model, training, self._config.seed)
 
-    def _admitted(self, number: int, point: Point, origin: Origin) -> Upcoming:
+    def _admitted(self, number: int, point: Point, origin: Origin) -> AdmittedTrial:
         """A candidate with its plan; a point that gives no model has ended as infeasible."""
         began = time.monotonic()
         try:

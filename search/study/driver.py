@@ -1,4 +1,4 @@
-"""The driver of a study, from its first trial to its verdict: baseline, search, tuning, promotion, the end.
+"""The driver of a study, from its first trial to its scored winners: baseline, search, tuning, promotion, the end.
 
 One driver, several trials side by side, each in processes of its own. Whatever moment the driver ends at, the same
 command goes on from there. `search.study.open_study` puts a driver together.
@@ -106,7 +106,7 @@ class Study:
             require_promoted(self._state)
 
     def _finalise(self) -> None:
-        """Needs the verdict; gives winners with weights, averages, scores on test, intervals."""
+        """Needs the selection; gives winners with weights, averages, scores on test, intervals."""
         self._finals.recover_weights()
         self._finals.make_averages()
         self._finals.score_winners()

@@ -17,10 +17,10 @@ from search.analysis.confirm import confirm
 from search.averages.average_trials import Members, average_record, choose, mean_metrics, meets
 from search.config import StudyConfig
 from search.execution.jobs import new_record, trained_job
-from search.execution.retraining import Retrainings, Wanted
-from search.execution.scoring import Scored, score_networks
+from search.execution.retraining import RetrainingRequest, Retrainings
+from search.execution.scoring import ScoringRequest, score_networks
 from search.execution.trainer import Trainer
-from search.planning.admission import Admission, Upcoming
+from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.kept_weights import KeptWeights
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
@@ -29,7 +29,8 @@ from trials.record import Metrics, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
 
 SEED_STRIDE = 1000
-"""Between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds from."""
+"""Distance between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds
+from."""
 SAME_NE = 1e-9
 """Relative difference in NE that the order of a sum may make."""
 
@@ -64,7 +65,7 @@ class Finals:
 
         Trained again, its result is its own, and may be a little another: then others may have won.
         """
-        while lost := [each for each in self._state.verdict.trained if not self._weights.has(each)]:
+        while lost := [trial for trial in self._state.selection.trained if not self._weights.has(trial)]:
             self._runner.train(self._again(lost, "won, its weights are gone: trained here before its test"))
         self._state.require_baseline()
         self._recover_retrained_members()
@@ -76,16 +77,18 @@ class Finals:
         Chosen on validation among many, they are a little better there than elsewhere
         (`search.averages.greedy_selection`).
         """
-        if not self._config.averages or not self._state.verdict.networks:
+        if not self._config.averages or not self._state.selection.networks:
             return
         retrained = self._further_seeds()
-        verdict = self._state.verdict
-        at_hand = (each for each in verdict.runners_up if self._weights.has(each))
-        pool = (*verdict.networks, *at_hand, *retrained)
-        self._keep_logits((*pool, *verdict.members), "validation")
+        selection = self._state.selection
+        at_hand = (trial for trial in selection.runners_up if self._weights.has(trial))
+        pool = (*selection.networks, *at_hand, *retrained)
+        self._keep_logits((*pool, *selection.members), "validation")
         chosen = choose(pool, self._log, "validation", self._logits("validation"), most=self._config.averages)
         found = [members for members in chosen if meets(self._config.serving, members)]
-        standing = [self._state.networks(each) for each in verdict.front if each.kind is TrialKind.AVERAGE]
+        standing = [
+            self._state.networks(average) for average in selection.front if average.kind is TrialKind.AVERAGE
+        ]
         for members in (*found, *standing):
             self._take_in(members)
         if not found:
@@ -100,7 +103,7 @@ class Finals:
 
         An average is the mean of its members' logits, which are scored for it where they are not winners too.
         """
-        new = [winner for winner in self._state.verdict.winners if winner.result.test is None]
+        new = [winner for winner in self._state.selection.winners if winner.result.test is None]
         averages = [winner for winner in new if winner.kind is TrialKind.AVERAGE]
         alone = [winner for winner in new if winner.kind is not TrialKind.AVERAGE]
         networks = [self._state.trials[winner.owner] for winner in alone]
@@ -123,7 +126,7 @@ class Finals:
         Where that cannot be told it says why, and the study ends all the same: the same command would come to
         the same, and what was searched for is there.
         """
-        if not self._config.confirm or not self._state.verdict.front:
+        if not self._config.confirm or not self._state.selection.front:
             return
         asked, record = self._config, self._state.record()
         try:
@@ -141,7 +144,7 @@ class Finals:
         for line in told:
             self._state.say(line)
 
-    def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[Upcoming]:
+    def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[AdmittedTrial]:
         """Finished trials whose weights are gone, as they begin once more."""
         for owner in {winner.owner: None for winner in lost}:
             known = self._state.trials[owner]
@@ -161,24 +164,24 @@ class Finals:
 
     def _further_seeds(self) -> list[TrialRecord]:
         """Trainings of the best network from other seeds (`average_seeds`), those that completed."""
-        best = self._state.verdict.networks[-1]
+        best = self._state.selection.networks[-1]
         shifts = range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE)
-        wanted = [Wanted(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
+        wanted = [RetrainingRequest(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
         return list(self._retrainings.run(wanted, weights=True).values())
 
     def _recover_retrained_members(self) -> None:
         """Retrainings that an average on the front has for members have weights too."""
-        for member in self._state.verdict.members:
+        for member in self._state.selection.members:
             if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
                 of = self._state.trials[member.network_of]
-                self._retrainings.run([Wanted(of, trained_job(member, self._log))], weights=True)
+                self._retrainings.run([RetrainingRequest(of, trained_job(member, self._log))], weights=True)
 
     def _take_in(self, members: Members) -> None:
         """Takes in an average that is new, or whose members have other weights than when it was made."""
         validation = mean_metrics(members, self._log, "validation", self._logits("validation"))
         fresh = average_record(len(self._state.trials), members, validation)
         name = fresh.job.fingerprint
-        known = next((each for each in self._state.trials.values() if each.job.fingerprint == name), None)
+        known = next((trial for trial in self._state.trials.values() if trial.job.fingerprint == name), None)
         if known is None:
             self._runner.take_in(fresh)
             return
@@ -187,7 +190,7 @@ class Finals:
             self._note(known.with_result(validation=validation, test=None))
 
     def _keep_logits(self, networks: Iterable[TrialRecord], split: str) -> None:
-        missing = [each for each in networks if not self._weights.have_logits(each, split)]
+        missing = [network for network in networks if not self._weights.have_logits(network, split)]
         self._score(missing, split, lambda network, metrics: None, keep_logits=True)
 
     def _score(
@@ -203,14 +206,14 @@ class Finals:
 
         `winners`: trials whose results these are; on test each of them is a look, a mere member is one by itself.
         """
-        unique = {(each.kind is TrialKind.RETRAINING, each.owner): each for each in networks}
+        unique = {(network.kind is TrialKind.RETRAINING, network.owner): network for network in networks}
 
-        def upcoming() -> Iterator[Scored]:
+        def upcoming() -> Iterator[ScoringRequest]:
             for network in unique.values():
-                if split == "test":
+                if split == "test":  # counted before the score is known: a look that is cut short is a look
                     for looking in _sharing(winners, network) or [network]:
                         self._ledger.count_test_look(looking.network_of)
-                yield Scored(network, trained_job(network, self._log))
+                yield ScoringRequest(network, trained_job(network, self._log))
 
         LOG.info("scoring %d networks on %s", len(unique), split)
         score_networks(
@@ -218,7 +221,7 @@ class Finals:
         )
 
     def _note(self, record: TrialRecord) -> None:
-        """Commits a trial that has changed; the watchers have it at once."""
+        """Commits a trial that has changed; the observers have it at once."""
         self._runner.note(record)
         self._state.tell()
 

@@ -1,8 +1,8 @@
 """From a part of the log to all of it: what a search on `training.train_fraction` has selected trains on all rows.
 
 The front's candidates and the baseline become trials of their own (`TrialRecord.promoted_from`), before test is
-looked at; from then on the verdict is among these alone (`search.study_state`). They are no proposals: the budget
-does not count them, samplers and stopping rules do not see them. Whether a ranking on a part of the log
+looked at; from then on the selection is among these alone (`search.study_state`). They are no proposals: the
+budget does not count them, samplers and stopping rules do not see them. Whether a ranking on a part of the log
 carries over, `dhen-search fidelity` measures.
 """
 
@@ -21,7 +21,7 @@ from trials.job import Job, TrainingConfig
 from trials.record import TrialKind, TrialRecord
 
 JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
-"""Of a model, its training with what is left open, and a seed: `Trainer.job`."""
+"""Makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
 
 def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
@@ -40,7 +40,7 @@ def promotions(
 ) -> Iterator[tuple[TrialRecord, Job]]:
     """Trials that are still to be trained on all rows.
 
-    With the baseline the last has begun, so that all have ended once none of them runs (`StudyState.verdict`).
+    With the baseline the last has begun, so that all have ended once none of them runs (`StudyState.selection`).
     """
     for selected in to_promote(state):
         known = next((t for t in state.promoted if t.origin.promoted_from == selected.number), None)
@@ -54,13 +54,13 @@ def promotions(
 
 
 def require_promoted(state: StudyState) -> None:
-    """Once none of them is left.
+    """Checks, once all promotions have ended, that the baseline has completed on all rows.
 
     Raises:
         UserError: where the baseline did not complete on all rows: then there is nothing to compare with.
     """
     baselines = [trial for trial in state.promoted if trial.kind is TrialKind.BASELINE]
-    if state.verdict.baseline not in baselines:
+    if state.selection.baseline not in baselines:
         ends = "; ".join(f"{trial.result.outcome}, {trial.result.error}" for trial in baselines)
         raise UserError(
             f"the baseline did not complete on all rows of the log ({ends}), so the candidates selected on a part "
@@ -72,7 +72,7 @@ def require_promoted(state: StudyState) -> None:
 def _whole_log_job(
     trial: TrialRecord, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf
 ) -> Job:
-    """Of the configuration, not of the record: what was left open is decided anew for all rows."""
+    """The job of the configuration, not of the record: what was left open is decided anew for all rows."""
     if trial.kind is TrialKind.BASELINE:
         _, model, training = baseline.variant(trial.number, config.seed)
         return job(model, training.replace(train_fraction=1.0), config.seed)

@@ -20,10 +20,10 @@ from search.planning.space_fits import check_some_fit
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.result_source import ResultSource
 from search.reuse.shared_results import SharedResults
-from search.reuse.warm_start import Reused, WarmStart, read_reused
+from search.reuse.warm_start import EarlierResults, WarmStart, read_reused
 from search.run_directory import database_url, study_name
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import Appraiser
+from search.samplers.static_cost import CandidatePricer
 from search.stopping import stopping_rule
 from search.study.baseline import read_baseline
 from search.study.budget import Budget
@@ -35,7 +35,7 @@ from search.study.full_data import promotions
 from search.study.retune import check_tunable
 from search.study.settings import StudySettings, check_training_axes
 from search.study.trial_runner import TrialRunner
-from search.study_state import StudyState, Watcher
+from search.study_state import Observer, StudyState
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
@@ -48,7 +48,7 @@ def open_study(
     directory: Path,
     log: PreparedLog,
     launcher: AnyLauncher,
-    watchers: Sequence[Watcher] = (),
+    observers: Sequence[Observer] = (),
 ) -> Study:
     """The driver of a study, new or resumed.
 
@@ -57,7 +57,7 @@ def open_study(
         directory: where it lives; nobody else drives it.
         log: that it searches on.
         launcher: starts processes.
-        watchers: follow its state.
+        observers: follow its state.
 
     Raises:
         UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach, one that
@@ -93,10 +93,10 @@ def open_study(
     warm_start = _warm_start(config, log, space, settings, candidate_job, admission)
     head = settings.head.replace(comparisons=ledger.comparisons())
     retrainings = [cut_short(trial) for trial in ledger.retrainings()]
-    state = StudyState(head, trials, retrainings, averages=config.averages > 0, watchers=watchers)
+    state = StudyState(head, trials, retrainings, averages=config.averages > 0, observers=observers)
     state.notices += warm_starts(head)
-    appraiser = Appraiser(space, log.features, partial(_fits, admission, candidate_job), config.serving)
-    proposals = Proposals(sampler=config.sampler, seed=config.seed, appraiser=appraiser, say=state.say)
+    pricer = CandidatePricer(space, log.features, partial(_fits, admission, candidate_job), config.serving)
+    proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
     proposals.remember([*warm_start.records, *state.candidates])
     candidates = CandidateSource(
         config=config,
@@ -111,7 +111,7 @@ def open_study(
     )
     candidates.check_baseline()
     if not state.candidates:
-        check_some_fit(appraiser, settings.cluster, lambda each: admission.plan(candidate_job(each)))
+        check_some_fit(pricer, settings.cluster, lambda candidate: admission.plan(candidate_job(candidate)))
     sources = _sources(config, ledger, settings, state, warm_start)
     weights = KeptWeights(directory, state, sources)
     runner = TrialRunner(
@@ -180,12 +180,12 @@ def _warm_start(
 ) -> WarmStart:
     """What the study was started from, as it was when the study began."""
     if not config.warm_start:
-        return WarmStart(Reused(), space, candidate_job)
+        return WarmStart(EarlierResults(), space, candidate_job)
     noted = settings.once(
         "warm_start",
         lambda: read_reused(config, log, space, candidate_job, admission.admit_by_size).to_dict(),
     )
-    reused = Reused.model_validate(noted)
+    reused = EarlierResults.model_validate(noted)
     settings.head = settings.head.replace(earlier=reused.studies)
     return WarmStart(reused, space, candidate_job)
 

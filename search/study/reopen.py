@@ -21,7 +21,7 @@ from search.planning.attempts import execution
 from search.read_study import read_finished_study, read_study
 from search.run_directory import BEST, database_url, study_name
 from search.session import Session, open_session
-from search.study.report_writer import Publisher
+from search.study.report_writer import ReportWriter
 from search.study.settings import StudySettings
 from search.terminal import resumable
 from spaces.catalog_loader import load_space
@@ -70,7 +70,7 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
                     )
             export(read_study(directory), session.log, "best", directory / BEST)
     finally:
-        Publisher(directory, console).finish(read_study(directory))
+        ReportWriter(directory, console).finish(read_study(directory))
 
 
 def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, console: Console) -> Retrainings:

@@ -26,12 +26,12 @@ PAUSE_RATIO = 10.0
 """Pauses take at least `PAUSE_SECONDS`, and this many times what the writing before took."""
 
 
-class Publisher:
-    """A watcher of a study; MLflow's troubles are told, and not fatal."""
+class ReportWriter:
+    """An observer of a study that writes its report and MLflow runs; MLflow's errors are told, and not fatal."""
 
     def __init__(self, directory: Path, console: Console) -> None:
         self._directory, self._console = directory, console
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="report-writer")
         self._writing: Future[None] | None = None
         self._due = 0.0
         self._changes = 0

@@ -45,7 +45,7 @@ def check_tunable(space: Space) -> None:
 
 
 def untuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Those of the search itself."""
+    """Candidates of the search itself."""
     return [trial for trial in candidates if trial.origin.tuned_from is None]
 
 
@@ -72,7 +72,7 @@ def best_architectures(
 def least_tuned(best: Sequence[Architecture], candidates: Iterable[TrialRecord]) -> Architecture:
     """The next one's turn: the first of those that were tuned least often."""
     often = Counter(trial.origin.tuned_from for trial in candidates)
-    return min(best, key=lambda each: often[each.trial])
+    return min(best, key=lambda architecture: often[architecture.trial])
 
 
 def _dropouts(space: Space) -> list[Axis]:

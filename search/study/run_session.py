@@ -16,7 +16,7 @@ from search.session import Session, open_session
 from search.stopping import stopping_rule
 from search.study.baseline import read_baseline
 from search.study.open_study import open_study
-from search.study.report_writer import Publisher
+from search.study.report_writer import ReportWriter
 from search.terminal import StudyView, resumable
 from spaces.catalog_loader import load_space
 from trials.processes.launcher import Launcher
@@ -51,9 +51,9 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
 def _search(config: StudyConfig, session: Session, console: Console) -> StudyRecord:
     """The study and its best one's bundle, with the terminal, the report and MLflow following it."""
     directory, log = session.directory, session.log
-    publisher = Publisher(directory, console)
+    report_writer = ReportWriter(directory, console)
     with StudyView(console) as view:
-        study = open_study(config, directory, log, session.launcher, (view, publisher))
+        study = open_study(config, directory, log, session.launcher, (view, report_writer))
         write_config(directory, config)
         try:
             with resumable(console, directory):
@@ -63,7 +63,7 @@ def _search(config: StudyConfig, session: Session, console: Console) -> StudyRec
                     export(record, log, "best", directory / BEST)
                 return record
         finally:
-            publisher.finish(study.record())
+            report_writer.finish(study.record())
 
 
 def _check_names(config: StudyConfig) -> None:

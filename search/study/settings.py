@@ -24,7 +24,7 @@ from trials.storage.ledger import Ledger, Setting
 from trials.study_record import StudyRecord
 
 BUDGET = "budget"
-"""Under which key it is noted how much the study was to do."""
+"""The key under which it is noted how much the study was to do."""
 
 
 class StudySettings:

@@ -12,7 +12,7 @@ from search.execution.reduce_events import cut_short
 from search.execution.running import Training
 from search.execution.scheduler import Scheduler
 from search.execution.trainer import Trainer
-from search.planning.admission import Admission, Upcoming
+from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.result_source import ResultSource
 from search.study.decisions import Decisions
@@ -62,12 +62,12 @@ class TrialRunner:
         """Fingerprints of the jobs that train now."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials whose equal trains: they wait for its result."""
-        self._upcoming: Iterator[Upcoming] = iter(())
+        self._upcoming: Iterator[AdmittedTrial] = iter(())
         self._decisions: Decisions | None = None
         self.fruitless = 0
         """Trials in a row that needed no training."""
 
-    def train(self, upcoming: Iterator[Upcoming], decisions: Decisions | None = None) -> None:
+    def train(self, upcoming: Iterator[AdmittedTrial], decisions: Decisions | None = None) -> None:
         """Works off what comes up; a trial is made when it can start.
 
         `decisions`: the sampler and the stopping rule, while the study searches; without them selection is frozen,
@@ -85,6 +85,7 @@ class TrialRunner:
             self._decisions.tell(record)
         if record.result.outcome.holds_for_equal_jobs:
             self._known.setdefault(record.job.fingerprint, record)
+        # before weights are dropped, for a source notes the file by which others may fetch them
         for source in self._sources:
             source.publish(record)
         if self._decisions is None:
@@ -96,6 +97,7 @@ class TrialRunner:
 
     def note(self, record: TrialRecord) -> None:
         """Commits a trial that is new or has changed."""
+        # the ledger first: whatever others are told must be there after a crash
         self._ledger.save(record)
         self._state.note(record)
 
@@ -150,7 +152,7 @@ class TrialRunner:
         yield from self._begin_waiting(record.job.fingerprint)
 
     def looked(self) -> None:
-        """Lets the watchers look."""
+        """Lets the observers look."""
         self._state.tell()
 
     def _place(self, record: TrialRecord, job: Job | None) -> Training | None:
@@ -174,12 +176,11 @@ class TrialRunner:
 
     def _begin_waiting(self, fingerprint: str) -> Iterator[Training]:
         """Places the trials that have waited for this job; where one of them trains it now, the others wait on."""
-        for each in [waiting for waiting in self._waiting if waiting[0].job.fingerprint == fingerprint]:
+        for waiting in [each for each in self._waiting if each[0].job.fingerprint == fingerprint]:
             if fingerprint not in self._training:
-                self._waiting.remove(
-                    each
-                )  # before it ends: what waits at an interruption is noted as cut short
-                training = self._place(*each)
+                # before the trial ends: what waits at an interruption is noted as cut short
+                self._waiting.remove(waiting)
+                training = self._place(*waiting)
                 if training is not None:
                     yield training
 

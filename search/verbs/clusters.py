@@ -33,7 +33,7 @@ def command(name: str | None, as_json: bool) -> None:
     """
     clusters = [load_cluster(name)] if name else list(catalog().values())
     if as_json:
-        rows = [each.to_dict() for each in clusters]
+        rows = [cluster.to_dict() for cluster in clusters]
         click.echo(json.dumps(rows if name else [*rows, unmeasured()], indent=1))
     elif name:
         _show(clusters[0])
@@ -51,10 +51,10 @@ def _list(clusters: list[Cluster]) -> None:
     columns = ("cluster", "hosts x GPUs", "HBM per GPU", "peak bf16", "NVLink", "network")
     caption = f"{UNVERIFIED} `clusters {THIS}` measures this machine."
     table = Table(*columns, box=None, caption=caption, caption_justify="left")
-    for each in clusters:
-        sizes = (f"{each.hosts} x {each.gpus_per_host}", byte_size(each.hbm))
-        peak = f"{si(each.peak_flops.bf16)}FLOP/s"
-        table.add_row(each.name, *sizes, peak, _bandwidth(each.nvlink), _bandwidth(each.network))
+    for cluster in clusters:
+        sizes = (f"{cluster.hosts} x {cluster.gpus_per_host}", byte_size(cluster.hbm))
+        peak = f"{si(cluster.peak_flops.bf16)}FLOP/s"
+        table.add_row(cluster.name, *sizes, peak, _bandwidth(cluster.nvlink), _bandwidth(cluster.network))
     table.add_row(THIS, *[MISSING] * (len(columns) - 1))
     Console().print(table)
 

@@ -54,7 +54,7 @@ def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) ->
             block_by=block_by or study.config.block_by,
         )
     if as_json:
-        click.echo(json.dumps([each.to_dict() for each in found], indent=1))
+        click.echo(json.dumps([comparison.to_dict() for comparison in found], indent=1))
         return
     for line in failed:
         console.print(line, style="yellow", soft_wrap=True, markup=False)

@@ -91,7 +91,7 @@ def command(
     against = "" if found.baseline is None else f" against the baseline, trial {found.baseline},"
     click.echo(f"trial {found.trial}{against} on test by {column}; seeds: {len(found.seeds)}")
     print_table(plain_table(COLUMNS, map(_row, found.slices), LEFT))
-    worse = [each.value for each in found.slices if each.better is Better.NO]
+    worse = [row.value for row in found.slices if row.better is Better.NO]
     if found.baseline is not None:
         click.echo(
             f"worse than the baseline on: {', '.join(worse)}" if worse else "worse on no slice for sure"
@@ -111,16 +111,16 @@ def _check_of_bundle(what: Path, data: tuple[str, ...], how: str | None, block_b
         raise UserError(f"{what} is a bundle: --data names the log on whose test split it is scored.")
 
 
-def _row(each: Slice) -> tuple[str, ...]:
-    between = percent_range(each.low_percent, each.high_percent)
+def _row(part: Slice) -> tuple[str, ...]:
+    between = percent_range(part.low_percent, part.high_percent)
     return (
-        each.value,
-        f"{each.rows:,}",
-        f"{decimals(100 * each.base_rate, 2)} %",
-        decimals(each.ne, 5),
-        decimals(each.baseline_ne, 5),
-        percent(each.difference_percent),
-        between if each.low_percent is not None else MISSING,
-        f"{decimals(each.calibration, 3)} ({decimals(each.baseline_calibration, 3)})",
-        WORDS[each.better],
+        part.value,
+        f"{part.rows:,}",
+        f"{decimals(100 * part.base_rate, 2)} %",
+        decimals(part.ne, 5),
+        decimals(part.baseline_ne, 5),
+        percent(part.difference_percent),
+        between if part.low_percent is not None else MISSING,
+        f"{decimals(part.calibration, 3)} ({decimals(part.baseline_calibration, 3)})",
+        WORDS[part.better],
     )

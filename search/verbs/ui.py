@@ -27,7 +27,7 @@ USUAL_PORT = 5000
 START_SECONDS = 120.0
 """MLflow is up in about six; a loaded machine may take far longer."""
 LAST_LINES = 8
-"""Of the server's own output, shown where it does not start."""
+"""Lines of the server's own output, shown where it does not start."""
 RUNS = f"runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
 """The page of an experiment that lists its runs, by NE, as model training and not as GenAI."""
 

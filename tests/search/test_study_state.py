@@ -76,9 +76,9 @@ def test_winners_are_the_baseline_and_the_front() -> None:
     worse = trial(1, kind=TrialKind.BASELINE, ne=0.95)
     cheap, best, beaten = trial(2, flops=1e5, ne=0.85), trial(3, ne=0.7), trial(4, ne=0.75, flops=2e6)
     now = standing(baseline, worse, cheap, best, beaten)
-    assert [winner.owner for winner in now.verdict.winners] == [0, 2, 3]
+    assert [winner.owner for winner in now.selection.winners] == [0, 2, 3]
     now.note(trial(5, ne=0.6, flops=1e5, reused_from=9))
-    assert [winner.owner for winner in now.verdict.winners] == [0, 9]
+    assert [winner.owner for winner in now.selection.winners] == [0, 9]
     record = now.record()
     assert (record.baseline, record.front, record.best) == (0, (5,), 5)
 
@@ -89,9 +89,9 @@ def test_averages_beside_candidates() -> None:
     behind = trial(3, flops=2e5, ne=0.85)
     average = trial(4, kind=TrialKind.AVERAGE, flops=3e5, ne=0.65).with_origin(members=(1, 3))
     now = StudyState(judged([]), (baseline, cheap, dear, behind, average), averages=True)
-    assert [each.number for each in now.verdict.front] == [1, 4]
-    assert [each.number for each in now.verdict.networks] == [1, 2]
-    assert {each.number for each in now.verdict.trained} == {0, 1, 2, 3}
+    assert [each.number for each in now.selection.front] == [1, 4]
+    assert [each.number for each in now.selection.networks] == [1, 2]
+    assert {each.number for each in now.selection.trained} == {0, 1, 2, 3}
     assert [each.number for each in now.candidates] == [1, 2, 3]
     now.note(behind.with_result(outcome=Outcome.FAILED))
-    assert [each.number for each in now.verdict.front] == [1, 2]
+    assert [each.number for each in now.selection.front] == [1, 2]

@@ -73,7 +73,7 @@ class Average(Protocol):
         """Takes the step's weights, as they are now, into the mean."""
 
 
-class Stand(Value):
+class CheckpointInfo(Value):
     """Where a training stands, as a file."""
 
     job: str
@@ -195,9 +195,9 @@ class Checkpoints:
         assert self._folder is not None
         return self._folder / f"{PREFIX}{int(steps)}"
 
-    def _stand(self, path: Path) -> Stand:
+    def _stand(self, path: Path) -> CheckpointInfo:
         try:
-            stand = Stand.model_validate_json((path / STANDS).read_bytes())
+            stand = CheckpointInfo.model_validate_json((path / STANDS).read_bytes())
         except (OSError, ValidationError) as error:
             raise UserError(
                 f"{path}: no readable checkpoint ({error}). Delete it, and training begins anew; ranks on several "
@@ -212,7 +212,7 @@ class Checkpoints:
 
     def _write_rest(self, partial: Path, state: TrainingState, best: Weights | None) -> None:
         """The best weights are written once, and linked to from then on."""
-        stand = Stand(job=self._job.fingerprint, ranks=self._ranks.world, training=state)
+        stand = CheckpointInfo(job=self._job.fingerprint, ranks=self._ranks.world, training=state)
         (partial / STANDS).write_text(stand.model_dump_json())
         if best is None:
             return

@@ -34,7 +34,7 @@ STATUS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class MetricValue:
     """One value of a metric."""
 
     step: int
@@ -44,12 +44,12 @@ class Reading:
     """Since 1970."""
 
 
-Series = dict[str, tuple[Reading, ...]]
+Series = dict[str, tuple[MetricValue, ...]]
 """Readings by metric, in the order of logging: a later sheet of the same trial only adds at the ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class RunContents:
     """All that one run holds."""
 
     name: str
@@ -63,7 +63,7 @@ class Sheet:
     """Text files by name."""
 
 
-def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = "") -> Sheet:
+def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = "") -> RunContents:
     """The run of one trial."""
     start = _start_ms(trial)
     ended = trial.result.outcome is not Outcome.RUNNING
@@ -72,7 +72,7 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
     series = _curve_series(trial, baseline)
     if ended:
         series |= _final_series(trial, baseline) | _attempt_series(trial)
-    return Sheet(
+    return RunContents(
         name=_run_name(trial),
         status=STATUS.get(trial.result.outcome, "FAILED"),
         start_ms=start,
@@ -88,7 +88,7 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
     )
 
 
-def study_sheet(record: StudyRecord) -> Sheet:
+def study_sheet(record: StudyRecord) -> RunContents:
     """The parent run: the study's settings, and the best NE after each candidate that ended."""
     start = min((_start_ms(trial) for trial in record.trials), default=0)
     facts = {
@@ -108,7 +108,7 @@ def study_sheet(record: StudyRecord) -> Sheet:
         "knee": record.knee,
         "front": ", ".join(str(number) for number in record.front) or None,
     }
-    return Sheet(
+    return RunContents(
         name=record.name,
         status="FINISHED" if record.finished else "RUNNING" if record.running else "KILLED",
         start_ms=start,
@@ -203,7 +203,7 @@ def _attempt_series(trial: TrialRecord) -> Series:
     numbers = set(Attempt.model_fields) - {"strategy", "outcome", "error"}
     time_ms = _start_ms(trial) + _ms(trial.result.seconds)
     return {
-        f"attempt.{place}.{name}": (Reading(step=0, value=float(value), time_ms=time_ms),)
+        f"attempt.{place}.{name}": (MetricValue(step=0, value=float(value), time_ms=time_ms),)
         for place, attempt in enumerate(trial.attempts)
         for name in sorted(numbers)
         if (value := getattr(attempt, name)) is not None and math.isfinite(value)
@@ -213,12 +213,12 @@ def _attempt_series(trial: TrialRecord) -> Series:
 def _curve_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
     """Metrics against training examples seen."""
     relative = dict(relative_ne_curve(trial.result.curve, baseline.result.curve if baseline else ()))
-    series: dict[str, list[Reading]] = {}
+    series: dict[str, list[MetricValue]] = {}
     for point in trial.result.curve:
         time_ms = _start_ms(trial) + _ms(point.seconds)
         for key, value in _of_point(point, relative.get(point.examples)).items():
             if value is not None and math.isfinite(value):
-                reading = Reading(step=point.examples, value=value, time_ms=time_ms)
+                reading = MetricValue(step=point.examples, value=value, time_ms=time_ms)
                 series.setdefault(key, []).append(reading)
     return {key: tuple(readings) for key, readings in series.items()}
 
@@ -254,7 +254,7 @@ def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
     }
     time_ms = _start_ms(trial) + _ms(trial.result.seconds)
     return {
-        key: (Reading(step=0, value=float(value), time_ms=time_ms),)
+        key: (MetricValue(step=0, value=float(value), time_ms=time_ms),)
         for key, value in values.items()
         if value is not None and math.isfinite(value)
     }
@@ -265,7 +265,7 @@ def _quality(metrics: Metrics | None, prefix: str) -> dict[str, float | None]:
     return {f"{prefix}{name}": getattr(metrics, name) for name in names} if metrics else {}
 
 
-def _best_so_far(record: StudyRecord) -> Iterator[Reading]:
+def _best_so_far(record: StudyRecord) -> Iterator[MetricValue]:
     """By the number of candidates that have ended, in the order of ending."""
     ended = [trial for trial in record.candidates if trial.result.outcome is not Outcome.RUNNING]
     best = math.inf
@@ -274,7 +274,7 @@ def _best_so_far(record: StudyRecord) -> Iterator[Reading]:
         if trial.result.validation and trial.result.outcome is Outcome.COMPLETED:
             best = min(best, trial.result.validation.ne)
         if math.isfinite(best):
-            yield Reading(step=count, value=best, time_ms=time_ms)
+            yield MetricValue(step=count, value=best, time_ms=time_ms)
 
 
 def _flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
-from trials.mlflow.runs import KEY, Sheet, marks, run_key, study_sheet, trial_sheet
+from trials.mlflow.runs import KEY, RunContents, marks, run_key, study_sheet, trial_sheet
 from trials.record import TrialRecord
 from trials.study_record import StudyRecord
 
@@ -196,7 +196,7 @@ class Tracker:
             if not token:
                 return
 
-    def _write(self, key: str, sheet: Sheet, revision: str, tags: dict[str, str]) -> str:
+    def _write(self, key: str, sheet: RunContents, revision: str, tags: dict[str, str]) -> str:
         """Brings one run up to its sheet and returns its id; the revision is written last of all."""
         run = self._runs.get(key)
         if run and run.revision == revision:
@@ -216,7 +216,7 @@ class Tracker:
         self._runs[key] = _Run(id=run.id, revision=revision, logged=logged)
         return run.id
 
-    def _create(self, sheet: Sheet, tags: dict[str, str]) -> _Run:
+    def _create(self, sheet: RunContents, tags: dict[str, str]) -> _Run:
         """With the tags by which it is found again, should the writing break off."""
         everything = {**sheet.tags, **tags, "mlflow.source.name": "dhen-search"}
         run = self._client.create_run(
@@ -224,7 +224,7 @@ class Tracker:
         )
         return _Run(id=run.info.run_id)
 
-    def _log(self, run: _Run, sheet: Sheet, tags: dict[str, str]) -> None:
+    def _log(self, run: _Run, sheet: RunContents, tags: dict[str, str]) -> None:
         """Params once, readings new since the last time, tags last; in as few transactions as may be."""
         from mlflow.entities import Metric, Param, RunTag
 
@@ -239,7 +239,7 @@ class Tracker:
             metrics, params = metrics[METRICS_PER_BATCH:], params[PARAMS_PER_BATCH:]
         self._client.log_batch(run.id, metrics, params, [RunTag(*item) for item in tags.items()])
 
-    def _set_status(self, run: _Run, sheet: Sheet) -> None:
+    def _set_status(self, run: _Run, sheet: RunContents) -> None:
         if sheet.end_ms is not None:
             self._client.set_terminated(run.id, sheet.status, sheet.end_ms)
         else:
@@ -267,7 +267,7 @@ def _experiment_tags(name: str) -> dict[str, str]:
     }
 
 
-def _continues(run: _Run, sheet: Sheet) -> bool:
+def _continues(run: _Run, sheet: RunContents) -> bool:
     """Whether all that was logged is still so: the same params, and each metric's readings a beginning."""
     if run.logged.get("params", _digest(sheet.params)) != _digest(sheet.params):
         return False
@@ -275,14 +275,14 @@ def _continues(run: _Run, sheet: Sheet) -> bool:
     return all(_readings(sheet, key, _count(run, key)) == run.logged[f"metric.{key}"] for key in metrics)
 
 
-def _logged(sheet: Sheet) -> dict[str, str]:
+def _logged(sheet: RunContents) -> dict[str, str]:
     """What a run is told to remember of its sheet."""
     metrics = {f"metric.{key}": _readings(sheet, key, len(sheet.series[key])) for key in sheet.series}
     whole = {"status": sheet.status, "params": _digest(sheet.params), "artifacts": _digest(sheet.artifacts)}
     return whole | metrics
 
 
-def _readings(sheet: Sheet, key: str, count: int) -> str:
+def _readings(sheet: RunContents, key: str, count: int) -> str:
     return f"{count}:{_digest(sheet.series.get(key, ())[:count])}"
 
 

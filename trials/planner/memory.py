@@ -58,7 +58,7 @@ class Batch(NamedTuple):
     """Numbers and labels."""
 
 
-class Moment(NamedTuple):
+class LiveMemory(NamedTuple):
     """What is alive beside the resident state."""
 
     at: str
@@ -75,7 +75,7 @@ class Moment(NamedTuple):
         return _total(self)
 
 
-def _total(moment: Moment) -> int:
+def _total(moment: LiveMemory) -> int:
     return moment[2] + moment[3] + moment[4] + moment[5]
 
 
@@ -88,7 +88,7 @@ class DensePeak(NamedTuple):
     """DDP's, alive all the time."""
     batch: int
     """Embeddings looked up, numbers and labels."""
-    moment: Moment
+    moment: LiveMemory
     by_segment: tuple[tuple[str, int], ...]
     """Activations of the moment, by segment."""
     host: int
@@ -141,7 +141,7 @@ class Activations:
             self.backward_gradients.append(with_gradients - peak)
             self.after_backward.append(base + size)  # the gradient of its input
 
-    def by_segment(self, segments: Sequence[Segment], moment: Moment) -> tuple[tuple[str, int], ...]:
+    def by_segment(self, segments: Sequence[Segment], moment: LiveMemory) -> tuple[tuple[str, int], ...]:
         """A moment's activations, to whom they belong."""
         last = moment.segment
         found = [(segments[i].name, self.kept[i]) for i in range(last)]
@@ -240,7 +240,7 @@ def _replicated(
     itemsizes: Itemsizes,
     bucket_bytes: int,
     workspace: int,
-) -> Iterator[Moment]:
+) -> Iterator[LiveMemory]:
     """dp and zero1. One rank has no buckets (of 0 bytes): gradients appear as backward goes on."""
     itemsize = itemsizes.computed
     several, in_buckets = strategy.micro_batches > 1, bucket_bytes > 0
@@ -250,11 +250,13 @@ def _replicated(
     done = whole if several and not in_buckets else 0
     ready = 0
     for index, segment in enumerate(segments):
-        yield Moment(f"forward of {segment.name}", index, activations.forward[index] + beside, gradients=done)
+        yield LiveMemory(
+            f"forward of {segment.name}", index, activations.forward[index] + beside, gradients=done
+        )
     for index in reversed(range(len(segments))):
         own = 0 if in_buckets or several else activations.backward_gradients[index]
         ready += itemsize * segments[index].parameters
-        yield Moment(
+        yield LiveMemory(
             f"backward of {segments[index].name}",
             index,
             activations.backward[index] + beside,
@@ -264,10 +266,10 @@ def _replicated(
         if not in_buckets and not several:
             done += itemsize * segments[index].parameters
     embeddings = batch.embeddings if several else batch.micro_embeddings
-    yield Moment("all-reduce", 0, embeddings, gradients=done, buffers=cast)
+    yield LiveMemory("all-reduce", 0, embeddings, gradients=done, buffers=cast)
     flat, own = FP32_BYTES * whole // itemsize, 0 if in_buckets else whole
-    yield Moment("optimizer step", 0, 0, gradients=flat + own)
-    yield Moment("optimizer step", 0, 0, gradients=flat, buffers=workspace)
+    yield LiveMemory("optimizer step", 0, 0, gradients=flat + own)
+    yield LiveMemory("optimizer step", 0, 0, gradients=flat, buffers=workspace)
 
 
 class _Sharded(NamedTuple):
@@ -359,23 +361,23 @@ def _fully_sharded(
     itemsizes: Itemsizes,
     state: _Sharded,
     workspace: int,
-) -> Iterator[Moment]:
+) -> Iterator[LiveMemory]:
     """zero2, fsdp and hsdp, unit by unit: the layers, and the root (features and head)."""
     on_device, several = 0 if strategy.offload else 1, strategy.micro_batches > 1
     walk = _Walk(segments, activations, state, strategy.dense, itemsizes, several, on_device, batch)
     yield from _sharded_forward(walk)
     yield from _sharded_backward(walk)
-    yield Moment("optimizer step", 0, 0, on_device * state.shard_bytes, buffers=workspace)
+    yield LiveMemory("optimizer step", 0, 0, on_device * state.shard_bytes, buffers=workspace)
 
 
-def _sharded_forward(walk: _Walk) -> Iterator[Moment]:
+def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
     gathered, arriving, root = walk.state.gathered, walk.arriving, walk.root
     flattened = walk.itemsizes.computed != FP32_BYTES and walk.state.ranks > 1
 
-    def moment(index: int, unsharded: int, buffers: int, what: str = "forward of") -> Moment:
+    def moment(index: int, unsharded: int, buffers: int, what: str = "forward of") -> LiveMemory:
         own = walk.activations.forward if what == "forward of" else walk.activations.after_backward
         at, running = f"{what} {walk.segments[index].name}", own[index] + walk.beside
-        return Moment(at, index, running, walk.done, unsharded, buffers)
+        return LiveMemory(at, index, running, walk.done, unsharded, buffers)
 
     kept = 0  # gathered parameters of the layers so far (zero2)
     previous = 0 if walk.state.ranks == 1 else root
@@ -394,7 +396,7 @@ def _sharded_forward(walk: _Walk) -> Iterator[Moment]:
     yield moment(walk.last, root + kept, previous)
 
 
-def _sharded_backward(walk: _Walk) -> Iterator[Moment]:
+def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
     state, zero2, done = walk.state, walk.dense == "zero2", walk.done
     root, arriving = walk.root, walk.arriving
     unsharded = root + (sum(state.gathered[1 : walk.last]) if zero2 else 0)
@@ -407,7 +409,7 @@ def _sharded_backward(walk: _Walk) -> Iterator[Moment]:
         ahead = 0 if zero2 or index <= 1 else arriving[index - 1]
         running = walk.activations.backward[index] + walk.beside
         gradients = done + loose + walk.activations.backward_gradients[index]
-        yield Moment(f"backward of {name}", index, running, gradients, unsharded, ahead + reducing + held)
+        yield LiveMemory(f"backward of {name}", index, running, gradients, unsharded, ahead + reducing + held)
         if not layer:
             loose += state.whole[index]  # the root's gradients wait for its features'
             continue
@@ -415,11 +417,13 @@ def _sharded_backward(walk: _Walk) -> Iterator[Moment]:
         reducing, low = state.reduced[index], state.reduced_low[index]
         for shard, buffers in ((state.whole[index], 0), (state.shards[index], low)):
             at, after = f"reduce-scatter of {name}", walk.activations.after_backward[index] + walk.beside
-            yield Moment(at, index, after, done + loose + shard, unsharded, ahead + reducing + held + buffers)
+            yield LiveMemory(
+                at, index, after, done + loose + shard, unsharded, ahead + reducing + held + buffers
+            )
         if not walk.several:
             done += walk.on_device * state.shards[index]
         if walk.dense == "hsdp":  # in fp32 it is the gradient itself, unless it is added to an earlier one
             held += low or (state.shards[index] if walk.several else 0)
     embeddings = walk.batch.embeddings if walk.several else walk.batch.micro_embeddings
     sent = state.reduced[0] + state.reduced[walk.last]
-    yield Moment("reduce-scatter of the root", 0, embeddings, done + loose, 0, sent + held)
+    yield LiveMemory("reduce-scatter of the root", 0, embeddings, done + loose, 0, sent + held)

@@ -185,13 +185,13 @@ def _into_buckets(sent_in: torch.dtype, model: nn.Module) -> nn.Module:
         if sum(other.nbytes for other in buckets[-1]) >= BUCKET_BYTES:
             buckets.append([])
         buckets[-1].append(parameter)
-    on_their_way = _OnTheirWay(len(buckets))
+    on_their_way = _CastsInFlight(len(buckets))
     for parameters in buckets:
         _Bucket(parameters, sent_in, on_their_way)
     return model
 
 
-class _OnTheirWay:
+class _CastsInFlight:
     """Casts of buckets that have no place in them: none need have been reduced before backward ends."""
 
     def __init__(self, buckets: int) -> None:
@@ -207,7 +207,7 @@ class _OnTheirWay:
 class _Bucket:
     """A fresh gradient is copied into its place and freed; from then on gradients are added up there."""
 
-    def __init__(self, parameters: list[Tensor], sent_in: torch.dtype, on_their_way: _OnTheirWay) -> None:
+    def __init__(self, parameters: list[Tensor], sent_in: torch.dtype, on_their_way: _CastsInFlight) -> None:
         sizes = [parameter.numel() for parameter in parameters]
         self._memory = torch.empty(sum(sizes), dtype=parameters[0].dtype)
         self._missing = self._count = len(parameters)

@@ -18,7 +18,7 @@ from dhen.errors import UserError
 
 SQLITE_TIMEOUT_SECONDS = 60
 SCHEMA_LOCK = 0x6468656E
-"""Of PostgreSQL's advisory locks the one that is held while tables are made ("dhen")."""
+"""The one of PostgreSQL's advisory locks that is held while tables are made ("dhen")."""
 FOREIGN = ("no such table", "no such column", "has no column", "does not exist", "already exists")
 """What databases say of tables that are not the ones expected."""
 INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}

@@ -40,14 +40,14 @@ class Setting(Value):
     """What all trials of a study have in common."""
 
     directory: str
-    """Of the study."""
+    """Run directory of the study."""
     log: str
     """Fingerprint of the prepared log."""
     features: dict[str, Any]
     """What models see of it."""
     seed: int
     version: int
-    """Of training: a part of every job."""
+    """Version of training, a part of every job."""
     cluster: dict[str, Any]
     """What trials are planned for."""
 
@@ -112,7 +112,7 @@ class Ledger:
             return list(read_trials(connection, TRIALS.c.study == self.study).values())
 
     def numbers(self) -> set[int]:
-        """Of all trials."""
+        """Numbers of all trials."""
         with self.database.transaction() as connection:
             return set(connection.scalars(sa.select(TRIALS.c.number).where(TRIALS.c.study == self.study)))
 
@@ -120,6 +120,7 @@ class Ledger:
         """Writes a trial, new or changed."""
         with self.database.transaction() as connection:
             there = self.write(connection, record)
+        # only once committed: what a failed transaction wrote is not there
         self._written |= there
 
     def write(self, connection: sa.Connection, record: TrialRecord) -> set[str]:
@@ -141,7 +142,7 @@ class Ledger:
         own = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
         connection.execute(sa.delete(ATTEMPTS).where(own))
         key = {"study": self.study, "trial": record.number}
-        rows = [key | {"position": i} | each.to_dict() for i, each in enumerate(record.attempts)]
+        rows = [key | {"position": i} | attempt.to_dict() for i, attempt in enumerate(record.attempts)]
         if rows:
             connection.execute(sa.insert(ATTEMPTS), rows)
         return {name for name in (record.job.fingerprint, plan) if name}
@@ -176,7 +177,7 @@ class Ledger:
         ]
 
     def replace_comparisons(self, comparisons: Iterable[Comparison]) -> None:
-        """Of winners with the baseline, in place of earlier ones."""
+        """Writes comparisons of winners with the baseline, in place of earlier ones."""
         with self.database.transaction() as connection:
             connection.execute(sa.delete(COMPARISONS).where(COMPARISONS.c.study == self.study))
             rows = [
@@ -194,7 +195,7 @@ class Ledger:
                 connection.execute(sa.insert(COMPARISONS), rows)
 
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Of winners with the baseline, by FLOPs."""
+        """Comparisons of winners with the baseline, by FLOPs."""
         query = sa.select(COMPARISONS.c.comparison).where(COMPARISONS.c.study == self.study)
         with self.database.transaction() as connection:
             texts = connection.scalars(query.order_by(COMPARISONS.c.position))

@@ -19,15 +19,15 @@ from trials.storage.ledger import Ledger, Setting, read_trials
 from trials.storage.schema import ATTEMPTS, STUDIES, TRIALS, WEIGHTS
 
 
-class Stamp(NamedTuple):
-    """By what a file is known again: another training in the same place has another."""
+class FileStamp(NamedTuple):
+    """Size and time of a file, by which it is known again: another training in the same place has another."""
 
     size_bytes: int
     modified_ns: int
 
     @classmethod
-    def of(cls, state: os.stat_result) -> Stamp:
-        """Of a file."""
+    def of(cls, state: os.stat_result) -> FileStamp:
+        """The stamp of a file."""
         return cls(state.st_size, state.st_mtime_ns)
 
 
@@ -61,7 +61,7 @@ class SharedLedger:
             if not self._same:
                 self._ledger.write(connection, record)
             if weights.exists():
-                stamp = Stamp.of(weights.stat())._asdict()
+                stamp = FileStamp.of(weights.stat())._asdict()
                 key = {"study": self._ledger.study, "trial": record.number}
                 database.upsert(connection, WEIGHTS, **key, **stamp)
 
@@ -82,11 +82,11 @@ class SharedLedger:
             for (study, number), record in found.items()
         ]
 
-    def weights_stamp(self, origin: StudyTrial) -> Stamp | None:
-        """Of the weights that a training left."""
+    def weights_stamp(self, origin: StudyTrial) -> FileStamp | None:
+        """The stamp of the weights that a training left."""
         its = (WEIGHTS.c.study == origin.study) & (WEIGHTS.c.trial == origin.trial)
         with self._ledger.database.transaction() as connection:
             row = connection.execute(
                 sa.select(WEIGHTS.c.size_bytes, WEIGHTS.c.modified_ns).where(its)
             ).first()
-        return Stamp(*row) if row else None
+        return FileStamp(*row) if row else None

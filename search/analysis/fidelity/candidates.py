@@ -16,10 +16,10 @@ from search.config import StudyConfig, written_config
 from search.execution.jobs import job_on, on_all_rows
 from search.pareto import eligible
 from search.planning.plan_trial import declared_cluster, plan_of
-from search.planning.space_fits import Unfit, too_little_memory
+from search.planning.space_fits import UnfitCandidate, too_little_memory
 from search.read_study import read_finished_study
-from search.samplers.draw import Drawn, evenly
-from search.samplers.static_cost import Appraiser
+from search.samplers.draw import DrawnPoint, evenly
+from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.cluster.cluster import Cluster
@@ -33,7 +33,7 @@ TRIES = 20
 """Points drawn for each candidate that is wanted, before a space is said to have too few that fit."""
 
 
-class Subject(NamedTuple):
+class AuditedCandidate(NamedTuple):
     """A candidate of an audit."""
 
     name: str
@@ -44,7 +44,7 @@ class Subject(NamedTuple):
     """Its training on all rows from the audit's seed, where a study has done that."""
 
 
-def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> list[Subject]:
+def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> list[AuditedCandidate]:
     """So many feasible candidates as are wanted, each another network or another training.
 
     Raises:
@@ -52,31 +52,33 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     """
     space = load_space(config.space, log.features)
     cluster = declared_cluster(config.cluster, config.ranks, config.hbm)
-    found: list[Subject] = []
-    closest: Unfit | None = None
+    found: list[AuditedCandidate] = []
+    closest: UnfitCandidate | None = None
     for each in _points(space, log, config):
-        training = on_all_rows(config.training, each.appraisal.candidate)
+        training = on_all_rows(config.training, each.priced.candidate)
         plan = plan_of(
-            job_on(log, each.appraisal.candidate.model, training, config.seed, precision), cluster, "least", 0
+            job_on(log, each.priced.candidate.model, training, config.seed, precision), cluster, "least", 0
         )
         if plan.chosen is not None:
-            found.append(_subject(each.appraisal.candidate, training))
+            found.append(_subject(each.priced.candidate, training))
         else:
-            closest = Unfit(each, plan).nearer(closest)
+            closest = UnfitCandidate(each, plan).nearer(closest)
         if len(found) == config.candidates:
             return found
     raise _too_few(space, cluster, len(found), config, closest)
 
 
-def _points(space: Space, log: PreparedLog, config: FidelityConfig) -> Iterator[Drawn]:
+def _points(space: Space, log: PreparedLog, config: FidelityConfig) -> Iterator[DrawnPoint]:
     """No network twice; not without end."""
-    appraiser = Appraiser(space, log.features, lambda _: True)
-    points = evenly(appraiser, set(), random.Random(f"fidelity {config.seed}"), {})
+    pricer = CandidatePricer(space, log.features, lambda _: True)
+    points = evenly(pricer, set(), random.Random(f"fidelity {config.seed}"), {})
     return islice(points, TRIES * config.candidates)
 
 
-def _subject(candidate: Candidate, training: TrainingConfig, known: TrialRecord | None = None) -> Subject:
-    return Subject(short_name(candidate.model.to_dict()), candidate.model, training, known)
+def _subject(
+    candidate: Candidate, training: TrainingConfig, known: TrialRecord | None = None
+) -> AuditedCandidate:
+    return AuditedCandidate(short_name(candidate.model.to_dict()), candidate.model, training, known)
 
 
 def _too_few(
@@ -84,7 +86,7 @@ def _too_few(
     cluster: Cluster,
     found: int,
     config: FidelityConfig,
-    closest: Unfit | None,
+    closest: UnfitCandidate | None,
 ) -> UserError:
     if closest is None:
         return UserError(
@@ -95,14 +97,14 @@ def _too_few(
     return too_little_memory(space.name, fit, cluster, TRIES * config.candidates, closest)
 
 
-class Studied(NamedTuple):
+class AuditedStudy(NamedTuple):
     """A finished study, to be audited."""
 
     record: StudyRecord
     config: StudyConfig
 
 
-def studied(directory: Path) -> Studied:
+def studied(directory: Path) -> AuditedStudy:
     """The study in a run directory.
 
     Raises:
@@ -115,10 +117,10 @@ def studied(directory: Path) -> Studied:
             f"{directory}: its candidates trained on {100 * config.training.train_fraction:g} % of the log; an "
             "audit needs what they come to on all of it: name a study without training.train_fraction."
         )
-    return Studied(record, config)
+    return AuditedStudy(record, config)
 
 
-def check_log(study: Studied, log: PreparedLog) -> None:
+def check_log(study: AuditedStudy, log: PreparedLog) -> None:
     """Raises UserError for another log than the study's."""
     known = study.record.log
     if known.fingerprint != log.fingerprint:
@@ -129,7 +131,7 @@ def check_log(study: Studied, log: PreparedLog) -> None:
         )
 
 
-def taken(study: Studied, log: PreparedLog, precision: Precision) -> list[Subject]:
+def taken(study: AuditedStudy, log: PreparedLog, precision: Precision) -> list[AuditedCandidate]:
     """Those of the study's candidates that have a result on all rows, each network once.
 
     Raises:

@@ -63,11 +63,11 @@ class FidelityConfig(LogConfig):
         example = "give parts of the training rows, such as 0.1,0.25,0.5"
         if not value:
             raise ValueError(f"no fraction is given; {example}")
-        outside = [each for each in value if not 0.0 < each <= 1.0]
+        outside = [fraction for fraction in value if not 0.0 < fraction <= 1.0]
         if outside:
             raise ValueError(f"{outside[0]:g} lies outside (0, 1]; {example}")
         if len(set(value)) < len(value):
-            doubled = next(each for each in value if value.count(each) > 1)
+            doubled = next(fraction for fraction in value if value.count(fraction) > 1)
             raise ValueError(f"{doubled:g} is given twice; {example}")
         return tuple(sorted(value))
 
@@ -82,7 +82,7 @@ class FidelityConfig(LogConfig):
     @property
     def parts(self) -> tuple[float, ...]:
         """The fractions but for the whole log."""
-        return tuple(each for each in self.fractions if each < 1.0)
+        return tuple(fraction for fraction in self.fractions if fraction < 1.0)
 
 
 def read_fidelity_config(overrides: Iterable[str], study: StudyConfig | None, **given: Any) -> FidelityConfig:

@@ -15,12 +15,17 @@ from dhen.errors import UserError
 from dhen.values import Value
 from search.analysis.fidelity.config import FidelityConfig
 from search.analysis.reproduce.config import CONFIDENCE
-from search.analysis.statistics.rank_correlation import Tau, regret_percent, tau_interval, tau_of_best
+from search.analysis.statistics.rank_correlation import (
+    RankCorrelation,
+    regret_percent,
+    tau_interval,
+    tau_of_best,
+)
 from trials.data.cache import PreparedLog
 from trials.record import TrialRecord
 
 BEST_SHARE = 1 / 3
-"""Of the candidates, among whom tau is told apart."""
+"""Share of the candidates, the best, for which a tau of their own is given."""
 
 
 class CandidateResult(Value):
@@ -40,16 +45,16 @@ class FractionResult(Value):
 
     fraction: float
     rows: int
-    """Of a pass."""
+    """Rows of a pass."""
     flops_share: float
     """FLOPs per example times examples trained, over all candidates, relative to the whole log."""
     seconds: float
     """Training and evaluation of all candidates, as measured."""
     seconds_share: float | None
-    tau: Tau | None
+    tau: RankCorrelation | None
     """With the reference's ranking; None where all are equal."""
     tau_of_best_third: float | None
-    """Among the reference's best third; None where that are fewer than three."""
+    """Tau among the reference's best third; None where that are fewer than three."""
     regret_percent: float | None
     """Reference NE of the candidate that is best here, above the lowest; None where that one diverged."""
 
@@ -109,7 +114,7 @@ def result_of(
     target = [_ne(record) for record in reference]
     if not any(map(math.isfinite, target)):
         raise UserError(f"every candidate diverged on the whole log: {reference[0].result.error}.")
-    rows = tuple(_row(each, trained[-1], target, config, log) for each in trained)
+    rows = tuple(_row(part, trained[-1], target, config, log) for part in trained)
     return FidelityResult(
         log=log.fingerprint,
         space=config.space,
@@ -124,7 +129,7 @@ def result_of(
             CandidateResult(
                 name=name,
                 flops=last.job.flops or 0.0,
-                ne=tuple(_finite(_ne(each.records[place])) for each in trained),
+                ne=tuple(_finite(_ne(part.records[place])) for part in trained),
                 reference_ne=_finite(target[place]),
             )
             for place, (name, last) in enumerate(zip(names, reference, strict=True))
@@ -144,15 +149,15 @@ def cheapest(rows: Sequence[FractionResult], wanted: float, *, surely: bool = Fa
 
 
 def _row(
-    each: Trained, whole: Trained, target: Sequence[float], config: FidelityConfig, log: PreparedLog
+    part: Trained, whole: Trained, target: Sequence[float], config: FidelityConfig, log: PreparedLog
 ) -> FractionResult:
-    ne = [_ne(record) for record in each.records]
-    seconds, all_seconds = _seconds(each), _seconds(whole)
-    part = config.training.replace(train_fraction=each.fraction)
+    ne = [_ne(record) for record in part.records]
+    seconds, all_seconds = _seconds(part), _seconds(whole)
+    training = config.training.replace(train_fraction=part.fraction)
     return FractionResult(
-        fraction=each.fraction,
-        rows=part.rows_used(log.manifest.rows["train"]),
-        flops_share=_flops(each) / _flops(whole),
+        fraction=part.fraction,
+        rows=training.rows_used(log.manifest.rows["train"]),
+        flops_share=_flops(part) / _flops(whole),
         seconds=seconds,
         seconds_share=seconds / all_seconds if all_seconds else None,
         tau=tau_interval(ne, target, CONFIDENCE, config.seed),
@@ -172,7 +177,7 @@ def _finite(ne: float) -> float | None:
 
 
 def _flops(trained: Trained) -> float:
-    """Forward, of all examples seen."""
+    """Forward FLOPs of all examples seen."""
     seen = ((record.job.flops or 0.0, record.result.curve) for record in trained.records)
     return sum(flops * curve[-1].examples for flops, curve in seen if curve)
 

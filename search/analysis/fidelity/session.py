@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dhen.atomic_write import write_atomically
-from search.analysis.fidelity.candidates import Studied, Subject, check_log, drawn, taken
+from search.analysis.fidelity.candidates import AuditedCandidate, AuditedStudy, check_log, drawn, taken
 from search.analysis.fidelity.config import FidelityConfig
 from search.analysis.fidelity.result import FidelityResult, Trained, result_of
 from search.analysis.fidelity.show import markdown, part_name
@@ -34,7 +34,7 @@ def fidelity(
     launcher: Launcher,
     console: Console,
     *,
-    study: Studied | None = None,
+    study: AuditedStudy | None = None,
 ) -> FidelityResult:
     """Trains what the folder lacks of an audit, and writes `fidelity.json` and `fidelity.md` there.
 
@@ -60,7 +60,7 @@ def fidelity(
     return result
 
 
-def _precision_of(study: Studied) -> Precision:
+def _precision_of(study: AuditedStudy) -> Precision:
     """What its candidates were trained in, whatever this machine would choose now."""
     trained = (trial.job.training.get("precision") for trial in study.record.candidates if trial.result.curve)
     return "bf16" if next(trained, None) == "bf16" else "fp32"
@@ -69,7 +69,7 @@ def _precision_of(study: Studied) -> Precision:
 def _audited(
     config: FidelityConfig,
     log: PreparedLog,
-    subjects: Sequence[Subject],
+    subjects: Sequence[AuditedCandidate],
     trainer: Trainer,
     trainings: TrainingList,
     console: Console,
@@ -77,18 +77,20 @@ def _audited(
 ) -> FidelityResult:
     """Trains by fraction, the cheapest first; a study's own results are not trained again."""
     fractions = (*config.parts, 1.0)
-    by_part = {part: [_job(trainer, each, part, config.seed) for each in subjects] for part in fractions}
-    reference = [_job(trainer, each, 1.0, config.seed + 1) for each in subjects]
-    known = {each.known.job.fingerprint: each.known for each in subjects if each.known}
+    by_part = {
+        part: [_job(trainer, candidate, part, config.seed) for candidate in subjects] for part in fractions
+    }
+    reference = [_job(trainer, candidate, 1.0, config.seed + 1) for candidate in subjects]
+    known = {candidate.known.job.fingerprint: candidate.known for candidate in subjects if candidate.known}
     jobs = [job for part in (*by_part.values(), reference) for job in part if job.fingerprint not in known]
     todo = {job.fingerprint: job for job in jobs}
     for done in trainings.finished(jobs):
         del todo[done]
     if todo:
         names = {
-            job.fingerprint: f"{each.name}, {part_name(job.training.train_fraction)}, seed {job.seed}"
+            job.fingerprint: f"{candidate.name}, {part_name(job.training.train_fraction)}, seed {job.seed}"
             for part in (*by_part.values(), reference)
-            for each, job in zip(subjects, part, strict=True)
+            for candidate, job in zip(subjects, part, strict=True)
         }
         total = sum(_examples(job, log) for job in todo.values())
         trainings.run(jobs, TrainingsView("training", names, console, progress, total=total))
@@ -96,13 +98,13 @@ def _audited(
     return result_of(
         config,
         log,
-        [each.name for each in subjects],
+        [candidate.name for candidate in subjects],
         [Trained(part, _of(jobs_, records)) for part, jobs_ in by_part.items()],
         _of(reference, records),
     )
 
 
-def _job(trainer: Trainer, subject: Subject, fraction: float, seed: int) -> Job:
+def _job(trainer: Trainer, subject: AuditedCandidate, fraction: float, seed: int) -> Job:
     training = subject.training.replace(train_fraction=fraction)
     return trainer.job(subject.model, training, seed)
 

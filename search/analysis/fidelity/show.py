@@ -9,7 +9,7 @@ from rich.table import Table
 from dashboards.terminal.tables import plain_table
 from dashboards.units import MISSING, decimals
 from search.analysis.fidelity.result import FidelityResult, FractionResult
-from search.analysis.statistics.rank_correlation import Tau
+from search.analysis.statistics.rank_correlation import RankCorrelation
 
 COLUMNS = ("Fraction", "Rows", "FLOPs", "Seconds", "Tau", "95 % interval", "Best third", "Regret")
 
@@ -59,7 +59,7 @@ def verdict(result: FidelityResult) -> str:
                 f"passes or rows make for less of it; --tau {_short(whole)} asks for what the whole log has."
             )
         return f"None of the fractions measured keeps a tau of {wanted}{nearest}; {two_seeds}.{reason}"
-    row = next(each for each in result.fractions if each.fraction == result.cheapest)
+    row = next(row for row in result.fractions if row.fraction == result.cheapest)
     surely = (
         "no fraction's whole interval lies there"
         if result.cheapest_surely is None
@@ -99,5 +99,5 @@ def _cells(row: FractionResult) -> tuple[str, ...]:
     )
 
 
-def _short(tau: Tau | None) -> str:
+def _short(tau: RankCorrelation | None) -> str:
     return f"{tau.value:.2f}" if tau is not None else MISSING

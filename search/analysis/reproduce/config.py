@@ -14,7 +14,7 @@ from search.config import LogConfig, set_override
 from trials.job import TrainingConfig
 
 CONFIDENCE = 0.95
-"""Of intervals, where nothing else is asked for."""
+"""Confidence of intervals, where nothing else is asked for."""
 
 
 def _several(value: Any) -> Any:
@@ -22,7 +22,7 @@ def _several(value: Any) -> Any:
 
 
 def _different(counts: tuple[int, ...]) -> tuple[int, ...]:
-    doubled = next((each for each in counts if counts.count(each) > 1), None)
+    doubled = next((count for count in counts if counts.count(count) > 1), None)
     if doubled is not None:
         raise ValueError(f"{doubled} is given twice; each makes a row of its own, so give it once")
     return counts

@@ -43,7 +43,7 @@ class RowResult(Value):
     seconds: float
     """Training and evaluation of all seeds."""
     errors: tuple[str, ...]
-    """Of seeds that diverged."""
+    """Errors of seeds that diverged."""
 
     @property
     def last_ne(self) -> tuple[float | None, ...]:
@@ -83,14 +83,14 @@ class TableResult(Value):
     validation_rows: int
     seeds: tuple[int, ...]
     confidence: float | None
-    """Of intervals; None with one seed, which has none."""
+    """Confidence of intervals; None with one seed, which has none."""
     milestones: tuple[int, ...]
     """Training examples seen."""
     rows: tuple[RowResult, ...]
     """NE is relative to the first."""
     findings: tuple[Finding, ...]
     source: str = SOURCE
-    """Of the paper's values."""
+    """Source of the paper's values."""
 
 
 def result_of(
@@ -116,12 +116,14 @@ def result_of(
     """
     trained = [[records[job.fingerprint] for job in of_row] for of_row in jobs]
     milestones = sorted(
-        {point.examples for each in trained for record in each for point in record.result.curve}
+        {point.examples for records in trained for record in records for point in record.result.curve}
     )
     if not milestones:
-        errors = sorted({record.result.error for each in trained for record in each if record.result.error})
+        errors = sorted(
+            {record.result.error for records in trained for record in records if record.result.error}
+        )
         raise UserError(f"every training diverged before its first evaluation: {'; '.join(errors)}.")
-    curves = [[_at(milestones, record) for record in each] for each in trained]
+    curves = [[_at(milestones, record) for record in records] for records in trained]
     results = tuple(
         _row(row, each, curve, [compared(*pair, config.level) for pair in _by_milestone(curve, curves[0])])
         for row, each, curve in zip(table.rows, trained, curves, strict=True)
@@ -171,7 +173,7 @@ def finding(claim: Claim, last_ne: Mapping[str, Sequence[float | None]], confide
         comparisons.append(
             Comparison(row=row, against=against, difference=difference, verdict=_better(difference))
         )
-    verdicts = {each.verdict for each in comparisons}
+    verdicts = {comparison.verdict for comparison in comparisons}
     all_say_so = Better.YES if verdicts == {Better.YES} else Better.CANNOT_TELL
     holds = Better.NO if Better.NO in verdicts else all_say_so
     return Finding(text=claim.text, in_paper=claim.in_paper, holds=holds, comparisons=tuple(comparisons))

@@ -36,7 +36,7 @@ def cells(result: TableResult) -> list[list[str]]:
     lines = []
     for row in result.rows:
         first = row is result.rows[0]
-        relative = ["0" if first else shown(each) for each in row.relative]
+        relative = ["0" if first else shown(difference) for difference in row.relative]
         paper = "0" if first else f"{row.paper_percent:+.3f} %" if row.paper_percent is not None else ""
         flops = [si(row.paper_flops) if row.paper_flops else ""] if _has_flops(result) else []
         lines.append([row.name, si(row.flops), si(row.parameters), _ne(row), *relative, paper, *flops])
@@ -79,8 +79,8 @@ def remarks(result: TableResult) -> Iterator[str]:
 
 def findings(result: TableResult) -> Iterator[str]:
     """`yes: attention is better than DCN (-1.20 ± 0.31 %)`, a line per finding."""
-    for each in result.findings:
-        yield f"{each.holds}: {each.text}{'' if each.in_paper else NOT_IN_PAPER} {_detail(each)}"
+    for finding in result.findings:
+        yield f"{finding.holds}: {finding.text}{'' if finding.in_paper else NOT_IN_PAPER} {_detail(finding)}"
 
 
 def findings_heading(result: TableResult) -> str:
@@ -144,5 +144,5 @@ def _detail(finding: Finding) -> str:
     return f"({'; '.join(map(_comparison, finding.comparisons))})"
 
 
-def _comparison(each: Comparison) -> str:
-    return f"{each.row} against {each.against} {shown(each.difference)}"
+def _comparison(comparison: Comparison) -> str:
+    return f"{comparison.row} against {comparison.against} {shown(comparison.difference)}"

@@ -212,7 +212,7 @@ def _like(config: Table3Config, layers: int, flops: float, schema: FeatureSchema
     """The DHEN whose FLOPs are nearest, by the width of its AdvancedDLRM modules' MLP."""
 
     def model(width: int) -> ModelConfig:
-        scaled = [max(1, round(width * each / config.mlp[-1])) for each in config.mlp]
+        scaled = [max(1, round(width * layer_width / config.mlp[-1])) for layer_width in config.mlp]
         return _mixed(config, layers, scaled)
 
     def cost(width: int) -> float:

@@ -13,7 +13,7 @@ from trials.record import TrialRecord
 
 class TrainingsView:
     """A bar of all examples, a line for each training that ends: a
-    `search.execution.train_list.Watcher`."""
+    `search.execution.train_list.TrainingObserver`."""
 
     def __init__(
         self, step: str, names: Mapping[str, str], console: Console, progress: OnProgress, *, total: int
@@ -23,7 +23,7 @@ class TrainingsView:
         self._console, self._show = console, progress
 
     def ended(self, record: TrialRecord) -> None:
-        """See `Watcher`."""
+        """See `TrainingObserver`."""
         ne = record.result.curve[-1].validation.ne if record.result.curve else None
         how = f"NE {decimals(ne, 5)}" if record.result.error is None else record.result.error
         self._console.print(
@@ -34,5 +34,5 @@ class TrainingsView:
         )
 
     def progress(self, examples: int) -> None:
-        """See `Watcher`."""
+        """See `TrainingObserver`."""
         self._show(self._step, examples, self._total)

@@ -22,7 +22,7 @@ Ne = Sequence[float] | NDArray[np.float64]
 """By candidate."""
 
 
-class Tau(Value):
+class RankCorrelation(Value):
     """Kendall's tau-b and where it lies with the confidence asked for."""
 
     value: float
@@ -38,7 +38,7 @@ def tau_b(ne: Ne, reference: Ne) -> float | None:
     return None if math.isnan(tau) else tau
 
 
-def tau_interval(ne: Ne, reference: Ne, confidence: float, seed: int) -> Tau | None:
+def tau_interval(ne: Ne, reference: Ne, confidence: float, seed: int) -> RankCorrelation | None:
     """Tau-b with its interval; the same for the same seed."""
     value = tau_b(ne, reference)
     if value is None:
@@ -48,7 +48,7 @@ def tau_interval(ne: Ne, reference: Ne, confidence: float, seed: int) -> Tau | N
     taus = [tau for rows in draws if (tau := tau_b(x[rows], y[rows])) is not None]
     tail = (1.0 - confidence) / 2
     low, high = np.quantile(taus, (tail, 1.0 - tail))
-    return Tau(value=value, low=float(low), high=float(high))
+    return RankCorrelation(value=value, low=float(low), high=float(high))
 
 
 def tau_of_best(ne: Ne, reference: Ne, share: float) -> float | None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from search.samplers.context import Known
+    from search.samplers.context import SamplerContext
 
 
-def make(seed: int, known: Known) -> BaseSampler:
+def make(seed: int, context: SamplerContext) -> BaseSampler:
     """A sampler of whole points; axes that a start point leaves open are those of a proposal."""
     from optuna.samplers import RandomSampler
 
@@ -24,6 +24,6 @@ def make(seed: int, known: Known) -> BaseSampler:
 
     class Ranker(RandomSampler):
         def sample_relative(self, *_: object) -> dict[str, object]:
-            return dict(propose(known, seed))
+            return dict(propose(context, seed))
 
     return Ranker(seed=seed)

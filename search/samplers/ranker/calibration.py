@@ -28,7 +28,7 @@ not how bad: an assumption, not measured apart."""
 SLOPES = (0.5, 1.5)
 """Bounds of the line's slope, over the temperature, since few candidates do not show it well: an assumption, not
 measured apart."""
-DOUBTS = (0.3, 3.0)
+ERROR_SCALES = (0.3, 3.0)
 """Bounds of the error that held-out candidates show over the error that the members expect: an assumption, not
 measured apart."""
 SMALLEST_SPREAD = 1e-9
@@ -37,7 +37,7 @@ noise."""
 
 
 @dataclass(frozen=True)
-class Belief:
+class Prediction:
     """NE that is expected of N candidates."""
 
     ne_N: np.ndarray
@@ -46,15 +46,15 @@ class Belief:
 
 
 @dataclass(frozen=True)
-class Line:
-    """NE = level + slope * score; errors are `doubt` times those that the members expect."""
+class Calibration:
+    """NE = level + slope * score; errors are `error_scale` times those that the members expect."""
 
     level: float
     slope: float
-    doubt: float
+    error_scale: float
 
 
-def believe(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Generator) -> Belief:
+def predict_ne(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Generator) -> Prediction:
     """What rankers that learned from `records` expect of all rows; the first rows are those records'
     candidates."""
     ne_R = _bounded(np.array([_or_nan(final_ne(record)) for record in records]))
@@ -65,14 +65,14 @@ def believe(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Gen
     held_out_ER = np.zeros((len(rankers), len(records)), dtype=bool)
     for row, ranker in zip(held_out_ER, rankers, strict=True):
         row[ranker.held_out] = True
-    line = _line(
+    calibration = _calibration(
         _mean_of(score_EN[:, : len(records)], held_out_ER),
         _mean_of(variance_EN[:, : len(records)], held_out_ER),
         ne_R,
         temperature,
     )
-    error_N = np.sqrt(variance_EN.mean(axis=0)) * line.doubt * -line.slope
-    return Belief(line.level + line.slope * score_EN.mean(axis=0), error_N)
+    error_N = np.sqrt(variance_EN.mean(axis=0)) * calibration.error_scale * -calibration.slope
+    return Prediction(calibration.level + calibration.slope * score_EN.mean(axis=0), error_N)
 
 
 def _bounded(ne_R: np.ndarray) -> np.ndarray:
@@ -93,7 +93,9 @@ def _mean_of(value_ER: np.ndarray, held_out_ER: np.ndarray) -> np.ndarray:
     return np.where(count_R > 0, total_R / np.maximum(count_R, 1), np.nan)
 
 
-def _line(score_R: np.ndarray, variance_R: np.ndarray, ne_R: np.ndarray, temperature: float) -> Line:
+def _calibration(
+    score_R: np.ndarray, variance_R: np.ndarray, ne_R: np.ndarray, temperature: float
+) -> Calibration:
     """The line from held-out scores to NE."""
     both = np.isfinite(score_R) & np.isfinite(ne_R)
     x, y = score_R[both], ne_R[both]
@@ -101,7 +103,7 @@ def _line(score_R: np.ndarray, variance_R: np.ndarray, ne_R: np.ndarray, tempera
     slope = -temperature * float(np.clip(steepness, *SLOPES))
     level = float(y.mean() - slope * x.mean())
     off = (y - level - slope * x) ** 2 / (slope**2 * np.maximum(variance_R[both], 1e-12))
-    return Line(level, slope, float(np.clip(np.sqrt(off.mean()), *DOUBTS)))
+    return Calibration(level, slope, float(np.clip(np.sqrt(off.mean()), *ERROR_SCALES)))
 
 
 def _or_nan(value: float | None) -> float:

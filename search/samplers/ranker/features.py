@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dhen.config import DhenConfig
-from search.samplers.static_cost import Appraisal
+from search.samplers.static_cost import PricedCandidate
 
 LOG_FROM_RATIO = 4.0
 """Sizes that are all positive and differ by this factor or more are compared by their logarithms: an assumption,
@@ -41,15 +41,13 @@ class Description:
     """How large something is; unknown where there is nothing."""
 
 
-def describe(appraisal: Appraisal) -> Description:
+def describe(priced: PricedCandidate) -> Description:
     """A candidate in numbers: the first, the last and the average layer, the whole network, its training."""
-    model = appraisal.candidate.model
-    network = Description(
-        sizes={"flops": max(appraisal.flops, 1.0), "parameters": max(appraisal.parameters, 1)}
-    )
+    model = priced.candidate.model
+    network = Description(sizes={"flops": max(priced.flops, 1.0), "parameters": max(priced.parameters, 1)})
     network.sizes.update(depth=len(model.layers), members=model.members, members_from=model.members_from)
     _take("model", {key: value for key, value in model if key not in DESCRIBED_APART}, network)
-    _take("training", appraisal.candidate.training, network)
+    _take("training", priced.candidate.training, network)
     layers = _layers(model)
     for name, chosen in (("layers", layers), ("first", layers[:1]), ("last", layers[-1:])):
         _average(name, chosen, network)

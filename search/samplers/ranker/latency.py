@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from search.samplers.draw import Drawn
+from search.samplers.draw import DrawnPoint
 from search.samplers.ranker.features import Encoder, describe
 
 FEWEST_TIMED = 8
@@ -22,8 +22,8 @@ not measured."""
 
 
 def likely_in_time(
-    timed: Sequence[tuple[Drawn, float]], pool: Sequence[Drawn], max_ms: float | None
-) -> list[Drawn]:
+    timed: Sequence[tuple[DrawnPoint, float]], pool: Sequence[DrawnPoint], max_ms: float | None
+) -> list[DrawnPoint]:
     """The candidates of the pool that are expected to take no longer than the limit; all of them where too few are
     timed.
 
@@ -38,8 +38,8 @@ def likely_in_time(
     return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
 
 
-def _expected_ms(timed: Sequence[tuple[Drawn, float]], pool: Sequence[Drawn]) -> np.ndarray:
-    described = [describe(drawn.appraisal) for drawn in (*(drawn for drawn, _ in timed), *pool)]
+def _expected_ms(timed: Sequence[tuple[DrawnPoint, float]], pool: Sequence[DrawnPoint]) -> np.ndarray:
+    described = [describe(drawn.priced) for drawn in (*(drawn for drawn, _ in timed), *pool)]
     x_NF = Encoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
     weights_T = np.linalg.solve(x_TF @ x_TF.T + PENALTY * np.eye(len(timed)), log_T - log_T.mean())

@@ -1,8 +1,8 @@
 """The ranker's proposal: of many points that are new and fit, the one that is expected to add most to the front.
 
 After the ranked-pair predictor of arXiv 2311.07870 and the predictor ensemble of BANANAS (arXiv 1910.11858):
-rankers learn from pairs of candidates (`ensemble`), their scores are read as NE (`belief`), and the gain is what
-the front is expected to grow by (`gain`). Candidates that still train stand on the front with the NE that is
+rankers learn from pairs of candidates (`ensemble`), their scores are read as NE (`prediction`), and the gain is
+what the front is expected to grow by (`gain`). Candidates that still train stand on the front with the NE that is
 expected of them, so that no second one is proposed beside them.
 """
 
@@ -16,14 +16,14 @@ from itertools import chain, islice
 
 import numpy as np
 
-from search.samplers.context import Known
-from search.samplers.draw import Drawn, evenly, near
+from search.samplers.context import SamplerContext
+from search.samplers.draw import DrawnPoint, evenly, near
 from search.samplers.ranker.acquisition import Corner, expected_gain
-from search.samplers.ranker.calibration import believe
+from search.samplers.ranker.calibration import predict_ne
 from search.samplers.ranker.features import Encoder, describe
 from search.samplers.ranker.latency import likely_in_time
 from search.samplers.ranker.pairs import final_ne, has_shown
-from search.samplers.static_cost import Appraiser
+from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import random_point
 from spaces.space import Point
 from trials.record import TrialRecord
@@ -46,74 +46,74 @@ WORST = 0.75
 
 
 @dataclass(frozen=True)
-class Standing:
+class Observations:
     """A study, each candidate once; twins share their result."""
 
     taken: set[str] = field(default_factory=set)
     """Fingerprints of all that was proposed."""
-    shown: list[Drawn] = field(default_factory=list)
+    shown: list[DrawnPoint] = field(default_factory=list)
     """Candidates with an NE, or with a curve that has begun."""
     records: list[TrialRecord] = field(default_factory=list)
     """The records of `shown`, in its order."""
-    pending: list[Drawn] = field(default_factory=list)
+    pending: list[DrawnPoint] = field(default_factory=list)
     """Candidates that have not ended."""
-    timed: list[tuple[Drawn, float]] = field(default_factory=list)
+    timed: list[tuple[DrawnPoint, float]] = field(default_factory=list)
     """Candidates that have ended, with their forward time in milliseconds, where it was measured."""
 
     @property
-    def finished(self) -> list[tuple[Drawn, float]]:
+    def finished(self) -> list[tuple[DrawnPoint, float]]:
         """Candidates with an NE at their end, and that NE."""
         pairs = ((drawn, final_ne(record)) for drawn, record in zip(self.shown, self.records, strict=True))
         return [(drawn, ne) for drawn, ne in pairs if ne is not None and math.isfinite(ne)]
 
 
-def propose(known: Known, seed: int) -> Point:
-    """A point; the same for the same seed and knowledge."""
-    standing, rng, appraiser = standing_of(known), random.Random(seed), known.appraiser
-    anywhere = evenly(appraiser, standing.taken, rng, known.fixed)
-    max_ms = appraiser.serving.max_ms
-    if len(standing.finished) < STARTUP:
+def propose(context: SamplerContext, seed: int) -> Point:
+    """A point; the same for the same seed and what is known of the study."""
+    observations, rng, pricer = observations_of(context), random.Random(seed), context.pricer
+    anywhere = evenly(pricer, observations.taken, rng, context.fixed)
+    max_ms = pricer.serving.max_ms
+    if len(observations.finished) < STARTUP:
         in_time = likely_in_time(
-            standing.timed, list(islice(anywhere, STARTUP_DRAWS if max_ms else 0)), max_ms
+            observations.timed, list(islice(anywhere, STARTUP_DRAWS if max_ms else 0)), max_ms
         )
-        return _first_that_fits(chain(in_time, anywhere), appraiser, rng)
+        return _first_that_fits(chain(in_time, anywhere), pricer, rng)
     pool = list(islice(anywhere, EVENLY))
-    pool += islice(near(appraiser, _good(standing), standing.taken, rng, known.fixed), NEAR)
-    pool = likely_in_time(standing.timed, pool, max_ms) or pool
-    order = np.argsort(-_gains(standing, pool, seed), kind="stable")
-    return _first_that_fits(chain((pool[index] for index in order), anywhere), appraiser, rng)
+    pool += islice(near(pricer, _good(observations), observations.taken, rng, context.fixed), NEAR)
+    pool = likely_in_time(observations.timed, pool, max_ms) or pool
+    order = np.argsort(-_gains(observations, pool, seed), kind="stable")
+    return _first_that_fits(chain((pool[index] for index in order), anywhere), pricer, rng)
 
 
-def standing_of(known: Known) -> Standing:
+def observations_of(context: SamplerContext) -> Observations:
     """What is known of a study, in the order of its trials."""
-    standing = Standing()
-    for number in sorted(known.points):
-        appraisal, record = known.appraisal(number), known.records.get(number)
-        if appraisal is None or appraisal.fingerprint in standing.taken:
+    observations = Observations()
+    for number in sorted(context.points):
+        priced, record = context.priced(number), context.records.get(number)
+        if priced is None or priced.fingerprint in observations.taken:
             continue
-        drawn = Drawn(known.points[number], appraisal)
-        standing.taken.add(appraisal.fingerprint)
+        drawn = DrawnPoint(context.points[number], priced)
+        observations.taken.add(priced.fingerprint)
         if record is not None and has_shown(record):
-            standing.shown.append(drawn)
-            standing.records.append(record)
-        if known.unfinished(number):
-            standing.pending.append(drawn)
+            observations.shown.append(drawn)
+            observations.records.append(record)
+        if context.unfinished(number):
+            observations.pending.append(drawn)
         elif record is not None and record.plan.serving_ms is not None:
-            standing.timed.append((drawn, record.plan.serving_ms))
-    return standing
+            observations.timed.append((drawn, record.plan.serving_ms))
+    return observations
 
 
-def _first_that_fits(drawn: Iterable[Drawn], appraiser: Appraiser, rng: random.Random) -> Point:
+def _first_that_fits(drawn: Iterable[DrawnPoint], pricer: CandidatePricer, rng: random.Random) -> Point:
     """Where nothing new fits, any point: the study counts how often nothing new comes, and ends."""
     for candidate in drawn:
-        if appraiser.fits(candidate.appraisal.candidate):
+        if pricer.fits(candidate.priced.candidate):
             return candidate.point
-    return random_point(appraiser.space, rng)
+    return random_point(pricer.space, rng)
 
 
-def _good(standing: Standing) -> list[Point]:
+def _good(observations: Observations) -> list[Point]:
     """Points of the front, and of the lowest NE."""
-    by_ne = sorted(standing.finished, key=lambda pair: pair[1])
+    by_ne = sorted(observations.finished, key=lambda pair: pair[1])
     front, least = [], math.inf
     for drawn, _ne in by_ne:
         if drawn.log_flops < least:
@@ -122,18 +122,20 @@ def _good(standing: Standing) -> list[Point]:
     return front + [drawn.point for drawn, _ in by_ne[:BEST]]
 
 
-def _gains(standing: Standing, pool: list[Drawn], seed: int) -> np.ndarray:
+def _gains(observations: Observations, pool: list[DrawnPoint], seed: int) -> np.ndarray:
     """gain_P of the pool."""
-    everyone = [*standing.shown, *standing.pending, *pool]
-    described = [describe(drawn.appraisal) for drawn in everyone]
-    belief = believe(Encoder(described).matrix(described), standing.records, np.random.default_rng(seed))
-    front: list[Corner] = [(drawn.log_flops, ne) for drawn, ne in standing.finished]
-    first, end = len(standing.shown), len(standing.shown) + len(standing.pending)
+    everyone = [*observations.shown, *observations.pending, *pool]
+    described = [describe(drawn.priced) for drawn in everyone]
+    prediction = predict_ne(
+        Encoder(described).matrix(described), observations.records, np.random.default_rng(seed)
+    )
+    front: list[Corner] = [(drawn.log_flops, ne) for drawn, ne in observations.finished]
+    first, end = len(observations.shown), len(observations.shown) + len(observations.pending)
     flops_N = np.array([drawn.log_flops for drawn in everyone])
-    front += zip(flops_N[first:end].tolist(), belief.ne_N[first:end].tolist(), strict=True)
-    reference = (float(flops_N.max()), _worst(standing))
-    return expected_gain(flops_N[end:], belief.ne_N[end:], belief.error_N[end:], front, reference)
+    front += zip(flops_N[first:end].tolist(), prediction.ne_N[first:end].tolist(), strict=True)
+    reference = (float(flops_N.max()), _worst(observations))
+    return expected_gain(flops_N[end:], prediction.ne_N[end:], prediction.error_N[end:], front, reference)
 
 
-def _worst(standing: Standing) -> float:
-    return float(np.quantile([ne for _, ne in standing.finished[:STARTUP]], WORST))
+def _worst(observations: Observations) -> float:
+    return float(np.quantile([ne for _, ne in observations.finished[:STARTUP]], WORST))

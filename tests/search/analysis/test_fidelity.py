@@ -19,7 +19,13 @@ from search.analysis.fidelity.candidates import check_log, drawn, studied, taken
 from search.analysis.fidelity.config import FidelityConfig, read_fidelity_config
 from search.analysis.fidelity.result import FidelityResult, FractionResult, cheapest
 from search.analysis.fidelity.show import key, verdict
-from search.analysis.statistics.rank_correlation import Tau, regret_percent, tau_b, tau_interval, tau_of_best
+from search.analysis.statistics.rank_correlation import (
+    RankCorrelation,
+    regret_percent,
+    tau_b,
+    tau_interval,
+    tau_of_best,
+)
 from search.config import LogConfig, StudyConfig
 from search.dataset import open_log
 from search.read_study import read_study
@@ -67,7 +73,7 @@ def row(fraction: float, tau: float, low: float) -> FractionResult:
         flops_share=fraction,
         seconds=9.0,
         seconds_share=fraction,
-        tau=Tau(value=tau, low=low, high=0.99),
+        tau=RankCorrelation(value=tau, low=low, high=0.99),
         tau_of_best_third=None,
         regret_percent=0.0,
     )

@@ -21,7 +21,7 @@ from fake_processes import (
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from search.execution.jobs import new_record
-from search.execution.retraining import Retrainings, Wanted
+from search.execution.retraining import RetrainingRequest, Retrainings
 from search.execution.trainer import Trainer
 from trials.data.cache import PreparedLog
 from trials.events import Event
@@ -43,8 +43,8 @@ JOB = Job(
 WINNER = new_record(0, TrialKind.CANDIDATE, {}, JOB).with_result(outcome=Outcome.COMPLETED, technique="dp")
 
 
-def wanted(seed: int) -> Wanted:
-    return Wanted(WINNER, JOB.replace(seed=seed))
+def wanted(seed: int) -> RetrainingRequest:
+    return RetrainingRequest(WINNER, JOB.replace(seed=seed))
 
 
 class Session:

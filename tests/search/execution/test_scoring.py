@@ -12,7 +12,7 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from search.execution.jobs import new_record
-from search.execution.scoring import Scored, score_networks, score_one
+from search.execution.scoring import ScoringRequest, score_networks, score_one
 from search.execution.trainer import Trainer
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
@@ -20,7 +20,7 @@ from trials.processes.task import Task
 from trials.record import TrialKind
 
 
-def network(number: int) -> Scored:
+def network(number: int) -> ScoringRequest:
     job = Job(
         model=parse_model(
             {"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}]}, "test"
@@ -30,7 +30,7 @@ def network(number: int) -> Scored:
         training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
         seed=number,
     )
-    return Scored(new_record(number, TrialKind.CANDIDATE, {}, job), job)
+    return ScoringRequest(new_record(number, TrialKind.CANDIDATE, {}, job), job)
 
 
 def trainer(directory: Path, script: Callable[[Task], FakeRun]) -> tuple[Trainer, FakeLauncher]:
@@ -47,7 +47,7 @@ def test_each_network_is_scored_once_side_by_side_and_taken_up_as_late_as_there_
     taken: list[tuple[int, float]] = []
     begun: list[int] = []
 
-    def networks() -> Iterator[Scored]:
+    def networks() -> Iterator[ScoringRequest]:
         for number in range(4):
             begun.append(number - len(taken))
             yield network(number)
@@ -92,7 +92,7 @@ def test_a_scoring_without_a_result_says_which_trial_and_that_nothing_is_lost(
 def test_ctrl_c_ends_the_scorings(tmp_path: Path) -> None:
     its, launcher = trainer(tmp_path, lambda task: FakeRun([], ends=False))
 
-    def networks() -> Iterator[Scored]:
+    def networks() -> Iterator[ScoringRequest]:
         yield network(0)
         raise KeyboardInterrupt
 

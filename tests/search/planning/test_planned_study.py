@@ -20,7 +20,7 @@ from search.execution.jobs import new_record
 from search.planning.plan_trial import LOCAL, declared_cluster, planned
 from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import Appraiser
+from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
 from trials.cluster.cluster import Cluster
@@ -53,9 +53,9 @@ def proposed(number: int, point: Point, space: Any, cluster: Cluster) -> TrialRe
     return record.with_result(outcome=Outcome.COMPLETED, validation=quality)
 
 
-def appraiser(space: Space) -> Appraiser:
+def pricer(space: Space) -> CandidatePricer:
     """For samplers that do not ask what fits."""
-    return Appraiser(space, parse(FeatureSchema, SCHEMA, "schema"), lambda _: True)
+    return CandidatePricer(space, parse(FeatureSchema, SCHEMA, "schema"), lambda _: True)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def half() -> Cluster:
     """A cluster on which about half of a space's candidates fit; CPUs, so that nothing is taken beforehand."""
     space = load_space("default")
     roomy = load_cluster("a100-80gb").with_ranks("1x2").replace(device="cpu")
-    asked = Proposals(appraiser=appraiser(space), sampler="random", seed=1)
+    asked = Proposals(pricer=pricer(space), sampler="random", seed=1)
     needs = []
     for number in range(40):
         its = job(asked.ask(number, {})[0], space)
@@ -75,7 +75,7 @@ def half() -> Cluster:
 def infeasible(cluster: Cluster, sampler: str, seed: int) -> list[bool]:
     """Of the proposals of one study, in order, which did not fit."""
     space = load_space("default")
-    asked = Proposals(appraiser=appraiser(space), sampler=sampler, seed=seed)
+    asked = Proposals(pricer=pricer(space), sampler=sampler, seed=seed)
     misses = []
     for number in range(120):
         point, notes = asked.ask(number, {})
@@ -103,12 +103,12 @@ def test_random_proposals_fit_about_half_the_time(half: Cluster) -> None:
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
 def test_what_was_learned_survives_a_resume(half: Cluster, sampler: str) -> None:
     space = load_space("default")
-    undisturbed = Proposals(appraiser=appraiser(space), sampler=sampler, seed=4)
+    undisturbed = Proposals(pricer=pricer(space), sampler=sampler, seed=4)
     records: list[TrialRecord] = []
     for number in range(45):
         point, notes = undisturbed.ask(number, {})
         if number in (12, 30, 44):
-            resumed = Proposals(appraiser=appraiser(space), sampler=sampler, seed=4)
+            resumed = Proposals(pricer=pricer(space), sampler=sampler, seed=4)
             resumed.remember(TrialRecord.model_validate_json(each.model_dump_json()) for each in records)
             assert resumed.ask(number, {}) == (point, notes)
         record = proposed(number, point, space, half).with_origin(sampler_notes=notes)
@@ -118,7 +118,7 @@ def test_what_was_learned_survives_a_resume(half: Cluster, sampler: str) -> None
 
 def test_an_infeasible_candidate_says_what_it_lacks(half: Cluster) -> None:
     space = load_space("tiny")
-    point, _ = Proposals(appraiser=appraiser(space), sampler="random", seed=0).ask(0, {})
+    point, _ = Proposals(pricer=pricer(space), sampler="random", seed=0).ask(0, {})
     its, small = job(point, space), half.with_hbm(100 * 2**10)
     record = planned(new_record(0, TrialKind.CANDIDATE, point, its), its, small, "least")
     assert record.result.outcome is Outcome.INFEASIBLE
@@ -136,7 +136,7 @@ def test_an_infeasible_candidate_says_what_it_lacks(half: Cluster) -> None:
 
 def test_a_plan_is_kept_with_what_it_passed_over(half: Cluster) -> None:
     space = load_space("default")
-    asked = Proposals(appraiser=appraiser(space), sampler="random", seed=2)
+    asked = Proposals(pricer=pricer(space), sampler="random", seed=2)
     more = []
     for number in range(30):
         record = proposed(number, asked.ask(number, {})[0], space, half)

@@ -19,7 +19,7 @@ from search.pareto import pick
 from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
 from search.samplers.draw import evenly
-from search.samplers.static_cost import Appraiser
+from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig, summed_ms
@@ -125,10 +125,10 @@ def test_several_networks_take_the_sum_of_their_times() -> None:
     assert summed_ms([0.5, None]) is None
 
 
-def judged(number: int, limits: ServingConfig, asked: Proposals, appraiser: Appraiser) -> TrialRecord:
+def judged(number: int, limits: ServingConfig, asked: Proposals, pricer: CandidatePricer) -> TrialRecord:
     """A proposal with its excess, its forward time by its FLOPs, and a made-up NE where it meets the limits."""
     point, notes = asked.ask(number, {})
-    found = appraiser.appraise(point)
+    found = pricer.price(point)
     assert found is not None
     ms = found.flops / 1000
     demands = limits.demands(flops=found.flops, weights_bytes=found.weights_bytes, ms=ms)
@@ -142,14 +142,14 @@ def judged(number: int, limits: ServingConfig, asked: Proposals, appraiser: Appr
 def test_samplers_learn_the_limits_and_remember_them(sampler: str) -> None:
     """A resumed study proposes what an undisturbed one would, with both constraints."""
     limits = ServingConfig(max_ms=4.0)
-    appraiser = Appraiser(load_space("tiny"), FEATURES, lambda _: True, limits)
-    asked = Proposals(sampler=sampler, seed=5, appraiser=appraiser)
+    pricer = CandidatePricer(load_space("tiny"), FEATURES, lambda _: True, limits)
+    asked = Proposals(sampler=sampler, seed=5, pricer=pricer)
     records: list[TrialRecord] = []
     for number in range(11):  # GP begins at ten
-        record = judged(number, limits, asked, appraiser)
+        record = judged(number, limits, asked, pricer)
         asked.tell(record)
         records.append(record)
-    resumed = Proposals(sampler=sampler, seed=5, appraiser=appraiser)
+    resumed = Proposals(sampler=sampler, seed=5, pricer=pricer)
     resumed.remember(TrialRecord.model_validate_json(each.model_dump_json()) for each in records)
     assert resumed.ask(11, {}) == asked.ask(11, {})
     assert any(record.result.outcome is Outcome.INFEASIBLE for record in records)
@@ -157,26 +157,26 @@ def test_samplers_learn_the_limits_and_remember_them(sampler: str) -> None:
 
 def test_the_ranker_draws_only_what_meets_size_and_flops() -> None:
     space = load_space("tiny")
-    free = Appraiser(space, FEATURES, lambda _: True)
+    free = CandidatePricer(space, FEATURES, lambda _: True)
     limits = ServingConfig(max_flops=2000, max_bytes=8000)
-    bound = Appraiser(space, FEATURES, lambda _: True, limits)
-    for appraiser in (free, bound):
-        drawn = [each.appraisal for each in islice(evenly(appraiser, set(), Random(0), {}), 30)]
+    bound = CandidatePricer(space, FEATURES, lambda _: True, limits)
+    for pricer in (free, bound):
+        drawn = [each.priced for each in islice(evenly(pricer, set(), Random(0), {}), 30)]
         within = [each.flops <= 2000 and each.weights_bytes <= 8000 for each in drawn]
-        assert all(within) == (appraiser is bound)
+        assert all(within) == (pricer is bound)
         assert drawn
-    impossible = Appraiser(space, FEATURES, lambda _: True, ServingConfig(max_flops=1))
+    impossible = CandidatePricer(space, FEATURES, lambda _: True, ServingConfig(max_flops=1))
     assert list(evenly(impossible, set(), Random(0), {})) == []
 
 
 def test_the_ranker_learns_the_forward_time() -> None:
     """Of its proposals, fewer are too slow once it has seen some."""
     limits = ServingConfig(max_ms=2.0)
-    appraiser = Appraiser(load_space("tiny"), FEATURES, lambda _: True, limits)
-    asked = Proposals(sampler="ranker", seed=1, appraiser=appraiser)
+    pricer = CandidatePricer(load_space("tiny"), FEATURES, lambda _: True, limits)
+    asked = Proposals(sampler="ranker", seed=1, pricer=pricer)
     slow = []
     for number in range(24):
-        record = judged(number, limits, asked, appraiser)
+        record = judged(number, limits, asked, pricer)
         asked.tell(record)
         slow.append(record.result.outcome is Outcome.INFEASIBLE)
     assert sum(slow[:8]) >= 5

@@ -19,7 +19,7 @@ from search.run_directory import STUDY_FILE, trial_folder
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
 from search.samplers.nsga2 import FIRST_GENERATION, POPULATION
-from search.samplers.static_cost import Appraiser
+from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import catalog, load_space
 from spaces.space import Candidate, Space, SpaceConfig
 from trials.data.cache import PreparedLog
@@ -147,7 +147,7 @@ def test_every_sampler_learns_from_them(study: Path, log: PreparedLog, sampler: 
 
     def asked() -> tuple[Any, dict[str, int]]:
         proposals = Proposals(
-            sampler=sampler, seed=1, appraiser=Appraiser(space, log.features, lambda _: True)
+            sampler=sampler, seed=1, pricer=CandidatePricer(space, log.features, lambda _: True)
         )
         proposals.remember(many)
         return proposals.ask(1, {})

@@ -10,7 +10,7 @@ from records import bare
 from dhen.schema import FeatureSchema, Table
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import Appraiser
+from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
 from trials.record import Outcome, TrialRecord
@@ -36,8 +36,8 @@ def ended(number: int, point: Point, notes: dict[str, int]) -> TrialRecord:
 
 
 def proposals(space: Space, sampler: str) -> Proposals:
-    appraiser = Appraiser(space, FEATURES, lambda candidate: candidate.model.embedding_dim < 8)
-    return Proposals(sampler=sampler, seed=3, appraiser=appraiser)
+    pricer = CandidatePricer(space, FEATURES, lambda candidate: candidate.model.embedding_dim < 8)
+    return Proposals(sampler=sampler, seed=3, pricer=pricer)
 
 
 def as_read(record: TrialRecord) -> TrialRecord:

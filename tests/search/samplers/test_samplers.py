@@ -13,12 +13,12 @@ from records import bare
 from dhen.schema import FeatureSchema, Table
 from search.samplers import SAMPLERS, check_sampler, make_sampler
 from search.samplers.ask_tell import Proposals
-from search.samplers.context import Known
+from search.samplers.context import SamplerContext
 from search.samplers.gp import MOST_TRIALS
 from search.samplers.ranker.acquisition import expected_gain, hypervolume
 from search.samplers.ranker.features import Encoder, describe
 from search.samplers.ranker.pairs import compare
-from search.samplers.static_cost import Appraisal, Appraiser
+from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.catalog_loader import load_space, random_point
 from spaces.space import Candidate, Point, Space, SpaceConfig
 from trials.record import CurvePoint, Metrics, Outcome, TrialRecord
@@ -34,13 +34,13 @@ LEARNED = [
 """Samplers that learn; fitting Gaussian processes takes as long as all the others."""
 
 
-def appraiser_of(space: Space) -> Appraiser:
-    return Appraiser(space, FEATURES, lambda _: True)
+def pricer_of(space: Space) -> CandidatePricer:
+    return CandidatePricer(space, FEATURES, lambda _: True)
 
 
-def made_up_ne(appraisal: Appraisal) -> float:
+def made_up_ne(priced: PricedCandidate) -> float:
     """Best with cross and attention together, two layers, and a learning rate of 0.004."""
-    candidate = appraisal.candidate
+    candidate = priced.candidate
     kinds = {block.kind for block in candidate.model.layers[0].modules}
     worth = 0.02 * len(kinds & {"cross", "attention"}) + 0.01 * (len(candidate.model.layers) - 1)
     return 0.8 - worth + 0.01 * math.log(candidate.training["learning_rate"] / 0.004) ** 2
@@ -53,22 +53,22 @@ def record_of(number: int, point: Point, ne: float, *, flops: float = 1e5, **mor
 def found_by(sampler: str, trials: int, seed: int = 0) -> float:
     """Hypervolume of the front."""
     space = load_space("tiny")
-    proposals = Proposals(sampler=sampler, seed=seed, appraiser=appraiser_of(space))
+    proposals = Proposals(sampler=sampler, seed=seed, pricer=pricer_of(space))
     found = []
     for number in range(trials):
         point, notes = proposals.ask(number, {}, space.left_for_tuning)
-        appraisal = appraiser_of(space).appraise(point)
-        assert appraisal is not None
-        ne = made_up_ne(appraisal)
-        found.append((math.log10(appraisal.flops), ne))
-        proposals.tell(record_of(number, point, ne, flops=appraisal.flops, sampler_notes=notes))
+        priced = pricer_of(space).price(point)
+        assert priced is not None
+        ne = made_up_ne(priced)
+        found.append((math.log10(priced.flops), ne))
+        proposals.tell(record_of(number, point, ne, flops=priced.flops, sampler_notes=notes))
     return hypervolume(found, (5.0, 0.80))
 
 
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
 def test_every_point_is_of_the_space(sampler: str) -> None:
     space = load_space("tiny")
-    proposals = Proposals(sampler=sampler, seed=1, appraiser=appraiser_of(space))
+    proposals = Proposals(sampler=sampler, seed=1, pricer=pricer_of(space))
     for number in range(15):
         point, _ = proposals.ask(number, {})
         assert {axis.name: axis.decode(point[axis.name]) for axis in space.axes}
@@ -101,15 +101,15 @@ def few_networks() -> Space:
 
 def test_the_ranker_proposes_no_network_twice_and_goes_on_when_there_is_none_left() -> None:
     space = few_networks()
-    proposals = Proposals(sampler="ranker", seed=0, appraiser=appraiser_of(space))
+    proposals = Proposals(sampler="ranker", seed=0, pricer=pricer_of(space))
     networks = []
     for number in range(16):
         point, _ = proposals.ask(number, {})
-        appraisal = appraiser_of(space).appraise(point)
-        assert appraisal is not None
-        networks.append(appraisal.fingerprint)
+        priced = pricer_of(space).price(point)
+        assert priced is not None
+        networks.append(priced.fingerprint)
         if number % 2:  # the others still train
-            proposals.tell(record_of(number, point, 0.7 + 0.01 * len(appraisal.candidate.model.layers)))
+            proposals.tell(record_of(number, point, 0.7 + 0.01 * len(priced.candidate.model.layers)))
     assert len(set(networks[:12])) == 12
     assert set(networks[12:]) < set(networks[:12])
 
@@ -120,7 +120,7 @@ def test_the_ranker_proposes_what_fits() -> None:
     def fits(candidate: Candidate) -> bool:
         return all(block.kind != "dlrm" for layer in candidate.model.layers for block in layer.modules)
 
-    proposals = Proposals(sampler="ranker", seed=0, appraiser=Appraiser(space, FEATURES, fits))
+    proposals = Proposals(sampler="ranker", seed=0, pricer=CandidatePricer(space, FEATURES, fits))
     for number in range(20):
         point, _ = proposals.ask(number, {})
         assert fits(space.decode(point))
@@ -128,11 +128,11 @@ def test_the_ranker_proposes_what_fits() -> None:
 
 
 def test_gaussian_processes_hand_over_to_tpe() -> None:
-    known = Known(appraiser_of(load_space("tiny")))
+    context = SamplerContext(pricer_of(load_space("tiny")))
     names = []
     for count in (0, MOST_TRIALS):
-        known.points = {number: {} for number in range(count)}
-        names.append(type(make_sampler("gp", 0, {}, known)).__name__)
+        context.points = {number: {} for number in range(count)}
+        names.append(type(make_sampler("gp", 0, {}, context)).__name__)
     assert names == ["GPSampler", "TPESampler"]
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_sampler_is_told_with_those_there_are() -> None:
 
 def test_points_of_the_same_network_have_the_same_features() -> None:
     space, rng = load_space("default"), random.Random(0)
-    appraiser = appraiser_of(space)
+    pricer = pricer_of(space)
     point = random_point(space, rng) | {
         "layer.block0": "dcn_v2",
         "layer.block1": "linear",
@@ -155,11 +155,11 @@ def test_points_of_the_same_network_have_the_same_features() -> None:
         "layer.block2": "dcn_v2",
         "layer.conv.channels": 6 - int(point["layer.conv.channels"] or 0),
     }
-    first, second = appraiser.appraise(point), appraiser.appraise(twin)
+    first, second = pricer.price(point), pricer.price(twin)
     assert first is not None
     assert second is not None
     assert describe(first) == describe(second)
-    others = (appraiser.appraise(random_point(space, rng)) for _ in range(20))
+    others = (pricer.price(random_point(space, rng)) for _ in range(20))
     described = [describe(each) for each in (first, *(other for other in others if other))]
     x_NF = Encoder(described).matrix(described)
     assert np.isfinite(x_NF).all()

@@ -18,7 +18,7 @@ from dhen.schema import FeatureSchema
 from search.pareto import pareto_front
 from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import Appraiser
+from search.samplers.static_cost import CandidatePricer
 from search.stopping import RULES, stopping_rule
 from search.stopping.base import FEWEST, Stop, first_stop
 from search.stopping.forecast import forecast
@@ -187,8 +187,8 @@ def test_one_that_ends_by_itself_is_let_be() -> None:
 
 def fresh_proposals(records: Sequence[TrialRecord] = ()) -> Proposals:
     """A sampler of a space after these candidates."""
-    appraiser = Appraiser(load_space("tiny"), FeatureSchema(numeric=("n0", "n1")), lambda _: True)
-    proposals = Proposals(sampler="tpe", seed=0, appraiser=appraiser)
+    pricer = CandidatePricer(load_space("tiny"), FeatureSchema(numeric=("n0", "n1")), lambda _: True)
+    proposals = Proposals(sampler="tpe", seed=0, pricer=pricer)
     proposals.remember(records)
     return proposals
 

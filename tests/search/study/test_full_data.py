@@ -82,9 +82,9 @@ def test_the_verdict_turns_to_all_rows_when_all_selected_have_ended() -> None:
     state.note(promoted(3, trials[1], 0.6))
     state.note(promoted(4, trials[2], 0.65, Outcome.RUNNING))
     state.note(promoted(5, trials[0], 0.85))
-    assert _numbers(state.verdict.winners) == [0, 1, 2] == _numbers(state.searched.winners)
+    assert _numbers(state.selection.winners) == [0, 1, 2] == _numbers(state.searched.winners)
     state.note(promoted(4, trials[2], 0.65))
-    assert _numbers(state.verdict.winners) == [5, 3]
+    assert _numbers(state.selection.winners) == [5, 3]
     assert _numbers(state.candidates) == [1, 2]
     record = state.record()
     assert _numbers(record.candidates) == [1, 2]

@@ -11,25 +11,25 @@ import pytest
 from records import study
 from rich.console import Console
 
-from search.study.report_writer import REPORT, Publisher
+from search.study.report_writer import REPORT, ReportWriter
 from trials.mlflow.tracker import Tracker, database
 from trials.study_record import StudyRecord
 
 
 def driver(record: StudyRecord, changes: int) -> Any:
-    """What a publisher sees of a study that goes on."""
+    """What a report writer sees of a study that goes on."""
     ended = [trial.number for trial in record.trials]
     return SimpleNamespace(record=lambda: record, changes=changes, ended=ended, finished=False)
 
 
-def publisher(directory: Path) -> tuple[Publisher, io.StringIO]:
+def report_writer(directory: Path) -> tuple[ReportWriter, io.StringIO]:
     said = io.StringIO()
-    return Publisher(directory, Console(file=said, width=200)), said
+    return ReportWriter(directory, Console(file=said, width=200)), said
 
 
 def test_it_keeps_its_distance_and_ends_up_to_date(tmp_path: Path) -> None:
     part, whole = study(3, finished=False), study(5)
-    follows, said = publisher(tmp_path)
+    follows, said = report_writer(tmp_path)
     follows(driver(part, 1))
     follows._settle()
     first = (tmp_path / REPORT).read_text()
@@ -48,7 +48,7 @@ def test_it_keeps_its_distance_and_ends_up_to_date(tmp_path: Path) -> None:
 def test_it_follows_when_the_pause_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("search.study.report_writer.PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("search.study.report_writer.PAUSE_RATIO", 0.0)
-    follows, _ = publisher(tmp_path)
+    follows, _ = report_writer(tmp_path)
     for changes, candidates in ((1, 2), (2, 4)):
         follows(driver(study(candidates), changes))
         follows._settle()
@@ -61,7 +61,7 @@ def test_it_follows_when_the_pause_is_over(tmp_path: Path, monkeypatch: pytest.M
 
 def test_mlflows_trouble_is_told_once_and_is_not_fatal(tmp_path: Path) -> None:
     database(tmp_path).write_bytes(b"no database at all" * 100)
-    follows, said = publisher(tmp_path)
+    follows, said = report_writer(tmp_path)
     follows(driver(study(2), 1))
     follows.finish(study(3))
     assert said.getvalue().count("MLflow is behind") == 1
@@ -70,6 +70,6 @@ def test_mlflows_trouble_is_told_once_and_is_not_fatal(tmp_path: Path) -> None:
 
 def test_a_report_that_cannot_be_written_ends_the_study(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    follows, _ = publisher(tmp_path / "file")
+    follows, _ = report_writer(tmp_path / "file")
     with pytest.raises(OSError, match="file"):
         follows.finish(study(2))

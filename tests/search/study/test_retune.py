@@ -18,7 +18,7 @@ from dhen.values import parse
 from search.read_study import read_study
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import Appraiser
+from search.samplers.static_cost import CandidatePricer
 from search.study.retune import best_architectures, check_tunable
 from spaces.catalog_loader import load_space, random_point
 from spaces.space import Point, Space, SpaceConfig
@@ -73,7 +73,7 @@ def test_the_best_the_knee_and_the_next_each_once() -> None:
 def test_samplers_propose_what_is_not_fixed(sampler: str) -> None:
     """Low learning rates and dropout are good: those that learn propose them for an architecture never seen."""
     proposals = Proposals(
-        sampler=sampler, seed=1, appraiser=Appraiser(SPACE, FEATURES, lambda candidate: True)
+        sampler=sampler, seed=1, pricer=CandidatePricer(SPACE, FEATURES, lambda candidate: True)
     )
     known: list[TrialRecord] = []
     for number in range(16):
@@ -106,7 +106,7 @@ def test_what_is_left_for_the_last_stage_keeps_its_first_value_until_then(sample
     left = {"training.schedule": "linear", OF_MLP: None, "layer.mlp.mlp": "8", "embedding_dim": 4}
     assert LATE.left_for_tuning == left
     proposals = Proposals(
-        sampler=sampler, seed=1, appraiser=Appraiser(LATE, FEATURES, lambda candidate: True)
+        sampler=sampler, seed=1, pricer=CandidatePricer(LATE, FEATURES, lambda candidate: True)
     )
     for number in range(14):
         point, _ = proposals.ask(number, {}, LATE.left_for_tuning)

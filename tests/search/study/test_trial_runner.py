@@ -25,7 +25,7 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from search.execution.jobs import new_record
 from search.execution.trainer import Trainer
-from search.planning.admission import Admission, Upcoming
+from search.planning.admission import Admission, AdmittedTrial
 from search.planning.attempts import Execution
 from search.reuse.kept_weights import KeptWeights
 from search.stopping.base import Rule, Stop
@@ -101,7 +101,7 @@ class Study:
         self.ledger = WatchedLedger(directory)
         described = (cluster or ONE_RANK).to_dict()
         self.ledger.settle(Setting(directory="", log="l", features={}, seed=0, version=2, cluster=described))
-        self.state = StudyState(judged([]), self.ledger.trials(), watchers=[lambda _: on_look(self)])
+        self.state = StudyState(judged([]), self.ledger.trials(), observers=[lambda _: on_look(self)])
         self.launcher = FakeLauncher(lambda task: script(task.job.seed, task.attempt))
         execution = Execution(cluster)
         trainer = Trainer(
@@ -127,7 +127,7 @@ class Study:
         self.proposals = FakeProposals()
         self.decisions = Decisions(self.proposals, rule, self.state)  # type: ignore[arg-type]
 
-    def upcoming(self, *jobs: Job) -> Iterator[Upcoming]:
+    def upcoming(self, *jobs: Job) -> Iterator[AdmittedTrial]:
         """Candidates, or what was cut short of them, with plans."""
         for number, each in enumerate(jobs):
             known = self.state.trials.get(number)
@@ -359,7 +359,7 @@ def test_a_budget_that_ends_lets_what_runs_end(tmp_path: Path) -> None:
     study = Study(tmp_path, lambda seed, attempt: FakeRun([progress(1)], [[killed()], [trained()]][attempt]))
     asked: list[int] = []
 
-    def until_the_budget_ends() -> Iterator[Upcoming]:
+    def until_the_budget_ends() -> Iterator[AdmittedTrial]:
         for record, its in study.upcoming(*map(job, range(9))):
             if study.launcher.tasks:  # spent as soon as one trains
                 asked.append(record.number)
@@ -387,7 +387,7 @@ def once(condition: Callable[[Study], bool]) -> Callable[[Study], None]:
 def test_ctrl_c_before_anything_starts_leaves_nothing(tmp_path: Path) -> None:
     study = Study(tmp_path, runs([trained()]))
 
-    def upcoming() -> Iterator[Upcoming]:
+    def upcoming() -> Iterator[AdmittedTrial]:
         interrupt()
         yield from study.upcoming(job())
 

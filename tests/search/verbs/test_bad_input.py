@@ -14,7 +14,7 @@ from search.dataset import log_files
 from search.execution.trainer import CHECKPOINTS
 from search.read_study import read_study
 from search.run_directory import trial_folder
-from trials.checkpoint.checkpointer import PREFIX, STANDS, Stand
+from trials.checkpoint.checkpointer import PREFIX, STANDS, CheckpointInfo
 from trials.checkpoint.training_state import TrainingState
 from trials.record import Outcome, TrialKind
 
@@ -276,7 +276,7 @@ def test_a_checkpoint_of_another_job(dhen_search: Run, study: Path, click_log: P
     number = len(read_study(copy).trials)
     checkpoint = trial_folder(copy, number) / CHECKPOINTS / f"{PREFIX}10"
     checkpoint.mkdir(parents=True)
-    stand = Stand(job="another", ranks=1, training=TrainingState(next_evaluation=100))
+    stand = CheckpointInfo(job="another", ranks=1, training=TrainingState(next_evaluation=100))
     (checkpoint / STANDS).write_text(stand.model_dump_json())
     dhen_search("run", "--data", click_log, "--out", copy, "trials=6", *SMALL)
     *before, failed, next_one = read_study(copy).trials

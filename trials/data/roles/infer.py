@@ -25,7 +25,7 @@ from trials.data.raw.files import Format, RawLog
 from trials.data.raw.labels import LabelReader, canonical, plain_label
 from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
 from trials.data.roles import names
-from trials.data.roles.rules import Judged, judge, seen
+from trials.data.roles.rules import JudgedColumn, judge, seen
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
 
 MOST_BUCKETS = 256
@@ -33,7 +33,7 @@ ROWS_PER_BUCKET = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inferred:
+class InferredSchema:
     """A schema, and what was seen of each column."""
 
     schema: LogSchema
@@ -63,7 +63,7 @@ def infer_schema(
     return infer(open_log(sources, format), label=label, skip_bad_rows=skip_bad_rows).schema
 
 
-def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False) -> Inferred:
+def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False) -> InferredSchema:
     """As `infer_schema`, with notes."""
     label = find_label(log, label)
     sample = draw_sample(log, log.columns, skip_bad_rows=skip_bad_rows)
@@ -78,7 +78,7 @@ def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False)
         columns={name: _for_rows(one.column, rows) for name, one in judged.items()},
         split=SplitRule(by="timestamp" if stamped else "order"),
     )
-    return Inferred(schema=schema, notes={name: one.note for name, one in judged.items()})
+    return InferredSchema(schema=schema, notes={name: one.note for name, one in judged.items()})
 
 
 def find_label(log: RawLog, wanted: str | None) -> str:
@@ -123,19 +123,19 @@ def _for_rows(column: Column, rows: int) -> Column:
     return column
 
 
-def _judge(log: RawLog, name: str, label: str, sample: Sample) -> Judged:
+def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
     column = sample.columns[name]
     if name == label:
         return _label(log, column)
     if known := _known_role(log, name):
-        return Judged(known, seen(column))
+        return JudgedColumn(known, seen(column))
     found = judge(column)
     if isinstance(found.column, IgnoredColumn) and not sample.complete:
-        return Judged(found.column, f"{found.note}, in the first {sample.rows:,} rows")
+        return JudgedColumn(found.column, f"{found.note}, in the first {sample.rows:,} rows")
     return found
 
 
-def _label(log: RawLog, column: ColumnSample) -> Judged:
+def _label(log: RawLog, column: ColumnSample) -> JudgedColumn:
     """The label; of two values that do not say which is the click, the rarer one is taken for it."""
     values = dict(zip(map(canonical, column.values.to_pylist()), column.counts.tolist(), strict=False))
     positive = None
@@ -143,8 +143,8 @@ def _label(log: RawLog, column: ColumnSample) -> Judged:
         positive = min(values, key=lambda value: values[value])
     LabelReader(column.name, positive, log.describe()).read(column.raw)  # more than two values: an error now
     if positive is None:
-        return Judged(LabelColumn(), "")
-    return Judged(
+        return JudgedColumn(LabelColumn(), "")
+    return JudgedColumn(
         LabelColumn(positive=positive), "the rarer value; change it if the other is the positive one"
     )
 
@@ -167,7 +167,7 @@ def _avazu_role(name: str) -> Column:
     return IgnoredColumn() if name == "id" else CategoricalColumn()
 
 
-def _keep_finest_stamp(judged: dict[str, Judged], sample: Sample) -> None:
+def _keep_finest_stamp(judged: dict[str, JudgedColumn], sample: Sample) -> None:
     """Of several time stamps the one with most values is kept; one that could not split the log is none."""
     stamps = [name for name, one in judged.items() if isinstance(one.column, TimestampColumn)]
     if not stamps:
@@ -175,12 +175,12 @@ def _keep_finest_stamp(judged: dict[str, Judged], sample: Sample) -> None:
     finest = max(stamps, key=lambda name: sample.columns[name].distinct)
     for name in stamps:
         if name != finest:
-            judged[name] = Judged(IgnoredColumn(), f"a time stamp; {finest!r} has more distinct ones")
+            judged[name] = JudgedColumn(IgnoredColumn(), f"a time stamp; {finest!r} has more distinct ones")
     if sample.complete and sample.columns[finest].distinct < 3:
-        judged[finest] = Judged(IgnoredColumn(), "fewer than three time stamps cannot split the log")
+        judged[finest] = JudgedColumn(IgnoredColumn(), "fewer than three time stamps cannot split the log")
 
 
-def _check_features(log: RawLog, label: str, judged: dict[str, Judged]) -> None:
+def _check_features(log: RawLog, label: str, judged: dict[str, JudgedColumn]) -> None:
     """Raises a UserError, with the reasons, when no column would be an input."""
     if any(
         isinstance(one.column, CategoricalColumn | MultiHotColumn | NumericColumn) for one in judged.values()

@@ -34,14 +34,14 @@ HEAVY_TAIL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedColumn:
     """What a column is for, and a note for people on what was seen of it."""
 
     column: Column
     note: str
 
 
-def judge(column: ColumnSample) -> Judged:
+def judge(column: ColumnSample) -> JudgedColumn:
     """The role of a column that is not the label."""
     return next(found for rule in _RULES if (found := rule(column)) is not None)
 
@@ -52,37 +52,41 @@ def seen(column: ColumnSample) -> str:
     return f"{column.distinct:,} values{missing}"
 
 
-def _by_name(column: ColumnSample) -> Judged | None:
+def _by_name(column: ColumnSample) -> JudgedColumn | None:
     if column.name == names.ORACLE:
-        return Judged(OracleColumn(), "the true probability")
+        return JudgedColumn(OracleColumn(), "the true probability")
     if (
         names.plain(column.name) in names.WEIGHTS
         and column.numbers is not None
         and np.nanmin(column.numbers) >= 0
     ):
-        return Judged(WeightColumn(), seen(column))
+        return JudgedColumn(WeightColumn(), seen(column))
     return None
 
 
-def _nested(column: ColumnSample) -> Judged | None:
+def _nested(column: ColumnSample) -> JudgedColumn | None:
     if is_list(column.kind) and not pa.types.is_nested(column.kind.value_type):
         note = f"lists of {column.distinct:,} values, {column.known / column.rows:.1f} per row"
-        return Judged(MultiHotColumn(), note)
-    return Judged(IgnoredColumn(), f"nested: {column.kind}") if pa.types.is_nested(column.kind) else None
+        return JudgedColumn(MultiHotColumn(), note)
+    return (
+        JudgedColumn(IgnoredColumn(), f"nested: {column.kind}") if pa.types.is_nested(column.kind) else None
+    )
 
 
-def _stamp(column: ColumnSample) -> Judged | None:
+def _stamp(column: ColumnSample) -> JudgedColumn | None:
     found = stamp_format_of(column)
-    return Judged(TimestampColumn(format=found), seen(column)) if found else None
+    return JudgedColumn(TimestampColumn(format=found), seen(column)) if found else None
 
 
-def _constant(column: ColumnSample) -> Judged | None:
+def _constant(column: ColumnSample) -> JudgedColumn | None:
     if not column.constant:
         return None
-    return Judged(IgnoredColumn(), f"constant: {column.values[0]}" if column.distinct else "always missing")
+    return JudgedColumn(
+        IgnoredColumn(), f"constant: {column.values[0]}" if column.distinct else "always missing"
+    )
 
 
-def _number(column: ColumnSample) -> Judged | None:
+def _number(column: ColumnSample) -> JudgedColumn | None:
     if column.numbers is None or _leading_zeros(column):
         return None
     if not column.integral:
@@ -102,7 +106,7 @@ def _leading_zeros(column: ColumnSample) -> bool:
     return any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in some)
 
 
-def _numeric(column: ColumnSample) -> Judged:
+def _numeric(column: ColumnSample) -> JudgedColumn:
     assert column.numbers is not None
     known = np.isfinite(column.numbers)
     values, counts = column.numbers[known], column.counts[known]
@@ -110,7 +114,7 @@ def _numeric(column: ColumnSample) -> Judged:
     logarithmic = _skewness(np.sign(values) * np.log1p(np.abs(values)), counts)
     heavy_tailed = abs(raw) > HEAVY_TAIL and abs(logarithmic) < abs(raw)
     note = f"{seen(column)}, {values.min():.6g} to {values.max():.6g}, skewness {raw:.1f}"
-    return Judged(NumericColumn(transform="log" if heavy_tailed else "standard"), note)
+    return JudgedColumn(NumericColumn(transform="log" if heavy_tailed else "standard"), note)
 
 
 def _skewness(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
@@ -120,24 +124,24 @@ def _skewness(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
     return float(np.dot(share, (centred / deviation) ** 3)) if deviation > 0 else 0.0
 
 
-def _multi_hot(column: ColumnSample) -> Judged | None:
+def _multi_hot(column: ColumnSample) -> JudgedColumn | None:
     separator = separator_of(column)
-    return Judged(MultiHotColumn(separator=separator), seen(column)) if separator else None
+    return JudgedColumn(MultiHotColumn(separator=separator), seen(column)) if separator else None
 
 
-def _row_id(column: ColumnSample) -> Judged | None:
+def _row_id(column: ColumnSample) -> JudgedColumn | None:
     """A value of its own in every row teaches nothing; those of a user may come back later in a large log."""
     comes_back = names.suggests_code(column.name) and not names.suggests_row_id(column.name)
     if not column.nearly_unique or (comes_back and not column.complete):
         return None
-    return Judged(IgnoredColumn(), "different in nearly every row, like a row id")
+    return JudgedColumn(IgnoredColumn(), "different in nearly every row, like a row id")
 
 
-def _categorical(column: ColumnSample) -> Judged:
-    return Judged(CategoricalColumn(), seen(column))
+def _categorical(column: ColumnSample) -> JudgedColumn:
+    return JudgedColumn(CategoricalColumn(), seen(column))
 
 
-_RULES: tuple[Callable[[ColumnSample], Judged | None], ...] = (
+_RULES: tuple[Callable[[ColumnSample], JudgedColumn | None], ...] = (
     _by_name,
     _nested,
     _stamp,

@@ -62,7 +62,7 @@ def spread(
 
     Ranks that would exceed `most_bytes` are passed over as long as there are others.
     """
-    waiting, pod = _Waiting(dims, ranks, pricing), _Pod(ranks)
+    waiting, pod = _Waiting(dims, ranks, pricing), _RankLoads(ranks)
     placed = []
     while waiting:
         shard = waiting.dearest()
@@ -154,7 +154,7 @@ class _Waiting:
         return price.held_bytes / self._mean_bytes > WEIGHS_ON_MEMORY * price.load / self._mean_load
 
 
-class _Pod:
+class _RankLoads:
     """Ranks with what they have so far."""
 
     def __init__(self, ranks: int) -> None:

@@ -37,7 +37,7 @@ KEPT = 128
 """Placements kept for the next candidate: a study has one set of tables and a few embedding dimensions."""
 
 
-class Sized(NamedTuple):
+class SizedTable(NamedTuple):
     """A table, and how many columns it has."""
 
     table: Table
@@ -136,7 +136,7 @@ def place(
         if size < 1:
             raise UserError(f"{name}: expected at least 1, received {size}.")
     work = Workload(global_batch, row_state_bytes, weight_bytes, sent_bytes)
-    sized = tuple(Sized(table, columns) for table, columns in zip(tables, dims, strict=True))
+    sized = tuple(SizedTable(table, columns) for table, columns in zip(tables, dims, strict=True))
     balanced = _balanced(sized, work, cluster)
     if memory_bytes is None or balanced.heaviest_bytes <= memory_bytes:
         return balanced
@@ -148,7 +148,7 @@ def place(
 
 
 @lru_cache(maxsize=KEPT)
-def _balanced(tables: tuple[Sized, ...], work: Workload, cluster: Cluster) -> Placement:
+def _balanced(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster) -> Placement:
     """By cost; on twice as many ranks the fullest holds no more bytes, though that seldom needs looking after."""
     found = _by_cost(tables, work, cluster, math.inf)
     half = _half(cluster)
@@ -162,7 +162,9 @@ def _balanced(tables: tuple[Sized, ...], work: Workload, cluster: Cluster) -> Pl
     return found
 
 
-def _by_cost(tables: tuple[Sized, ...], work: Workload, cluster: Cluster, most_bytes: float) -> Placement:
+def _by_cost(
+    tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster, most_bytes: float
+) -> Placement:
     """Small tables replicated, the others sharded by cost; no rank above `most_bytes` where that can be."""
     speed = rates(cluster)
     replicated = {table for table in tables if _better_replicated(table, work, speed)}
@@ -180,7 +182,7 @@ def _by_cost(tables: tuple[Sized, ...], work: Workload, cluster: Cluster, most_b
 
 
 @lru_cache(maxsize=KEPT)
-def _compact(tables: tuple[Sized, ...], work: Workload, cluster: Cluster) -> Placement:
+def _compact(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster) -> Placement:
     """All tables sharded by bytes; one rank leaves no choice."""
     if cluster.ranks == 1:
         return _by_cost(tables, work, cluster, math.inf)
@@ -203,18 +205,18 @@ def _half(cluster: Cluster) -> Cluster | None:
     return cluster.replace(**fewer)
 
 
-def _least_bytes(tables: tuple[Sized, ...], work: Workload, ranks: int) -> float:
+def _least_bytes(tables: tuple[SizedTable, ...], work: Workload, ranks: int) -> float:
     """What the fullest of so many ranks holds at least: the mean without splitting, or one narrowest shard."""
     mean = sum(held_bytes(*table, work) for table in tables) / ranks
     return max(mean, max((_narrowest_bytes(each, work, ranks) for each in tables), default=0))
 
 
-def _narrowest_bytes(sized: Sized, work: Workload, ranks: int) -> int:
+def _narrowest_bytes(sized: SizedTable, work: Workload, ranks: int) -> int:
     """Of the widest shard of a table that is split as finely as it can be."""
     return held_bytes(sized.table, narrowest_width(sized.dim, ranks), work)
 
 
-def _better_replicated(sized: Sized, work: Workload, speed: Rates) -> bool:
+def _better_replicated(sized: SizedTable, work: Workload, speed: Rates) -> bool:
     """Whether a rank spends less on its own copy than on its share of the table's shards, in time and memory.
 
     Time: all-reducing a gradient of the table's size stands against sending and fetching embeddings of a
@@ -229,8 +231,8 @@ def _better_replicated(sized: Sized, work: Workload, speed: Rates) -> bool:
 
 
 def _placement(
-    replicated: list[Sized],
-    sharded: list[Sized],
+    replicated: list[SizedTable],
+    sharded: list[SizedTable],
     found: list[tuple[Shard, int]],
     work: Workload,
     cluster: Cluster,
@@ -258,7 +260,7 @@ def _placement(
     )
 
 
-def _why(tables: tuple[Sized, ...], work: Workload, cluster: Cluster, needed: int, there: int) -> str:
+def _why(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster, needed: int, there: int) -> str:
     """Names the table that fits nowhere where there is one; says what would work."""
     there = max(there, 0)
     largest, dim = max(tables, key=lambda each: _narrowest_bytes(each, work, cluster.ranks))
