@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_processes import FakeRun, progress
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.execution.scheduler import Scheduler
@@ -75,6 +75,7 @@ def made(*activities: Fake) -> list[Callable[[], Fake]]:
 
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 4) | st.none(), max_size=9))
+@settings(max_examples=50, deadline=None)
 def test_all_places_are_filled_and_never_more(places: int, lengths: list[int | None]) -> None:
     named = list(enumerate(lengths))
     activities = [n and (lambda name=name, n=n: lasting(name, n)) for name, n in named]

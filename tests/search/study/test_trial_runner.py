@@ -336,6 +336,19 @@ def test_equal_jobs_wait_while_the_first_is_tried_again(tmp_path: Path) -> None:
     assert len(study.launcher.tasks) == 2
 
 
+def test_as_many_wait_as_there_are_places_and_no_more(tmp_path: Path) -> None:
+    """A sampler that proposes the same again and again would be asked without end."""
+    begun: list[int] = []
+    study = Study(
+        tmp_path,
+        lambda *_: FakeRun(*[[progress(look)] for look in range(9)], [trained()]),
+        on_look=lambda study: begun.append(0 if study.state.ended else len(study.state.trials)),
+    )
+    trials = study.train(*[job()] * 9)
+    assert max(begun) == 1 + 2
+    assert outcomes(trials) == [Outcome.COMPLETED] * 9
+
+
 def test_what_waits_is_recorded_once_though_other_trials_end_meanwhile(tmp_path: Path) -> None:
     def script(seed: int, _: int) -> FakeRun:
         quiet: list[list[Event]] = [[progress(look)] for look in range(12 if seed == 0 else 1)]
