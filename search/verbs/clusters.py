@@ -75,7 +75,7 @@ def _bandwidth(link: Link | None) -> str:
 
 def in_words(key: str, number: float) -> str:
     """A number of a cluster with the unit that its key stands for."""
-    if key.endswith("_bytes"):
+    if key == "hbm" or key.endswith("_bytes"):
         return byte_size(number)
     if key.endswith("bandwidth"):
         return f"{si(number)}B/s"
