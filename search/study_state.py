@@ -11,7 +11,7 @@ from dhen.errors import UserError
 from search.pareto import eligible, knee, pareto_front
 from trials.events import Progress
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import Comparison, StudyRecord
+from trials.study_record import Comparison, StudyRecord, networks_of
 
 Observer = Callable[["StudyState"], None]
 """Is called at every change and about ten times per second between; takes what it likes from the study's state."""
@@ -166,9 +166,7 @@ class StudyState:
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
         """The networks that a trial consists of: the members of an average, or the trial itself."""
-        origin = trial.origin
-        members = tuple(self.trials[number] for number in origin.members)
-        return (*members, *(self.retrainings[number] for number in origin.retrained_members)) or (trial,)
+        return networks_of(trial, self.trials.__getitem__, self.retrainings.__getitem__)
 
     def require_baseline(self) -> TrialRecord:
         """The best of the baseline's own trials.

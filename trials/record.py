@@ -238,7 +238,8 @@ class Result(Value):
     """Wall clock from start to outcome."""
 
     def taken_over(self) -> Result:
-        """The result as another trial has it: that trial took no time, and its look at test is its own."""
+        """The result as another trial has it: that trial took no time, and its look at test is its own.
+        `TrialRecord.with_result_of` gives it to one."""
         return self.replace(test=None, seconds=0.0)
 
 
@@ -324,6 +325,10 @@ class TrialRecord(Value):
     def with_result(self, **changes: Any) -> TrialRecord:
         """The same trial with some fields of its result changed (see `Value.replace`)."""
         return self.replace(result=self.result.replace(**changes))
+
+    def with_result_of(self, known: TrialRecord, **origin: Any) -> TrialRecord:
+        """The same trial with the result of another one that has done an equal job; `origin` says whose it is."""
+        return self.with_origin(**origin).replace(result=known.result.taken_over())
 
     def with_job(self, **changes: Any) -> TrialRecord:
         """The same trial with some fields of its job changed."""

@@ -6,6 +6,7 @@ It is made from the ledger; reports, figures, the MLflow log and exports are mad
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from enum import StrEnum
 
 from dhen.values import Value
@@ -93,6 +94,20 @@ class EarlierStudy(Value):
     """How many of the others were left, by kind of reason and reason."""
 
 
+def networks_of(
+    trial: TrialRecord,
+    trial_with: Callable[[int], TrialRecord],
+    retraining_with: Callable[[int], TrialRecord],
+) -> tuple[TrialRecord, ...]:
+    """The networks that a trial consists of: the members of an average, or the trial itself.
+
+    `trial_with` and `retraining_with` find a record by its number; retrainings are numbered apart from trials.
+    """
+    origin = trial.origin
+    members = (*map(trial_with, origin.members), *map(retraining_with, origin.retrained_members))
+    return members or (trial,)
+
+
 class StudyRecord(Value):
     """A study and all its trials, in order."""
 
@@ -150,8 +165,7 @@ class StudyRecord(Value):
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
         """The networks that a trial consists of: the members of an average, or the trial itself."""
-        members = tuple(map(self.trial, trial.origin.members))
-        return (*members, *map(self.retraining, trial.origin.retrained_members)) or (trial,)
+        return networks_of(trial, self.trial, self.retraining)
 
     @property
     def candidates(self) -> tuple[TrialRecord, ...]:

@@ -66,8 +66,7 @@ class SharedResults:
         if not found:
             return None
         known, origin = next((result for result in found if self._weights(result[1])), found[0])
-        taken = record.with_origin(reused_from_study=origin)
-        return taken.replace(result=known.result.taken_over())
+        return record.with_result_of(known, reused_from_study=origin)
 
     def fetch_weights(self, record: TrialRecord, target: Path) -> bool:
         """Copies the weights of a result from where it was trained; whether they are here now."""

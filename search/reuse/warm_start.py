@@ -98,8 +98,7 @@ class WarmStart:
         known = self._completed.get(record.job.fingerprint)
         if known is None:
             return None
-        taken = record.with_origin(reused_from_study=known.origin.reused_from_study)
-        return taken.replace(result=known.result.taken_over())
+        return record.with_result_of(known, reused_from_study=known.origin.reused_from_study)
 
     def fetch_weights(self, record: TrialRecord, target: Path) -> bool:
         """Copies the weights of a result from where it was trained; whether they are at `target` now."""

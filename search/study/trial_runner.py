@@ -207,8 +207,7 @@ class TrialRunner:
 
 def _shared(record: TrialRecord, known: TrialRecord) -> TrialRecord:
     """A trial whose job has been trained already, with that one's result and plan."""
-    record = record.with_origin(reused_from=known.owner)
-    return record.replace(plan=known.plan, result=known.result.taken_over())
+    return record.with_result_of(known, reused_from=known.owner).replace(plan=known.plan)
 
 
 def _why(record: TrialRecord) -> str:
