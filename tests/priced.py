@@ -1,7 +1,10 @@
-"""Priced strategies for tests of what is made from them: made up, but consistent."""
+"""A small job, and priced strategies, for tests of what is made from them: made up, but consistent."""
 
 from __future__ import annotations
 
+from dhen.model import parse_model
+from dhen.schema import FeatureSchema, Table
+from trials.job import Job, TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 from trials.planner.ladder import ladder
 from trials.strategy import Strategy, shards
@@ -9,6 +12,15 @@ from trials.strategy import Strategy, shards
 GIB = 2**30
 HOSTS, GPUS_PER_HOST, EXAMPLES_PER_RANK = 2, 8, 16
 BATCH_SIZE = HOSTS * GPUS_PER_HOST * EXAMPLES_PER_RANK
+JOB = Job(
+    model=parse_model(
+        {"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}] * 2}, "test"
+    ),
+    features=FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",)),
+    log="l",
+    training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
+    seed=0,
+)
 
 
 def priced(strategy: Strategy, hbm: int, *, layers: int = 4) -> PricedStrategy:

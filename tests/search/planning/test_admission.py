@@ -5,29 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from priced import JOB
 from records import bare
 
-from dhen.model import parse_model
-from dhen.schema import FeatureSchema, Table
 from search.execution.jobs import new_record
 from search.planning.admission import Admission
 from search.planning.attempts import Execution
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
-from trials.job import Job, TrainingConfig
 from trials.record import Attempt, Outcome, Result, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
 
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1").replace(device="cpu")
-JOB = Job(
-    model=parse_model(
-        {"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}] * 2}, "test"
-    ),
-    features=FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",)),
-    log="l",
-    training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
-    seed=0,
-)
 
 
 def admission(

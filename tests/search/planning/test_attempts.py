@@ -7,17 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from priced import GIB, priced
+from priced import GIB, JOB, priced
 from records import bare
 
-from dhen.model import parse_model
-from dhen.schema import FeatureSchema, Table
 from search.config import read_study_config
 from search.planning import attempts as planning
 from search.planning.attempts import Execution, execution, margin_bytes, next_strategy, ranks_here
 from search.planning.plan_trial import plan_of
 from trials.cluster.load import load_cluster
-from trials.job import Job, TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import Plan
 from trials.record import Attempt, Outcome, Result, TrialRecord
@@ -25,15 +22,6 @@ from trials.strategy import named
 
 MEMORY = 100 * GIB
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1")
-JOB = Job(
-    model=parse_model(
-        {"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}] * 2}, "test"
-    ),
-    features=FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",)),
-    log="l",
-    training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
-    seed=0,
-)
 
 
 def rung(name: str, total: int, seconds: float = 1.0, *, fits: bool = True) -> PricedStrategy:
