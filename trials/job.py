@@ -183,5 +183,5 @@ class Job(Value):
 
     @property
     def fingerprint(self) -> str:
-        """Of everything above."""
+        """The job's identity: 16 hex digits over everything above."""
         return fingerprint(self.to_dict())

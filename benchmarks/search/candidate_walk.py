@@ -3,8 +3,7 @@
 A real study runs in this process (a small demo log, one trial of the baseline, three candidates, of which the
 last is followed), and Python's profiler notes calls of our functions, in all threads: from the moment the
 sampler is asked for the candidate until the driver has taken it in, and again while MLflow is brought up to
-date with it. What counts is calls: a
-file that is merely imported does not count, nor does the body of a class. `dhen/`, `trials/planner/` and
+date with it. What counts is calls: a file that is merely imported does not count, nor does the body of a class. `dhen/`, `trials/planner/` and
 `search/samplers/ranker/`, whose insides are subjects of their own, count once each.
 
 Of the files that take the candidate as it passes (one of their functions was given, or gave back, its point,
@@ -82,13 +81,13 @@ class Walk:
         self.called: dict[str, str] = {}
         """Files that were called at all, those two included."""
         self._point: dict[str, Any] | None = None
-        """Of the candidate, once it is proposed."""
+        """The candidate's point, once it is proposed."""
         self._drawn: list[tuple[str, str, dict[str, Any]]] = []
         """Before that: files that gave back a dictionary, by which function, and what it was."""
         self._state = threading.local()
 
     def profile(self, frame: FrameType, event: str, value: Any) -> None:
-        """What `sys.setprofile` calls; `value` is what a function gives back."""
+        """Notes one call or return: `sys.setprofile` calls this, and `value` is what a function gives back."""
         if event not in ("call", "return"):
             return
         stop = _stop(frame.f_code.co_filename)
