@@ -3,8 +3,9 @@
 A real study runs in this process (a small demo log, one trial of the baseline, three candidates, of which the
 last is followed), and Python's profiler notes calls of our functions, in all threads: from the moment the
 sampler is asked for the candidate until the driver has taken it in, and again while MLflow is brought up to
-date with it. What counts is calls: a file that is merely imported does not count, nor does the body of a class. `dhen/`, `trials/planner/` and
-`search/samplers/ranker/`, whose insides are subjects of their own, count once each.
+date with it. What counts is calls: a file that is merely imported does not count, nor does the body of a
+class. `dhen/`, `trials/planner/` and `search/samplers/ranker/`, whose insides are subjects of their own,
+count once each.
 
 Of the files that take the candidate as it passes (one of their functions was given, or gave back, its point,
 record, job, plan, task, processes, events, or its sheet for MLflow) two lists are printed. *The walk* is those
