@@ -31,6 +31,8 @@ SMALL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 2, "dropout": 0.1}
 RANKS, EXAMPLES = 2, 128
 CLOSE = 0.03
 """How far apart the trace and a real step may be, of the total."""
+REPEATS = 3
+"""Real steps measured, of which the least counts: gloo's thread lets go of a buffer when it comes to it."""
 SETTINGS = {
     "fp32": TrainingConfig(precision="fp32"),
     "bf16": TrainingConfig(precision="bf16"),
@@ -251,8 +253,8 @@ def on_a_rank() -> dict[str, dict[str, Any]]:
     found = {}
     for strategy, setting in MEASURED:
         mesh = device_mesh(strategy.dense, 1, RANKS, "cpu")
-        memory = measure(SMALL, SCHEMA, strategy, mesh, EXAMPLES, SETTINGS[setting])
-        found[f"{setting} {strategy.name}"] = memory.to_dict()
+        times = [measure(SMALL, SCHEMA, strategy, mesh, EXAMPLES, SETTINGS[setting]) for _ in range(REPEATS)]
+        found[f"{setting} {strategy.name}"] = min(times, key=lambda memory: memory.total).to_dict()
     return found
 
 
