@@ -9,8 +9,7 @@ from pathlib import Path
 from dhen.errors import UserError, unknown_name
 from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
-from spaces.axes import random_value
-from spaces.space import Point, Space, SpaceConfig, first_label
+from spaces.space import Space, SpaceConfig, first_label
 
 PROBES = 64
 """Random points tried before a space is called impossible."""
@@ -45,11 +44,6 @@ def load_space(name: str, features: FeatureSchema | None = None) -> Space:
     return space
 
 
-def random_point(space: Space, rng: random.Random) -> Point:
-    """A point with every axis drawn evenly."""
-    return {axis.name: random_value(axis, rng) for axis in space.axes}
-
-
 def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
     """Settings of inputs that the log does not have keep their first value: they make no other network."""
     acts_on = {
@@ -69,7 +63,7 @@ def _check_possible(space: Space) -> None:
     rng, reason = random.Random(0), ""
     for _ in range(PROBES):
         try:
-            space.decode(random_point(space, rng))
+            space.decode(space.random_point(rng))
         except UserError as error:
             reason = str(error)
         else:

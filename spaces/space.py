@@ -8,6 +8,7 @@ layers one recipe, as the paper stacks them; `layers: each` gives each its own.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,7 @@ from dhen.errors import UserError, unknown_name
 from dhen.fingerprint import fingerprint
 from dhen.model import parse_model
 from dhen.values import Value
-from spaces.axes import Axis, Choice, Scalar, read_axis
+from spaces.axes import Axis, Choice, Scalar, random_value, read_axis
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -148,6 +149,10 @@ class Space:
     def sample(self, trial: BaseTrial) -> Point:
         """A point, every axis asked for."""
         return {axis.name: axis.sample(trial) for axis in self.axes}
+
+    def random_point(self, rng: random.Random) -> Point:
+        """A point with every axis drawn evenly."""
+        return {axis.name: random_value(axis, rng) for axis in self.axes}
 
     def decode(self, point: Point) -> Candidate:
         """The configuration that a point stands for.

@@ -23,7 +23,7 @@ from dhen.model import build_model
 from search.config import DemoConfig, StudyConfig
 from search.dataset import open_log
 from search.execution.trainer import job_on
-from spaces.catalog_loader import load_space, random_point
+from spaces.catalog_loader import load_space
 from trials.cluster.cluster import Cluster, PeakFlops
 from trials.cluster.here import COPIED_BYTES, CPU_MATMUL
 from trials.cluster.load import THIS, load_cluster
@@ -56,7 +56,7 @@ def main() -> None:
     torch.set_num_threads(1)
     config = StudyConfig(demo=DemoConfig(rows=options.rows))
     log, cluster, space = open_log(config), _one_thread(load_cluster(THIS)), load_space(options.space)
-    points = [random_point(space, rng) for rng in [random.Random(0)] for _ in range(options.networks)]
+    points = [space.random_point(rng) for rng in [random.Random(0)] for _ in range(options.networks)]
     found: dict[int, list[Measured]] = {batch_size: [] for batch_size in BATCHES}
     print(f"peaks {cluster.peak_flops}, copies {cluster.memory_bandwidth / 1e9:.1f} GB/s")
     print(

@@ -31,7 +31,7 @@ from dhen.config import ModelConfig
 from dhen.model import build_model, named_model
 from dhen.ops.dropout import pools
 from dhen.schema import FeatureSchema, Table
-from spaces.catalog_loader import catalog, load_space, random_point
+from spaces.catalog_loader import catalog, load_space
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.cluster.load import load_cluster
@@ -85,7 +85,7 @@ def candidate(
         name = rng.choice(BASELINES)
         return name, named_model(name)
     space = load_space(name)
-    point = random_point(space, rng)
+    point = space.random_point(rng)
     if depth is not None:
         point["depth"] = depth
     return name, space.decode(point).model

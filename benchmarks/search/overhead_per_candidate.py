@@ -37,7 +37,7 @@ from search.study.open_study import open_study
 from search.study.report_writer import ReportWriter
 from search.study.settings import StudySettings
 from search.study_state import StudyState
-from spaces.catalog_loader import load_space, random_point
+from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher
@@ -124,7 +124,7 @@ def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launc
     assert one.job.flops is not None
     for number in range(len(record.trials), len(record.trials) + known - 1):
         worse = one.result.validation.replace(ne=one.result.validation.ne + 0.1 * rng.random())
-        copy = one.replace(number=number, point=random_point(space, rng))
+        copy = one.replace(number=number, point=space.random_point(rng))
         copy = copy.with_job(fingerprint=str(number), flops=one.job.flops * 10 ** rng.random())
         ledger.save(copy.with_result(validation=worse, test=None))
     ledger.close()

@@ -43,9 +43,8 @@ from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
 from search.samplers.ranker.acquisition import hypervolume
 from search.samplers.static_cost import CandidatePricer, PricedCandidate
-from search.stopping import RULES
+from search.stopping import NONE, RULES
 from search.stopping.base import first_stop
-from spaces.catalog_loader import random_point
 from spaces.space import Candidate, Point
 from trials.record import Origin, Outcome, Result, TrialKind, TrialRecord
 
@@ -67,9 +66,9 @@ class Variant:
     def read(text: str) -> Variant:
         """From `tpe` or `tpe+curve`."""
         sampler, _, stopping = text.partition("+")
-        if sampler not in SAMPLERS or (stopping or "none") not in RULES:
+        if sampler not in SAMPLERS or (stopping and stopping not in RULES):
             raise argparse.ArgumentTypeError(f"{text!r}: SAMPLER[+RULE], such as tpe+curve")
-        return Variant(sampler, stopping or "none")
+        return Variant(sampler, stopping or NONE)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def limit(setting: Setting) -> float:
         return math.inf
     answers, rng = answers_of(setting), random.Random(0)
     pricer = CandidatePricer(answers.space, answers.features, lambda _: True)
-    drawn = (pricer.price(random_point(answers.space, rng)) for _ in range(POINTS_FOR_LIMIT))
+    drawn = (pricer.price(answers.space.random_point(rng)) for _ in range(POINTS_FOR_LIMIT))
     sizes = sorted(each.parameters for each in drawn if each is not None)
     return float(sizes[round(setting.fits * len(sizes)) - 1])
 
@@ -114,7 +113,7 @@ class Run:
             seed=repeat,
             pricer=self.pricer,
         )
-        self.rule = RULES[variant.stopping]
+        self.rule = RULES.get(variant.stopping)
         self.noise = random.Random(f"noise {repeat}")
         self.setting = setting
         self.records: list[TrialRecord] = []
@@ -161,7 +160,7 @@ class Run:
         curve = self.answers.curve(priced, ne)
         whole = record.with_result(outcome=Outcome.COMPLETED, validation=metrics(ne), curve=curve)
         training = whole.with_result(outcome=Outcome.RUNNING, curve=curve[:-1])
-        stopped = first_stop(self.rule, training, 0, self.records)
+        stopped = first_stop(self.rule, training, 0, self.records) if self.rule is not None else None
         if stopped is not None:
             return stopped, seconds * stopped.result.curve[-1].examples / curve[-1].examples
         self.front.append((math.log10(priced.flops), ne, self.answers.ne(priced)))
@@ -344,7 +343,7 @@ def main() -> None:
         options.table, options.surrogate, options.noise, options.fits, options.trials, options.side_by_side
     )
     answers = answers_of(setting)
-    stops = [name for name in options.samplers if Variant.read(name).stopping != "none"]
+    stops = [name for name in options.samplers if Variant.read(name).stopping != NONE]
     if stops and options.synthetic:
         parser.error(f"{', '.join(stops)}: the made-up function has no curves; give a table")
     print(machine())

@@ -49,7 +49,7 @@ class Admission:
             trials: of earlier sessions.
         """
         self._cluster, self._prefer, self._execution = cluster, prefer, execution
-        self._serving = ServingGate(serving, measure_ms, trials)
+        self._serving = ServingGate(serving, measure_ms, trials) if serving.limited else None
         self._margin_bytes = margin_bytes(trials)
 
     def plan(self, job: Job) -> Plan:
@@ -70,14 +70,17 @@ class Admission:
             again = self._execution.next_attempt(known, job, self._prefer)
             if again is not None:
                 return again, job
-        record = self._serving.judge(self._with_plan(record, job), job)
+        record = self._with_plan(record, job)
+        if self._serving is not None:
+            record = self._serving.judge(record, job)
         LOG.info("trial %d: %s, planned as %s", record.number, record.result.outcome, record.plan.technique)
         return record, job if record.result.outcome is Outcome.RUNNING else None
 
     def admit_by_size(self, record: TrialRecord, job: Job) -> TrialRecord:
         """A trial that another study has trained, with a plan for this study, whose forward time is not
         measured."""
-        return self._serving.judge_by_size(self._with_plan(record, job))
+        record = self._with_plan(record, job)
+        return record if self._serving is None else self._serving.judge_by_size(record)
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None where there is none left (see `Execution.next_attempt`)."""

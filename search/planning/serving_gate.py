@@ -38,8 +38,6 @@ class ServingGate:
 
         A candidate whose forward time cannot be measured has failed.
         """
-        if not self._limits.limited:
-            return record
         began = time.monotonic()
         try:
             record = self._measured(record, job)

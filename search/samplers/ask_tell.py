@@ -18,7 +18,6 @@ from search.pareto import log_flops
 from search.samplers import check_sampler, make_sampler, successor
 from search.samplers.context import SamplerContext
 from search.samplers.static_cost import CandidatePricer
-from spaces.catalog_loader import random_point
 from spaces.space import Point
 from trials.record import Outcome, TrialRecord
 
@@ -120,7 +119,7 @@ class Proposals:
 
     def _distributions(self) -> dict[str, BaseDistribution]:
         """Distributions of all axes, by name, from which any point of the space is drawn."""
-        trial = self._optuna.trial.FixedTrial(random_point(self._space, random.Random(0)))
+        trial = self._optuna.trial.FixedTrial(self._space.random_point(random.Random(0)))
         self._space.sample(trial)
         return dict(sorted(trial.distributions.items()))
 

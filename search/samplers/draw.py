@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from search.pareto import log_flops
 from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.axes import Axis, Range, Scalar, random_value
-from spaces.catalog_loader import random_point
 from spaces.space import Point, Space
 
 TRIES = 50
@@ -42,7 +41,7 @@ def evenly(
     pricer: CandidatePricer, taken: set[str], rng: random.Random, fixed: Point
 ) -> Iterator[DrawnPoint]:
     """New points from the whole space with the values of `fixed`; their fingerprints are taken as they come."""
-    return _new(pricer, lambda: random_point(pricer.space, rng) | fixed, taken)
+    return _new(pricer, lambda: pricer.space.random_point(rng) | fixed, taken)
 
 
 def near(

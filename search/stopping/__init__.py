@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dhen.errors import unknown_name
 from search.stopping import learning_curve, rungs
-from search.stopping.base import Rule, Stop
-from trials.record import TrialRecord
+from search.stopping.base import Rule
 
-
-def stop_none(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
-    """The rule under which every candidate is trained to its end."""
-    return None
-
-
-RULES: dict[str, Rule] = {"curve": learning_curve.judge, "none": stop_none, "rungs": rungs.judge}
-AUTO = "none"
+RULES: dict[str, Rule] = {"curve": learning_curve.judge, "rungs": rungs.judge}
+NONE = "none"
+"""Instead of a rule: every candidate is trained to its end."""
+AUTO = NONE
 """What `auto` means (docs/benchmarks/stopping.md has the comparison)."""
 
 
-def stopping_rule(name: str) -> Rule:
-    """The rule of this name.
+def stopping_rule(name: str) -> Rule | None:
+    """The rule of this name; None for `none`.
 
     Raises:
         UserError: for an unknown one, listing those there are.
     """
-    if name not in RULES and name != "auto":
-        raise unknown_name("stopping rule", name, [*RULES, "auto"])
-    return RULES[AUTO if name == "auto" else name]
+    if name == "auto":
+        name = AUTO
+    if name == NONE:
+        return None
+    if name not in RULES:
+        raise unknown_name("stopping rule", name, [*RULES, NONE, "auto"])
+    return RULES[name]

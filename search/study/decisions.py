@@ -9,9 +9,9 @@ from trials.record import TrialKind, TrialRecord
 
 
 class Decisions:
-    """The sampler and the stopping rule of one study; candidates alone are their matter."""
+    """The sampler and the stopping rule, if there is one, of a study; both see candidates alone."""
 
-    def __init__(self, proposals: Proposals, rule: Rule, state: StudyState) -> None:
+    def __init__(self, proposals: Proposals, rule: Rule | None, state: StudyState) -> None:
         self._proposals, self._rule, self._state = proposals, rule, state
 
     def stopped(self, record: TrialRecord, before: TrialRecord) -> TrialRecord | None:
@@ -19,7 +19,7 @@ class Decisions:
 
         `before` is the trial as it was at the last look.
         """
-        if record.kind is not TrialKind.CANDIDATE:
+        if self._rule is None or record.kind is not TrialKind.CANDIDATE:
             return None
         so_far = before.with_result(curve=record.result.curve, technique=record.result.technique)
         trials = [trial for trial in self._state.trials.values() if trial.origin.promoted_from is None]

@@ -195,8 +195,9 @@ def _sources(
 ) -> list[ResultSource]:
     """Where results of other studies are found; a shared ledger first, which is told what it lacks of this
     study."""
+    earlier: list[ResultSource] = [warm_start] if config.warm_start else []
     if config.ledger is None:
-        return [warm_start]
+        return earlier
     shared = SharedResults(config.ledger, ledger, settings.shared_name, settings.setting)
     shared.publish_missing([t for t in state.trials.values() if not t.result.outcome.unfinished])
-    return [shared, warm_start]
+    return [shared, *earlier]

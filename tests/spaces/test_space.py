@@ -17,7 +17,7 @@ from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from spaces.axes import Choice
-from spaces.catalog_loader import catalog, load_space, random_point
+from spaces.catalog_loader import catalog, load_space
 from spaces.size import space_size
 from spaces.space import Space, SpaceConfig
 
@@ -29,7 +29,7 @@ every_space = pytest.mark.parametrize("name", NAMES)
 @given(st.sampled_from(NAMES), st.integers(0, 10_000))
 def test_points_decode_and_encode_back(name: str, seed: int) -> None:
     space = load_space(name)
-    candidate = space.decode(random_point(space, random.Random(seed)))
+    candidate = space.decode(space.random_point(random.Random(seed)))
     assert space.decode(space.encode(candidate)) == candidate
 
 
@@ -67,7 +67,7 @@ def test_one_member_parts_nowhere() -> None:
     assert_counted(data)
     space = Space("test", parse(SpaceConfig, data, "test"))
     for seed in range(20):
-        candidate = space.decode(random_point(space, random.Random(seed)))
+        candidate = space.decode(space.random_point(random.Random(seed)))
         assert space.decode(space.encode(candidate)) == candidate
 
 
@@ -125,7 +125,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     file.write_text("modules: {linear: {}}\ndepth: 2\n")
     space = load_space(str(file))
     assert space.name == "mine"
-    assert len(space.decode(random_point(space, random.Random(0))).model.layers) == 2
+    assert len(space.decode(space.random_point(random.Random(0))).model.layers) == 2
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,14 @@ def test_axes_that_change_nothing_on_a_log_are_left_out(tmp_path: Path) -> None:
         "buckets",
         "table_dim_exponent",
     }
-    assert without.decode(random_point(without, random.Random(0))).model.buckets == "summed"
+    assert without.decode(without.random_point(random.Random(0))).model.buckets == "summed"
     file = tmp_path / "mine.yaml"
     file.write_text(
         "modules: {mlp: {}}\nmodel: {numeric_mlp: [[8], [16]]}\nstart: [{numeric_mlp: '16', depth: 2}]"
     )
     ids = load_space(str(file), FeatureSchema(tables=(Table(name="a", rows=9),)))
     assert ids.start_point(0, {}) == {"depth": 2}
-    assert ids.decode(random_point(ids, random.Random(0))).model.numeric_mlp == (8,)
+    assert ids.decode(ids.random_point(random.Random(0))).model.numeric_mlp == (8,)
 
 
 def test_start_points_come_first_and_begin_where_the_baseline_is() -> None:
@@ -232,7 +232,7 @@ def test_unknown_space_lists_the_known() -> None:
 
 def test_points_of_another_space_are_refused() -> None:
     space = load_space("tiny")
-    point = random_point(space, random.Random(0))
+    point = space.random_point(random.Random(0))
     with pytest.raises(UserError, match="not of space"):
         space.decode(point | {"layer.block9": "linear"})
     with pytest.raises(UserError, match="not one of"):

@@ -24,7 +24,6 @@ from search.samplers.ranker.features import Encoder, describe
 from search.samplers.ranker.latency import likely_in_time
 from search.samplers.ranker.pairs import final_ne, has_shown
 from search.samplers.static_cost import CandidatePricer
-from spaces.catalog_loader import random_point
 from spaces.space import Point
 from trials.record import TrialRecord
 
@@ -108,7 +107,7 @@ def _first_that_fits(drawn: Iterable[DrawnPoint], pricer: CandidatePricer, rng: 
     for candidate in drawn:
         if pricer.fits(candidate.priced.candidate):
             return candidate.point
-    return random_point(pricer.space, rng)
+    return pricer.space.random_point(rng)
 
 
 def _good(observations: Observations) -> list[Point]:

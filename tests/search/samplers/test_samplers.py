@@ -19,7 +19,7 @@ from search.samplers.ranker.acquisition import expected_gain, hypervolume
 from search.samplers.ranker.features import Encoder, describe
 from search.samplers.ranker.pairs import compare
 from search.samplers.static_cost import CandidatePricer, PricedCandidate
-from spaces.catalog_loader import load_space, random_point
+from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Point, Space, SpaceConfig
 from trials.record import CurvePoint, Metrics, Outcome, TrialRecord
 
@@ -144,7 +144,7 @@ def test_an_unknown_sampler_is_told_with_those_there_are() -> None:
 def test_points_of_the_same_network_have_the_same_features() -> None:
     space, rng = load_space("default"), random.Random(0)
     pricer = pricer_of(space)
-    point = random_point(space, rng) | {
+    point = space.random_point(rng) | {
         "layer.block0": "dcn_v2",
         "layer.block1": "linear",
         "layer.block2": "none",
@@ -159,7 +159,7 @@ def test_points_of_the_same_network_have_the_same_features() -> None:
     assert first is not None
     assert second is not None
     assert describe(first) == describe(second)
-    others = (pricer.price(random_point(space, rng)) for _ in range(20))
+    others = (pricer.price(space.random_point(rng)) for _ in range(20))
     described = [describe(each) for each in (first, *(other for other in others if other))]
     x_NF = Encoder(described).matrix(described)
     assert np.isfinite(x_NF).all()

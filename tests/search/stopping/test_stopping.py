@@ -27,7 +27,6 @@ from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 EVALUATIONS = 9
-STOPPING = [rule for name, rule in RULES.items() if name != "none"]
 SPACE = """
 modules: {dcn_v2: {layers: 1}}
 slots: 1
@@ -149,7 +148,7 @@ def test_rungs_keep_the_best_third_of_like_flops() -> None:
     assert RULES["rungs"](running(cheaper, 3), known) is None  # on the front so far
 
 
-@pytest.mark.parametrize("rule", STOPPING)
+@pytest.mark.parametrize("rule", RULES.values())
 def test_none_is_stopped_before_some_have_finished(rule: Any) -> None:
     """The baseline's trials, twins, those trained by another schedule and those that ended there do not count."""
     bad = running(finished(50, 0.99, 0.98, 0.97), 1)

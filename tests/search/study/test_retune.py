@@ -20,7 +20,7 @@ from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import CandidatePricer
 from search.study.retune import best_architectures, check_tunable
-from spaces.catalog_loader import load_space, random_point
+from spaces.catalog_loader import load_space
 from spaces.space import Point, Space, SpaceConfig
 from trials.record import TrialRecord
 
@@ -47,7 +47,7 @@ def completed(number: int, point: Point, ne: float, **more: Any) -> TrialRecord:
 
 def a_point(**changes: Any) -> Point:
     fixed = {"depth": 1, "layer.block0": "linear", "layer.block1": "none", "layer.ensemble": "sum"}
-    return random_point(SPACE, random.Random(0)) | fixed | changes
+    return SPACE.random_point(random.Random(0)) | fixed | changes
 
 
 def test_the_best_the_knee_and_the_next_each_once() -> None:
@@ -77,7 +77,7 @@ def test_samplers_propose_what_is_not_fixed(sampler: str) -> None:
     )
     known: list[TrialRecord] = []
     for number in range(16):
-        point = random_point(SPACE, random.Random(number))
+        point = SPACE.random_point(random.Random(number))
         rate = float(point["training.learning_rate"] or 0)
         ne = 0.7 + rate + 0.01 * (point["training.schedule"] == "linear")
         known.append(completed(number, point, ne, flops=1e4))

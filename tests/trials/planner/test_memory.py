@@ -12,7 +12,7 @@ from dhen.config import ModelConfig
 from dhen.inputs.table_dims import table_dims
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from spaces.catalog_loader import load_space, random_point
+from spaces.catalog_loader import load_space
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.ladder import ladder
@@ -32,7 +32,7 @@ NEGLIGIBLE_BYTES = 64 * 1024
 
 def candidate(space: str, seed: int) -> ModelConfig:
     found = load_space(space)
-    return found.decode(random_point(found, random.Random(seed))).model
+    return found.decode(found.random_point(random.Random(seed))).model
 
 
 def peak(
