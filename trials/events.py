@@ -43,6 +43,15 @@ def last_words(rank: int) -> str:
     return f"rank{rank}.failed.json"
 
 
+class Wrapped(Value):
+    """The model is wrapped and training begins."""
+
+    event: Literal["wrapped"] = "wrapped"
+    strategy: str
+    """Name of the strategy that the model is held with, read from its modules and its optimizer
+    (`trials.distributed.executed_strategy`)."""
+
+
 class Progress(Value):
     """Training goes on."""
 
@@ -118,7 +127,8 @@ class LastWords(Value):
 
 
 Event = Annotated[
-    Progress | Evaluated | Trained | Diverged | Scored | Timed | Failed, Field(discriminator="event")
+    Wrapped | Progress | Evaluated | Trained | Diverged | Scored | Timed | Failed,
+    Field(discriminator="event"),
 ]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 

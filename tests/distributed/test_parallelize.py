@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
+from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.job import TrainingConfig
@@ -110,6 +111,7 @@ def every_strategy() -> dict[str, list[float]]:
     for strategy, setting in RUNS:
         mesh = device_mesh(strategy.dense, HOSTS, RANKS_PER_HOST, "cpu")
         step = parallelize(model(), strategy, config(setting), mesh)
+        assert executed_strategy(step) == strategy
         torch.manual_seed(dist.get_rank())
         losses, gradients = losses_and_gradients(step, dist.get_rank(), RANKS)
         found[f"{setting} {strategy.name}"] = losses

@@ -81,7 +81,7 @@ class ParallelStep:
     """Training steps of the dense part under a strategy; every rank makes the same calls."""
 
     def __init__(self, engine: Engine, micro_batches: int) -> None:
-        self.engine, self._micro_batches = engine, micro_batches
+        self.engine, self.micro_batches = engine, micro_batches
 
     def forward_backward(self, batch: DenseBatch, weight: float = 1.0) -> Tensor:
         """All micro-batches forward and backward; returns this rank's loss, detached.
@@ -89,7 +89,7 @@ class ParallelStep:
         `weight` multiplies loss and gradients: a rank's examples over the mean of all ranks' makes the mean
         over ranks that over all examples.
         """
-        size, parts = len(batch.label_B), self._micro_batches
+        size, parts = len(batch.label_B), self.micro_batches
         loss = torch.zeros((), device=batch.label_B.device)
         for start, stop in pairwise(size * part // parts for part in range(parts + 1)):
             self.engine.accumulate_only(stop < size)

@@ -33,6 +33,12 @@ def adamw(parameters: list[nn.Parameter], config: TrainingConfig, *, zero1: bool
     return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **rates)
 
 
+def keeps_a_part(optimizer: Optimizer) -> bool:
+    """Whether this rank has the state of a part of the weights: ZeroRedundancyOptimizer has an optimizer of its
+    own for it."""
+    return isinstance(getattr(optimizer, "optim", None), Optimizer)
+
+
 def moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """AdamW's two moments of a parameter, zeros before its first step; what is loaded into them counts."""
     state = _state(optimizer, parameter)

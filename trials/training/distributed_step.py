@@ -24,6 +24,7 @@ from trials.cluster.here import this_machine
 from trials.collectives import all_agree
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
+from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.parallelize import average_gradients, device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.embeddings.blocks import State
@@ -95,6 +96,11 @@ class DistributedStep:
         if strategy.offload:
             keep_on_host(model.parameters())
         self._rate: float = self._engine.optimizer.param_groups[0]["lr"]
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that the dense part is held with, read from what wraps it."""
+        return executed_strategy(self._dense)
 
     def __call__(self, batch: Batch) -> Tensor:
         """One update; returns this rank's loss, detached, whose mean over ranks is that of the global batch."""

@@ -20,6 +20,7 @@ from trials.optim.master_weights import MasterWeights, embedding_tables
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.record import Metrics
 from trials.storage.weights_file import Weights
+from trials.strategy import Strategy
 from trials.training.evaluation import eval_rows, evaluate
 
 
@@ -48,6 +49,11 @@ class TrainStep:
         self._lazy = bool(self._tables and config.table_decay)
         self._optimizers: list[Optimizer] = [self._dense, *([self._sparse] if self._sparse else [])]
         self._initial_rates: list[float] = [optimizer.param_groups[0]["lr"] for optimizer in self._optimizers]
+
+    @property
+    def strategy(self) -> Strategy:
+        """Plain DP: nothing wraps the model."""
+        return Strategy()
 
     def __call__(self, batch: Batch) -> Tensor:
         """One update; returns the batch's loss, detached."""

@@ -33,7 +33,7 @@ from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, rank_slice, train_batches
 from trials.data.prefetch import on_device
 from trials.embeddings.fp16 import store_tables_in_half
-from trials.events import Diverged, Evaluated, Event, Progress, Trained
+from trials.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
 from trials.job import Job, TrainingConfig
 from trials.memory.limit import on_device_for_good, on_host
 from trials.ranks import Ranks
@@ -61,6 +61,10 @@ class DivergenceError(ArithmeticError):
 
 class Step(Resumable, Protocol):
     """One training step of a model, however it is held."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that the model is held with, read from what wraps it."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """One update on this rank's slice; its loss, whose mean over ranks is the batch's."""
@@ -126,7 +130,7 @@ def train(
 ) -> None:
     """Trains `job` on `log`; rank 0's best weights go to `keep` at the end, unless the loss diverged.
 
-    Emits `Progress` every `progress_seconds`, one `Evaluated` for each evaluation, and `Trained` or
+    Emits `Wrapped`, `Progress` every `progress_seconds`, one `Evaluated` for each evaluation, and `Trained` or
     `Diverged` at the end.
 
     Args:
@@ -153,6 +157,7 @@ def train(
     evaluations = job.training.weight_average
     average = WeightAverage(step, evaluations) if evaluations else None
     state, best_weights = checkpoints.restore(step, average) or fresh
+    emit(Wrapped(strategy=step.strategy.name))
     for point in state.curve:
         emit(Evaluated(point=point))
     run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state)

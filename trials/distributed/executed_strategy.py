@@ -1,0 +1,58 @@
+"""Reads from a wrapped model which strategy it is held with: what the engines did, not what was asked of them.
+
+Names of `fully_shard` that torch does not promise to keep are used here alone. Where several strategies hold
+a network alike, the first one of the ladder is read: a network without DHEN layers has nothing that fsdp
+could free between forward and backward, so that it is held as by zero2, and a single layer that is recomputed
+is every second layer as much as every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from trials.distributed.parallelize import ParallelStep
+from trials.optim.adamw import keeps_a_part
+from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
+
+
+def executed_strategy(step: ParallelStep) -> Strategy:
+    """The strategy that a step's modules, optimizer and micro-batches are those of."""
+    model = step.engine.module
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    replicated: Dense = "zero1" if keeps_a_part(step.engine.optimizer) else "dp"
+    return Strategy(
+        dense=_fully_sharded(groups[0], units[1:]) if units else replicated,
+        checkpointing=_checkpointing(model),
+        offload=any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
+        micro_batches=step.micro_batches,
+    )
+
+
+def _fully_sharded(first: FSDPParamGroup, layers: Sequence[FSDPModule]) -> Dense:
+    """How `fully_shard` holds parameters: on a mesh of two dimensions; of layers, freed after forward or kept.
+
+    The first unit, which has what lies around the layers, keeps its parameters in any case.
+    """
+    if isinstance(first.mesh_info, HSDPMeshInfo):
+        return "hsdp"
+    freed = [layer._get_fsdp_state()._fsdp_param_groups[0].post_forward_mesh_info for layer in layers]
+    return "fsdp" if any(freed) else "zero2"
+
+
+def _checkpointing(model: nn.Module) -> Checkpointing:
+    plain = model.module if isinstance(model, DistributedDataParallel) else model
+    layers = getattr(plain, "layers", nn.ModuleList())
+    assert isinstance(layers, nn.ModuleList)
+    recomputed = [index for index, layer in enumerate(layers) if isinstance(layer, CheckpointWrapper)]
+    every = list(range(len(layers)))
+    names: tuple[Checkpointing, ...] = get_args(Checkpointing)
+    return next(name for name in names if every[RECOMPUTED[name]] == recomputed)
