@@ -37,7 +37,8 @@ class CpuRowDecay:
 
 
 def _with_rows(features: Any) -> Any:
-    """Behind the bags of each key, one bag for every id that they have; empty ones where a key has fewer."""
+    """Returns the ids with, behind the bags of each key, one bag for every id that they have; empty bags where a
+    key has fewer ids."""
     ids_of = torch.split(features.values(), features.length_per_key())
     rows_of = [torch.unique(ids) for ids in ids_of]
     counts_F = torch.tensor([len(rows) for rows in rows_of])
@@ -52,7 +53,8 @@ def _with_rows(features: Any) -> Any:
 
 
 class _Decayed(torch.autograd.Function):
-    """Embeddings of the batch alone; the gradient of what stood behind them is `decay` times it."""
+    """Embeddings of the batch alone; the gradient of an embedding behind the batch's is `decay` times the
+    embedding."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, examples: int, decay: float) -> Tensor:
