@@ -138,8 +138,8 @@ class Checkpoints:
     ) -> tuple[TrainingState, Weights | None] | None:
         """Puts the newest checkpoint into a fresh step and the random number generators; None where there is none.
 
-        The earlier weights that an average is made of are put into the step first, one after another, for `average`
-        to note.
+        The earlier weights that an average is made of are put into the step first, one after another, for
+        `average` to note.
 
         On another number of ranks, dropout goes on with random numbers of its own.
 
@@ -250,10 +250,10 @@ def _everything(step: Resumable, ranks: Ranks) -> dict[str, Tensor | FlatPieces]
 
 def _averaged(average: Average | None) -> dict[str, Tensor | FlatPieces]:
     state: dict[str, Tensor | FlatPieces] = {}
-    for number, (dense, blocks) in enumerate(average.state() if average is not None else ()):
+    for number, (dense, table_parts) in enumerate(average.state() if average is not None else ()):
         prefix = AVERAGED.format(number)
         state[f"{prefix}{DENSE}weight"] = dense
-        state |= {f"{prefix}{TABLES}{name}": tensor for name, tensor in blocks.items()}
+        state |= {f"{prefix}{TABLES}{name}": tensor for name, tensor in table_parts.items()}
     return state
 
 

@@ -1,8 +1,8 @@
 """Embedding tables in parts: some columns of all rows of a table, and row-wise Adagrad's sums for them.
 
-A checkpoint of blocks loads into any other way to cut the same tables. A sum is that of a row's mean square
-gradient over the block's columns, so the sum of blocks that are merged is their mean by width, exactly; parts
-of a block that is cut each take its sum, which is then the mean over more columns than theirs.
+A checkpoint of such parts loads into any other way to cut the same tables. A sum adds up a row's mean square
+gradient over the part's columns, so the sum of merged parts is exactly the mean of their sums by width. Where a
+part is cut further, each piece takes its sum, which is then the mean over more columns than the piece has.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ State = dict[str, Tensor]
 def state_of(held: Sequence[HeldBlock]) -> State:
     """Returns the parts of this rank for `torch.distributed.checkpoint`, as views (loading into them changes what
     trains)."""
-    weights = {f"weight.{block.name}": weight_RC for block, weight_RC, _ in held}
-    return weights | {f"sum.{block.name}": sum_R for block, _, sum_R in held}
+    weights = {f"weight.{part.name}": weight_RC for part, weight_RC, _ in held}
+    return weights | {f"sum.{part.name}": sum_R for part, _, sum_R in held}
 
 
 def state_to_load(saved: Iterable[str], held: Sequence[HeldBlock]) -> State:
@@ -87,8 +87,8 @@ def state_to_load(saved: Iterable[str], held: Sequence[HeldBlock]) -> State:
             to_load[key] = own[key]
         elif kind in ("weight", "sum"):
             saved_part = _parse(name)
-            for block, weight_RC, _ in held:
-                start, stop = block.shared_columns(saved_part)
+            for part, weight_RC, _ in held:
+                start, stop = part.shared_columns(saved_part)
                 if start < stop:
                     shape = weight_RC.shape[:1] if kind == "sum" else (len(weight_RC), saved_part.columns)
                     dtype = torch.float32 if kind == "sum" else weight_RC.dtype
@@ -99,31 +99,31 @@ def state_to_load(saved: Iterable[str], held: Sequence[HeldBlock]) -> State:
 @torch.no_grad()
 def load_state(state: Mapping[str, Tensor], held: Sequence[HeldBlock]) -> None:
     """Puts loaded parts, cut in any way, into those of this rank."""
-    for block, weight_RC, sum_R in held:
-        loaded = state.get(f"weight.{block.name}")
+    for part, weight_RC, sum_R in held:
+        loaded = state.get(f"weight.{part.name}")
         if loaded is None:
-            _assemble(state, block, weight_RC, sum_R)
+            _assemble(state, part, weight_RC, sum_R)
         elif loaded is not weight_RC:
             weight_RC.copy_(loaded)
-            sum_R.copy_(state[f"sum.{block.name}"])
+            sum_R.copy_(state[f"sum.{part.name}"])
 
 
-def _assemble(state: Mapping[str, Tensor], block: Block, weight_RC: Tensor, sum_R: Tensor) -> None:
+def _assemble(state: Mapping[str, Tensor], target: Block, weight_RC: Tensor, sum_R: Tensor) -> None:
     total_R, columns = torch.zeros_like(sum_R), 0
     for key, values in state.items():
         kind, _, name = key.partition(".")
         if kind != "weight":
             continue
         saved_part = _parse(name)
-        start, stop = block.shared_columns(saved_part)
+        start, stop = target.shared_columns(saved_part)
         if start < stop:
-            target_first, source_first = block.first_column, saved_part.first_column
+            target_first, source_first = target.first_column, saved_part.first_column
             weight_RC[:, start - target_first : stop - target_first] = values[
                 :, start - source_first : stop - source_first
             ]
             total_R.add_(state[f"sum.{name}"], alpha=stop - start)
             columns += stop - start
-    assert columns == block.columns, f"the checkpoint lacks columns of {block}"
+    assert columns == target.columns, f"the checkpoint lacks columns of {target}"
     sum_R.copy_(total_R.div_(columns))
 
 

@@ -47,8 +47,8 @@ class TableEngine(Protocol):
         """Takes all tables over from whole matrices, which every rank is given alike."""
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
-        """This rank's blocks by name (`trials.embeddings.blocks`), to save; to load, what it needs of a checkpoint
-        that has the keys `saved`, written by any engine on any number of ranks."""
+        """Returns this rank's table parts by name (`trials.embeddings.blocks`), to save them; with `saved`, what
+        it needs of a checkpoint that has these keys, written by any engine on any number of ranks."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what was loaded into `state_dict(saved)`."""

@@ -46,7 +46,7 @@ def _with_rows(features: Any) -> Any:
     more_FR = (torch.arange(int(counts_F.max())) < counts_F.unsqueeze(1)).to(lengths_FB.dtype)
     return type(features)(
         keys=features.keys(),
-        values=torch.cat([part for pair in zip(ids_of, rows_of, strict=True) for part in pair]),
+        values=torch.cat([ids for pair in zip(ids_of, rows_of, strict=True) for ids in pair]),
         lengths=torch.cat([lengths_FB, more_FR], dim=1).flatten(),
         stride=lengths_FB.shape[1] + more_FR.shape[1],
     )

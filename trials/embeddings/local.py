@@ -37,7 +37,7 @@ class LocalTables:
     @property
     def held_bytes(self) -> int:
         """Bytes of weights, of sums, and of what the optimizer keeps beside them."""
-        state = [held for weight in self._weights for held in self._optimizer.state_of(weight).values()]
+        state = [values for weight in self._weights for values in self._optimizer.state_of(weight).values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights, *state))
 
     def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
@@ -81,8 +81,8 @@ class LocalTables:
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """See `TableEngine`; also holds what makes a resumed training equal to the bit."""
         self.settle()
-        blocks = state_of(self._held) if saved is None else state_to_load(saved, self._held)
-        return blocks | self._optimizer.progress(saved)
+        parts = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        return parts | self._optimizer.progress(saved)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """See `TableEngine`."""

@@ -92,7 +92,7 @@ class ShardedTables:
         self._parts: list[ReplicatedTables | TorchRecShards] = list(self._copied)
         if self._shards is not None:
             self._parts.append(self._shards)
-        self._held: list[HeldBlock] = [block for engine in self._parts for block in engine.held]
+        self._held: list[HeldBlock] = [part for engine in self._parts for part in engine.held]
         self._rate, self._scale = config.embedding_learning_rate, 1.0
         self._next = self._next_update()
         self._looked_up: list[Tensor] = []
@@ -111,7 +111,7 @@ class ShardedTables:
     @property
     def held_bytes(self) -> int:
         """Bytes of weights and optimizer state on this rank."""
-        return sum(block.held_bytes for block in self._held)
+        return sum(part.held_bytes for part in self._held)
 
     def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
         """See `TableEngine`; a collective, also for ranks with fewer examples than others."""
@@ -148,7 +148,7 @@ class ShardedTables:
     def settle(self) -> None:
         """See `TableEngine`."""
         if self._scale != 1.0 and self._rounding is not None:
-            self._rounding.multiply([block.weight_RC for block in self._held], self._scale)
+            self._rounding.multiply([part.weight_RC for part in self._held], self._scale)
             self._scale = 1.0
         elif self._scale != 1.0:
             self._shrink(self._scale)
@@ -158,31 +158,31 @@ class ShardedTables:
         self.settle()
         shapes = self._shapes.items() if self._ranks.first else ()
         full = {name: torch.empty(shape) for name, shape in shapes}
-        mine = {block: weight_RC for block, weight_RC, _ in self._held}
+        mine = {part: weight_RC for part, weight_RC, _ in self._held}
         if self._ranks.first:
-            for block, weight_RC in mine.items():
-                self._part_of(full, block).copy_(weight_RC)
+            for part, weight_RC in mine.items():
+                self._part_of(full, part).copy_(weight_RC)
         for shard in self._placement.shards:
-            block = Block(shard.table, shard.first_column, shard.columns)
+            part = Block(shard.table, shard.first_column, shard.columns)
             if self._ranks.first and shard.rank != 0:
-                _receive(self._part_of(full, block), shard.rank, self._like)
+                _receive(self._part_of(full, part), shard.rank, self._like)
             elif shard.rank == self._ranks.rank != 0:
-                _send(mine[block])
+                _send(mine[part])
         return full if self._ranks.first else None
 
     def load_full(self, weights: Mapping[str, Tensor]) -> None:
         """See `TableEngine`."""
         self.settle()
-        for block, weight_RC, _ in self._held:
-            weight_RC.copy_(self._part_of(weights, block))
+        for part, weight_RC, _ in self._held:
+            weight_RC.copy_(self._part_of(weights, part))
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """See `TableEngine`."""
         self.settle()
-        blocks = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        parts = state_of(self._held) if saved is None else state_to_load(saved, self._held)
         if self._rounding is not None and (saved is None or ROUNDING in saved):
-            blocks[ROUNDING] = self._rounding.state
-        return blocks
+            parts[ROUNDING] = self._rounding.state
+        return parts
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """See `TableEngine`."""
@@ -192,14 +192,14 @@ class ShardedTables:
     @torch.no_grad()
     def _shrink(self, factor: float) -> None:
         """Multiplies a part of the scalar, or all of it, into all rows."""
-        for block in self._held:
-            block.weight_RC.mul_(factor)
+        for part in self._held:
+            part.weight_RC.mul_(factor)
         self._scale /= factor
 
-    def _part_of(self, weights: Mapping[str, Tensor], block: Block) -> Tensor:
+    def _part_of(self, weights: Mapping[str, Tensor], part: Block) -> Tensor:
         """Returns a part's rows and columns of the matrix that its table lies in, as a view."""
-        name, rows = self._rows[block.table]
-        return weights[name][rows, block.first_column : block.first_column + block.columns]
+        name, rows = self._rows[part.table]
+        return weights[name][rows, part.first_column : part.first_column + part.columns]
 
     def _next_update(self) -> _Update:
         """Returns the next update, with the table decay of the step that it ends."""
