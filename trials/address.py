@@ -11,10 +11,10 @@ PORTS = range(1, 2**16)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts; an IPv6 address without its brackets.
+    """Returns the two parts of an address; an IPv6 host without its brackets.
 
     Raises:
-        ValueError: where it is not host:port.
+        ValueError: where the text is not host:port.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) not in PORTS:
@@ -28,20 +28,20 @@ def _checked(address: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_checked)]
-"""`host:port` of the first host."""
+"""Text of the form `host:port`, the address of the first host."""
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """IPv6 for such an address, else IPv4."""
+    """Returns IPv6 for an IPv6 address, else IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def with_port(address: str, port: int) -> str:
-    """Another port of the same host."""
+    """Returns the same host with another port."""
     return f"{address.rpartition(':')[0]}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Tells whether only this machine can reach the address."""
     host, _ = host_and_port(address)
     return host in ("localhost", "::1") or host.startswith("127.")

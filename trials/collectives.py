@@ -14,39 +14,40 @@ from trials.ranks import Ranks
 
 
 def mean_over(ranks: Ranks, values: Tensor) -> Tensor:
-    """The mean of all ranks' values, element by element; a collective."""
+    """Returns the mean of all ranks' values, element by element; a collective."""
     if ranks.world > 1:
         dist.all_reduce(values)
         values = values / ranks.world
     return values
 
 
-def all_agree(ranks: Ranks, here: bool) -> bool:
-    """Whether `here` holds on every rank; a collective."""
+def all_agree(ranks: Ranks, holds_here: bool) -> bool:
+    """Tells whether `holds_here` is true on every rank; a collective."""
     if ranks.world == 1:
-        return here
-    holds = torch.tensor(float(here), device=device())
-    dist.all_reduce(holds, dist.ReduceOp.MIN)
-    return bool(holds)
+        return holds_here
+    agreed = torch.tensor(float(holds_here), device=device())
+    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    return bool(agreed)
 
 
 def as_first(ranks: Ranks, numbers: list[float]) -> list[float]:
-    """Rank 0's numbers, bit for bit, in place of each rank's own; a collective."""
+    """Returns rank 0's numbers, bit for bit, in place of each rank's own; a collective."""
     if ranks.world == 1:
         return numbers
-    told = torch.tensor(numbers, dtype=torch.float64, device=device())
-    dist.broadcast(told, 0)
-    return told.tolist()
+    shared = torch.tensor(numbers, dtype=torch.float64, device=device())
+    dist.broadcast(shared, 0)
+    return shared.tolist()
 
 
 def joined(ranks: Ranks, part_N: Tensor, sizes: list[int]) -> Tensor | None:
-    """The vector of which each rank has a part, of these sizes; on rank 0 alone, else None; a collective."""
+    """Returns, on rank 0 alone, the vector of which each rank has a part of the given size; None elsewhere; a
+    collective."""
     if ranks.world == 1:
         return part_N
     longest = max(sizes)
     padded = torch.nn.functional.pad(part_N, (0, longest - len(part_N)))
-    parts = [torch.empty_like(padded) for _ in sizes] if ranks.first else None
-    dist.gather(padded, parts)
-    if parts is None:
+    padded_parts = [torch.empty_like(padded) for _ in sizes] if ranks.first else None
+    dist.gather(padded, padded_parts)
+    if padded_parts is None:
         return None
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    return torch.cat([padded_part[:size] for padded_part, size in zip(padded_parts, sizes, strict=True)])

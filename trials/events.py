@@ -15,14 +15,15 @@ from trials.record import CurvePoint, Measured, Metrics
 from trials.serving_limits import ForwardTime
 
 EVENTS, WEIGHTS = "events.jsonl", "weights.safetensors"
-"""What a training process leaves in its trial's directory."""
+"""Name of the file of events that a training process leaves in its trial's directory."""
 RENDEZVOUS = "rendezvous"
-"""The file there by which ranks find each other, fresh for every run, or they would meet those that are gone."""
+"""Name of the file in the trial's directory by which ranks find each other; fresh for every run, or they would
+meet those that are gone."""
 
 
 START_MARK = "=== begins: "
-"""Opens what one process has printed. Above it stands what an earlier process printed that did the same: an
-attempt goes on in its file after a driver was killed, and so does a scoring that is done again."""
+"""Mark that opens what one process has printed. Above it stands what an earlier process printed that did the same:
+an attempt goes on in its file after a driver was killed, and so does a scoring that is done again."""
 
 
 class RankLogs(NamedTuple):
@@ -34,12 +35,12 @@ class RankLogs(NamedTuple):
     """What the ranks do: `attempt0`, `scoring-test`, `forward-time` (see `Task.logs`)."""
 
     def path(self, rank: int) -> Path:
-        """The file that takes all that a rank prints and logs."""
+        """Returns the file that takes all that a rank prints and logs."""
         return self.folder / f"{self.name}.rank{rank}.log"
 
 
 def last_words(rank: int) -> str:
-    """The file in which one of several ranks says why it ended."""
+    """Returns the name of the file in which one of several ranks says why it ended."""
     return f"rank{rank}.failed.json"
 
 
@@ -75,7 +76,7 @@ class Trained(Value):
 
     event: Literal["trained"] = "trained"
     best: Metrics
-    """Validation metrics of the weights kept."""
+    """Validation metrics of the weights that were kept."""
     measured: Measured
     """What the training measured of itself."""
 
@@ -111,11 +112,13 @@ class Failed(Value):
     error: str
     out_of_memory: bool = False
     killed: bool = False
-    """From outside, and as far as the kernel says not for want of memory: worth another try."""
+    """Whether a signal from outside ended the run, as far as the kernel says not for want of memory: worth another
+    try."""
     needed_bytes: int | None = None
-    """Out of memory: what the rank would have held at that moment; it may need more later."""
+    """Bytes that a rank out of memory would have held at that moment; it may need more later. None for other
+    failures."""
     limit_bytes: int | None = None
-    """Out of memory: what it may hold."""
+    """Bytes that a rank out of memory may hold; None for other failures."""
 
 
 class LastWords(Value):
@@ -123,7 +126,7 @@ class LastWords(Value):
 
     failed: Failed
     unix_seconds: float
-    """When: the first to fail is the cause, the others have lost a peer."""
+    """Time of the failure: the first rank to fail is the cause, the others have lost a peer."""
 
 
 Event = Annotated[
@@ -140,7 +143,7 @@ class EventWriter:
         self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
 
     def __call__(self, event: Event) -> None:
-        """One line, in one write."""
+        """Writes one event as one line, in one write."""
         self._file.write(event.model_dump_json() + "\n")
 
     def __enter__(self) -> EventWriter:
@@ -158,12 +161,12 @@ class EventReader:
         self._position = 0
 
     def __call__(self) -> list[Event]:
-        """Events appended since the last call; an unfinished last line waits for the next."""
+        """Returns the events appended since the last call; an unfinished last line waits for the next."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
             file.seek(self._position)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return [_ADAPTER.validate_json(line) for line in whole.splitlines()]
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        self._position += len(complete_lines)
+        return [_ADAPTER.validate_json(line) for line in complete_lines.splitlines()]

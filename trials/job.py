@@ -18,13 +18,14 @@ from dhen.schema import FeatureSchema
 from dhen.values import Value
 
 STEPS_PER_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
-"""What the default batch size aims at, and its bounds."""
+"""Steps per pass that the default batch size aims at; the sizes after it are the bounds of that batch size."""
 ONE_PASS_ROWS = 150_000
 """Training rows from which one pass is the default (measured on the demo log, docs/log.md)."""
 SCALING_EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-"""Of how many times larger a batch is, in the dense learning rate."""
+"""Exponents with which the ratio of a batch to the reference batch enters the dense learning rate."""
 TRAINING_VERSION = 2
-"""Raised whenever a change makes the same job train to another result; part of every fingerprint."""
+"""Version of training, raised whenever a change makes the same job train to another result; part of every
+fingerprint."""
 
 
 class TrainingConfig(Value):
@@ -101,7 +102,7 @@ class TrainingConfig(Value):
     (`evaluate_every`, `warmup_examples`) are not scaled."""
 
     def rows_used(self, train_rows: int) -> int:
-        """How many of so many training rows are trained on: the last ones."""
+        """Returns how many of so many training rows are trained on: the last ones."""
         return max(1, round(self.train_fraction * train_rows))
 
     @field_validator("weight_average")
@@ -121,7 +122,8 @@ class TrainingConfig(Value):
         return self
 
     def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
-        """The same with nothing left open, for a log of this size on a machine that prefers this precision.
+        """Returns the same settings with nothing left open, for a log of this size on a machine that prefers this
+        precision.
 
         `train_rows` are all that the log has, `train_fraction` of which are used.
 
@@ -132,7 +134,7 @@ class TrainingConfig(Value):
         power = 2 ** round(math.log2(min(max(steps, MIN_BATCH), MAX_BATCH)))
         epochs = self.epochs or (1 if train_rows >= ONE_PASS_ROWS else 6)
         used = self.rows_used(train_rows)
-        every = self.evaluate_every or used // (4 if epochs == 1 else 2)
+        evaluate_every = self.evaluate_every or used // (4 if epochs == 1 else 2)
         computed = precision if self.precision == "auto" else self.precision
         if self.warmup_examples > epochs * used:
             raise UserError(
@@ -143,19 +145,20 @@ class TrainingConfig(Value):
         return self.replace(
             epochs=epochs,
             batch_size=min(self.batch_size or power, used),
-            evaluate_every=max(1, min(every, used)),
+            evaluate_every=max(1, min(evaluate_every, used)),
             precision=computed,
             all_reduce_precision=self.reduction_precision(computed),
             schedule=("linear" if epochs == 1 else "constant") if self.schedule == "auto" else self.schedule,
         )
 
     def reduction_precision(self, computed: Literal["fp32", "bf16"]) -> Literal["fp32", "bf16"]:
-        """What gradients are sent and added up in, where they are computed in `computed`."""
+        """Returns the precision that gradients are sent and added up in, where they are computed in `computed`."""
         return computed if self.all_reduce_precision == "auto" else self.all_reduce_precision
 
     @property
     def dense_learning_rate(self) -> float:
-        """Of the dense part, after its warm-up and before plateaus and schedule: scaled to the batch."""
+        """Learning rate of the dense part, after its warm-up and before plateaus and schedule: scaled to the
+        batch."""
         assert self.batch_size is not None or self.learning_rate_scaling == "none"
         times = (self.batch_size or 0) / self.reference_batch_size
         return self.learning_rate * math.pow(times, SCALING_EXPONENTS[self.learning_rate_scaling])
@@ -166,7 +169,7 @@ def _model(value: Any) -> Any:
 
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_model)]
-"""A model config of any family, from plain data."""
+"""A model configuration of any family, parsed from plain data."""
 
 
 class Job(Value):
@@ -178,10 +181,10 @@ class Job(Value):
     """Fingerprint of the prepared log."""
     training: TrainingConfig
     seed: int = Field(ge=0)
-    """Of the initial weights, the order of examples and dropout."""
+    """Seed of the initial weights, the order of examples and dropout."""
     version: int = TRAINING_VERSION
 
     @property
     def fingerprint(self) -> str:
-        """The job's identity: 16 hex digits over everything above."""
+        """The job's identity: 16 hex digits over all its fields."""
         return fingerprint(self.to_dict())

@@ -18,7 +18,8 @@ PROBABILITY_FLOOR = 1e-12
 
 
 def evaluate_predictions(p: Array, label: Array, weight: Array | None = None) -> Metrics:
-    """Metrics of probabilities p (N) for labels in {0, 1} (N) with weights (N), all ones where None."""
+    """Returns the metrics of probabilities p (N) for labels in {0, 1} (N) with weights (N), all ones where
+    None."""
     weight = np.ones_like(label) if weight is None else weight
     loss = log_loss(p, label, weight)
     return Metrics(
@@ -31,19 +32,19 @@ def evaluate_predictions(p: Array, label: Array, weight: Array | None = None) ->
 
 
 def log_loss(p: Array, label: Array, weight: Array) -> float:
-    """Weighted mean cross-entropy in nats."""
+    """Returns the weighted mean cross-entropy in nats."""
     p = np.clip(p, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
     losses = -np.where(label > 0.5, np.log(p), np.log1p(-p))
     return float(np.average(losses, weights=weight))
 
 
 def entropy(base_rate: float) -> float:
-    """Entropy in nats of a click with probability `base_rate`, strictly between 0 and 1."""
+    """Returns the entropy in nats of a click with probability `base_rate`, strictly between 0 and 1."""
     return float(-base_rate * np.log(base_rate) - (1.0 - base_rate) * np.log1p(-base_rate))
 
 
 def auc(p: Array, label: Array, weight: Array) -> float:
-    """Probability that a positive is ranked above a negative, ties counting one half; O(N log N)."""
+    """Returns the probability that a positive is ranked above a negative, ties counting one half; O(N log N)."""
     order = np.argsort(p, kind="stable")
     sorted_p, positive = p[order], weight[order] * label[order]
     negative = weight[order] - positive
@@ -55,7 +56,8 @@ def auc(p: Array, label: Array, weight: Array) -> float:
 
 
 def undo_negative_sampling(p: Array, rate: float) -> Array:
-    """Probabilities in the log before down-sampling, q = p / (p + (1 - p) / rate) (He et al. 2014, section 6.3).
+    """Returns probabilities in the log before down-sampling, q = p / (p + (1 - p) / rate) (He et al. 2014, section
+    6.3).
 
     `rate` is the fraction of negatives that were kept; at 1 nothing changes.
     """

@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class Ranks(NamedTuple):
-    """Hosts are alike; ranks of a host come one after another."""
+    """Where a process stands among hosts that are alike; ranks of a host come one after another."""
 
     rank: int = 0
-    """Of this process, from 0."""
+    """Number of this process among all, from 0."""
     hosts: int = 1
     gpus_per_host: int = 1
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """Number of ranks on all hosts."""
         return self.hosts * self.gpus_per_host
 
     @property
     def first(self) -> bool:
-        """Whether this one speaks for all: events, weights, sentences."""
+        """Whether this rank speaks for all: events, weights, sentences."""
         return self.rank == 0

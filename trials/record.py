@@ -15,7 +15,7 @@ from dhen.cost import CostRow
 from dhen.values import Value
 
 NAN_AS_WORD = ConfigDict(ser_json_inf_nan="strings")
-"""NaN is `"NaN"` in JSON: pydantic's own `null` could not be read back."""
+"""NaN as `"NaN"` in JSON: pydantic's own `null` could not be read back."""
 
 
 class Outcome(StrEnum):
@@ -87,7 +87,7 @@ class CurvePoint(Value):
     examples: int
     """Training examples seen so far (all passes counted)."""
     epoch: float
-    """The same in passes over the training split."""
+    """Passes over the training split so far."""
     train_loss: float
     """Mean training log loss since the point before."""
     learning_rate: float
@@ -96,7 +96,8 @@ class CurvePoint(Value):
     """Seconds since training began, evaluation included."""
     validation: Metrics
     averaged: bool = Field(default=False, exclude_if=lambda averaged: not averaged)
-    """Whether that is of the mean of the last evaluations' weights, being better than the weights themselves."""
+    """Whether the metrics are of the mean of the last evaluations' weights, being better than the weights
+    themselves."""
 
 
 class JobSummary(Value):
@@ -124,22 +125,22 @@ class JobSummary(Value):
 
 
 class RejectedStrategy(Value):
-    """A memory technique that a plan passed over although it is no more than what was chosen."""
+    """A strategy that a plan passed over although it has no more techniques than the chosen one."""
 
     strategy: str
     memory_bytes: int
     """Predicted peak on the fullest rank."""
     lacking_bytes: int
-    """Bytes by which it exceeds the memory; 0 where it fits and is slower."""
+    """Bytes by which the strategy exceeds the memory; 0 where it fits and is slower."""
 
 
 class PlanSummary(Value):
     """How a candidate is to be trained on the study's cluster; `dhen-search plan` prints the whole ladder."""
 
     strategy: str | None
-    """The memory technique chosen; where nothing fits, the one that lacks least; None: tables alone do not fit."""
+    """The strategy chosen; where nothing fits, the one that lacks least; None: the tables alone do not fit."""
     fits: bool
-    """Whether any memory technique fits."""
+    """Whether any strategy fits."""
     examples_per_rank: int
     """Examples of a batch that each rank trains on."""
     memory_bytes: dict[str, int] = Field(default_factory=dict)
@@ -151,13 +152,14 @@ class PlanSummary(Value):
     step_seconds: dict[str, float] = Field(default_factory=dict)
     """Predicted seconds of a step, by item; `hidden` is to be taken off."""
     reason: str = ""
-    """Why the technique was chosen, or what it lacks, in a sentence."""
+    """Why the strategy was chosen, or what it lacks, in a sentence."""
     rejected: tuple[RejectedStrategy, ...] = ()
-    """What has no more techniques and was not taken, fewer first; where nothing fits, those with one at most."""
+    """Strategies with no more techniques that were not chosen, fewer techniques first; where nothing fits, those
+    with one at most."""
     remedy: str | None = None
-    """Where nothing fits: the nearest change that would."""
+    """The nearest change that would fit, where nothing fits; else None."""
     faster: str | None = None
-    """Where more techniques would be faster: which."""
+    """The strategy with more techniques that would be faster, where there is one; else None."""
     notes: tuple[str, ...] = ()
     """What a reader should know of the plan besides."""
 
@@ -177,19 +179,20 @@ class TrialPlan(Value):
     """What is known of a trial before it trains: how it is to be held, what that takes, what serving takes."""
 
     technique: str | None = "dp"
-    """Memory technique for the study's cluster (`dp`, `zero1`, `fsdp+full_checkpointing`); None: nothing fits.
-    After an attempt that ran out of memory, the technique of the next one."""
+    """Strategy for the study's cluster, by name (`dp`, `zero1`, `fsdp+full_checkpointing`); None: nothing fits.
+    After an attempt that ran out of memory, the strategy of the next one."""
     peak_bytes: int | None = None
-    """Predicted peak on the fullest rank of the study's cluster; where nothing fits, of what lacks least."""
+    """Predicted peak on the fullest rank of the study's cluster; where nothing fits, that of the strategy that
+    lacks least."""
     step_seconds: float | None = None
     """Predicted seconds of a step."""
     memory_excess: float | None = None
-    """What the sampler learns: memory that is missing over the memory there is, 0 or less where one fits."""
+    """Missing memory over available memory, which the sampler learns; 0 or less where a strategy fits."""
     serving_ms: float | None = None
     """Measured forward time of a request (`StudyRecord.serving`), where that has a limit."""
     serving_excess: float | None = None
-    """What the sampler learns: by how much the model is over the worst limit of serving, over the limit; 0 or less
-    where it meets all that was judged."""
+    """Part by which the model exceeds the worst limit of serving, over that limit, which the sampler learns; 0 or
+    less where it meets all that was judged."""
     summary: PlanSummary | None = None
     """The plan as it was made first: its items, its reasons, what it passed over."""
 
@@ -217,7 +220,7 @@ class Measured(Value):
 
 
 class Result(Value):
-    """What came of a trial. Values not known (yet) are None."""
+    """What came of a trial. Values that are not known (yet) are None."""
 
     outcome: Outcome = Outcome.RUNNING
     error: str | None = None
@@ -231,15 +234,14 @@ class Result(Value):
     expected_ne: float | None = None
     """For a stopped trial: the lowest validation NE that it was expected to come to."""
     technique: str | None = None
-    """Memory technique that the trial was trained with here."""
+    """Strategy that the trial was trained under here, by name."""
     measured: Measured = Measured()
     """What the training measured of itself."""
     seconds: float | None = None
     """Wall clock from start to outcome."""
 
     def taken_over(self) -> Result:
-        """The result as another trial has it: that trial took no time, and its look at test is its own.
-        `TrialRecord.with_result_of` gives it to one."""
+        """Returns the result as another trial has it: that trial took no time, and its look at test is its own."""
         return self.replace(test=None, seconds=0.0)
 
 
@@ -247,22 +249,22 @@ class Attempt(Value):
     """One execution of a trial under one strategy: the first, or the next after one ran out of memory."""
 
     strategy: str
-    """Memory technique, by name."""
+    """Strategy of the attempt, by name."""
     outcome: Outcome
     predicted_bytes: int | None
-    """Peak of the fullest rank, as planned for what it was trained on; None: planned for another cluster."""
+    """Peak of the fullest rank, as planned for the ranks it was trained on; None: planned for another cluster."""
     measured_bytes: int | None = None
     """Peak of the fullest rank, where it was counted: on an accelerator, or under a declared memory."""
     needed_bytes: int | None = None
-    """Out of memory: what a rank would have held at that moment."""
+    """Bytes that a rank out of memory would have held at that moment; None where none was."""
     limit_bytes: int | None = None
-    """Out of memory: what a rank may hold."""
+    """Bytes that a rank out of memory may hold; None where none was."""
     predicted_step_seconds: float | None = None
-    """As planned for what it was trained on; None: planned for another cluster."""
+    """Seconds of a step, as planned for the ranks it was trained on; None: planned for another cluster."""
     measured_step_seconds: float | None = None
-    """Median of a step, of a training that ended well."""
+    """Median seconds of a step, of a training that ended well."""
     seconds: float | None = None
-    """Wall clock."""
+    """Wall clock of the attempt."""
     error: str | None = None
 
 
@@ -281,7 +283,7 @@ class Origin(Value):
     """Where a trial comes from: who proposed it, which other trials it was made from, when it began."""
 
     started_at: str | None = None
-    """ISO 8601, UTC."""
+    """Time of the start in ISO 8601, UTC."""
     sampler_notes: dict[str, int] = Field(default_factory=dict)
     """What the sampler must find again with its proposal when the study is resumed (NSGA-II: its generation)."""
     tuned_from: int | None = None
@@ -296,7 +298,7 @@ class Origin(Value):
     members: tuple[int, ...] = ()
     """For an average: numbers of the trials whose predictions it is the mean of."""
     retrained_members: tuple[int, ...] = ()
-    """For an average: numbers of the retrainings that are members besides."""
+    """For an average: numbers of the retrainings whose predictions it also is the mean of."""
     of: int | None = None
     """For a retraining: number of the trial whose network, or whose network in part, it is."""
     removed: str | None = None
@@ -304,7 +306,7 @@ class Origin(Value):
 
 
 class TrialRecord(Value):
-    """One trial, whole."""
+    """All that is known of one trial."""
 
     number: int
     """0, 1, 2 ... in the order of starting, baseline trials included; retrainings are numbered apart."""
@@ -320,26 +322,27 @@ class TrialRecord(Value):
     result: Result = Result()
     """What came of it."""
     attempts: tuple[Attempt, ...] = ()
-    """Executions so far, in order; several where one ran out of memory. None of a shared result."""
+    """Executions so far, in order; several where one ran out of memory. Empty for a shared result."""
 
     def with_result(self, **changes: Any) -> TrialRecord:
-        """The same trial with some fields of its result changed (see `Value.replace`)."""
+        """Returns the same trial with some fields of its result changed (see `Value.replace`)."""
         return self.replace(result=self.result.replace(**changes))
 
-    def with_result_of(self, known: TrialRecord, **origin: Any) -> TrialRecord:
-        """The same trial with the result of another one that has done an equal job; `origin` says whose it is."""
-        return self.with_origin(**origin).replace(result=known.result.taken_over())
+    def with_result_of(self, finished: TrialRecord, **origin: Any) -> TrialRecord:
+        """Returns the same trial with the result of another one that has done an equal job; `origin` says whose
+        result it is."""
+        return self.with_origin(**origin).replace(result=finished.result.taken_over())
 
     def with_job(self, **changes: Any) -> TrialRecord:
-        """The same trial with some fields of its job changed."""
+        """Returns the same trial with some fields of its job changed."""
         return self.replace(job=self.job.replace(**changes))
 
     def with_plan(self, **changes: Any) -> TrialRecord:
-        """The same trial with some fields of its plan changed."""
+        """Returns the same trial with some fields of its plan changed."""
         return self.replace(plan=self.plan.replace(**changes))
 
     def with_origin(self, **changes: Any) -> TrialRecord:
-        """The same trial with some fields of its origin changed."""
+        """Returns the same trial with some fields of its origin changed."""
         return self.replace(origin=self.origin.replace(**changes))
 
     @property
@@ -350,11 +353,10 @@ class TrialRecord(Value):
 
     @property
     def network_of(self) -> int:
-        """Number of the trial whose network this is: of a retraining the trial that is trained once more. It tells
-        apart what numbers do not, because retrainings are numbered by themselves."""
+        """Number of the trial whose network this is: for a retraining, the trial that is trained once more."""
         return self.number if self.origin.of is None else self.origin.of
 
     @property
     def owner(self) -> int:
-        """Number of the trial in this study whose training, or whose copied weights, this result is of."""
+        """Number of the trial in this study whose training, or whose copied weights, this result comes from."""
         return self.number if self.origin.reused_from is None else self.origin.reused_from

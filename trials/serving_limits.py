@@ -15,7 +15,7 @@ from dhen.values import Value
 from trials.cluster.quantity import byte_words, parse_bytes
 
 BYTES_PER_WEIGHT = 4
-"""Exported weights are fp32."""
+"""Bytes per exported weight, which is fp32."""
 
 
 class ServingConfig(Value):
@@ -45,35 +45,36 @@ class ServingConfig(Value):
 
     @property
     def limits(self) -> str:
-        """`max_ms=5, max_bytes=100 MiB`."""
+        """The limits in words: `max_ms=5, max_bytes=100 MiB`."""
         size = byte_words(self.max_bytes) if self.max_bytes is not None else None
         limits = {"max_ms": self.max_ms, "max_bytes": size, "max_flops": self.max_flops}
-        known = {key: limit for key, limit in limits.items() if limit is not None}
+        stated = {key: limit for key, limit in limits.items() if limit is not None}
         return ", ".join(
-            f"{key}={limit if isinstance(limit, str) else _number(limit)}" for key, limit in known.items()
+            f"{key}={limit if isinstance(limit, str) else _number(limit)}" for key, limit in stated.items()
         )
 
     @property
     def request(self) -> str:
-        """`256 rows, 1 thread`."""
+        """The request in words: `256 rows, 1 thread`."""
         rows = "1 row" if self.batch == 1 else f"{self.batch:,} rows"
         return f"{rows}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
     def excess(self, *, flops: float, weights_bytes: int, ms: float | None = None) -> float | None:
-        """Of a model over the worst of the limits, over that limit; None where nothing known of it has one."""
+        """Returns by how much a model exceeds the worst of the limits, over that limit; None where no known
+        quantity has one."""
         demands = self.demands(flops=flops, weights_bytes=weights_bytes, ms=ms)
         return max((demand.excess for demand in demands), default=None)
 
     def demands(self, *, flops: float, weights_bytes: int, ms: float | None = None) -> tuple[Demand, ...]:
-        """What of a model has a limit, and is known."""
-        asked = (
+        """Returns the quantities of a model that are known and have a limit."""
+        candidates = (
             (ms, self.max_ms, f"forward takes {{}} ms for {self.request}, over serving.max_ms={{}}", _number),
             (weights_bytes, self.max_bytes, "weights take {}, over serving.max_bytes={}", byte_words),
             (flops, self.max_flops, "forward needs {} FLOPs per example, over serving.max_flops={}", _number),
         )
         return tuple(
             Demand(value / limit - 1.0, words.format(text(value), text(limit)))
-            for value, limit, words, text in asked
+            for value, limit, words, text in candidates
             if value is not None and limit is not None
         )
 
@@ -82,37 +83,39 @@ class Demand(NamedTuple):
     """One thing that a model takes and that has a limit."""
 
     excess: float
-    """What it is over the limit by, over the limit; 0 or less where it meets it."""
+    """Part by which the demand exceeds the limit, over the limit; 0 or less where it meets the limit."""
     words: str
-    """That it is over it."""
+    """Sentence that says that the demand is over the limit."""
 
 
 class ForwardTime(Value):
     """A measured forward pass."""
 
     ms: float = Field(gt=0)
-    """Of a request that nothing else disturbs."""
+    """Milliseconds of a request that nothing else disturbs."""
     batch: int
     """Rows per request."""
     threads: int
     machine: str
-    """What it was measured on."""
+    """Name of the device that was measured."""
 
     def __str__(self) -> str:
-        asked = ServingConfig(batch=self.batch, threads=self.threads).request
-        return f"{self.ms:.3g} ms for {asked} ({self.machine})"
+        request = ServingConfig(batch=self.batch, threads=self.threads).request
+        return f"{self.ms:.3g} ms for {request} ({self.machine})"
 
 
 def weights_bytes(cost: Iterable[CostRow]) -> int:
-    """Of the exported weights of a model with this cost; the file has some KiB of names on top."""
+    """Returns the size of the exported weights of a model with this cost; the file has some KiB of names on
+    top."""
     rows = tuple(cost)
     return BYTES_PER_WEIGHT * (dense_parameters(rows) + embedding_parameters(rows))
 
 
 def summed_ms(times: Iterable[float | None]) -> float | None:
-    """Forward time of a model that runs several networks one after another; None where one's is not known."""
-    known = list(times)
-    return None if None in known else sum(ms for ms in known if ms is not None)
+    """Returns the forward time of a model that runs several networks one after another; None where a network's is
+    not known."""
+    all_times = list(times)
+    return None if None in all_times else sum(ms for ms in all_times if ms is not None)
 
 
 def _number(value: float) -> str:

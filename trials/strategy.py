@@ -18,16 +18,16 @@ from dhen.values import Value
 Dense = Literal["dp", "zero1", "zero2", "hsdp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
 FULLY_SHARDED: tuple[Dense, ...] = ("zero2", "hsdp", "fsdp")
-"""Held by `fully_shard`; CPU offload exists only here."""
+"""Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
 CHECKPOINTING = "_checkpointing"
 Prefer = Literal["least", "fastest"]
-"""Of the strategies that fit: as few techniques as may be, or the shortest step."""
+"""Which of the strategies that fit is chosen: the one with the fewest techniques, or with the shortest step."""
 RECOMPUTED: dict[Checkpointing, slice] = {
     "none": slice(0, 0),
     "selective": slice(0, None, 2),
     "full": slice(0, None),
 }
-"""Of a model's layers, first to last, which checkpointing recomputes."""
+"""Slice of a model's layers, first to last, that checkpointing recomputes."""
 
 
 class Strategy(Value):
@@ -36,39 +36,39 @@ class Strategy(Value):
     dense: Dense = "dp"
     """How parameters, gradients and optimizer state of the dense part are held."""
     checkpointing: Checkpointing = "none"
-    """Of activations, by layer: every second layer (selective) or every layer (full) is recomputed."""
+    """Activation checkpointing by layer: every second layer (selective) or every layer (full) is recomputed."""
     offload: bool = False
-    """Sharded parameters, gradients and optimizer state live in host memory (`CPUOffloadPolicy`)."""
+    """Whether sharded parameters, gradients and optimizer state live in host memory (`CPUOffloadPolicy`)."""
     micro_batches: int = Field(default=1, gt=0)
-    """Parts of a rank's batch that go forward and backward one after another before the update."""
+    """Number of parts of a rank's batch that go forward and backward one after another before the update."""
 
     @property
     def techniques(self) -> tuple[str, ...]:
-        """What it consists of beside plain DP, which is the empty set."""
-        parts = (
+        """The techniques that the strategy consists of; plain DP is the empty set."""
+        words = (
             self.dense if self.dense != "dp" else "",
             f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
             "cpu_offload" if self.offload else "",
             f"micro_batches={self.micro_batches}" if self.micro_batches > 1 else "",
         )
-        return tuple(filter(None, parts))
+        return tuple(filter(None, words))
 
     @property
     def name(self) -> str:
-        """Its techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`."""
+        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`."""
         return "+".join(self.techniques if self.dense != "dp" else ("dp", *self.techniques))
 
     @property
     def fully_sharded(self) -> bool:
-        """Whether `fully_shard` holds it."""
+        """Whether `fully_shard` holds the dense state."""
         return self.dense in FULLY_SHARDED
 
 
 def named(name: str) -> Strategy:
-    """The strategy whose `name` this is."""
+    """Returns the strategy with this `name`."""
     fields: dict[str, object] = {}
-    for part in name.split("+"):
-        word, _, count = part.partition("=")
+    for technique in name.split("+"):
+        word, _, count = technique.partition("=")
         if word == "micro_batches":
             fields[word] = int(count)
         elif word == "cpu_offload":
@@ -81,7 +81,7 @@ def named(name: str) -> Strategy:
 
 
 def shards(dense: Dense, hosts: int, gpus_per_host: int) -> int:
-    """Over how many ranks the sharded part of the dense state is spread."""
+    """Returns over how many ranks the sharded part of the dense state is spread."""
     if dense == "dp":
         return 1
     return gpus_per_host if dense == "hsdp" else hosts * gpus_per_host

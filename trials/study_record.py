@@ -28,13 +28,13 @@ class Comparison(Value):
     trial: int
     """Number of the winner."""
     seeds: tuple[int, ...]
-    """From which both were trained, with the same order of examples."""
+    """Seeds from which both were trained, with the same order of examples."""
     blocks: int
-    """Of test rows, resampled whole."""
+    """Number of groups of test rows; each group is resampled whole."""
     blocked_by: str
-    """What rows of a block have in common: `time`, `order`, or the name of a column."""
+    """What the rows of a group have in common: `time`, `order`, or the name of a column."""
     ne: float
-    """Of the winner on test, mean over seeds."""
+    """NE of the winner on test, mean over seeds."""
     baseline_ne: float
     difference_percent: float
     """NE relative to the baseline's, mean over seeds; negative is better."""
@@ -42,24 +42,24 @@ class Comparison(Value):
     high_percent: float
     """Ends of the two-sided 95 % interval of this comparison alone."""
     p: float
-    """Two-sided, of this comparison alone."""
+    """Two-sided p-value of this comparison alone."""
     p_adjusted: float
-    """After Holm's correction over all winners compared."""
+    """p-value after Holm's correction over all winners compared."""
     winners: int
-    """How many were compared."""
+    """Number of winners that were compared."""
     detectable_percent: float
     """The smallest difference that would have been found in 80 % of such comparisons."""
     better: Better
-    """Than the baseline, by the adjusted p at 5 %."""
+    """Whether the winner is better than the baseline, by the adjusted p at 5 %."""
 
 
 class LogSummary(Value):
-    """The log a study searches on."""
+    """The log that a study searches on."""
 
     name: str
     fingerprint: str
     rows: dict[str, int]
-    """By split: train, validation, test."""
+    """Number of rows by split: train, validation, test."""
     base_rate: dict[str, float]
     """Fraction of positives by split (weighted, corrected for negative sampling)."""
     tables: int
@@ -69,29 +69,29 @@ class LogSummary(Value):
 
 
 class ClusterSummary(Value):
-    """What candidates are planned for."""
+    """The cluster that candidates are planned for."""
 
     name: str
     hosts: int
     gpus_per_host: int
     hbm: int
-    """Memory of one rank."""
+    """Memory of one rank in bytes."""
     verified: bool
     """Whether its numbers were measured on it; false for data sheets."""
 
 
 class EarlierStudy(Value):
-    """A study of the same log whose candidates this one began with (`warm_start`)."""
+    """A study of the same log whose candidates this study began with (`warm_start`)."""
 
     directory: str
-    """As it was given."""
+    """Directory of the study, as it was given."""
     seed: int
     candidates: int
-    """That had begun there."""
+    """Number of candidates that had begun in that study."""
     reused: int
-    """Of these, by this study's sampler."""
+    """Number of these candidates that this study's sampler reused."""
     left: dict[str, dict[str, int]]
-    """How many of the others were left, by kind of reason and reason."""
+    """Number of candidates that were not reused, by kind of reason and reason."""
 
 
 def networks_of(
@@ -99,7 +99,7 @@ def networks_of(
     trial_with: Callable[[int], TrialRecord],
     retraining_with: Callable[[int], TrialRecord],
 ) -> tuple[TrialRecord, ...]:
-    """The networks that a trial consists of: the members of an average, or the trial itself.
+    """Returns the networks that a trial consists of: the members of an average, or the trial itself.
 
     `trial_with` and `retraining_with` find a record by its number; retrainings are numbered apart from trials.
     """
@@ -119,43 +119,43 @@ class StudyRecord(Value):
     log: LogSummary
     cluster: ClusterSummary | None = None
     serving: ServingConfig = ServingConfig()
-    """A request to an exported model, and its limits."""
+    """Request to an exported model, and its limits."""
     earlier: tuple[EarlierStudy, ...] = ()
-    """What it was started from."""
+    """Earlier studies that the study was started from."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""
     front: tuple[int, ...] = ()
     """Numbers of the candidates, and of their averages, on the NE-FLOPs Pareto front, by FLOPs."""
     best: int | None = None
-    """Number of the one with the lowest validation NE."""
+    """Number of the winner with the lowest validation NE."""
     knee: int | None = None
     finished: bool = False
     running: bool = True
-    """Whether a driver was at work on it when this record was made."""
+    """Whether a driver was at work on the study when this record was made."""
     trials_budget: int | None = None
     seconds_budget: float | None = None
     elapsed_seconds: float = 0.0
     """Wall clock during which at least one trial ran, earlier sessions included."""
     retrainings: tuple[TrialRecord, ...] = ()
-    """Of winners and the baseline after selection, for intervals and ablations; no candidates."""
+    """Retrainings of winners and the baseline after selection, for intervals and ablations; no candidates."""
     comparisons: tuple[Comparison, ...] = ()
-    """Of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
+    """Comparisons of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
 
     def comparison(self, number: int | None) -> Comparison | None:
-        """Of a winner with the baseline; None where it was not retrained."""
-        return next((each for each in self.comparisons if each.trial == number), None)
+        """Returns the comparison of a winner with the baseline; None where the winner was not retrained."""
+        return next((comparison for comparison in self.comparisons if comparison.trial == number), None)
 
     def trial(self, number: int) -> TrialRecord:
-        """The trial with this number."""
+        """Returns the trial with this number."""
         return next(trial for trial in self.trials if trial.number == number)
 
     def retraining(self, number: int) -> TrialRecord:
-        """The retraining with this number, which is counted apart from trials."""
+        """Returns the retraining with this number, which is counted apart from trials."""
         return next(trial for trial in self.retrainings if trial.number == number)
 
     def baseline_for(self, trial: TrialRecord) -> TrialRecord | None:
-        """The tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
+        """Returns the tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
         baseline = self._tuned_baseline
         made_of_winners = trial.kind is TrialKind.AVERAGE and bool(self.promoted)
         on_all_rows = trial.origin.promoted_from is not None or made_of_winners
@@ -164,18 +164,18 @@ class StudyRecord(Value):
         return None if baseline.origin.promoted_from is None else self.trial(baseline.origin.promoted_from)
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
-        """The networks that a trial consists of: the members of an average, or the trial itself."""
+        """Returns the networks that a trial consists of: the members of an average, or the trial itself."""
         return networks_of(trial, self.trial, self.retraining)
 
     @property
     def candidates(self) -> tuple[TrialRecord, ...]:
-        """All trials but those of the baseline's own tuning, and but the front's once more on all rows."""
-        own = (trial for trial in self.trials if trial.origin.promoted_from is None)
-        return tuple(trial for trial in own if trial.kind is TrialKind.CANDIDATE)
+        """All trials except those of the baseline's own tuning and the front's second trainings on all rows."""
+        not_promoted = (trial for trial in self.trials if trial.origin.promoted_from is None)
+        return tuple(trial for trial in not_promoted if trial.kind is TrialKind.CANDIDATE)
 
     @property
     def promoted(self) -> tuple[TrialRecord, ...]:
-        """Trainings on all rows of what the search, on a part of them, has selected."""
+        """Trainings on all rows of the candidates that the search, on a part of the rows, has selected."""
         return tuple(trial for trial in self.trials if trial.origin.promoted_from is not None)
 
     @property
@@ -185,7 +185,8 @@ class StudyRecord(Value):
 
     @property
     def field(self) -> tuple[TrialRecord, ...]:
-        """The candidates that best, knee and front are of: trained on all rows, once the selected ones are."""
+        """The candidates among which best, knee and front are chosen: trained on all rows, once the selected ones
+        are."""
         baseline = self._tuned_baseline
         if baseline is None or baseline.origin.promoted_from is None:
             return self.candidates
@@ -197,26 +198,26 @@ class StudyRecord(Value):
 
 
 def relative_ne_percent(ne: float, baseline_ne: float) -> float:
-    """NE relative to the baseline in percent; negative is better (as the paper's tables give it)."""
+    """Returns NE relative to the baseline in percent; negative is better (as the paper's tables give it)."""
     return 100.0 * (ne - baseline_ne) / baseline_ne
 
 
 def relative_ne_curve(
     curve: tuple[CurvePoint, ...], baseline: tuple[CurvePoint, ...]
 ) -> tuple[tuple[int, float], ...]:
-    """NE relative to the baseline at the same number of examples: pairs (examples, percent).
+    """Returns NE relative to the baseline at the same number of examples: pairs (examples, percent).
 
     Curves are ascending in examples. Where the baseline was not evaluated at that very number, its NE is
     interpolated linearly between its neighbours; outside its range there is no value, never an extrapolation.
     """
-    seen = [point.examples for point in baseline]
+    examples = [point.examples for point in baseline]
     pairs = []
     for point in curve:
-        right = bisect_left(seen, point.examples)
-        if right == len(seen) or (right == 0 and seen[0] != point.examples):
+        right = bisect_left(examples, point.examples)
+        if right == len(examples) or (right == 0 and examples[0] != point.examples):
             continue
-        left = right if seen[right] == point.examples else right - 1
-        share = (point.examples - seen[left]) / ((seen[right] - seen[left]) or 1)
+        left = right if examples[right] == point.examples else right - 1
+        share = (point.examples - examples[left]) / ((examples[right] - examples[left]) or 1)
         low, high = baseline[left].validation.ne, baseline[right].validation.ne
         pairs.append((point.examples, relative_ne_percent(point.validation.ne, low + share * (high - low))))
     return tuple(pairs)

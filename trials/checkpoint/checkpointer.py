@@ -39,61 +39,63 @@ from trials.storage.weights_file import Weights, read_weights, save_weights
 
 LOG = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 30.0
-"""Of training that may be lost: after so much an evaluation is followed by a checkpoint."""
+"""Seconds of training that may be lost: once so many have passed, an evaluation is followed by a checkpoint."""
 LATEST = 4
-"""Times that, after which none is waited for."""
+"""Multiple of `CHECKPOINT_SECONDS` after which a checkpoint no longer waits for an evaluation."""
 COST_SHARE = 0.02
-"""Of a training's seconds that checkpoints may take: slow ones are made less often."""
+"""Share of a training's seconds that checkpoints may take: slow ones are made less often."""
 PREFIX, STANDS, BEST = "after-", "training.json", "best.safetensors"
 DENSE, TABLES, RANDOM, RANDOM_CUDA = "dense.", "tables.", "random.", "random_cuda."
 AVERAGED = "averaged{}."
-"""What the names of earlier weights begin with, which an average is of."""
+"""Prefix of the names of earlier weights, which an average is made of."""
 
 
 class Resumable(Protocol):
     """A training step that can be saved."""
 
     def dense_state(self) -> dict[str, FlatPieces]:
-        """Of this rank; loading into it is loading."""
+        """Returns the dense state of this rank; loading into it changes what trains."""
 
     def table_state(self, saved: Collection[str] | None = None) -> State:
-        """Of this rank, to save; to load, what it needs of a checkpoint that has these keys."""
+        """Returns this rank's tables, to save them; with `saved`, what it needs of a checkpoint that has these
+        keys."""
 
     def restored(self, tables: State, steps: int) -> None:
-        """After what the two gave was loaded into."""
+        """Takes over what was loaded into `dense_state()` and `table_state(saved)`, after so many steps."""
 
 
 class Average(Protocol):
     """A mean of weights that the step had earlier."""
 
     def state(self) -> Iterator[tuple[FlatPieces, State]]:
-        """The dense weights and the tables' blocks of each in the mean, oldest first."""
+        """Yields the dense weights and the tables' parts for each set of weights in the mean, oldest first."""
 
     def note(self) -> None:
         """Takes the step's weights, as they are now, into the mean."""
 
 
 class CheckpointInfo(Value):
-    """Where a training stands, as a file."""
+    """What the file `training.json` of a checkpoint says of the training."""
 
     job: str
-    """Fingerprint."""
+    """Fingerprint of the job."""
     ranks: int
     training: TrainingState
 
 
 class Checkpoints:
-    """Those of one training, in one folder; every rank makes the same calls in the same order."""
+    """The checkpoints of one training, in one folder; every rank makes the same calls in the same order."""
 
     def __init__(self, folder: Path | None, job: Job, ranks: Ranks, seconds: float = CHECKPOINT_SECONDS):
-        """`folder`: None for no checkpoints. `seconds`: of training that may be lost; 0 for as few as can be."""
+        """`folder` is None where no checkpoints are wanted. `seconds` of training may be lost; 0 makes as few
+        checkpoints as can be."""
         self._folder, self._job, self._ranks, self._every = folder, job, ranks, seconds
         self._last = time.perf_counter()
         self.count, self.seconds = 0, 0.0
-        """Made so far, and what that took."""
+        """Number of checkpoints made so far, and the seconds that they took."""
 
     def due(self, *, evaluated: bool) -> bool:
-        """Whether to make one now, by rank 0's clock; a collective."""
+        """Tells whether to make a checkpoint now, by rank 0's clock; a collective."""
         if self._folder is None:
             return False
         wait = self._every * (1 if evaluated else LATEST)
@@ -109,14 +111,14 @@ class Checkpoints:
         best: Weights | None,
         average: Average | None = None,
     ) -> float:
-        """Replaces the newest; the best weights are rank 0's. Returns the seconds it took."""
+        """Replaces the newest checkpoint; the best weights are rank 0's. Returns the seconds that saving took."""
         assert self._folder is not None
         began = time.perf_counter()
         name = f"{PREFIX}{state.steps}"
         partial = self._folder / f".{name}.partial"
         if self._ranks.first:
-            for left in self._folder.glob(f".{PREFIX}*.partial"):  # by one that was killed
-                shutil.rmtree(left)
+            for leftover in self._folder.glob(f".{PREFIX}*.partial"):  # a process was killed while it wrote
+                shutil.rmtree(leftover)
             partial.mkdir(parents=True)
         as_first(self._ranks, [0.0])  # the folder is there
         with on_host():
@@ -136,12 +138,13 @@ class Checkpoints:
     ) -> tuple[TrainingState, Weights | None] | None:
         """Puts the newest checkpoint into a fresh step and the random number generators; None where there is none.
 
-        What an average is of is put into the step first, one after another, for `average` to note.
+        The earlier weights that an average is made of are put into the step first, one after another, for
+        `average` to note.
 
         On another number of ranks, dropout goes on with random numbers of its own.
 
         Raises:
-            UserError: where it is another job's, or damaged.
+            UserError: where the checkpoint is another job's, or damaged.
         """
         newest = self._newest()
         if newest is None:
@@ -163,12 +166,12 @@ class Checkpoints:
         return stand.training, read_weights(best) if self._ranks.first and best.exists() else None
 
     def drop(self) -> None:
-        """Removes them, when the training has ended."""
+        """Removes all checkpoints, when the training has ended."""
         if self._folder is not None and self._ranks.first:
             self._keep_only(None)
 
     def _read(self, path: Path, step: Resumable, weights: str = "") -> State:
-        """`weights`: what the names begin with of those to be read, in place of the newest's."""
+        """Loads a checkpoint. `weights` is the prefix of the names to read in place of the newest weights."""
         try:
             reader = FileSystemReader(path)
             saved = reader.read_metadata().state_dict_metadata
@@ -176,7 +179,7 @@ class Checkpoints:
             random = {name: tensor for name, tensor in _random(self._ranks).items() if name in saved}
             dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state().items()}
             state = dense | {f"{TABLES}{name}": tensor for name, tensor in tables.items()} | random
-            state = {f"{weights}{key}" if _is_weight(key) else key: held for key, held in state.items()}
+            state = {f"{weights}{key}" if _is_weight(key) else key: value for key, value in state.items()}
             load(state, storage_reader=reader, planner=LoadPlanner(), no_dist=_alone())
         except (CheckpointException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())[-300:]
@@ -187,9 +190,10 @@ class Checkpoints:
         return tables
 
     def _newest(self) -> Path | None:
-        """As rank 0 sees it: where ranks do not share a disk, all say what is missing."""
-        found = _made(self._folder) if self._folder is not None else []
-        (steps,) = as_first(self._ranks, [float(max((_steps(path) for path in found), default=-1))])
+        """Returns the newest checkpoint as rank 0 sees it: where ranks do not share a disk, all say what is
+        missing."""
+        checkpoints = _made(self._folder) if self._folder is not None else []
+        (steps,) = as_first(self._ranks, [float(max((_steps(path) for path in checkpoints), default=-1))])
         if steps < 0:
             return None
         assert self._folder is not None
@@ -211,7 +215,8 @@ class Checkpoints:
         return stand
 
     def _write_rest(self, partial: Path, state: TrainingState, best: Weights | None) -> None:
-        """The best weights are written once, and linked to from then on."""
+        """Writes where the training stands and the best weights; these are written once, and linked to from then
+        on."""
         stand = CheckpointInfo(job=self._job.fingerprint, ranks=self._ranks.world, training=state)
         (partial / STANDS).write_text(stand.model_dump_json())
         if best is None:
@@ -244,12 +249,12 @@ def _everything(step: Resumable, ranks: Ranks) -> dict[str, Tensor | FlatPieces]
 
 
 def _averaged(average: Average | None) -> dict[str, Tensor | FlatPieces]:
-    found: dict[str, Tensor | FlatPieces] = {}
-    for number, (dense, blocks) in enumerate(average.state() if average is not None else ()):
+    state: dict[str, Tensor | FlatPieces] = {}
+    for number, (dense, table_parts) in enumerate(average.state() if average is not None else ()):
         prefix = AVERAGED.format(number)
-        found[f"{prefix}{DENSE}weight"] = dense
-        found |= {f"{prefix}{TABLES}{name}": tensor for name, tensor in blocks.items()}
-    return found
+        state[f"{prefix}{DENSE}weight"] = dense
+        state |= {f"{prefix}{TABLES}{name}": tensor for name, tensor in table_parts.items()}
+    return state
 
 
 def _is_weight(key: str) -> bool:
@@ -268,11 +273,11 @@ def _alone() -> bool:
 
 
 def _random(ranks: Ranks) -> dict[str, Tensor]:
-    """The states of this rank's generators."""
-    found = {f"{RANDOM}{ranks.rank}": torch.get_rng_state()}
+    """Returns the states of this rank's random number generators."""
+    states = {f"{RANDOM}{ranks.rank}": torch.get_rng_state()}
     if torch.cuda.is_available():
-        found[f"{RANDOM_CUDA}{ranks.rank}"] = torch.cuda.get_rng_state()
-    return found
+        states[f"{RANDOM_CUDA}{ranks.rank}"] = torch.cuda.get_rng_state()
+    return states
 
 
 def _set_random(states: dict[str, Tensor], ranks: Ranks) -> None:

@@ -1,9 +1,9 @@
 """Pieces of one long vector, as `torch.distributed.checkpoint` (DCP) saves and loads them.
 
-Every way to hold the dense part holds ranges of the same vectors: all dense weights one after another, in the
+Every strategy holds the dense part as ranges of the same vectors: all dense weights one after another, in the
 order of `named_parameters`, and AdamW's two moments of them. Plain DP has them whole, ZeRO-1 one range of the
 moments, `fully_shard` one range of each weight (shards are along the first dimension). Saved as such, what one
-way wrote is read by any other, on any number of ranks: DCP works out which ranges overlap.
+strategy wrote is read by any other, on any number of ranks: DCP works out which ranges overlap.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 
 class Piece(NamedTuple):
-    """A range that this rank holds; ranks may hold the same."""
+    """A range of the vector that this rank holds; several ranks may hold the same range."""
 
     start: int
     values: Tensor
-    """One dimension, a view of what trains: loading into it is loading."""
+    """The range as a one-dimensional view of what trains: loading into it changes what trains."""
 
 
 @dataclass(frozen=True)
 class FlatPieces:
-    """This rank's pieces of a vector; those of all ranks cover it."""
+    """This rank's pieces of a vector; the pieces of all ranks cover it."""
 
     length: int
-    """Of the vector."""
+    """Length of the vector."""
     pieces: tuple[Piece, ...]
 
     def size(self) -> torch.Size:
-        """Of the vector; what DCP compares with the checkpoint's."""
+        """Returns the size of the vector, which DCP compares with the checkpoint's."""
         return torch.Size([self.length])
 
     def at(self, index: MetadataIndex) -> Tensor:
-        """The piece that DCP asks for."""
+        """Returns the piece that DCP asks for."""
         assert index.offset is not None
         return next(values for start, values in self.pieces if start == index.offset[0])
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
-        """DCP's protocol: what there is to write."""
+        """Says what there is to write (DCP's protocol)."""
         return [
             WriteItem(
                 index=MetadataIndex(name, chunk.offsets),
@@ -62,7 +62,7 @@ class FlatPieces:
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """DCP's protocol: what there is to read."""
+        """Says what there is to read (DCP's protocol)."""
         return [
             ChunkStorageMetadata(offsets=torch.Size([start]), sizes=values.size())
             for start, values in self.pieces
@@ -70,19 +70,19 @@ class FlatPieces:
 
 
 class SavePlanner(DefaultSavePlanner):
-    """DCP's own, which also finds pieces."""
+    """DCP's own planner for saving, which also finds pieces."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is written under this index."""
-        held = self.state_dict[index.fqn]
-        return held.at(index) if isinstance(held, FlatPieces) else super().lookup_object(index)
+        """Returns what is written under this index."""
+        value = self.state_dict[index.fqn]
+        return value.at(index) if isinstance(value, FlatPieces) else super().lookup_object(index)
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's own, which also finds pieces."""
+    """DCP's own planner for loading, which also finds pieces."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -90,11 +90,11 @@ class LoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """DCP's own would look into every value for tensors that have no memory yet; there are none."""
+        """Replaces DCP's own set-up, which would search every value for tensors without memory; there are none."""
         self.original_state_dict = self.state_dict = state_dict
         self.metadata, self.is_coordinator = metadata, is_coordinator
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        """What is read into."""
-        held = self.state_dict[index.fqn]
-        return held.at(index) if isinstance(held, FlatPieces) else super().lookup_tensor(index)
+        """Returns the tensor to read into."""
+        value = self.state_dict[index.fqn]
+        return value.at(index) if isinstance(value, FlatPieces) else super().lookup_tensor(index)

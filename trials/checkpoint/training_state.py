@@ -8,27 +8,27 @@ from trials.record import CurvePoint, Metrics
 
 
 class TrainingState(BaseModel):
-    """Carried from step to step, and changed by it."""
+    """The state that a training carries from step to step and changes."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     examples: int = 0
     steps: int = 0
     next_evaluation: int
-    """The number of examples from which on one is due."""
+    """Number of examples from which on an evaluation is due."""
     loss_sum: float = 0.0
     loss_steps: int = 0
-    """Of the steps since the last evaluation whose losses were looked at."""
+    """Number of steps since the last evaluation whose losses were looked at."""
     curve: list[CurvePoint] = []
     best: Metrics | None = None
     best_examples: int = 0
-    """When that was."""
+    """Training examples seen when the best weights were evaluated."""
     stale: int = 0
-    """Evaluations in a row without a better NE."""
+    """Number of evaluations in a row without a better NE."""
     seconds: float = 0.0
-    """Of training and evaluation so far, noted where a checkpoint is made."""
+    """Seconds of training and evaluation so far, noted where a checkpoint is made."""
     evaluate_seconds: float = 0.0
     rate_factor: float = 1.0
-    """What plateaus have left of the learning rates."""
+    """Factor of the learning rates that plateaus have left."""
     speeds: list[float] = []
     """Examples per second in each stretch between evaluations."""

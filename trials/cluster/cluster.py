@@ -39,7 +39,7 @@ class PeakFlops(Value):
 
 
 class Cluster(Value):
-    """Hosts that are alike, each with accelerators that are alike; without a GPU the CPU is the one."""
+    """Hosts that are alike, each with accelerators that are alike; without a GPU the CPU is the accelerator."""
 
     name: str = ""
     """Its name; by default that of its file, without the ending."""
@@ -86,31 +86,31 @@ class Cluster(Value):
         return self
 
     def __hash__(self) -> int:
-        """By name and numbers: `sources` cannot be hashed."""
+        """Hashes name and numbers: `sources` cannot be hashed."""
         return hash((self.name, *self.numbers().values()))
 
     @property
     def ranks(self) -> int:
-        """Accelerators of all hosts: the world size."""
+        """Accelerators of all hosts together: the world size."""
         return self.hosts * self.gpus_per_host
 
     def numbers(self) -> dict[str, float]:
-        """Every number there is, by its dotted key: what `sources` speaks of."""
-        found: dict[str, float] = {}
+        """Every number of the cluster, by the dotted key that `sources` has for it."""
+        numbers: dict[str, float] = {}
         for name in NUMBERS:
             value = getattr(self, name)
             if isinstance(value, Value):
-                parts = value.to_dict().items()
-                found |= {f"{name}.{part}": number for part, number in parts if number is not None}
+                fields = value.to_dict().items()
+                numbers |= {f"{name}.{field}": number for field, number in fields if number is not None}
             elif value is not None:
-                found[name] = value
-        return found
+                numbers[name] = value
+        return numbers
 
     def with_ranks(self, ranks: str) -> Cluster:
-        """The same with as many hosts and accelerators per host as `2x4` says.
+        """Returns the same cluster with as many hosts and accelerators per host as `2x4` says.
 
         Raises:
-            UserError: when it is not HOSTSxRANKS, or the cluster declares no link that it then needs.
+            UserError: when the text is not HOSTSxRANKS, or the cluster declares no link that it then needs.
         """
         match = RANKS.fullmatch(ranks.strip())
         if match is None:
@@ -118,15 +118,15 @@ class Cluster(Value):
         return self._declared(f"ranks={match[0]}", hosts=int(match[1]), gpus_per_host=int(match[2]))
 
     def with_hbm(self, hbm: int) -> Cluster:
-        """The same cluster with a declared memory per rank, in bytes.
+        """Returns the same cluster with a declared memory per rank, in bytes.
 
         Raises:
-            UserError: when it is not above 0.
+            UserError: when the memory is not above 0.
         """
         return self._declared(f"hbm={byte_words(hbm)}", hbm=hbm)
 
     def _declared(self, how: str, **numbers: int | str) -> Cluster:
-        """A copy with these numbers, checked again, whose source is what was declared."""
+        """Returns a copy with these numbers, checked again, whose source is what was declared."""
         sources = self.sources | dict.fromkeys(numbers, f"declared: {how}")
         return parse(Cluster, self.to_dict() | numbers | {"sources": sources}, f"cluster {self.name}, {how}")
 

@@ -18,15 +18,16 @@ CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 DESCRIPTION = "This machine as it is detected."
 COPIED_BYTES = 2**28
 CPU_MATMUL, GPU_MATMUL = 1024, 8192
-"""Sizes of the square products timed: larger on a GPU, where small ones time the launch."""
+"""Sizes of the square products that are timed: larger on a GPU, where small ones time the launch."""
 GLOO_LATENCY_S = 50e-6
-"""An assumption: one step of gloo between processes of a machine."""
+"""Seconds for one step of gloo between processes of a machine: an assumption."""
 NVLINK_LATENCY_S = 3.4e-6
-"""NCCL's own model, src/graph/tuning.cc, hwLat: ring, Simple protocol, NVLink."""
+"""Seconds for one step over NVLink by NCCL's own model, src/graph/tuning.cc, hwLat: ring, Simple protocol,
+NVLink."""
 
 
 def host_memory_bytes() -> int:
-    """The host's memory, or the container's limit where that is lower."""
+    """Returns the host's memory, or the container's limit where that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else "max"
     return min(total, int(limit)) if limit.isdigit() else total
@@ -34,7 +35,7 @@ def host_memory_bytes() -> int:
 
 @cache
 def this_machine() -> Cluster:
-    """Measures speeds once per process; takes a second or two on a CPU."""
+    """Measures this machine's speeds, once per process; takes a second or two on a CPU."""
     import torch
 
     data = _gpus() if torch.cuda.is_available() else _cpu()
@@ -113,7 +114,8 @@ def _gpus() -> dict[str, Any]:
 
 
 def _copy_bytes_per_second(source: str, target: str) -> float:
-    """Bytes read plus bytes written per second, the fastest of a few copies; pinned on the way to a GPU."""
+    """Returns bytes read plus bytes written per second, of the fastest of a few copies; pinned on the way to a
+    GPU."""
     import torch
 
     from trials.cluster.machine import best_seconds

@@ -16,16 +16,18 @@ THIS = "this"
 
 
 def catalog() -> dict[str, Cluster]:
-    """The named clusters, without this machine."""
+    """Returns the named clusters, without this machine."""
     with resources.as_file(resources.files("trials.cluster") / "catalog") as folder:
         return {file.stem: _read(file) for file in sorted(Path(folder).glob("*.yaml"))}
 
 
 def load_cluster(name_or_path: str) -> Cluster:
-    """A cluster by its name, by the path of a YAML file of your own, or `this`, which is measured (seconds).
+    """Returns a cluster by its name, by the path of a YAML file of your own, or `this`, which is measured
+    (seconds).
 
     Raises:
-        UserError: listing the names there are; or naming the file's key, its value and what would work.
+        UserError: for an unknown name, with the names there are; for a bad value in a file, with its key and what
+            would work.
     """
     if name_or_path == THIS:
         return this_machine()
@@ -40,7 +42,8 @@ def load_cluster(name_or_path: str) -> Cluster:
 
 
 def _read(path: Path) -> Cluster:
-    """The file's cluster, named after it; a number that gives no source has the file for one."""
+    """Returns the file's cluster, named after the file; a number that gives no source has the file as its
+    source."""
     data: Any = load_yaml(path)
     cluster = parse(Cluster, {"name": path.stem} | data if isinstance(data, dict) else data, str(path))
     sources = dict.fromkeys(cluster.numbers(), f"your file {path.name}") | cluster.sources

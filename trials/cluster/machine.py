@@ -17,7 +17,7 @@ Precision = Literal["fp32", "bf16"]
 BF16_GAIN = 1.3
 """bf16 is chosen where its matmul is at least this many times faster: below, casts eat the gain."""
 THREADS_GAIN = 1.1
-"""More threads are taken where a step is at least so many times faster."""
+"""More threads are taken where a step is at least this many times faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,31 +29,31 @@ class MatmulPeak:
 
 
 def device() -> torch.device:
-    """The accelerator where there is one, else the CPU."""
+    """Returns the accelerator where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor_name() -> str:
-    """`Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores`."""
+    """Returns the processor's name, such as `Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores`."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
     return f"{models[0] if models else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 def machine_name() -> str:
-    """Of the device that trains and scores here."""
+    """Returns the name of the device that trains and scores here."""
     where = device()
     return processor_name() if where.type == "cpu" else torch.cuda.get_device_name(where)
 
 
 @cache
 def matmul_peak(size: int = 1024, repeats: int = 5) -> MatmulPeak:
-    """The best of a few square products of `size`, by precision, on this machine's device."""
+    """Returns the best of a few square products of `size`, by precision, on this machine's device."""
     return MatmulPeak(
         fp32=_flops_per_second(torch.float32, size, repeats),
         bf16=_flops_per_second(torch.bfloat16, size, repeats),
@@ -66,7 +66,8 @@ def _flops_per_second(dtype: torch.dtype, size: int, repeats: int) -> float:
 
 
 def best_seconds(run: Callable[[], object], where: torch.device, repeats: int = 5) -> float:
-    """The fastest of a few runs, each until it is over on the device `where`; one more before warms up."""
+    """Returns the seconds of the fastest of a few runs on the device `where`, each waited for; one more run before
+    warms up."""
     best = float("inf")
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -79,16 +80,16 @@ def best_seconds(run: Callable[[], object], where: torch.device, repeats: int = 
 
 @cache
 def preferred_precision() -> Precision:
-    """What `precision=auto` means on this machine."""
+    """Returns what `precision=auto` means on this machine."""
     peak = matmul_peak()
     return "bf16" if peak.bf16 > BF16_GAIN * peak.fp32 else "fp32"
 
 
 @cache
 def fastest_threads(limit: int) -> int:
-    """Of 1, 2, 4 ... and `limit` threads, how many train a small model fastest; measured, a second at most.
+    """Returns which of 1, 2, 4 ... and `limit` threads train a small model fastest; measured, a second at most.
 
-    More are taken only where they gain a tenth. Beside an accelerator, where threads do other work, it is
+    More threads are taken only where they gain a tenth. Beside an accelerator, where threads do other work, it is
     the limit.
     """
     if limit == 1 or device().type != "cpu":
@@ -108,9 +109,9 @@ def fastest_threads(limit: int) -> int:
 
 
 def _step_seconds(batch: int = 512, width: int = 256, layers: int = 3) -> float:
-    """The fastest of a few training steps of an MLP, in the precision preferred here."""
+    """Returns the seconds of the fastest of a few training steps of an MLP, in the precision preferred here."""
     dtype = torch.bfloat16 if preferred_precision() == "bf16" else torch.float32
     x = torch.ones(batch, width, dtype=dtype)
-    parts = [part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-    model = torch.nn.Sequential(*parts).to(dtype)
+    modules = [module for _ in range(layers) for module in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*modules).to(dtype)
     return best_seconds(lambda: model(x).sum().backward(), x.device)

@@ -25,7 +25,7 @@ TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 def parse_quantity(value: object, units: Mapping[str, float], example: str) -> float:
-    """The number in its plain unit.
+    """Returns the number in its plain unit.
 
     Raises:
         ValueError: for anything that is not a finite number of at least 0, alone or with one of the units.
@@ -52,27 +52,27 @@ def _finite(number: float, example: str) -> float:
 
 
 def parse_bytes(value: object) -> int:
-    """Whole bytes, at least one."""
+    """Returns whole bytes, at least one."""
     return round(_at_least(1.0, parse_quantity(value, SIZES, "80GiB"), "80GiB"))
 
 
 def parse_rate(value: object) -> float:
-    """Bytes per second, at least one."""
+    """Returns bytes per second, at least one."""
     return _at_least(1.0, parse_quantity(value, RATES, "300GB/s"), "300GB/s")
 
 
 def parse_flops(value: object) -> float:
-    """FLOP/s, at least one."""
+    """Returns FLOP/s, at least one."""
     return _at_least(1.0, parse_quantity(value, FLOPS, "312TFLOP/s"), "312TFLOP/s")
 
 
 def parse_time(value: object) -> float:
-    """Seconds, 0 allowed."""
+    """Returns seconds; 0 is allowed."""
     return parse_quantity(value, TIMES, "5us")
 
 
 def byte_words(count: float) -> str:
-    """Bytes as people write them, three digits or so: `512 B`, `1.25 GiB`."""
+    """Returns bytes as people write them, with about three digits: `512 B`, `1.25 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -23,7 +23,8 @@ Hook = Callable[[Any, GradBucket], Future[Tensor]]
 
 
 def averaged_in(dtype: torch.dtype) -> Hook:
-    """A communication hook: gradients of a bucket averaged over ranks, cast to `dtype` on their way."""
+    """Returns a communication hook that averages the gradients of a bucket over ranks, cast to `dtype` on their
+    way."""
 
     def hook(_: Any, bucket: GradBucket) -> Future[Tensor]:
         gradients = bucket.buffer()
@@ -37,7 +38,8 @@ def averaged_in(dtype: torch.dtype) -> Hook:
 
 
 def cast_bucket(gradients: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bucket's gradients, each (N), in what they are sent in: in the bucket's own memory where it has room."""
+    """Casts a bucket's gradients, each (N), to what they are sent in: in the bucket's own memory where it has
+    room."""
     cast = gradients.to(dtype)
     if cast.element_size() > gradients.element_size():
         return cast

@@ -45,36 +45,37 @@ MIB = 2**20
 
 
 class Engine(Protocol):
-    """One way to hold the dense state."""
+    """What holds the dense state under one strategy."""
 
     module: nn.Module
     """The wrapped model: `DenseInputs` -> logit_B, or logit_BK of members in training."""
     optimizer: Optimizer
-    """Of this rank's part, or of what it has a part in; its first group's learning rate counts."""
+    """The optimizer of this rank's part, or of what it has a part in; its first group's learning rate counts."""
 
     def predict(self, inputs: DenseInputs) -> Tensor:
-        """logit_B without gradients, of the model as `Module.eval` and `train` left it; a collective."""
+        """Returns logit_B without gradients, of the model in the mode (evaluation or training) that it is in; a
+        collective."""
 
     def accumulate_only(self, yes: bool) -> None:
-        """Whether the next backward leaves ranks apart, because another micro-batch follows."""
+        """Sets whether the next backward leaves ranks apart, because another micro-batch follows."""
 
     def update(self) -> None:
-        """AdamW, from the gradients of all ranks."""
+        """Updates the weights by AdamW, from the gradients of all ranks."""
 
     def is_finite(self) -> bool:
-        """Whether no weight that this rank updates is NaN or infinite."""
+        """Tells whether no weight that this rank updates is NaN or infinite."""
 
     def weights(self) -> Weights:
-        """A copy of all weights under the plain model's names, fp32 on the CPU; a collective.
+        """Returns a copy of all weights under the plain model's names, fp32 on the CPU; a collective.
 
-        On the first rank; others have nothing.
+        Only the first rank has them; the result is empty on other ranks.
         """
 
     def state(self) -> dict[str, FlatPieces]:
-        """Weights and optimizer state that this rank holds, to save or to load into (`restored`)."""
+        """Returns weights and optimizer state that this rank holds, to save or to load into (`restored`)."""
 
     def restored(self, steps: int) -> None:
-        """After weights and state of so many updates were loaded into `state()`."""
+        """Takes over what was loaded into `state()`: weights and optimizer state after so many updates."""
 
 
 class ParallelStep:
@@ -84,40 +85,40 @@ class ParallelStep:
         self.engine, self.micro_batches = engine, micro_batches
 
     def forward_backward(self, batch: DenseBatch, weight: float = 1.0) -> Tensor:
-        """All micro-batches forward and backward; returns this rank's loss, detached.
+        """Runs all micro-batches forward and backward; returns this rank's loss, detached.
 
-        `weight` multiplies loss and gradients: a rank's examples over the mean of all ranks' makes the mean
-        over ranks that over all examples.
+        `weight` multiplies loss and gradients. With a rank's number of examples over the ranks' mean number as its
+        weight, the mean over ranks is the mean over all examples.
         """
-        size, parts = len(batch.label_B), self.micro_batches
+        size, micro_batches = len(batch.label_B), self.micro_batches
         loss = torch.zeros((), device=batch.label_B.device)
-        for start, stop in pairwise(size * part // parts for part in range(parts + 1)):
+        for start, stop in pairwise(size * index // micro_batches for index in range(micro_batches + 1)):
             self.engine.accumulate_only(stop < size)
-            part = batch if parts == 1 else part_of(batch, start, stop)
-            loss += self._micro_batch(part, share=weight * (stop - start) / size)
-            if part is not batch:
-                pass_on_gradients(part, batch, start)
+            micro_batch = batch if micro_batches == 1 else part_of(batch, start, stop)
+            loss += self._micro_batch(micro_batch, share=weight * (stop - start) / size)
+            if micro_batch is not batch:
+                pass_on_gradients(micro_batch, batch, start)
         return loss
 
     def update(self) -> None:
-        """The dense part's optimizer step; its gradients are freed."""
+        """Runs the dense part's optimizer step and frees its gradients."""
         self.engine.update()
 
-    def _micro_batch(self, part: DenseBatch, share: float) -> Tensor:
-        loss = share * cross_entropy(self.engine.module(part.inputs), part.label_B, part.weight_B)
+    def _micro_batch(self, batch: DenseBatch, share: float) -> Tensor:
+        loss = share * cross_entropy(self.engine.module(batch.inputs), batch.label_B, batch.weight_B)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 
 def device_mesh(dense: Dense, hosts: int, gpus_per_host: int, device_type: str) -> DeviceMesh:
-    """All ranks in a row, or hosts x ranks for hsdp; needs a process group of so many ranks."""
+    """Returns all ranks in a row, or hosts x ranks for hsdp; needs a process group of so many ranks."""
     if dense == "hsdp":
         return init_device_mesh(device_type, (hosts, gpus_per_host), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device_type, (hosts * gpus_per_host,))
 
 
 def average_gradients(model: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> nn.Module:
-    """Gradients are averaged over all ranks in buckets, while backward goes on."""
+    """Wraps a module so that gradients are averaged over all ranks in buckets, while backward goes on."""
     return DistributedDataParallel(
         model,
         gradient_as_bucket_view=True,
@@ -138,10 +139,10 @@ def parallelize(
     alike on all ranks.
 
     Args:
-        model: wrapped in place.
-        strategy: how it is held.
-        config: the dense part's AdamW and precision, resolved.
-        mesh: from `device_mesh`; None for dp on one rank, which needs no process group.
+        model: the model, which is wrapped in place.
+        strategy: how the model is held.
+        config: resolved settings of the dense part's AdamW and precision.
+        mesh: the ranks, from `device_mesh`; None for dp on one rank, which needs no process group.
         replicate: what dp and zero1 wrap a model in where there are several ranks; `average_gradients`,
             with buckets of another size for some clusters.
     """
@@ -155,7 +156,8 @@ def parallelize(
 
 
 class _Replicated:
-    """dp and zero1: weights on every rank; the optimizer's state on every rank, or an equal part on each."""
+    """The engine of dp and zero1: weights on every rank; the optimizer's state on every rank, or an equal part on
+    each."""
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class _Replicated:
             self.module.register_comm_hook(None, averaged_in(reduced))
         self._pieces = [self._master.flat]
         if strategy.dense == "zero1":
-            # equal parts of one tensor: balanced to a number, and what ranks broadcast lands in the whole
+            # equal parts of one tensor: balanced to a number, and what ranks broadcast lands in that tensor
             self._pieces = [nn.Parameter(p) for p in self._master.flat.detach().tensor_split(ranks)]
         self.optimizer = adamw(self._pieces, config, zero1=strategy.dense == "zero1")
 
@@ -202,9 +204,9 @@ class _Replicated:
 
     def state(self) -> dict[str, FlatPieces]:
         length = self._master.flat.numel()
-        held = [(start, moments(self._mine, piece)) for start, piece in self._updated_here()]
+        states = [(start, moments(self._mine, piece)) for start, piece in self._updated_here()]
         return {"weight": FlatPieces(length, (Piece(0, self._master.flat.detach()),))} | {
-            moment: FlatPieces(length, tuple(Piece(start, state[moment]) for start, state in held))
+            moment: FlatPieces(length, tuple(Piece(start, state[moment]) for start, state in states))
             for moment in MOMENTS
         }
 
@@ -215,11 +217,11 @@ class _Replicated:
 
     @property
     def _mine(self) -> Optimizer:
-        """What updates this rank's pieces: ZeroRedundancyOptimizer has one of its own for them."""
+        """The optimizer of this rank's pieces: ZeroRedundancyOptimizer has one of its own for them."""
         return getattr(self.optimizer, "optim", self.optimizer)
 
     def _updated_here(self) -> list[tuple[int, nn.Parameter]]:
-        """The pieces that this rank updates, and where in `flat` they begin."""
+        """Returns the pieces that this rank updates, and where in `flat` they begin."""
         mine = {id(piece) for group in self._mine.param_groups for piece in group["params"]}
         starts = accumulate((piece.numel() for piece in self._pieces), initial=0)
         return [(start, p) for start, p in zip(starts, self._pieces, strict=False) if id(p) in mine]
@@ -227,12 +229,13 @@ class _Replicated:
     def _hand_out_gradient(self) -> None:
         gradient = self._master.flat.grad
         assert gradient is not None
-        for piece, part in zip(self._pieces, gradient.tensor_split(len(self._pieces)), strict=True):
-            piece.grad = part
+        for piece, gradient_part in zip(self._pieces, gradient.tensor_split(len(self._pieces)), strict=True):
+            piece.grad = gradient_part
 
 
 class _FullySharded:
-    """zero2, fsdp, hsdp: every rank, or every rank of a host, holds an equal part of each weight."""
+    """The engine of zero2, fsdp and hsdp: every rank, or every rank of a host, holds an equal part of each
+    weight."""
 
     def __init__(
         self, model: nn.Module, strategy: Strategy, config: TrainingConfig, mesh: DeviceMesh
@@ -269,7 +272,8 @@ class _FullySharded:
         return logit_B
 
     def accumulate_only(self, yes: bool) -> None:
-        """Gradients are reduced and kept sharded after every micro-batch, so that memory stays small."""
+        """Does nothing: gradients are reduced and kept sharded after every micro-batch, so that memory stays
+        small."""
 
     def update(self) -> None:
         self.optimizer.step()
@@ -283,14 +287,14 @@ class _FullySharded:
         return dict(get_model_state_dict(self.module, options=options))  # type: ignore[arg-type]
 
     def state(self) -> dict[str, FlatPieces]:
-        places = [(_first_value(p), p) for p in self.module.parameters()]
-        starts = list(accumulate((p.numel() for _, p in places), initial=0))
-        held: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
-        for start, (first, p) in zip(starts, places, strict=False):
+        parameters = [(_first_value(p), p) for p in self.module.parameters()]
+        starts = list(accumulate((p.numel() for _, p in parameters), initial=0))
+        pieces_by_name: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
+        for start, (offset, p) in zip(starts, parameters, strict=False):
             for name, tensor in {"weight": p.detach(), **moments(self.optimizer, p)}.items():
                 if (local := _local(tensor)).numel():
-                    held[name].append(Piece(start + first, local.view(-1)))
-        return {name: FlatPieces(starts[-1], tuple(pieces)) for name, pieces in held.items()}
+                    pieces_by_name[name].append(Piece(start + offset, local.view(-1)))
+        return {name: FlatPieces(starts[-1], tuple(pieces)) for name, pieces in pieces_by_name.items()}
 
     def restored(self, steps: int) -> None:
         for p in self.module.parameters():
@@ -298,13 +302,14 @@ class _FullySharded:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard."""
+    """Returns this rank's shard."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local()
 
 
 def _first_value(parameter: Tensor) -> int:
-    """Where this rank's shard of a parameter begins, in values: shards are rows that follow one another."""
+    """Returns where this rank's shard of a parameter begins, in values: shards are rows that follow one
+    another."""
     assert isinstance(parameter, DTensor)
     _, offset = compute_local_shape_and_global_offset(
         parameter.shape, parameter.device_mesh, parameter.placements
@@ -313,7 +318,8 @@ def _first_value(parameter: Tensor) -> int:
 
 
 def _without_view(_: nn.Module, __: tuple[object, ...], output: Tensor) -> Tensor:
-    """`fully_shard` puts its hooks on a unit's output, and warns that they could be lost on a view."""
+    """Copies a view: `fully_shard` puts its hooks on a unit's output, and warns that they could be lost on a
+    view."""
     return output if output._base is None else output.clone()
 
 

@@ -25,14 +25,14 @@ LOG = logging.getLogger(__name__)
 
 
 def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds: float) -> None:
-    """Makes this process a member of the process group of all ranks; waits for the others.
+    """Lets this process join the process group of all ranks; waits for the others.
 
     Args:
         ranks: where this process stands.
         folder: the trial's directory, seen by all ranks; used where there is no address.
         address: where the ranks of several machines meet.
         local: which CUDA device of this machine is its own.
-        seconds: after which a collective that waits for a rank fails; also for this call.
+        seconds: time after which a collective that waits for a rank fails; also for this call.
     """
     began, timeout = time.monotonic(), datetime.timedelta(seconds=seconds)
     store = None
@@ -52,15 +52,15 @@ def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds
         world_size=ranks.world,
         timeout=timeout,
     )
-    how = f"at {address}" if address else "by a file"
-    LOG.info("process group of %d ranks made %s in %.2f s", ranks.world, how, time.monotonic() - began)
+    meeting = f"at {address}" if address else "by a file"
+    LOG.info("process group of %d ranks made %s in %.2f s", ranks.world, meeting, time.monotonic() - began)
 
 
 def check_devices(ranks_here: int) -> None:
-    """A machine with CUDA devices has one for each rank.
+    """Checks that a machine with CUDA devices has one for each rank.
 
     Raises:
-        UserError: when it has fewer.
+        UserError: when the machine has fewer.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else None
     if devices is not None and ranks_here > devices:

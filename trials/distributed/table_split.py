@@ -1,4 +1,4 @@
-"""The seam between the embedding tables and the dense part of a model, which are held in different ways.
+"""Separates the embedding tables from the dense part of a model, since the two are held in different ways.
 
 Embeddings are looked up once for a rank's whole batch; the dense part takes them as leaves and leaves their
 gradients on them, for the tables' owner to carry on with. Micro-batches are slices of such a batch.
@@ -18,16 +18,16 @@ class DenseInputs(NamedTuple):
     """What the dense part sees of B examples."""
 
     embeddings: tuple[Tensor, ...]
-    """fp32, as tables put them out (`dhen.inputs.table_dims.looked_up`): e_BTD of the categorical tables,
-    e_B1D of each multi-hot one, where tables have several lengths for each of these."""
+    """Embeddings in fp32, as tables put them out (`dhen.inputs.table_dims.looked_up`): e_BTD of the categorical
+    tables, e_B1D of each multi-hot one; where tables have several lengths, these for each length."""
     numeric_BK: Tensor
-    """float32."""
+    """Numeric inputs in float32."""
 
 
 class DenseBatch(NamedTuple):
     """A rank's B examples; embeddings are leaves that require gradients, which stand in `.grad` afterwards.
 
-    Each is the gradient of the mean over this rank's examples, not yet averaged over ranks.
+    Each gradient is that of the mean over this rank's examples, not yet averaged over ranks.
     """
 
     inputs: DenseInputs
@@ -36,15 +36,16 @@ class DenseBatch(NamedTuple):
 
 
 class GivenEmbeddings(nn.Module):
-    """In the place of the tables: hands on what was looked up before."""
+    """A stand-in for the tables, which hands on what was looked up before."""
 
     def forward(self, inputs: DenseInputs) -> list[Tensor]:
-        """[e_BTD, e_B1D, ...]."""
+        """Returns [e_BTD, e_B1D, ...]."""
         return list(inputs.embeddings)
 
 
 def take_tables(model: nn.Module) -> Tables | None:
-    """The model's tables, whose place in it takes `GivenEmbeddings`; None where the log has no ids."""
+    """Takes the tables out of the model, where `GivenEmbeddings` stands in for them; None where the log has no
+    ids."""
     features = model.features
     assert isinstance(features, FeatureProcessing)
     tables = features.tables
@@ -54,7 +55,8 @@ def take_tables(model: nn.Module) -> Tables | None:
 
 
 def part_of(batch: DenseBatch, start: int, stop: int) -> DenseBatch:
-    """A slice with leaves of its own: the gradient of a slice of a leaf would be as long as the whole leaf."""
+    """Returns a slice with leaves of its own: the gradient of a slice of a leaf would be as long as the whole
+    leaf."""
     (embeddings, numeric_BK), label_B, weight_B = batch
     return DenseBatch(
         DenseInputs(
@@ -65,10 +67,10 @@ def part_of(batch: DenseBatch, start: int, stop: int) -> DenseBatch:
     )
 
 
-def pass_on_gradients(part: DenseBatch, batch: DenseBatch, start: int) -> None:
-    """The gradients of a slice's embeddings into those of the whole batch."""
-    for piece, whole in zip(part.inputs.embeddings, batch.inputs.embeddings, strict=True):
-        assert piece.grad is not None
-        if whole.grad is None:
-            whole.grad = torch.empty_like(whole)
-        whole.grad[start : start + len(piece)] = piece.grad
+def pass_on_gradients(micro_batch: DenseBatch, batch: DenseBatch, start: int) -> None:
+    """Copies the gradients of a slice's embeddings into those of the whole batch."""
+    for slice_leaf, leaf in zip(micro_batch.inputs.embeddings, batch.inputs.embeddings, strict=True):
+        assert slice_leaf.grad is not None
+        if leaf.grad is None:
+            leaf.grad = torch.empty_like(leaf)
+        leaf.grad[start : start + len(slice_leaf)] = slice_leaf.grad

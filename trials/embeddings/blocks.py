@@ -1,8 +1,8 @@
-"""Embedding tables as blocks: some columns of all rows of a table, and row-wise Adagrad's sums for them.
+"""Embedding tables in parts: some columns of all rows of a table, and row-wise Adagrad's sums for them.
 
-A checkpoint of blocks loads into any other way to cut the same tables. A sum is that of a row's mean square
-gradient over the block's columns, so the sum of blocks that are merged is their mean by width, exactly; parts
-of a block that is cut each take its sum, which is then the mean over more columns than theirs.
+A checkpoint of such parts loads into any other way to cut the same tables. A sum adds up a row's mean square
+gradient over the part's columns, so the sum of merged parts is exactly the mean of their sums by width. Where a
+part is cut further, each piece takes its sum, which is then the mean over more columns than the piece has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trials.optim.rowwise_adagrad import RowWiseAdagrad
 
 
 class Block(NamedTuple):
-    """Columns `first_column` up to `first_column + columns` of all rows of a table."""
+    """A part of a table: its columns `first_column` up to `first_column + columns`, of all rows."""
 
     table: str
     first_column: int
@@ -26,99 +26,104 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
-        """In checkpoints, after `weight.` or `sum.`."""
+        """The part's name in checkpoints, after `weight.` or `sum.`."""
         return f"{self.table}.{self.first_column}-{self.first_column + self.columns}"
 
-    def shared_columns(self, other: Block) -> tuple[int, int]:
-        """First and one past the last column that both have; empty where the second is not above the first."""
-        if self.table != other.table:
+    def shared_columns(self, block: Block) -> tuple[int, int]:
+        """Returns the first and one past the last column that both parts have; empty where the second is not above
+        the first."""
+        if self.table != block.table:
             return 0, 0
-        ends = (self.first_column + self.columns, other.first_column + other.columns)
-        return max(self.first_column, other.first_column), min(ends)
+        ends = (self.first_column + self.columns, block.first_column + block.columns)
+        return max(self.first_column, block.first_column), min(ends)
 
 
 class HeldBlock(NamedTuple):
-    """A block with its numbers, which are views of what trains: writing to them changes the tables."""
+    """A part of a table with its numbers, which are views of what trains: writing to them changes the tables."""
 
     block: Block
     weight_RC: Tensor
     sum_R: Tensor
-    """Of row-wise Adagrad, fp32."""
+    """Row-wise Adagrad's sum for each row, in fp32."""
 
     @property
     def held_bytes(self) -> int:
-        """Weights and optimizer state."""
+        """Bytes of weights and optimizer state."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.weight_RC, self.sum_R))
 
 
 def whole_blocks(tables: Sequence[EmbeddingTables], optimizer: RowWiseAdagrad) -> list[HeldBlock]:
-    """Each table of these as one block, with what its optimizer has of it."""
-    held = []
-    for each in tables:
-        rows, dim = [table.rows for table in each.tables], each.weight.shape[1]
-        weights = torch.split(each.weight.detach(), rows)
-        sums = torch.split(optimizer.state_of(each.weight)["sum"], rows)
-        held += [
+    """Returns each of these tables as one part, with what its optimizer has of it."""
+    parts = []
+    for matrix in tables:
+        rows, dim = [table.rows for table in matrix.tables], matrix.weight.shape[1]
+        weights = torch.split(matrix.weight.detach(), rows)
+        sums = torch.split(optimizer.state_of(matrix.weight)["sum"], rows)
+        parts += [
             HeldBlock(Block(table.name, 0, dim), weight_RD, sum_R)
-            for table, weight_RD, sum_R in zip(each.tables, weights, sums, strict=True)
+            for table, weight_RD, sum_R in zip(matrix.tables, weights, sums, strict=True)
         ]
-    return held
+    return parts
 
 
 State = dict[str, Tensor]
 
 
 def state_of(held: Sequence[HeldBlock]) -> State:
-    """For `torch.distributed.checkpoint`: the blocks of this rank, as views (loading into them is loading)."""
-    weights = {f"weight.{block.name}": weight_RC for block, weight_RC, _ in held}
-    return weights | {f"sum.{block.name}": sum_R for block, _, sum_R in held}
+    """Returns the parts of this rank for `torch.distributed.checkpoint`, as views (loading into them changes what
+    trains)."""
+    weights = {f"weight.{part.name}": weight_RC for part, weight_RC, _ in held}
+    return weights | {f"sum.{part.name}": sum_R for part, _, sum_R in held}
 
 
 def state_to_load(saved: Iterable[str], held: Sequence[HeldBlock]) -> State:
-    """What to load of a checkpoint with the keys `saved`, whatever its blocks are: the blocks of this rank where
-    they were saved alike, else tensors of their own for all that share columns with one."""
-    mine, wanted = state_of(held), {}
+    """Returns what to load of a checkpoint with the keys `saved`, however its tables are cut: the parts of this
+    rank where they were saved alike, else tensors of their own for all saved parts that share columns with
+    them."""
+    own, to_load = state_of(held), {}
     for key in saved:
         kind, _, name = key.partition(".")
-        if key in mine:
-            wanted[key] = mine[key]
+        if key in own:
+            to_load[key] = own[key]
         elif kind in ("weight", "sum"):
-            theirs = _parse(name)
-            for block, weight_RC, _ in held:
-                start, stop = block.shared_columns(theirs)
+            saved_part = _parse(name)
+            for part, weight_RC, _ in held:
+                start, stop = part.shared_columns(saved_part)
                 if start < stop:
-                    shape = weight_RC.shape[:1] if kind == "sum" else (len(weight_RC), theirs.columns)
+                    shape = weight_RC.shape[:1] if kind == "sum" else (len(weight_RC), saved_part.columns)
                     dtype = torch.float32 if kind == "sum" else weight_RC.dtype
-                    wanted[key] = torch.empty(shape, dtype=dtype, device=weight_RC.device)
-    return wanted
+                    to_load[key] = torch.empty(shape, dtype=dtype, device=weight_RC.device)
+    return to_load
 
 
 @torch.no_grad()
 def load_state(state: Mapping[str, Tensor], held: Sequence[HeldBlock]) -> None:
-    """Puts loaded blocks, cut in any way, into those of this rank."""
-    for block, weight_RC, sum_R in held:
-        mine = state.get(f"weight.{block.name}")
-        if mine is None:
-            _assemble(state, block, weight_RC, sum_R)
-        elif mine is not weight_RC:
-            weight_RC.copy_(mine)
-            sum_R.copy_(state[f"sum.{block.name}"])
+    """Puts loaded parts, cut in any way, into those of this rank."""
+    for part, weight_RC, sum_R in held:
+        loaded = state.get(f"weight.{part.name}")
+        if loaded is None:
+            _assemble(state, part, weight_RC, sum_R)
+        elif loaded is not weight_RC:
+            weight_RC.copy_(loaded)
+            sum_R.copy_(state[f"sum.{part.name}"])
 
 
-def _assemble(state: Mapping[str, Tensor], block: Block, weight_RC: Tensor, sum_R: Tensor) -> None:
+def _assemble(state: Mapping[str, Tensor], target: Block, weight_RC: Tensor, sum_R: Tensor) -> None:
     total_R, columns = torch.zeros_like(sum_R), 0
     for key, values in state.items():
         kind, _, name = key.partition(".")
         if kind != "weight":
             continue
-        theirs = _parse(name)
-        start, stop = block.shared_columns(theirs)
+        saved_part = _parse(name)
+        start, stop = target.shared_columns(saved_part)
         if start < stop:
-            mine, other = block.first_column, theirs.first_column
-            weight_RC[:, start - mine : stop - mine] = values[:, start - other : stop - other]
+            target_first, source_first = target.first_column, saved_part.first_column
+            weight_RC[:, start - target_first : stop - target_first] = values[
+                :, start - source_first : stop - source_first
+            ]
             total_R.add_(state[f"sum.{name}"], alpha=stop - start)
             columns += stop - start
-    assert columns == block.columns, f"the checkpoint lacks columns of {block}"
+    assert columns == target.columns, f"the checkpoint lacks columns of {target}"
     sum_R.copy_(total_R.div_(columns))
 
 

@@ -22,41 +22,40 @@ class TableEngine(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Weights and optimizer state on this rank."""
+        """Bytes of weights and optimizer state on this rank."""
 
     def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
-        """Embeddings of this rank's examples, fp32, as the tables put them out: e_BTD of all categorical ones,
-        e_B1D of each multi-hot one, of each length. Leaves that require gradients, but under `no_grad`."""
+        """Returns embeddings of this rank's examples in fp32, as the tables put them out."""
 
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
-        """The optimizer's update, from the gradients on what `lookup` returned last.
+        """Runs the optimizer's update, from the gradients on what `lookup` returned last.
 
         They are averaged over ranks: each is the gradient of the mean over its rank's examples (where ranks
         have different numbers of examples, scaled by their share).
         """
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Sets it to a multiple of the configured one, from the next lookup on."""
+        """Sets the learning rate to a multiple of the configured one, from the next lookup on."""
 
     def settle(self) -> None:
         """Applies all decay that is due."""
 
     def full_weights(self) -> dict[str, Tensor] | None:
-        """As the tables' `state_dict`: each matrix whole, fp32 on the CPU, a copy; on rank 0 alone."""
+        """Returns the tables' `state_dict` on rank 0 alone: each matrix whole, fp32 on the CPU, a copy."""
 
     def load_full(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes all tables over from such matrices, which every rank is given alike."""
+        """Takes all tables over from whole matrices, which every rank is given alike."""
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
-        """This rank's blocks by name (`trials.embeddings.blocks`), to save; to load, what it needs of a checkpoint
-        that has the keys `saved`, written by any engine on any number of ranks."""
+        """Returns this rank's table parts by name (`trials.embeddings.blocks`), to save them; with `saved`, what
+        it needs of a checkpoint that has these keys, written by any engine on any number of ranks."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what was loaded into `state_dict(saved)`."""
 
 
 def leaves(looked_up: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """The same values cut off from the lookup; they require gradients where gradients are recorded."""
+    """Returns the same values cut off from the lookup; they require gradients where gradients are recorded."""
     recorded = torch.is_grad_enabled()
     return tuple(e.detach().requires_grad_(recorded) for e in looked_up)
 

@@ -37,7 +37,8 @@ class CpuRowDecay:
 
 
 def _with_rows(features: Any) -> Any:
-    """Behind the bags of each key, one bag for every id that they have; empty ones where a key has fewer."""
+    """Returns the ids with, behind the bags of each key, one bag for every id that they have; empty bags where a
+    key has fewer ids."""
     ids_of = torch.split(features.values(), features.length_per_key())
     rows_of = [torch.unique(ids) for ids in ids_of]
     counts_F = torch.tensor([len(rows) for rows in rows_of])
@@ -45,14 +46,15 @@ def _with_rows(features: Any) -> Any:
     more_FR = (torch.arange(int(counts_F.max())) < counts_F.unsqueeze(1)).to(lengths_FB.dtype)
     return type(features)(
         keys=features.keys(),
-        values=torch.cat([part for pair in zip(ids_of, rows_of, strict=True) for part in pair]),
+        values=torch.cat([ids for pair in zip(ids_of, rows_of, strict=True) for ids in pair]),
         lengths=torch.cat([lengths_FB, more_FR], dim=1).flatten(),
         stride=lengths_FB.shape[1] + more_FR.shape[1],
     )
 
 
 class _Decayed(torch.autograd.Function):
-    """Embeddings of the batch alone; the gradient of what stood behind them is `decay` times it."""
+    """Embeddings of the batch alone; the gradient of an embedding behind the batch's is `decay` times the
+    embedding."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, examples: int, decay: float) -> Tensor:

@@ -19,10 +19,10 @@ from dhen.inputs.features import EmbeddingTables, Tables
 
 
 class HalfTables(EmbeddingTables):
-    """The same tables, with half the bytes."""
+    """Embedding tables with half the bytes of the tables they are made from."""
 
     def __init__(self, tables: EmbeddingTables) -> None:
-        """Of their weights, rounded to the nearest."""
+        """Takes the tables' weights over, rounded to the nearest."""
         nn.Module.__init__(self)  # the parent's would draw fresh weights
         self.tables, self.bags, self.bag_offsets = tables.tables, tables.bags, tables.bag_offsets
         self.register_buffer("row_offsets", tables.row_offsets, persistent=False)
@@ -31,7 +31,7 @@ class HalfTables(EmbeddingTables):
         self.weight.grad_dtype = torch.float32
 
     def forward(self, batch: FeatureBatch) -> list[Tensor]:
-        """As the parent's."""
+        """Looks embeddings up as `EmbeddingTables` does."""
         looked_up = []
         if self.row_offsets.numel():
             rows_BT = self._categorical_rows(batch)
@@ -43,12 +43,12 @@ class HalfTables(EmbeddingTables):
         return looked_up
 
     def _rows_of(self, rows_N: Tensor) -> Tensor:
-        found: Tensor = _Rows.apply(self.weight, rows_N)  # type: ignore[no-untyped-call]
-        return found
+        rows_ND: Tensor = _Rows.apply(self.weight, rows_N)  # type: ignore[no-untyped-call]
+        return rows_ND
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of an fp16 matrix as fp32; the gradient is sparse, as `F.embedding`'s."""
+    """Rows of an fp16 matrix as fp32; the gradient is sparse, as that of `F.embedding`."""
 
     @staticmethod
     def forward(ctx: Any, weight_RD: Tensor, rows_N: Tensor) -> Tensor:
@@ -64,14 +64,14 @@ class _Rows(torch.autograd.Function):
 
 
 def store_tables_in_half(model: nn.Module) -> None:
-    """Puts `HalfTables` in the place of a model's tables, where they are not yet."""
+    """Puts `HalfTables` in the place of a model's tables, where they are not in fp16 yet."""
     for name, module in list(model.named_modules()):
         if isinstance(module, EmbeddingTables):
             model.set_submodule(name, _in_half(module))
 
 
 def in_half(tables: Tables) -> Tables:
-    """The same tables in fp16; themselves, where they are."""
+    """Returns the same tables in fp16; tables in fp16 already are returned themselves."""
     if isinstance(tables, EmbeddingTables):
         return _in_half(tables)
     store_tables_in_half(tables)

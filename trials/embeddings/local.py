@@ -17,13 +17,13 @@ from trials.optim.rowwise_adagrad import RowWiseAdagrad
 
 
 class LocalTables:
-    """A `TableEngine` of one process, with one matrix for each length."""
+    """A `TableEngine` of one process, with one matrix for each embedding length."""
 
     def __init__(self, tables: Tables, config: TrainingConfig) -> None:
         if config.table_precision == "fp16":
             tables = in_half(tables)
         self._tables, self._matrices = tables, matrices(tables)
-        self._weights = [each.weight for each in self._matrices.values()]
+        self._weights = [matrix.weight for matrix in self._matrices.values()]
         self._optimizer = RowWiseAdagrad(
             self._weights,
             lr=config.embedding_learning_rate,
@@ -36,21 +36,21 @@ class LocalTables:
 
     @property
     def held_bytes(self) -> int:
-        """Weights, sums, and what the optimizer keeps beside them."""
-        state = [held for weight in self._weights for held in self._optimizer.state_of(weight).values()]
+        """Bytes of weights, of sums, and of what the optimizer keeps beside them."""
+        state = [values for weight in self._weights for values in self._optimizer.state_of(weight).values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights, *state))
 
     def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
-        """As the protocol says."""
+        """See `TableEngine`."""
         if self._lazy:
-            for each in self._matrices.values():
-                self._optimizer.catch_up(each.weight, each.rows(features))
+            for matrix in self._matrices.values():
+                self._optimizer.catch_up(matrix.weight, matrix.rows(features))
         looked_up = self._tables(features)
         self._looked_up = looked_up if torch.is_grad_enabled() else []
         return leaves(looked_up)
 
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         backward(self._looked_up, embeddings)
         self._looked_up = []
         self._optimizer.step()
@@ -58,33 +58,33 @@ class LocalTables:
             weight.grad = None
 
     def scale_learning_rate(self, factor: float) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         self._optimizer.param_groups[0]["lr"] = self._rate * factor
 
     def settle(self) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         if self._lazy:
             self._optimizer.settle()
 
     def full_weights(self) -> dict[str, Tensor] | None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         self.settle()
-        weights = {name: each.weight.detach() for name, each in self._matrices.items()}
+        weights = {name: matrix.weight.detach() for name, matrix in self._matrices.items()}
         return {name: weight.to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
 
     def load_full(self, weights: Mapping[str, Tensor]) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         self.settle()
-        for name, each in self._matrices.items():
-            each.weight.detach().copy_(weights[name])
+        for name, matrix in self._matrices.items():
+            matrix.weight.detach().copy_(weights[name])
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
-        """As the protocol says; with what makes that which follows equal to the bit."""
+        """See `TableEngine`; also holds what makes a resumed training equal to the bit."""
         self.settle()
-        blocks = state_of(self._held) if saved is None else state_to_load(saved, self._held)
-        return blocks | self._optimizer.progress(saved)
+        parts = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        return parts | self._optimizer.progress(saved)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         load_state(state, self._held)
         self._optimizer.go_on(state)

@@ -26,7 +26,7 @@ def table_engine(
     placement: Placement | None,
     where: torch.device,
 ) -> TableEngine | None:
-    """The engine for so many ranks; None where a model has no tables.
+    """Returns the engine for so many ranks; None where a model has no tables.
 
     Args:
         tables: taken over, and alike on all ranks.

@@ -1,4 +1,4 @@
-"""Imported by the fork server where candidates train on several ranks, so that no rank has to: TorchRec.
+"""TorchRec, imported by the fork server where candidates train on several ranks, so that no rank has to import it.
 
 Where it is missing or broken nothing happens here; a rank that needs it says so.
 """

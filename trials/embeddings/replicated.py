@@ -26,7 +26,8 @@ from trials.optim.stochastic_rounding import StochasticRounding
 
 
 class ReplicatedTables:
-    """Some tables of a schema, of one length, on every rank; weights are zero until they are loaded."""
+    """Some tables of a schema, all of one embedding length, on every rank; weights are zero until they are
+    loaded."""
 
     def __init__(
         self,
@@ -37,10 +38,10 @@ class ReplicatedTables:
         device: torch.device,
         rounding: StochasticRounding | None,
     ) -> None:
-        """`rounding`: of fp16 tables, at the same count on all ranks; None for fp32."""
-        places = [place for place, table in enumerate(schema.tables) if table.name in names]
+        """`rounding` is that of fp16 tables, at the same count on all ranks; None for fp32."""
+        indices = [index for index, table in enumerate(schema.tables) if table.name in names]
         self._ranks, self._rounding = ranks, rounding
-        tables = _zeros(schema, dim, places).to(device)
+        tables = _zeros(schema, dim, indices).to(device)
         self.names = tuple(table.name for table in tables.tables)
         self._tables = tables if rounding is None else HalfTables(tables)
         self._sum_R = torch.zeros(len(self._tables.weight), device=device)
@@ -51,14 +52,14 @@ class ReplicatedTables:
         ]
 
     def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
-        """e_BD of each table, by name."""
-        found = self._tables(features)
-        each = [e_BD for e_BTD in found for e_BD in e_BTD.unbind(1)]
-        return dict(zip(self.names, each, strict=True))
+        """Returns e_BD of each table, by name."""
+        embeddings = self._tables(features)
+        by_table = [e_BD for e_BTD in embeddings for e_BD in e_BTD.unbind(1)]
+        return dict(zip(self.names, by_table, strict=True))
 
     @torch.no_grad()
     def update(self, rate: float, decay: float) -> None:
-        """The mean of all ranks' gradients, then the optimizer; `decay` is L2 of the rows that were looked up."""
+        """Averages all ranks' gradients and runs the optimizer; `decay` is L2 of the rows that were looked up."""
         weight_RD = self._tables.weight
         gradient = weight_RD.grad
         assert gradient is not None
@@ -80,9 +81,9 @@ class ReplicatedTables:
         self._rounding.write(weight_RD, every_row, step_RD.neg_().add_(weight_RD))
 
 
-def _zeros(schema: FeatureSchema, dim: int, places: Sequence[int]) -> EmbeddingTables:
-    """Tables without the random numbers that others would be disturbed by."""
+def _zeros(schema: FeatureSchema, dim: int, indices: Sequence[int]) -> EmbeddingTables:
+    """Returns tables of zeros without drawing random numbers, which would change the numbers that others draw."""
     with torch.random.fork_rng(devices=[]):
-        tables = EmbeddingTables(schema, dim, places)
+        tables = EmbeddingTables(schema, dim, indices)
     torch.nn.init.zeros_(tables.weight)
     return tables

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from trials.planner.tables.placement import Placement
 
 TORCHREC = "torchrec==1.8.0"
-"""Demands packages that clash with ours (another torchmetrics), so it is installed without them."""
+"""TorchRec's requirement; its own requirements clash with ours (another torchmetrics), so it is installed without
+them."""
 INSTALL = (
     "pip install fbgemm-gpu-cpu==1.8.0 tensordict pyre-extensions tqdm torchmetrics "
     f"&& pip install --no-deps {TORCHREC}"
 )
 COLUMNS_MULTIPLE = 4
-"""FBGEMM reads rows as vectors of so many values, also on a CPU."""
+"""Number of values in the vectors as which FBGEMM reads rows, also on a CPU; a row has a multiple of it."""
 
 
 def missing_torchrec(reason: str) -> UserError:
-    """The error where TorchRec is needed and cannot be imported."""
+    """Returns the error where TorchRec is needed and cannot be imported."""
     return UserError(
         f"embedding tables over several ranks need TorchRec, which cannot be imported ({reason}). `make setup` "
         f"installs it, or: {INSTALL}    (with a GPU: fbgemm-gpu in place of fbgemm-gpu-cpu). One rank "
@@ -34,7 +35,7 @@ def missing_torchrec(reason: str) -> UserError:
 
 
 def check_tables(placement: Placement, ranks: Ranks) -> None:
-    """Whether ranks can hold tables as a placement says.
+    """Checks that ranks can hold tables as a placement says.
 
     Raises:
         UserError: without TorchRec, for a placement for other ranks, for widths that its kernels do not take.

@@ -36,21 +36,21 @@ from trials.ranks import Ranks
 LOG = logging.getLogger(__name__)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 SMALLEST_SCALE = {"fp32": 2.0**-10, "fp16": 2.0**-1}
-"""Below, the scalar of table decay is multiplied into all rows: a pass over the tables, once in many steps.
-What is held is larger than the weights by its inverse, and fp16 ends at 65504."""
+"""Smallest scalar of table decay: below it, the scalar is multiplied into all rows, a pass over the tables once in
+many steps. What is held is larger than the weights by the scalar's inverse, and fp16 ends at 65504."""
 SMALLEST_FACTOR = {"fp32": EPSILON, "fp16": 2.0**-10}
-"""The least that a step of table decay multiplies by, which updates are divided by: for the same reason."""
+"""Smallest factor of one step of table decay: updates are divided by it, and fp16 ends at 65504."""
 SENT_NUMBERS = 2**24
-"""The most of a shard's that are on their way to rank 0 at once: 64 MiB of fp32."""
+"""Largest count of a shard's numbers that are on their way to rank 0 at once: 64 MiB of fp32."""
 
 
 class _Update(NamedTuple):
-    """What the next update does, fixed at the lookup: TorchRec's is part of its backward."""
+    """The settings of the next update, fixed at the lookup: TorchRec's update is part of its backward."""
 
     rate: float
     decay: float
     scale: float
-    """What weights are held divided by afterwards."""
+    """The scalar that weights are held divided by after the update."""
 
 
 class ShardedTables:
@@ -65,17 +65,20 @@ class ShardedTables:
         placement: Placement,
         device: torch.device,
     ) -> None:
-        """A collective; `tables` are alike on all ranks, wherever they lie, and not needed any more afterwards."""
+        """Cuts the tables over ranks; a collective. `tables` are alike on all ranks, wherever they lie, and not
+        needed any more afterwards."""
         self._config, self._ranks = config, ranks
-        whole = matrices(tables)
-        self._groups = [each.tables for each in whole.values()]
-        self._shapes = {name: each.weight.shape for name, each in whole.items()}
-        dims = {table.name: each.weight.shape[1] for each in whole.values() for table in each.tables}
+        matrix_of = matrices(tables)
+        self._groups = [matrix.tables for matrix in matrix_of.values()]
+        self._shapes = {name: matrix.weight.shape for name, matrix in matrix_of.items()}
+        dims = {
+            table.name: matrix.weight.shape[1] for matrix in matrix_of.values() for table in matrix.tables
+        }
         self._placement, stored = placement, config.table_precision
         self._like = torch.empty(0, dtype=DTYPES[stored], device=device)
         self._rounding = StochasticRounding(torch.initial_seed()) if stored == "fp16" else None
         self._rows = {
-            name: rows for weight, each in whole.items() for name, rows in _rows(weight, each.tables)
+            name: rows for weight, matrix in matrix_of.items() for name, rows in _rows(weight, matrix.tables)
         }
         copied = [{t.name for t in group}.intersection(placement.replicated) for group in self._groups]
         self._copied = [
@@ -89,11 +92,11 @@ class ShardedTables:
         self._parts: list[ReplicatedTables | TorchRecShards] = list(self._copied)
         if self._shards is not None:
             self._parts.append(self._shards)
-        self._held: list[HeldBlock] = [block for part in self._parts for block in part.held]
+        self._held: list[HeldBlock] = [part for engine in self._parts for part in engine.held]
         self._rate, self._scale = config.embedding_learning_rate, 1.0
         self._next = self._next_update()
         self._looked_up: list[Tensor] = []
-        self.load_full({name: each.weight.detach() for name, each in whole.items()})
+        self.load_full({name: matrix.weight.detach() for name, matrix in matrix_of.items()})
         LOG.info(
             "tables: %d on every rank, %d shards of others, %s bytes here",
             len(placement.replicated),
@@ -107,28 +110,28 @@ class ShardedTables:
 
     @property
     def held_bytes(self) -> int:
-        """Weights and optimizer state on this rank."""
-        return sum(block.held_bytes for block in self._held)
+        """Bytes of weights and optimizer state on this rank."""
+        return sum(part.held_bytes for part in self._held)
 
     def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
-        """As the protocol says; a collective, also for ranks with fewer examples than others."""
+        """See `TableEngine`; a collective, also for ranks with fewer examples than others."""
         if torch.is_grad_enabled():
             self._next = self._next_update()
             if self._shards is not None:
                 self._shards.prepare_update(self._next.rate, self._next.decay)
-        found: dict[str, Tensor] = {}
-        for part in self._parts:
-            found |= part.lookup(features)
+        embeddings: dict[str, Tensor] = {}
+        for engine in self._parts:
+            embeddings |= engine.lookup(features)
         looked_up = []
         for tables in self._groups:
-            categorical = [found[table.name] for table in tables if not table.multi_hot]
+            categorical = [embeddings[table.name] for table in tables if not table.multi_hot]
             looked_up += [torch.stack(categorical, dim=1)] if categorical else []
-            looked_up += [found[table.name].unsqueeze(1) for table in tables if table.multi_hot]
+            looked_up += [embeddings[table.name].unsqueeze(1) for table in tables if table.multi_hot]
         self._looked_up = looked_up if torch.is_grad_enabled() else []
         return leaves(looked_up if self._scale == 1.0 else [e.detach() * self._scale for e in looked_up])
 
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
-        """As the protocol says; a collective."""
+        """See `TableEngine`; a collective."""
         backward(self._looked_up, embeddings)  # also averages over ranks and updates the shards
         self._looked_up = []
         for copied in self._copied:
@@ -138,87 +141,87 @@ class ShardedTables:
             self._shrink(2.0 ** math.ceil(math.log2(self._scale)))  # a power of two, which rounds nothing
 
     def scale_learning_rate(self, factor: float) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         self._rate = self._config.embedding_learning_rate * factor
 
     @torch.no_grad()
     def settle(self) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         if self._scale != 1.0 and self._rounding is not None:
-            self._rounding.multiply([block.weight_RC for block in self._held], self._scale)
+            self._rounding.multiply([part.weight_RC for part in self._held], self._scale)
             self._scale = 1.0
         elif self._scale != 1.0:
             self._shrink(self._scale)
 
     def full_weights(self) -> dict[str, Tensor] | None:
-        """As the protocol says; a collective."""
+        """See `TableEngine`; a collective."""
         self.settle()
         shapes = self._shapes.items() if self._ranks.first else ()
-        whole = {name: torch.empty(shape) for name, shape in shapes}
-        mine = {block: weight_RC for block, weight_RC, _ in self._held}
+        full = {name: torch.empty(shape) for name, shape in shapes}
+        mine = {part: weight_RC for part, weight_RC, _ in self._held}
         if self._ranks.first:
-            for block, weight_RC in mine.items():
-                self._part_of(whole, block).copy_(weight_RC)
+            for part, weight_RC in mine.items():
+                self._part_of(full, part).copy_(weight_RC)
         for shard in self._placement.shards:
-            block = Block(shard.table, shard.first_column, shard.columns)
+            part = Block(shard.table, shard.first_column, shard.columns)
             if self._ranks.first and shard.rank != 0:
-                _receive(self._part_of(whole, block), shard.rank, self._like)
+                _receive(self._part_of(full, part), shard.rank, self._like)
             elif shard.rank == self._ranks.rank != 0:
-                _send(mine[block])
-        return whole if self._ranks.first else None
+                _send(mine[part])
+        return full if self._ranks.first else None
 
     def load_full(self, weights: Mapping[str, Tensor]) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         self.settle()
-        for block, weight_RC, _ in self._held:
-            weight_RC.copy_(self._part_of(weights, block))
+        for part, weight_RC, _ in self._held:
+            weight_RC.copy_(self._part_of(weights, part))
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
-        """As the protocol says."""
+        """See `TableEngine`."""
         self.settle()
-        blocks = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        parts = state_of(self._held) if saved is None else state_to_load(saved, self._held)
         if self._rounding is not None and (saved is None or ROUNDING in saved):
-            blocks[ROUNDING] = self._rounding.state
-        return blocks
+            parts[ROUNDING] = self._rounding.state
+        return parts
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """As the protocol says."""
+        """See `TableEngine`."""
         self.settle()
         load_state(state, self._held)
 
     @torch.no_grad()
     def _shrink(self, factor: float) -> None:
         """Multiplies a part of the scalar, or all of it, into all rows."""
-        for block in self._held:
-            block.weight_RC.mul_(factor)
+        for part in self._held:
+            part.weight_RC.mul_(factor)
         self._scale /= factor
 
-    def _part_of(self, weights: Mapping[str, Tensor], block: Block) -> Tensor:
-        """A block's rows and columns of the matrix that its table lies in, as a view."""
-        name, rows = self._rows[block.table]
-        return weights[name][rows, block.first_column : block.first_column + block.columns]
+    def _part_of(self, weights: Mapping[str, Tensor], part: Block) -> Tensor:
+        """Returns a part's rows and columns of the matrix that its table lies in, as a view."""
+        name, rows = self._rows[part.table]
+        return weights[name][rows, part.first_column : part.first_column + part.columns]
 
     def _next_update(self) -> _Update:
-        """With the table decay of the step it ends."""
+        """Returns the next update, with the table decay of the step that it ends."""
         least = SMALLEST_FACTOR[self._config.table_precision]
         scale = self._scale * max(1.0 - self._rate * self._config.table_decay, least)
         return _Update(self._rate / scale, self._config.embedding_decay * scale, scale)
 
 
 def _rows(weight: str, tables: tuple[Table, ...]) -> list[tuple[str, tuple[str, slice]]]:
-    """Of each table of a matrix, by name: the matrix's name, and its rows there."""
+    """Returns for each table of a matrix, by name: the matrix's name, and the table's rows there."""
     ends = itertools.pairwise(itertools.accumulate((table.rows for table in tables), initial=0))
     return [(table.name, (weight, slice(*rows))) for table, rows in zip(tables, ends, strict=True)]
 
 
 def _send(weight_RC: Tensor) -> None:
-    """To rank 0, some rows at a time."""
+    """Sends a matrix to rank 0, some rows at a time."""
     for rows_RC in torch.split(weight_RC, _rows_sent(weight_RC)):
         dist.send(rows_RC.contiguous(), 0)
 
 
 def _receive(target_RC: Tensor, rank: int, like: Tensor) -> None:
-    """What `_send` sends from a rank, of the type and on the device of `like`."""
+    """Receives what `_send` sends from a rank, of the type and on the device of `like`."""
     for rows_RC in torch.split(target_RC, _rows_sent(target_RC)):
         buffer = like.new_empty(rows_RC.shape)
         dist.recv(buffer, rank)

@@ -32,7 +32,7 @@ KNOWN_WARNINGS = (
     r"(?s).*Failed to import: fbgemm_gpu\.split_embedding_codegen_lookup_invokers\.",
     r"(?s).*The Python module fbgemm_gpu\.split_table_batched_embeddings_ops is now DEPRECATED",
 )
-"""Of FBGEMM 1.8 about itself, when TorchRec 1.8 imports it."""
+"""Warnings of FBGEMM 1.8 about itself, when TorchRec 1.8 imports it."""
 
 
 class TorchRecShards:
@@ -47,14 +47,15 @@ class TorchRecShards:
         device: torch.device,
         config: TrainingConfig,
     ) -> None:
-        """A collective: all ranks of the default process group. `dims`: of each table's embeddings, by name."""
+        """Shards the tables; a collective of all ranks of the default process group. `dims` has the length of each
+        table's embeddings, by name."""
         import_torchrec()
         sharded = {shard.table for shard in shards}
         self._columns = torch.tensor(_places(schema.categorical, sharded), dtype=torch.int64, device=device)
         self._bags = _places(schema.multi_hot, sharded)
         tables = [table for table in schema.tables if table.name in sharded]
-        self.names = {table.name: f"t{place}" for place, table in enumerate(tables)}
-        """What TorchRec calls each table: not every column's name is allowed there."""
+        self.names = {table.name: f"t{index}" for index, table in enumerate(tables)}
+        """Names of the tables in TorchRec, which does not allow every column's name."""
         cuts = {name: [s for s in shards if s.table == name] for name in self.names}
         with torch.random.fork_rng(devices=[device.index] if device.type == "cuda" else []):
             self._sharded = _shard(
@@ -65,42 +66,43 @@ class TorchRecShards:
         self._row_decay = [CpuRowDecay(lookup) for lookup in self._sharded._lookups] if without_decay else []
 
     def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
-        """e_BD of each table for this rank's examples, by name: TorchRec's order depends on the plan."""
-        found = self._sharded(self._jagged(features)).wait().to_dict()
-        return {name: found[key] for name, key in self.names.items()}
+        """Returns e_BD of each table for this rank's examples, by name: TorchRec's order depends on the plan."""
+        by_key = self._sharded(self._jagged(features)).wait().to_dict()
+        return {name: by_key[key] for name, key in self.names.items()}
 
     def prepare_update(self, rate: float, decay: float) -> None:
-        """Learning rate and L2 decay of the next update, which is fused into backward: set before its lookup."""
+        """Sets learning rate and L2 decay of the next update, which is fused into backward; called before its
+        lookup."""
         optimizer = self._sharded.fused_optimizer
         optimizer.update_hyper_parameters({"lr": rate, "weight_decay": decay})
         for row_decay in self._row_decay:
             row_decay.decay = decay
 
     def _jagged(self, features: FeatureBatch) -> Any:
-        """The ids of all sharded tables: categorical ones, one per example, then bags."""
+        """Returns the ids of all sharded tables: categorical ones, one per example, then bags."""
         examples, columns = features.size, len(self._columns)
         ids = [features.ids_BT.index_select(1, self._columns).T.flatten()]
         lengths = [torch.ones(examples * columns, dtype=torch.int64, device=self._columns.device)]
         counts = [examples] * columns
-        for place in self._bags:
-            bag_ids, offsets_B = features.bags[place]
+        for index in self._bags:
+            bag_ids, offsets_B = features.bags[index]
             ids.append(bag_ids)
             end = offsets_B.new_full((1,), len(bag_ids))
             lengths.append(offsets_B.diff(append=end).long())
             counts.append(len(bag_ids))
         return import_module("torchrec").KeyedJaggedTensor(
             keys=list(self.names.values()),
-            values=torch.cat([each.long() for each in ids]),
+            values=torch.cat([table_ids.long() for table_ids in ids]),
             lengths=torch.cat(lengths),
             stride=examples,
             length_per_key=counts,
         )
 
     def _views(self, cuts: dict[str, list[TableShard]]) -> list[HeldBlock]:
-        """Of this rank's shards, in FBGEMM's memory."""
+        """Returns views of this rank's shards, in FBGEMM's memory."""
         weights = self._sharded.state_dict()
         sums = self._sharded.fused_optimizer.state_dict()["state"]
-        held = []
+        parts = []
         for name, key in self.names.items():
             weight = f"embedding_bags.{key}.weight"
             shards = weights[weight].local_shards()
@@ -108,20 +110,22 @@ class TorchRecShards:
                 continue
             assert len(shards) == 1, "no rank has two shards of a table"
             state = sums[weight][f"{key}.momentum1"].local_shards()[0].tensor
-            first, columns = shards[0].metadata.shard_offsets[1], shards[0].metadata.shard_sizes[1]
-            assert (first, columns) in [(cut.first_column, cut.columns) for cut in cuts[name]]
-            held.append(HeldBlock(Block(name, first, columns), shards[0].tensor.detach(), state.flatten()))
-        return held
+            first_column, columns = shards[0].metadata.shard_offsets[1], shards[0].metadata.shard_sizes[1]
+            assert (first_column, columns) in [(cut.first_column, cut.columns) for cut in cuts[name]]
+            parts.append(
+                HeldBlock(Block(name, first_column, columns), shards[0].tensor.detach(), state.flatten())
+            )
+        return parts
 
 
 def _places(tables: tuple[Table, ...], sharded: set[str]) -> list[int]:
-    return [place for place, table in enumerate(tables) if table.name in sharded]
+    return [index for index, table in enumerate(tables) if table.name in sharded]
 
 
 def _collection(
     tables: list[Table], names: dict[str, str], dims: Mapping[str, int], config: TrainingConfig
 ) -> Any:
-    """On no device: shards are made where they belong."""
+    """Returns the tables as a collection on no device: shards are made where they belong."""
     torchrec, configs = import_module("torchrec"), import_module("torchrec.modules.embedding_configs")
     return torchrec.EmbeddingBagCollection(
         tables=[
@@ -157,11 +161,11 @@ def _shard(
 
     def plan(name: str, key: str) -> Any:
         rows = parameters[key].shape[0]
-        where = [([rows, cut.columns], [0, cut.first_column], cut.rank) for cut in cuts[name]]
+        placed_shards = [([rows, cut.columns], [0, cut.first_column], cut.rank) for cut in cuts[name]]
         return plans._get_parameter_sharding(
             parameters[key],
             "column_wise",
-            where,
+            placed_shards,
             ranks.gpus_per_host,
             device.type,
             sharder,
@@ -174,8 +178,8 @@ def _shard(
 
 
 def _sharder(device: torch.device, config: TrainingConfig, ranks: Ranks) -> Any:
-    """With FBGEMM's row-wise Adagrad; its rate and decay are set before every update. On GPUs it rounds what goes
-    into fp16 tables stochastically, which is its default, on a CPU to the nearest (1.8)."""
+    """Returns a sharder with FBGEMM's row-wise Adagrad; its rate and decay are set before every update. On GPUs it
+    rounds what goes into fp16 tables stochastically, which is its default, on a CPU to the nearest (1.8)."""
     kernels = import_module("fbgemm_gpu.split_embedding_configs")
     bags = import_module("torchrec.distributed.embeddingbag")
     decay_modes = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
@@ -197,8 +201,9 @@ def _sharder(device: torch.device, config: TrainingConfig, ranks: Ranks) -> Any:
 
 
 def _gradient_scale(config: TrainingConfig, ranks: Ranks) -> float | None:
-    """What gradients are multiplied by on their way: those of a mean over a rank's examples become about as large
-    as an example's own, which fp16 has numbers for. A power of two, so that nothing else changes."""
+    """Returns what gradients are multiplied by on their way: those of a mean over a rank's examples become about
+    as large as an example's own, which fp16 has numbers for. It is a power of two, so that nothing else
+    changes."""
     if config.all_to_all_precision == "fp32":
         return None
     assert config.batch_size is not None
@@ -206,7 +211,7 @@ def _gradient_scale(config: TrainingConfig, ranks: Ranks) -> float | None:
 
 
 def import_torchrec() -> None:
-    """TorchRec and FBGEMM, for `import_module` to find.
+    """Imports TorchRec and FBGEMM, for `import_module` to find.
 
     Raises:
         UserError: where they are missing or broken, with the command that installs them.

@@ -26,20 +26,21 @@ from trials.hosts.wire import GONE, Goodbye, Hello, Message, RankEnded, Ready, R
 
 LOG = logging.getLogger(__name__)
 MARK = ".hosts"
-"""In the run's directory while hosts may join: what it holds shows a host whether the directory is shared."""
+"""Name of a file in the run's directory while hosts may join: what it holds shows a host whether the directory is
+shared."""
 LOOK_SECONDS = 0.2
 Say = Callable[[str], None]
-"""Takes sentences for people."""
+"""A function that shows sentences to people."""
 
 
 class RemoteEnd(Protocol):
-    """What a host says of a rank of its own, or its silence, ends it."""
+    """What is told of the end of a rank on another host."""
 
-    def ended(self, told: RankEnded) -> None:
-        """The rank is gone."""
+    def ended(self, message: RankEnded) -> None:
+        """Notes that the rank is gone, as its host tells."""
 
     def lost(self, why: str) -> None:
-        """The host is."""
+        """Notes that the rank's host is gone."""
 
 
 class Member:
@@ -48,18 +49,18 @@ class Member:
     def __init__(self, wire: Wire, hello: Hello) -> None:
         self.wire, self.hello = wire, hello
         self.ready: Ready | None = None
-        """Once it has found the log."""
+        """The host's message that it has found the log; None until then."""
         self.why_gone: str | None = None
         self.ranks: dict[tuple[int, int], RemoteEnd] = {}
-        """Those of its ranks that live, by run and rank."""
+        """Ranks of the host that live, by run and rank."""
 
     @property
     def words(self) -> str:
-        """Which host it is."""
+        """Index and name of the host, for sentences."""
         return f"host {self.hello.host} ({self.hello.name})"
 
     def hear(self) -> None:
-        """Takes in all it has said; it is gone where it has left, or does not keep to the protocol."""
+        """Takes in all that the host has said; it is gone where it has left, or does not keep to the protocol."""
         try:
             while self.why_gone is None and self.wire.ready:
                 self._take(self.wire.receive())
@@ -79,14 +80,14 @@ class Member:
             self.lose(f"cannot take part: {message.reason}")
 
     def send(self, message: Message) -> None:
-        """To one who is gone as well; that is noticed here."""
+        """Sends a message to the host; where the host is gone, that is noticed here."""
         try:
             self.wire.send(message)
         except OSError:
             self.lose("left the study: its connection is lost")
 
     def lose(self, why: str) -> None:
-        """It takes part no longer, and neither do its ranks."""
+        """Gives the host up: it takes part no longer, and neither do its ranks."""
         self.why_gone = self.why_gone or why
         with contextlib.suppress(OSError):
             self.wire.hang_up()
@@ -95,10 +96,10 @@ class Member:
 
 
 class Hosts:
-    """All but the first."""
+    """All hosts of a study but the first."""
 
     def __init__(self, address: str, count: int, ranks_per_host: int, say: Say) -> None:
-        """Waits at `address` from now on; `count` hosts in all.
+        """Waits at `address` from now on; the study has `count` hosts in all.
 
         Raises:
             UserError: for an address that is none of this machine's, or taken.
@@ -111,7 +112,7 @@ class Hosts:
         self._welcome: Welcome | None = None
         self._mark: Path | None = None
         self.run_numbers = itertools.count()
-        """By which hosts tell runs apart."""
+        """Numbers by which hosts tell runs apart."""
 
     def open(self, log: PreparedLog, directory: Path) -> None:
         """Lets hosts join a study of this log in this directory."""
@@ -126,7 +127,7 @@ class Hosts:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self, reason: str) -> None:
-        """Tells all that the study has ended, and why."""
+        """Tells all hosts that the study has ended, and why."""
         for member in self._members.values():
             member.send(Goodbye(reason=reason))
         with contextlib.suppress(OSError):
@@ -136,7 +137,7 @@ class Hosts:
             self._mark.unlink(missing_ok=True)
 
     def hear(self) -> None:
-        """Takes in what members have said, who has left, and who would like to join."""
+        """Takes in what joined hosts have said, which have left, and which would like to join."""
         for host, member in list(self._members.items()):
             was_ready = member.ready
             member.hear()
@@ -149,13 +150,13 @@ class Hosts:
             self._admit(*self._guests.get())
 
     def members(self) -> dict[int, Member]:
-        """Those that are ready to start ranks."""
+        """Returns the joined hosts that are ready to start ranks."""
         return {host: member for host, member in self._members.items() if member.ready is not None}
 
     def complete(self) -> bool:
-        """Whether all are there; says once who is missing."""
-        here = self.members()
-        missing = [host for host in range(1, self._count) if host not in here]
+        """Tells whether all hosts are there; says once which are missing."""
+        joined = self.members()
+        missing = [host for host in range(1, self._count) if host not in joined]
         if missing != self._asked:
             for host in set(missing) - set(self._asked):
                 self._tell(f"waiting for host {host}: dhen-search join {self.address} --host {host}")
@@ -163,19 +164,19 @@ class Hosts:
         return not missing
 
     def wait_for_all(self) -> None:
-        """Until all are there."""
+        """Waits until all hosts are there."""
         self.hear()
         while not self.complete():
             connection.wait([member.wire.sentinel for member in self._members.values()], LOOK_SECONDS)
             self.hear()
 
     def _tell(self, sentence: str, level: int = logging.INFO) -> None:
-        """On the terminal and in the driver's log."""
+        """Writes a sentence to the terminal and to the driver's log."""
         LOG.log(level, "%s", sentence)
         self._say(sentence)
 
     def _accept(self) -> None:
-        """Until the server is closed."""
+        """Accepts connections until the server is closed."""
         while True:
             try:
                 connected, peer = self._server.accept()
@@ -184,7 +185,7 @@ class Hosts:
             threading.Thread(target=self._greet, args=(Wire(connected), peer[0]), daemon=True).start()
 
     def _greet(self, wire: Wire, peer: str) -> None:
-        """Finds out who it is."""
+        """Finds out which host has connected."""
         try:
             wire.challenge()
             hello = wire.receive()
@@ -205,31 +206,32 @@ class Hosts:
         member.send(self._welcome)
 
     def _objection(self, hello: Hello) -> str | None:
-        """Why a host cannot join."""
-        known = self._members.get(hello.host)
+        """Returns why a host cannot join; None where it can."""
+        joined = self._members.get(hello.host)
         if not 0 < hello.host < self._count:
             return (
                 f"--host {hello.host}: the study runs on hosts 0 to {self._count - 1}, and 0 is the one that "
                 f"runs it; give --host {'1' if self._count == 2 else f'1 to {self._count - 1}'}."
             )
-        if known is not None:
+        if joined is not None:
             return (
-                f"--host {hello.host}: {known.words} has joined already; give each host an index of its own."
+                f"--host {hello.host}: {joined.words} has joined already; give each host an index of its own."
             )
-        for name, here in versions_here().items():
-            there = hello.versions.get(name)
-            if there != here:
+        for name, version in versions_here().items():
+            other_version = hello.versions.get(name)
+            if other_version != version:
                 return (
-                    f"{name} is {there} on that host and {here} on the first; install the same on all hosts."
+                    f"{name} is {other_version} on that host and {version} on the first; "
+                    "install the same on all hosts."
                 )
         return self._lack_of_devices(hello.devices)
 
-    def _lack_of_devices(self, there: int | None) -> str | None:
-        if (there is None) != (devices_here() is None):
+    def _lack_of_devices(self, devices: int | None) -> str | None:
+        if (devices is None) != (devices_here() is None):
             return "one of the two hosts has CUDA devices and the other has none; hosts must be alike."
-        if there is not None and there < self._ranks_per_host:
+        if devices is not None and devices < self._ranks_per_host:
             return (
-                f"it has {there} CUDA device(s), and each of the {self._ranks_per_host} ranks a host needs one; "
-                f"run the study with ranks={self._count}x{there}, or take a host with more."
+                f"it has {devices} CUDA device(s), and each of the {self._ranks_per_host} ranks a host needs one; "
+                f"run the study with ranks={self._count}x{devices}, or take a host with more."
             )
         return None

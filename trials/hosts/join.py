@@ -44,19 +44,19 @@ RETRY_SECONDS = 1.0
 
 
 class Started(NamedTuple):
-    """Ranks of one run here."""
+    """The ranks of one run on this host."""
 
     ranks: dict[int, LocalRank]
     logs: RankLogs
     memory_kills: int | None
-    """As the kernel had counted them when the ranks began."""
+    """Processes that the kernel had killed for want of memory when the ranks began."""
 
 
 def join_study(address: str, host: int, name: str, seconds: float, say: Say) -> tuple[Wire, Welcome]:
-    """A connection to a study that welcomes this host; waits `seconds` for somebody to be there.
+    """Returns a connection to a study that welcomes this host; waits `seconds` for the study to be there.
 
     Raises:
-        UserError: nobody is, or it does not take this host.
+        UserError: where no study is there, or it does not take this host.
     """
     wire = _reached(address, seconds, say)
     try:
@@ -72,7 +72,7 @@ def join_study(address: str, host: int, name: str, seconds: float, say: Say) -> 
 
 
 def _reached(address: str, seconds: float, say: Say) -> Wire:
-    deadline, told = time.monotonic() + seconds, False
+    deadline, announced = time.monotonic() + seconds, False
     while True:
         try:
             return connect(address)
@@ -82,17 +82,17 @@ def _reached(address: str, seconds: float, say: Say) -> Wire:
                     f"nobody waits for hosts at {address} ({error.strerror or error}). Start the study on its "
                     f"first host, `dhen-search run ... ranks=HOSTSxRANKS address={address}`, then join again."
                 ) from None
-        if not told:
+        if not announced:
             say(f"nobody waits for hosts at {address} yet; trying for {seconds:,.0f} s")
-            told = True
+            announced = True
         time.sleep(RETRY_SECONDS)
 
 
 def check_log(wire: Wire, welcome: Welcome) -> None:
-    """This host has the study's log where the first one has it.
+    """Checks that this host has the study's log where the first host has it.
 
     Raises:
-        UserError: it has not; the first host is told.
+        UserError: where it has not; the first host is told.
     """
     path = Path(welcome.log_directory)
     try:
@@ -111,18 +111,20 @@ class JoinedHost:
     """Starts and ends ranks on behalf of the first host."""
 
     def __init__(self, wire: Wire, welcome: Welcome, launcher: Launcher, logs: Path | None) -> None:
-        """`logs`: a folder for the ranks' logs; the run's own directory where None, and it is shared."""
+        """`logs` is a folder for the ranks' logs. None stands for the run's own directory if that is shared, else
+        for a folder under `runs/`."""
         self._wire, self._launcher = wire, launcher
         shared = logs is None and _holds_mark(welcome)
         self.logs: Path | None = None if shared else logs or Path("runs") / Path(welcome.directory).name
-        """Where the ranks' logs are, if not in the run's directory."""
+        """Folder of the ranks' logs, if they are not in the run's directory."""
         self._runs: dict[int, Started] = {}
 
     def serve(self) -> str:
-        """Does what it is told until the study has ended; returns how it did. No rank is left, whatever happens.
+        """Does what the first host says until the study has ended; returns how it ended. No rank is left, whatever
+        happens.
 
         Raises:
-            UserError: the first host is gone.
+            UserError: where the first host is gone.
         """
         try:
             self._wire.send(Ready(shares_directory=self.logs is None))
@@ -156,7 +158,7 @@ class JoinedHost:
             self._kill(message.run)
 
     def _start(self, message: Start) -> None:
-        """A task that cannot be started here ends like one whose ranks fail."""
+        """Starts a task's ranks; a task that cannot be started here ends like one whose ranks fail."""
         folder = self.logs / Path(message.folder).name if self.logs else Path(message.folder)
         task = parse(Task, message.task, "the first host's task")
         try:
@@ -200,7 +202,8 @@ class JoinedHost:
 
 
 def _last_words(run: Started, rank: int, process: LocalRank) -> LastWords | None:
-    """Its own; for one that was killed while this host's memory was short, what only this host can know."""
+    """Returns a rank's last words; for one that was killed while this host's memory was short, what only this host
+    can know."""
     (ending,) = endings_of({rank: process.exitcode}, {}, run.logs.folder)
     unasked = process.exitcode == -signal.SIGKILL and process.killed is None
     if unasked and memory_kills() != run.memory_kills:
@@ -212,7 +215,7 @@ def _last_words(run: Started, rank: int, process: LocalRank) -> LastWords | None
 
 
 def _holds_mark(welcome: Welcome) -> bool:
-    """Whether the run's directory is the same file system's here."""
+    """Tells whether the run's directory is the same file system's here."""
     try:
         return (Path(welcome.directory) / MARK).read_text() == welcome.mark
     except OSError:

@@ -22,7 +22,7 @@ from trials.processes.task import Task
 
 LOG = logging.getLogger(__name__)
 FAREWELL_SECONDS = 10.0
-"""What a host has to end its ranks, after which it is taken to be gone itself."""
+"""Seconds that a host has to end its ranks, after which the host is taken to be gone itself."""
 LOST = 1
 """Exit code of a rank of which no more is known than that its host is gone."""
 
@@ -35,7 +35,7 @@ class HostsLauncher:
         self._launcher, self._hosts = launcher, hosts
 
     def start(self, task: Task, directory: Path) -> HostsRun:
-        """The task's ranks, here and elsewhere, as soon as all hosts that it needs are there.
+        """Starts the task's ranks, here and elsewhere, as soon as all hosts that it needs are there.
 
         Raises:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
@@ -49,7 +49,8 @@ class RemoteRank:
     """A rank on another host, as a `RankProcess`."""
 
     def __init__(self, member: Member, hosts: Hosts, run: int, rank: int, logs: RankLogs) -> None:
-        """Asked for, not yet heard of; what it leaves goes to the trial's directory, where `logs` are."""
+        """Makes a rank that was asked for and not yet heard of; what it leaves goes to the trial's directory,
+        where `logs` are."""
         self._member, self._hosts, self._run, self._rank, self._logs = member, hosts, run, rank, logs
         self.exitcode: int | None = None
         self.killed: str | None = None
@@ -84,19 +85,20 @@ class RemoteRank:
                 self._member.lose("did not end its ranks when told to")
             connection.wait([self.sentinel], 0.1)
 
-    def ended(self, told: RankEnded) -> None:
-        """As its host tells; its last words and lines are kept here, unless its host wrote them here itself."""
-        self.exitcode, self.killed = told.exitcode, told.killed
+    def ended(self, message: RankEnded) -> None:
+        """Notes the end as the rank's host tells it; its last words and lines are kept here, unless its host wrote
+        them here itself."""
+        self.exitcode, self.killed = message.exitcode, message.killed
         assert self._member.ready is not None
         if self._member.ready.shares_directory:
             return
-        if told.words is not None:
-            self._keep(told.words)
+        if message.words is not None:
+            self._keep(message.words)
         with self._logs.path(self._rank).open("a", encoding="utf-8") as log:
-            log.write(f"{START_MARK}the last lines on {self._member.words}\n{told.log_tail}\n")
+            log.write(f"{START_MARK}the last lines on {self._member.words}\n{message.log_tail}\n")
 
     def lost(self, why: str) -> None:
-        """The candidate is not to blame, and has another try."""
+        """Notes that the host is gone; the candidate is not to blame, and has another try."""
         self.exitcode = LOST
         self._keep(
             LastWords(failed=Failed(error=why, killed=True), unix_seconds=0.0)
@@ -110,7 +112,7 @@ class HostsRun:
     """A `Run` whose ranks are on several hosts."""
 
     def __init__(self, launcher: Launcher, hosts: Hosts, number: int, task: Task, directory: Path) -> None:
-        """Starts them if all hosts are there, else when they are."""
+        """Starts the ranks if all hosts are there, else when they are."""
         self._launcher, self._hosts, self._number = launcher, hosts, number
         self._task, self._directory = task, directory
         self._run: Run | None = None
@@ -146,7 +148,8 @@ class HostsRun:
             self._run = self._started({host: self._hosts.members()[host] for host in elsewhere})
 
     def _started(self, members: dict[int, Member]) -> Run:
-        """The first host's ranks come first: should they fail to start, nobody waits for them."""
+        """Returns the ranks, those of the first host first: should these fail to start, nobody waits for the
+        others."""
         task, logs = self._prepared(members), self._task.logs(self._directory)
         elsewhere = [rank for host in members for rank in task.ranks_of(host)]
         forget_last_run(self._directory, elsewhere)
@@ -161,7 +164,8 @@ class HostsRun:
         return Run(ranks, logs, deadline_seconds=task.deadline_seconds)
 
     def _prepared(self, members: dict[int, Member]) -> Task:
-        """With a port of its own, absolute paths, and checkpoints only where all hosts can reach them."""
+        """Returns the task with a port of its own, absolute paths, and checkpoints only where all hosts can reach
+        them."""
         shared = all(
             member.ready is not None and member.ready.shares_directory for member in members.values()
         )
@@ -174,7 +178,7 @@ class HostsRun:
 
 
 def _free_port(address: str) -> int:
-    """Of this host: each candidate has its own, as the last one's may be closing still."""
+    """Returns a free port of this host: each candidate has its own, as the last one's may be closing still."""
     host, _ = host_and_port(address)
     with socket.socket(family_of(host)) as free:
         free.bind((host, 0))

@@ -23,9 +23,10 @@ from trials.address import family_of, host_and_port
 from trials.events import LastWords
 
 SECRET = "DHEN_SEARCH_SECRET"
-"""The environment's name for it."""
+"""Name of the environment variable that holds the secret."""
 SILENCE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
-"""A host that answers nothing for ten seconds, not even its kernel, is gone (seconds, seconds, times, ms)."""
+"""Limits after which a host that answers nothing for ten seconds, not even its kernel, is gone (seconds, seconds,
+times, ms)."""
 CONNECT_SECONDS = 5.0
 LONGEST_MESSAGE_BYTES = 2**26
 
@@ -36,14 +37,14 @@ class Hello(Value):
     say: Literal["hello"] = "hello"
     host: int
     name: str
-    """Of the machine."""
+    """Name of the machine."""
     versions: dict[str, str]
     devices: int | None
-    """CUDA devices; None for a machine that trains on its CPU."""
+    """Number of CUDA devices; None for a machine that trains on its CPU."""
 
 
 class Welcome(Value):
-    """It may, if it finds the log there."""
+    """The host may join, if it finds the log there."""
 
     say: Literal["welcome"] = "welcome"
     log_directory: str
@@ -52,56 +53,57 @@ class Welcome(Value):
     directory: str
     """The run's directory on the first host."""
     mark: str
-    """Of a file in it: who can read that shares the directory."""
+    """Content of a file in the run's directory: a host that can read it shares the directory."""
 
 
 class Refused(Value):
-    """One of the two cannot work with the other."""
+    """One of the two hosts cannot work with the other."""
 
     say: Literal["refused"] = "refused"
     reason: str
 
 
 class Ready(Value):
-    """It has the log."""
+    """The host has the log."""
 
     say: Literal["ready"] = "ready"
     shares_directory: bool
 
 
 class Start(Value):
-    """Its ranks of a task are to start."""
+    """The host's ranks of a task are to start."""
 
     say: Literal["start"] = "start"
     run: int
     task: dict[str, Any]
     folder: str
-    """The trial's, on the first host."""
+    """The trial's directory on the first host."""
 
 
 class ShowStacks(Value):
-    """Its ranks of a run are to write their stacks into their logs."""
+    """The host's ranks of a run are to write their stacks into their logs."""
 
     say: Literal["show_stacks"] = "show_stacks"
     run: int
 
 
 class Kill(Value):
-    """Its ranks of a run are to end at once."""
+    """The host's ranks of a run are to end at once."""
 
     say: Literal["kill"] = "kill"
     run: int
 
 
 class RankEnded(Value):
-    """One of its ranks is gone."""
+    """One of the host's ranks is gone."""
 
     say: Literal["rank_ended"] = "rank_ended"
     run: int
     rank: int
     exitcode: int
     killed: str | None
-    """It was told to: the state that the rank was in."""
+    """The state that the rank was in when it was killed on the first host's word; None where it ended by
+    itself."""
     words: LastWords | None
     log_tail: str
 
@@ -120,7 +122,8 @@ Message = Annotated[
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Message)
 
 GONE = (EOFError, OSError)
-"""What reading or writing raises once the other side is gone; `UserError` where it says what nobody can read."""
+"""Exceptions of reading or writing once the other side is gone; `UserError` stands for messages that cannot be
+read."""
 
 
 class Wire:
@@ -137,11 +140,12 @@ class Wire:
 
     @property
     def sentinel(self) -> int:
-        """For `multiprocessing.connection.wait`: ready once there is something to read, or nobody any more."""
+        """What `multiprocessing.connection.wait` takes: ready once there is something to read, or the other side
+        is gone."""
         return self._connection.fileno()
 
     def send(self, message: Message) -> None:
-        """Raises one of `GONE` where nobody is there."""
+        """Sends a message; raises one of `GONE` where the other side is gone."""
         self._connection.send_bytes(message.model_dump_json().encode())
 
     @property
@@ -150,7 +154,7 @@ class Wire:
         return self._connection.poll(0)
 
     def receive(self) -> Message:
-        """The next message, waited for.
+        """Waits for the next message and returns it.
 
         Raises:
             EOFError, OSError: where nobody is there any more.
@@ -166,12 +170,12 @@ class Wire:
             ) from None
 
     def hang_up(self) -> None:
-        """The other side reads the end; this side too."""
-        with socket.socket(fileno=os.dup(self.sentinel)) as same:
-            same.shutdown(socket.SHUT_RDWR)
+        """Ends the connection: both sides read its end."""
+        with socket.socket(fileno=os.dup(self.sentinel)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
     def challenge(self) -> None:
-        """The first host's part in finding out that both have the same secret.
+        """Plays the first host's part in finding out that both have the same secret.
 
         Raises:
             EOFError, OSError: where nobody is there any more.
@@ -182,7 +186,7 @@ class Wire:
             answer_challenge(self._connection, _secret())
 
     def answer(self) -> None:
-        """The other's part."""
+        """Plays the joining host's part in finding out that both have the same secret."""
         with _same_secret():
             answer_challenge(self._connection, _secret())
             deliver_challenge(self._connection, _secret())
@@ -207,10 +211,10 @@ def _same_secret() -> Iterator[None]:
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that waits for hosts at this address, and at no other of this machine.
+    """Returns a socket that waits for hosts at this address, and at no other of this machine.
 
     Raises:
-        UserError: where it is none of this machine's, or taken.
+        UserError: where the address is none of this machine's, or taken.
     """
     host, port = host_and_port(address)
     if host in ("0.0.0.0", "::", "*"):
@@ -225,7 +229,7 @@ def listen(address: str) -> socket.socket:
 
 
 def connect(address: str) -> Wire:
-    """A connection to the first host.
+    """Returns a connection to the first host.
 
     Raises:
         ConnectionError, TimeoutError: where nobody waits there (yet).

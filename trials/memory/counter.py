@@ -31,7 +31,7 @@ HOST = "host"
 
 
 class MemoryLimitError(torch.OutOfMemoryError):
-    """A rank needs more memory than was declared for it."""
+    """The error of a rank that needs more memory than was declared for it."""
 
     def __init__(self, needed_bytes: int, limit_bytes: int, where: str) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class MemoryLimitError(torch.OutOfMemoryError):
 
 
 class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is entered: `with MemoryCounter() as counter: ...`.
+    """Counts the bytes of storages while it is entered: `with MemoryCounter() as counter: ...`.
 
     With `limit_bytes` an operation after which `total` is above that raises a `MemoryLimitError`; tensors without
     contents, which sharded tensors make to find out shapes, then do not count.
@@ -67,12 +67,12 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = phase
 
     def begin(self, phase: str) -> None:
-        """From here on it is `phase` (`forward`, `update`): a peak of its own in `peaks`."""
+        """Begins a phase (`forward`, `update`) with a peak of its own in `peaks`."""
         self.phase = phase
         self._note_peaks()
 
     def label(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """What these tensors lie in is of this kind; counted from now on where it was not yet."""
+        """Gives the storages of these tensors a kind; storages not counted so far are counted from now on."""
         for storage in _storages(list(tensors)):
             self._see(storage)
             reference, before, size = self._known[storage._cdata]
@@ -82,7 +82,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def new_are(self, kind: str) -> Iterator[None]:
-        """Storages that appear, or grow from nothing, meanwhile are of this kind."""
+        """Gives storages that appear inside, or grow from nothing, this kind."""
         before, self._kind = self._kind, kind
         try:
             yield
@@ -90,7 +90,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kind = before
 
     def __enter__(self) -> Self:
-        """Counts from here on; several counters may be entered, and left in reverse order."""
+        """Starts counting; several counters may be entered, and left in reverse order."""
         original = self._resize = UntypedStorage.resize_
 
         def resize_(storage: UntypedStorage, size: int) -> Any:
@@ -103,7 +103,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Sees nothing new from here on; what is freed still goes down."""
+        """Stops seeing new storages; what is freed still lowers the count."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
@@ -114,7 +114,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs the operation and looks at what it put out; a sharded tensor's are seen on its local part."""
+        """Runs the operation and looks at what it put out; of a sharded tensor, at its local part."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
@@ -149,7 +149,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise MemoryLimitError(self.total, self._limit_bytes, self._where(difference))
 
     def _where(self, difference: int) -> str:
-        """Which operation it was, and in which half of a step."""
+        """Says which operation it was, and in which half of a step."""
         backward = torch._C._current_graph_task_id() != -1
         phase = "in backward" if backward else f"in {self.phase}" if self.phase else "outside of backward"
         return f"{phase}, at {self._operation} ({byte_words(difference)})"
@@ -161,17 +161,18 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.peak, self.peak_by_kind, self.peak_phase = self.total, Counter(self.by_kind), self.phase
 
 
-def _storages(found: Any) -> Iterator[UntypedStorage]:
-    """The storages of all tensors in an operation's result; of wrapped and sparse ones, of their parts."""
-    if isinstance(found, (list, tuple)):
-        for item in found:
+def _storages(result: Any) -> Iterator[UntypedStorage]:
+    """Yields the storages of all tensors in an operation's result; of wrapped and sparse ones, of the tensors
+    inside."""
+    if isinstance(result, (list, tuple)):
+        for item in result:
             yield from _storages(item)
-    elif isinstance(found, Tensor):
-        parts = _parts(found)
-        if parts:
-            yield from _storages(parts)
+    elif isinstance(result, Tensor):
+        inner_tensors = _parts(result)
+        if inner_tensors:
+            yield from _storages(inner_tensors)
         else:
-            yield found.untyped_storage()
+            yield result.untyped_storage()
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:

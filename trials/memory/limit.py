@@ -22,9 +22,9 @@ from trials.memory.counter import HOST, OTHER, MemoryCounter, MemoryLimitError
 
 M = TypeVar("M", bound=nn.Module)
 PeakBytes = Callable[[], int]
-"""The most that this rank has held so far."""
+"""A function that returns the most that this rank has held so far."""
 SIZE = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
-"""In PyTorch's message when CUDA memory is exhausted."""
+"""Pattern of a size in PyTorch's message when CUDA memory is exhausted."""
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 _counter: ContextVar[MemoryCounter | None] = ContextVar("_counter", default=None)
@@ -32,7 +32,7 @@ _counter: ContextVar[MemoryCounter | None] = ContextVar("_counter", default=None
 
 @contextlib.contextmanager
 def limited_memory(limit_bytes: int | None, device: torch.device) -> Iterator[PeakBytes]:
-    """Inside, this rank may hold `limit_bytes`; None for as much as there is.
+    """Limits what this rank may hold inside to `limit_bytes`; None for as much as there is.
 
     Raises (inside):
         torch.OutOfMemoryError: beyond the limit; on a CPU the `MemoryLimitError` says by how much.
@@ -52,21 +52,21 @@ def limited_memory(limit_bytes: int | None, device: torch.device) -> Iterator[Pe
 
 
 def is_counted() -> bool:
-    """Whether this rank's memory is counted against a declared limit."""
+    """Tells whether this rank's memory is counted against a declared limit."""
     return _counter.get() is not None
 
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
-    """What is made inside would be in host memory on a machine with accelerators."""
+    """Counts what is made inside as host memory, where it would be on a machine with accelerators."""
     counter = _counter.get()
     with counter.new_are(HOST) if counter else contextlib.nullcontext():
         yield
 
 
-def on_device_for_good(module: M, where: torch.device) -> M:
+def on_device_for_good(module: M, device: torch.device) -> M:
     """Moves a module that was made `on_host` to a device, to whose memory it counts from here on."""
-    module.to(where)
+    module.to(device)
     counter = _counter.get()
     if counter is not None:
         counter.label([*module.parameters(), *module.buffers()], OTHER)
@@ -74,9 +74,9 @@ def on_device_for_good(module: M, where: torch.device) -> M:
 
 
 def keep_on_host(parameters: Iterable[Tensor]) -> None:
-    """These parameters, and the gradients they will have, are offloaded (`Strategy.offload`).
+    """Counts these offloaded parameters (`Strategy.offload`), and the gradients they will have, as host memory.
 
-    Their optimizer's state is so too if its steps are made inside of `on_host`.
+    Their optimizer's state counts so too if its steps are made inside of `on_host`.
     """
     counter = _counter.get()
     if counter is None:
@@ -93,14 +93,15 @@ def keep_on_host(parameters: Iterable[Tensor]) -> None:
 
 
 def out_of_memory(error: BaseException | None) -> BaseException | None:
-    """The lack of memory that is behind an error, which code in between may have raised anew; None: another."""
+    """Returns the lack of memory that is behind an error, which code in between may have raised anew; None for
+    another cause."""
     while error is not None and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         error = error.__cause__ or error.__context__
     return error
 
 
 def needed_and_limit(error: BaseException) -> tuple[int | None, int | None]:
-    """Of an error for lack of memory: bytes needed at that moment, and what the rank may hold; None: unknown."""
+    """Returns the bytes needed when memory was lacking, and what the rank may hold; None where unknown."""
     if isinstance(error, MemoryLimitError):
         return error.needed_bytes, error.limit_bytes
     tried = SIZE.search(str(error))

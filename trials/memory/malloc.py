@@ -1,6 +1,6 @@
-"""Freed memory stays with the process, so that a step's activations do not fault their pages in anew.
+"""Keeps freed memory with the process, so that a step's activations do not fault their pages in anew.
 
-glibc gives blocks of megabytes back to the system as soon as they are freed; a training step frees and asks
+glibc gives allocations of megabytes back to the system as soon as they are freed; a training step frees and asks
 for the same ones again and again. How much keeping them gains is in docs/log.md.
 """
 
@@ -14,7 +14,7 @@ GROW_BYTES = 64 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """Tells the C library so, where it is glibc; elsewhere nothing happens."""
+    """Tells the C library to keep freed memory, where it is glibc; elsewhere nothing happens."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):

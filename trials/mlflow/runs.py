@@ -22,7 +22,7 @@ from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_perc
 KEY = "retraining"
 """Tag of a retraining's run, by which it is found again; other runs have `trial.number`."""
 PARAM_LENGTH = 500
-"""Longer values are cut; they are whole in config.yaml."""
+"""Length above which values of params are cut; they are whole in config.yaml."""
 TAG_LENGTH = 5000
 STATUS = {
     Outcome.RUNNING: "RUNNING",
@@ -30,7 +30,8 @@ STATUS = {
     Outcome.STOPPED: "KILLED",
     Outcome.INTERRUPTED: "KILLED",
 }
-"""All others are FAILED. Stopped early is KILLED, as MLflow has it for Optuna's pruned trials."""
+"""MLflow's status by outcome; all other outcomes are FAILED. Stopped early is KILLED, as MLflow has it for
+Optuna's pruned trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class MetricValue:
     """Training examples seen; 0 where the metric has no curve."""
     value: float
     time_ms: int
-    """Since 1970."""
+    """Milliseconds since 1970."""
 
 
 Series = dict[str, tuple[MetricValue, ...]]
@@ -64,7 +65,7 @@ class RunContents:
 
 
 def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = "") -> RunContents:
-    """The run of one trial."""
+    """Returns the run of one trial."""
     start = _start_ms(trial)
     ended = trial.result.outcome is not Outcome.RUNNING
     config = {"model": trial.job.model, "training": trial.job.training}
@@ -89,7 +90,7 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
 
 
 def study_sheet(record: StudyRecord) -> RunContents:
-    """The parent run: the study's settings, and the best NE after each candidate that ended."""
+    """Returns the parent run: the study's settings, and the best NE after each candidate that ended."""
     start = min((_start_ms(trial) for trial in record.trials), default=0)
     facts = {
         "space": record.space,
@@ -121,20 +122,20 @@ def study_sheet(record: StudyRecord) -> RunContents:
 
 
 def run_key(trial: TrialRecord) -> str:
-    """What a trial's run is known by among all runs of the study."""
+    """Returns the key by which a trial's run is known among all runs of the study."""
     return f"{KEY} {trial.number}" if trial.kind is TrialKind.RETRAINING else str(trial.number)
 
 
 def _run_name(trial: TrialRecord) -> str:
     if trial.kind is TrialKind.RETRAINING:
-        part = f" without {trial.origin.removed}" if trial.origin.removed else ""
-        return f"trial {trial.origin.of}{part}, seed {trial.job.seed}"
+        removal = f" without {trial.origin.removed}" if trial.origin.removed else ""
+        return f"trial {trial.origin.of}{removal}, seed {trial.job.seed}"
     return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
 
 
 def marks(trial: TrialRecord, record: StudyRecord) -> dict[str, bool]:
-    """What the study says of a trial."""
-    if trial.kind is TrialKind.RETRAINING:  # has a number of its own kind
+    """Returns what the study says of a trial: whether it is on the front, best, knee, or the baseline."""
+    if trial.kind is TrialKind.RETRAINING:  # retrainings are numbered apart from trials
         return dict.fromkeys(("front", "best", "knee", "baseline"), False)
     return {
         "front": trial.number in record.front,
@@ -145,7 +146,7 @@ def marks(trial: TrialRecord, record: StudyRecord) -> dict[str, bool]:
 
 
 def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
-    """Which trial it is, and of a winner whether it is better than the baseline; or what was retrained."""
+    """Returns which trial it is, and of a winner whether it is better than the baseline; or what was retrained."""
     if trial.kind is TrialKind.RETRAINING:
         return {
             KEY: run_key(trial),
@@ -158,7 +159,7 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         tags["members"] = ", ".join(map(run_key, record.networks(trial)))
     comparison = record.comparison(trial.number)
     if comparison is not None:
-        told = comparison.to_dict()
+        values = comparison.to_dict()
         names = (
             "better",
             "difference_percent",
@@ -167,7 +168,7 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
             "p_adjusted",
             "detectable_percent",
         )
-        tags |= {f"baseline.{name}": told[name] for name in names}
+        tags |= {f"baseline.{name}": values[name] for name in names}
     return tags
 
 
@@ -190,28 +191,33 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
 
 
 def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
-    """How many trainings a trial took, and what each was: `attempt.0.strategy`, `attempt.0.outcome` ..."""
+    """Returns how many trainings a trial took, and what each was: `attempt.0.strategy`, `attempt.0.outcome` ..."""
     tags: dict[str, Any] = {"attempts": len(trial.attempts)}
-    for place, attempt in enumerate(trial.attempts):
-        told = {"strategy": attempt.strategy, "outcome": attempt.outcome.value, "error": attempt.error}
-        tags |= {f"attempt.{place}.{name}": value for name, value in told.items()}
+    for number, attempt in enumerate(trial.attempts):
+        attempt_values = {
+            "strategy": attempt.strategy,
+            "outcome": attempt.outcome.value,
+            "error": attempt.error,
+        }
+        tags |= {f"attempt.{number}.{name}": value for name, value in attempt_values.items()}
     return tags
 
 
 def _attempt_series(trial: TrialRecord) -> Series:
-    """The numbers of each training, `attempt.0.predicted_bytes` ..., with the trial's end."""
+    """Returns the numbers of each training, `attempt.0.predicted_bytes` ..., with the trial's end as their
+    time."""
     numbers = set(Attempt.model_fields) - {"strategy", "outcome", "error"}
     time_ms = _start_ms(trial) + _ms(trial.result.seconds)
     return {
-        f"attempt.{place}.{name}": (MetricValue(step=0, value=float(value), time_ms=time_ms),)
-        for place, attempt in enumerate(trial.attempts)
+        f"attempt.{number}.{name}": (MetricValue(step=0, value=float(value), time_ms=time_ms),)
+        for number, attempt in enumerate(trial.attempts)
         for name in sorted(numbers)
         if (value := getattr(attempt, name)) is not None and math.isfinite(value)
     }
 
 
 def _curve_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
-    """Metrics against training examples seen."""
+    """Returns the metrics against training examples seen."""
     relative = dict(relative_ne_curve(trial.result.curve, baseline.result.curve if baseline else ()))
     series: dict[str, list[MetricValue]] = {}
     for point in trial.result.curve:
@@ -233,7 +239,8 @@ def _of_point(point: CurvePoint, relative: float | None) -> dict[str, float | No
 
 
 def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
-    """One reading each: quality at the kept weights, cost, speed, memory, and the test split if scored."""
+    """Returns one reading per metric: quality at the kept weights, cost, speed, memory, and the test split if
+    scored."""
     relative = None
     if trial.result.validation and baseline and baseline.result.validation:
         relative = relative_ne_percent(trial.result.validation.ne, baseline.result.validation.ne)
@@ -266,7 +273,7 @@ def _quality(metrics: Metrics | None, prefix: str) -> dict[str, float | None]:
 
 
 def _best_so_far(record: StudyRecord) -> Iterator[MetricValue]:
-    """By the number of candidates that have ended, in the order of ending."""
+    """Yields the best NE by the number of candidates that have ended, in the order of ending."""
     ended = [trial for trial in record.candidates if trial.result.outcome is not Outcome.RUNNING]
     best = math.inf
     ends = sorted((_start_ms(trial) + _ms(trial.result.seconds), trial.number, trial) for trial in ended)
@@ -278,7 +285,7 @@ def _best_so_far(record: StudyRecord) -> Iterator[MetricValue]:
 
 
 def _flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by dotted path; a list of plain values is one leaf."""
+    """Yields leaves by dotted path; a list of plain values is one leaf."""
     nested = (dict, list, tuple)
     if isinstance(data, Mapping):
         children: Any = data.items()
@@ -292,7 +299,8 @@ def _flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _texts(values: Mapping[str, Any], limit: int) -> dict[str, str]:
-    """As MLflow takes them: other characters in names replaced, long values cut, unknown ones left out."""
+    """Returns values as MLflow takes them: other characters in names replaced, long values cut, unknown ones left
+    out."""
     return {
         re.sub(r"[^\w.\-/: ]", "_", key)[:250]: _text(value, limit)
         for key, value in values.items()
@@ -306,7 +314,7 @@ def _text(value: Any, limit: int) -> str:
 
 
 def _plan_json(plan: PlanSummary, record: StudyRecord) -> str:
-    """The plan as it is kept, with the cluster it is for."""
+    """Returns the plan as it is kept, with the cluster that it is for."""
     cluster = record.cluster.to_dict() if record.cluster else None
     return json.dumps({"cluster": cluster} | plan.to_dict(), indent=1)
 

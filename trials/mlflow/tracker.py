@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-"""Nothing is reported to anyone; must stand before MLflow is imported."""
+"""Variables by which MLflow reports nothing to anyone; they must be set before MLflow is imported."""
 LAYOUT = 5
-"""Raised whenever the sheets change: stores of older versions are then written anew."""
+"""Version of the layout of sheets, raised whenever they change: stores of older versions are then written anew."""
 LOCK_SECONDS = 10.0
 """How long another process may hold the store before that is an error."""
 METRICS_PER_BATCH = 800
 PARAMS_PER_BATCH = 100
-"""MLflow takes 1000 entries at once, of them 100 params and 100 tags."""
+"""Params and tags per request: MLflow takes 1000 entries at once, of them 100 params and 100 tags."""
 REVISION, LOGGED = "mlflow.dhen.revision", "mlflow.dhen.logged"
-"""Tags of our own bookkeeping; MLflow shows none that begin with its name."""
+"""Names of tags for our own bookkeeping; MLflow shows none that begin with its name."""
 PARENT = "mlflow.parentRunId"
 VIEW = "candidates"
 """Name of the shared view that opens the experiment with the columns that matter, best NE first."""
@@ -64,17 +64,17 @@ STUDY = "study"
 
 
 def database(directory: Path) -> Path:
-    """Where the store of a study lies."""
+    """Returns where the store of a study lies."""
     return directory / "mlflow.db"
 
 
 def artifacts(directory: Path) -> Path:
-    """Where the files of a study's runs lie."""
+    """Returns where the files of a study's runs lie."""
     return directory / "artifacts"
 
 
 def store_uri(directory: Path) -> str:
-    """The store as MLflow wants it named."""
+    """Returns the store's name as MLflow wants it."""
     return f"sqlite:///{database(directory).absolute()}"
 
 
@@ -98,12 +98,13 @@ def check_store(directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """A run in the store and what it was last given."""
+    """A run in the store and what was last written to it."""
 
     id: str
     revision: str = ""
     logged: Mapping[str, str] = field(default_factory=dict)
-    """Its status; digests of params and artifacts; by `metric.name` the count and digest of its readings."""
+    """What was last logged: the status; digests of params and artifacts; by `metric.name` the count and digest of
+    its readings."""
 
 
 class Tracker:
@@ -116,7 +117,8 @@ class Tracker:
         self._experiment = ("", "")
         self._runs: dict[str, _Run] = {}
         self._seen: dict[str, tuple[TrialRecord, dict[str, bool], str]] = {}
-        """By run, the very values that it agrees with: most of a study has not changed since the last time."""
+        """For each run the very values that it agrees with: most of a study has not changed since the last
+        time."""
         self._report: tuple[int, int] | None = None
 
     @classmethod
@@ -155,11 +157,11 @@ class Tracker:
             self._attach(parent, report)
 
     def _sync_trial(self, trial: TrialRecord, record: StudyRecord, context: str, parent: str) -> None:
-        """`context` is all beside the trial and its marks that its run depends on."""
+        """Syncs one trial's run; `context` is all that the run depends on beside the trial and its marks."""
         key, marked = run_key(trial), marks(trial, record)
         context = _digest((context, record.comparison(trial.number))) if marked["front"] else context
-        seen = self._seen.get(key)
-        if seen is not None and seen[0] is trial and seen[1:] == (marked, context):
+        last_seen = self._seen.get(key)
+        if last_seen is not None and last_seen[0] is trial and last_seen[1:] == (marked, context):
             return
         revision = _digest((context, marked, trial.model_dump_json()))
         if key not in self._runs or self._runs[key].revision != revision:
@@ -171,13 +173,13 @@ class Tracker:
         """Reads what the store knows of the study's runs, when the study is met for the first time."""
         if self._experiment[0] == name:
             return
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             location = artifacts(self._directory).absolute().as_uri()
             identity = self._client.create_experiment(name, location, _experiment_tags(name))
         else:
-            identity = found.experiment_id
-            if found.lifecycle_stage != "active":
+            identity = experiment.experiment_id
+            if experiment.lifecycle_stage != "active":
                 self._client.restore_experiment(identity)
         self._runs = dict(self._known_runs(identity))
         self._experiment = (name, identity)
@@ -217,7 +219,7 @@ class Tracker:
         return run.id
 
     def _create(self, sheet: RunContents, tags: dict[str, str]) -> _Run:
-        """With the tags by which it is found again, should the writing break off."""
+        """Creates a run with the tags by which it is found again, should the writing break off."""
         everything = {**sheet.tags, **tags, "mlflow.source.name": "dhen-search"}
         run = self._client.create_run(
             self._experiment[1], start_time=sheet.start_ms, tags=everything, run_name=sheet.name
@@ -225,7 +227,7 @@ class Tracker:
         return _Run(id=run.info.run_id)
 
     def _log(self, run: _Run, sheet: RunContents, tags: dict[str, str]) -> None:
-        """Params once, readings new since the last time, tags last; in as few transactions as may be."""
+        """Logs params once, readings new since the last time, and tags last; in as few transactions as may be."""
         from mlflow.entities import Metric, Param, RunTag
 
         params = [] if "params" in run.logged else [Param(*item) for item in sheet.params.items()]
@@ -255,7 +257,7 @@ class Tracker:
 
 
 def _compared(baseline: TrialRecord) -> str:
-    """What of the baseline the runs of other trials depend on."""
+    """Returns what the runs of other trials need of the baseline."""
     return repr((baseline.number, baseline.result.curve, baseline.result.validation))
 
 
@@ -268,7 +270,8 @@ def _experiment_tags(name: str) -> dict[str, str]:
 
 
 def _continues(run: _Run, sheet: RunContents) -> bool:
-    """Whether all that was logged is still so: the same params, and each metric's readings a beginning."""
+    """Tells whether all that was logged still holds: the same params, and each metric's readings a beginning of
+    the new ones."""
     if run.logged.get("params", _digest(sheet.params)) != _digest(sheet.params):
         return False
     metrics = (key.removeprefix("metric.") for key in run.logged if key.startswith("metric."))
@@ -276,10 +279,10 @@ def _continues(run: _Run, sheet: RunContents) -> bool:
 
 
 def _logged(sheet: RunContents) -> dict[str, str]:
-    """What a run is told to remember of its sheet."""
+    """Returns what a run is told to remember of its sheet."""
     metrics = {f"metric.{key}": _readings(sheet, key, len(sheet.series[key])) for key in sheet.series}
-    whole = {"status": sheet.status, "params": _digest(sheet.params), "artifacts": _digest(sheet.artifacts)}
-    return whole | metrics
+    fixed = {"status": sheet.status, "params": _digest(sheet.params), "artifacts": _digest(sheet.artifacts)}
+    return fixed | metrics
 
 
 def _readings(sheet: RunContents, key: str, count: int) -> str:
@@ -295,24 +298,24 @@ def _digest(value: object) -> str:
 
 
 def _make_store(path: Path) -> None:
-    """A store that is whole or not there: MLflow could not go on with one whose making was cut short."""
+    """Makes a store that is whole or not there: MLflow could not go on with one whose making was cut short."""
     if path.exists():
         return
     making = path.with_name(f".{path.name}.making")
-    for left in path.parent.glob(f".{path.name}.*"):  # journals, too
-        left.unlink()
+    for leftover in path.parent.glob(f".{path.name}.*"):  # journals, too
+        leftover.unlink()
     _client(f"sqlite:///{making.absolute()}")
     with (
-        atomic_file(path) as whole,
+        atomic_file(path) as partial,
         closing(sqlite3.connect(making)) as source,
-        closing(sqlite3.connect(whole)) as target,
+        closing(sqlite3.connect(partial)) as target,
     ):
         source.backup(target)  # MLflow holds on to what it has made
     making.unlink()
 
 
 def _client(uri: str) -> MlflowClient:
-    """A client of the store, which is made where there is none.
+    """Returns a client of the store, which is made where there is none.
 
     MLflow is told to keep to itself: errors reach the caller as exceptions, not as log lines too, and what
     it uses of other libraries that is deprecated is not the user's concern.
@@ -331,7 +334,7 @@ def _client(uri: str) -> MlflowClient:
 
 @contextmanager
 def _remedy(directory: Path) -> Iterator[None]:
-    """What goes wrong with the store, as an error that says what to do."""
+    """Turns what goes wrong with the store into an error that says what to do."""
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -346,9 +349,9 @@ def _remedy(directory: Path) -> Iterator[None]:
 
 def _store_error(directory: Path, error: Exception) -> UserError:
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-    where = database(directory)
+    store = database(directory)
     if "locked" in reason:
         remedy = "Another process holds it: end that one, then run the same command again."
     else:
         remedy = "Move it away or delete it, then run the same command again: it is made anew from the study."
-    return UserError(f"{where}: MLflow's store cannot be used ({reason}). {remedy} No trial is lost by that.")
+    return UserError(f"{store}: MLflow's store cannot be used ({reason}). {remedy} No trial is lost by that.")

@@ -13,13 +13,13 @@ from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import Bf16AdamW
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW calls its state that has a number for each weight."""
+"""AdamW's names of the state that has a number for each weight."""
 
 
 def adamw(parameters: list[nn.Parameter], config: TrainingConfig, *, zero1: bool = False) -> Optimizer:
-    """AdamW of these weights, its moments in `config.optimizer_precision`.
+    """Returns AdamW of these weights, with its moments in `config.optimizer_precision`.
 
-    `zero1`: each rank of the default process group has the state of some of them, and updates those for all.
+    With `zero1` each rank of the default process group has the state of some weights, and updates these for all.
     """
     rates: dict[str, Any] = {"lr": config.dense_learning_rate, "weight_decay": config.weight_decay}
     kind: type[Optimizer] = Bf16AdamW
@@ -40,13 +40,13 @@ def keeps_a_part(optimizer: Optimizer) -> bool:
 
 
 def moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """AdamW's two moments of a parameter, zeros before its first step; what is loaded into them counts."""
+    """Returns AdamW's two moments of a parameter, zeros before its first step; what is loaded into them counts."""
     state = _state(optimizer, parameter)
     return {moment: state[moment] for moment in MOMENTS}
 
 
 def set_steps(optimizer: Optimizer, parameter: nn.Parameter, steps: int) -> None:
-    """After moments as they are after so many steps were loaded."""
+    """Sets the number of steps, after moments were loaded as they are after so many steps."""
     state = _state(optimizer, parameter)
     if isinstance(optimizer, Bf16AdamW):
         state["step"] = steps
@@ -55,7 +55,7 @@ def set_steps(optimizer: Optimizer, parameter: nn.Parameter, steps: int) -> None
 
 
 def _state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-    """As the first step would make it."""
+    """Returns a parameter's state as the first step would make it."""
     if isinstance(optimizer, Bf16AdamW):
         return optimizer.state_of(parameter)
     state: dict[str, Any] = optimizer.state[parameter]

@@ -22,15 +22,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 CHUNKS: dict[str, int] = {"cpu": 2**15, "cuda": 2**22}
-"""Numbers that are updated at a time: as many as stay in a core's cache, or as keep a GPU busy.
-Multiples of 2^15, so that the ring of random bits comes out even."""
+"""Numbers that are updated at a time: as many as stay in a core's cache, or as keep a GPU busy. They are multiples
+of 2^15, so that the ring of random bits comes out even."""
 WORKSPACE_BYTES = 8
-"""For each number of a chunk: its moments in fp32."""
+"""Bytes of workspace for each number of a chunk: its two moments in fp32."""
 INT32_BYTES = 4
 DROPPED_BITS = 16
-"""Of fp32's 32, which bf16 has not."""
+"""Number of the bits of fp32 that bf16 does not have."""
 DRAWS: int = 2**DROPPED_BITS
-"""Values that these may have."""
+"""Number of values that the dropped bits may have."""
 
 
 class Bf16AdamW(Optimizer):
@@ -44,7 +44,7 @@ class Bf16AdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        """Arguments as for `torch.optim.AdamW`."""
+        """Takes the arguments of `torch.optim.AdamW`."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._seed = torch.initial_seed()
 
@@ -54,7 +54,7 @@ class Bf16AdamW(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every weight that has a gradient; there is no closure."""
+        """Updates every weight that has a gradient; there is no closure."""
         assert closure is None
         for group in self.param_groups:
             for index, parameter in enumerate(group["params"]):
@@ -63,7 +63,7 @@ class Bf16AdamW(Optimizer):
         return None
 
     def state_of(self, parameter: Tensor) -> dict[str, Any]:
-        """A parameter's, as its first step would make it; `step` is a number, not a tensor."""
+        """Returns a parameter's state, as its first step would make it; `step` is a number, not a tensor."""
         state: dict[str, Any] = self.state[parameter]
         if not state:
             state["step"] = 0
@@ -77,12 +77,12 @@ class Bf16AdamW(Optimizer):
         assert parameter.grad is not None
         tensors = parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"]
         flat = [_local(tensor).view(-1) for tensor in tensors]
-        where = flat[0].device
-        chunk = CHUNKS[where.type]
-        workspace = torch.empty(2 * min(chunk, len(flat[0])), device=where)
-        step = torch.full((), state["step"], dtype=torch.float32, device=where)
+        device = flat[0].device
+        chunk = CHUNKS[device.type]
+        workspace = torch.empty(2 * min(chunk, len(flat[0])), device=device)
+        step = torch.full((), state["step"], dtype=torch.float32, device=device)
         draws = random.Random(hash((self._seed, state["step"], index)))
-        for numbers in zip(*(torch.split(each, chunk) for each in flat), strict=True):
+        for numbers in zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True):
             _update_chunk(numbers, workspace, step, group, draws)
 
 
@@ -93,7 +93,7 @@ def _update_chunk(
     group: dict[str, Any],
     draws: random.Random,
 ) -> None:
-    """In place; `numbers` are weights, their gradients and their moments, each (N)."""
+    """Updates in place; `numbers` are weights, their gradients and their moments, each (N)."""
     weight_N, gradient_N, mean_N, square_N = numbers
     exact = workspace[: 2 * len(weight_N)]
     exact_mean_N, exact_square_N = exact.view(2, -1)
@@ -121,17 +121,19 @@ def _update_chunk(
 
 
 def round_to_bf16(x_N: Tensor, draws: random.Random) -> Tensor:
-    """fp32 (N), which is spoilt -> int32 (N), whose lower halves are the bits of bf16 numbers.
+    """Rounds fp32 (N), which is overwritten, to int32 (N), whose lower halves are the bits of bf16 numbers.
 
-    Each is one of the two neighbours of a number, so that the mean stays: a random number added to the bits that
-    bf16 drops carries over as often as they are large. Larger bits are larger magnitudes, whatever the sign.
+    Each result is one of the two neighbours of a number, so that the mean stays: a random number added to the
+    bits that bf16 drops carries over as often as they are large. Larger bits are larger magnitudes, whatever the
+    sign.
     """
     bits_N = x_N.view(torch.int32)
     return bits_N.add_(random_bits(len(bits_N), bits_N.device, draws)).bitwise_right_shift_(DROPPED_BITS)
 
 
 def random_bits(count: int, device: torch.device, draws: random.Random) -> Tensor:
-    """int32 of (count), uniform in [0, DRAWS): from a place in a ring of them that is drawn anew every time.
+    """Returns int32 of (count), uniform in [0, DRAWS): from a place in a ring of random bits that is drawn anew
+    every time.
 
     PyTorch's CPU generator takes as long for a number as the whole update.
     """
@@ -141,13 +143,14 @@ def random_bits(count: int, device: torch.device, draws: random.Random) -> Tenso
 
 @cache
 def _ring(device: torch.device) -> Tensor:
-    """Every value equally often, always in the same order; from any place to the end of a chunk's two moments."""
+    """Returns every value equally often, always in the same order; long enough from any place for a chunk's two
+    moments."""
     values = torch.randperm(DRAWS, generator=torch.Generator().manual_seed(DRAWS), dtype=torch.int32)
     return values.repeat(ring_bytes(device.type) // values.nbytes).to(device)
 
 
 def ring_bytes(device: str) -> int:
-    """What the random bits take, on `cpu` or `cuda`."""
+    """Returns the bytes that the random bits take, on `cpu` or `cuda`."""
     return INT32_BYTES * (DRAWS + 2 * CHUNKS[device])
 
 

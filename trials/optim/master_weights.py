@@ -19,18 +19,18 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 
 
 def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """All parameters but the embedding tables, by name."""
+    """Returns all parameters but the embedding tables, by name."""
     tables = {id(table.weight) for table in embedding_tables(model)}
     return {name: p for name, p in model.named_parameters() if id(p) not in tables}
 
 
 def embedding_tables(model: nn.Module) -> list[EmbeddingTables]:
-    """The model's tables (one module where a log has any)."""
+    """Returns the model's tables (one module where a log has any)."""
     return [module for module in model.modules() if isinstance(module, EmbeddingTables)]
 
 
 def compute_in(model: nn.Module, precision: Precision) -> nn.Module:
-    """The model with its dense part cast to what it computes in, to evaluate it."""
+    """Returns the model with its dense part cast to the precision it computes in, to evaluate it."""
     for parameter in dense_parameters(model).values():
         parameter.data = parameter.data.to(DTYPES[precision])
     return model
@@ -43,15 +43,15 @@ class MasterWeights:
         """Takes the model's weights over: its parameters become views of one tensor in `precision`."""
         self._model, self._dense = model, dense_parameters(model)
         self.flat = nn.Parameter(torch.cat([p.detach().flatten() for p in self._dense.values()]))
-        """fp32, what the optimizer updates; its gradient is set by `gather_gradients`."""
+        """All dense weights in fp32, which the optimizer updates; their gradient is set by `gather_gradients`."""
         self._compute = self.flat.detach().to(DTYPES[precision])
         for parameter, view in zip(self._dense.values(), self._views(self._compute), strict=True):
             parameter.data = view
 
     def gather_gradients(self, *, in_buckets: bool = False) -> None:
-        """The model's gradients become the gradient of `flat`; the model's own are dropped.
+        """Turns the model's gradients into the gradient of `flat`; the model's own are dropped.
 
-        Those that lie in a collective's buckets stay there, set to zero, so that the next step's add up in
+        Gradients that lie in a collective's buckets stay there, set to zero, so that the next step's add up in
         place: micro-batches would otherwise need as much memory again.
         """
         gradients = [_flat_gradient(p) for p in self._dense.values()]
@@ -63,7 +63,7 @@ class MasterWeights:
             parameter.grad = None
 
     def publish(self) -> None:
-        """After the update: what the model computes with follows `flat`, whose gradient is freed.
+        """Copies `flat` to what the model computes with, after the update; the gradient of `flat` is freed.
 
         In fp32 the model computes with `flat` itself.
         """
@@ -72,7 +72,7 @@ class MasterWeights:
             self._compute.copy_(self.flat.detach())
 
     def weights(self) -> Weights:
-        """A copy of the model's weights on the CPU, the dense ones in fp32."""
+        """Returns a copy of the model's weights on the CPU, the dense ones in fp32."""
         masters = dict(zip(self._dense, self._views(self.flat.detach()), strict=True))
         return {
             name: masters.get(name, tensor).detach().to("cpu", copy=True)

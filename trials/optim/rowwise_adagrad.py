@@ -20,12 +20,12 @@ from trials.optim.stochastic_rounding import StochasticRounding
 
 EPSILON = 1e-8
 LOG_SHRINK, SETTLED, ROUNDING = "log_shrink", "settled", "rounding"
-"""The sum of table decay so far, what it was when all rows were last brought up to it, and the counter of
-stochastic rounding."""
+"""Names in the state: the sum of table decay so far, the sum when all rows were last brought up to it, and the
+counter of stochastic rounding."""
 
 
 class RowWiseAdagrad(Optimizer):
-    """w_r -= lr g_r / (sqrt(s_r) + epsilon), s_r += mean(g_r^2); sparse gradients only.
+    """Optimizer w_r -= lr g_r / (sqrt(s_r) + epsilon), s_r += mean(g_r^2); sparse gradients only.
 
     `decay` is L2 regularisation of the rows looked up, added to their gradients (as FBGEMM's).
     `table_decay` is decoupled decay of all rows, w_r *= 1 - lr * table_decay at every step. It is exact and
@@ -41,7 +41,7 @@ class RowWiseAdagrad(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of the rows that have a gradient."""
+        """Updates the rows that have a gradient."""
         assert closure is None
         for group in self.param_groups:
             if group["table_decay"]:
@@ -54,7 +54,7 @@ class RowWiseAdagrad(Optimizer):
     def catch_up(self, table: Tensor, rows: Tensor) -> None:
         """Applies the table decay that rows have missed, before they are read; duplicates do no harm."""
         for group in self.param_groups:
-            if group["table_decay"] and any(table is held for held in group["params"]):
+            if group["table_decay"] and any(table is parameter for parameter in group["params"]):
                 weights_RD = _rows_of(table, rows).mul_(self._due(table, group, rows))
                 self._write(table, rows, weights_RD)
 
@@ -72,10 +72,11 @@ class RowWiseAdagrad(Optimizer):
                         table.mul_(factor_R1)
 
     def _due(self, table: Tensor, group: dict[str, Any], rows: Tensor | slice) -> Tensor:
-        """What rows are multiplied by for the table decay they have missed (R, 1); noted as done."""
-        done = self.state_of(table)[LOG_SHRINK]
-        factor_R: Tensor = (group[LOG_SHRINK] - done[rows]).exp_().float()
-        done[rows] = group[LOG_SHRINK]
+        """Returns what rows are multiplied by for the table decay that they have missed (R, 1), and notes it as
+        done."""
+        applied = self.state_of(table)[LOG_SHRINK]
+        factor_R: Tensor = (group[LOG_SHRINK] - applied[rows]).exp_().float()
+        applied[rows] = group[LOG_SHRINK]
         return factor_R.unsqueeze(1)
 
     def _update(self, table: Tensor, group: dict[str, Any]) -> None:
@@ -98,7 +99,7 @@ class RowWiseAdagrad(Optimizer):
             table.index_copy_(0, rows, weights_RD)
 
     def state_of(self, table: Tensor) -> dict[str, Tensor]:
-        """Tensors with a number for each row, made at first use."""
+        """Returns tensors with a number for each row, made at first use."""
         state: dict[str, Tensor] = self.state[table]
         if not state:
             rows, device = table.shape[0], table.device
@@ -109,15 +110,15 @@ class RowWiseAdagrad(Optimizer):
         return state
 
     def progress(self, saved: Collection[str] | None = None) -> dict[str, Tensor]:
-        """What settled tables need beside their numbers to go on to the bit, for a checkpoint: to save, or to load
-        of what it has. There must be one group."""
+        """Returns what settled tables need beside their numbers to go on to the bit, for a checkpoint: to save,
+        or, with `saved`, to load what the checkpoint has."""
         (group,) = self.param_groups
-        found = {}
+        progress = {}
         if group["table_decay"]:
-            found[LOG_SHRINK] = torch.tensor(group[LOG_SHRINK], dtype=torch.float64)
+            progress[LOG_SHRINK] = torch.tensor(group[LOG_SHRINK], dtype=torch.float64)
         if any(table.dtype == torch.float16 for table in group["params"]):
-            found[ROUNDING] = self._rounding.state
-        return {name: tensor for name, tensor in found.items() if saved is None or name in saved}
+            progress[ROUNDING] = self._rounding.state
+        return {name: tensor for name, tensor in progress.items() if saved is None or name in saved}
 
     def go_on(self, progress: Mapping[str, Tensor]) -> None:
         """Takes over what was loaded into `progress(saved)`."""
@@ -129,12 +130,12 @@ class RowWiseAdagrad(Optimizer):
 
 
 def _rows_of(table: Tensor, rows: Tensor) -> Tensor:
-    """A copy, in fp32."""
+    """Returns a copy of rows in fp32."""
     return table.index_select(0, rows).float()
 
 
 def summed_by_row(table: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows, gradient_RD) of a table's sparse gradient, duplicates added up.
+    """Returns (rows, gradient_RD) of a table's sparse gradient, duplicates added up.
 
     `slot` holds an int64 for each row of the table; what it contains does not matter and is overwritten.
     Each row looked up gets the place of one of its lookups, found without sorting. On the CPU rows come
@@ -145,13 +146,15 @@ def summed_by_row(table: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
     assert gradient is not None
     assert gradient.is_sparse
     rows, values_ND = gradient._indices()[0], gradient._values()
-    places = torch.arange(len(rows), device=rows.device)
+    positions = torch.arange(len(rows), device=rows.device)
     if table.device.type != "cpu":
-        representative = slot.scatter_(0, rows, places).index_select(0, rows)
+        representative = slot.scatter_(0, rows, positions).index_select(0, rows)
         summed = torch.zeros_like(values_ND).index_add_(0, representative, values_ND)
         return rows, summed.index_select(0, representative)
-    first = slot.scatter_(0, rows, places).index_select(0, rows).eq_(places).nonzero().squeeze(1)
-    once = rows.index_select(0, first)
-    slot.scatter_(0, once, places[: len(once)])
+    first_positions = (
+        slot.scatter_(0, rows, positions).index_select(0, rows).eq_(positions).nonzero().squeeze(1)
+    )
+    once = rows.index_select(0, first_positions)
+    slot.scatter_(0, once, positions[: len(once)])
     summed = values_ND.new_zeros(len(once), values_ND.shape[1])
     return once, summed.index_add_(0, slot.index_select(0, rows), values_ND)

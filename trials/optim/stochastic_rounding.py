@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 BELOW = 2**13 - 1
-"""The bits of fp32's mantissa that fp16's lacks."""
+"""Number of the bits of fp32's mantissa that fp16's lacks."""
 SIGN = -(2**31)
 LARGEST = 65504.0
 SMALLEST_NORMAL = (127 - 14) << 23
-"""fp16's, 2^-14, as the bits of an fp32. Below, its numbers are as far apart as from there up to twice that:
-what is below is lifted by it, and put down again."""
+"""The smallest normal number of fp16, 2^-14, as the bits of an fp32. Below it, fp16's numbers are as far apart as
+from there up to twice that: what is below is lifted by it, and put down again."""
 AT_ONCE = {"cpu": 2**16, "cuda": 2**22}
 """Numbers that are rounded at a time: on a CPU as many as its cache has room for."""
 WORKSPACE_BYTES = 16
-"""For each of them, meanwhile: four of four bytes (trials/memory/counter.py counts as many)."""
+"""Bytes of workspace per number that is rounded: four numbers of four bytes (trials/memory/counter.py counts as
+many)."""
 BITS_PER_WORD, BITS_PER_NUMBER = 64, 16
 GOLDEN = 0x9E3779B97F4A7C15
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -49,23 +50,25 @@ class StochasticRounding:
     def multiply(self, tables: Sequence[Tensor], factor: Tensor | float) -> None:
         """Multiplies whole tables, each (R, D), by a number or by one for each row, (R, 1)."""
         self.state.add_(1)
-        for place, table_RD in enumerate(tables):
-            key, size = self._key(place), _rows_at_once(table_RD)
+        for index, table_RD in enumerate(tables):
+            key, size = self._key(index), _rows_at_once(table_RD)
             for start in range(0, len(table_RD), size):
-                part = table_RD[start : start + size]
+                rows_RD = table_RD[start : start + size]
                 by = factor[start : start + size] if isinstance(factor, Tensor) else factor
-                rows = torch.arange(start, start + len(part), device=part.device)
-                part.copy_(rounded(part.float().mul_(by), random_bits(rows, part.shape[1], key)))
+                rows = torch.arange(start, start + len(rows_RD), device=rows_RD.device)
+                rows_RD.copy_(rounded(rows_RD.float().mul_(by), random_bits(rows, rows_RD.shape[1], key)))
 
-    def _key(self, place: int) -> int:
-        """Of one of several tables, of which other ranks may have fewer: the counter is the same on all."""
-        return _mixed(_mixed(int(self.state)) + place) >> 2  # places are added to it
+    def _key(self, index: int) -> int:
+        """Returns the key of one of several tables, of which other ranks may have fewer: the counter is the same
+        on all."""
+        return _mixed(_mixed(int(self.state)) + index) >> 2  # places are added to it
 
 
 def rounded(values: Tensor, bits: Tensor) -> Tensor:
-    """fp16 of fp32 values, each one of its two neighbours.
+    """Returns fp16 of fp32 values, each one of its two neighbours.
 
-    What fp16 has stays, what is beyond it becomes its largest, and what is not finite NaN, so that it is noticed.
+    A number that fp16 has stays, one beyond its range becomes its largest, and one that is not finite becomes NaN,
+    so that it is noticed.
     Without comparisons, which take a CPU ten times as long as arithmetic.
 
     Args:
@@ -82,7 +85,7 @@ def rounded(values: Tensor, bits: Tensor) -> Tensor:
 
 
 def random_bits(rows_N: Tensor, columns: int, key: int) -> Tensor:
-    """int32 of (N, columns), 13 random bits each, which follow from row, column and key."""
+    """Returns int32 of (N, columns), 13 random bits each, which follow from row, column and key."""
     words = -(-columns * BITS_PER_NUMBER // BITS_PER_WORD)
     x_NW = rows_N.unsqueeze(1) * words + torch.arange(key, key + words, device=rows_N.device)
     for shift, factor in MIX:
@@ -92,12 +95,12 @@ def random_bits(rows_N: Tensor, columns: int, key: int) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Right, with zeros from the left."""
+    """Shifts right, with zeros from the left."""
     return (x >> bits).bitwise_and_((1 << (BITS_PER_WORD - bits)) - 1)
 
 
 def _mixed(x: int) -> int:
-    """splitmix64's output of an unsigned word."""
+    """Returns splitmix64's output of an unsigned word."""
     mask = (1 << BITS_PER_WORD) - 1
     x = (x + GOLDEN) & mask
     for shift, factor in MIX:
@@ -106,7 +109,7 @@ def _mixed(x: int) -> int:
 
 
 def _signed(x: int) -> int:
-    """The int64 with the bits of an unsigned word."""
+    """Returns the int64 with the bits of an unsigned word."""
     return x - (1 << BITS_PER_WORD) if x >> (BITS_PER_WORD - 1) else x
 
 

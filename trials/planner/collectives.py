@@ -26,41 +26,42 @@ from trials.planner.device_constants import (
 )
 
 NO_LINK = Link(bandwidth=1e30, latency=0.0)
-"""Where ranks have nobody to talk to."""
+"""The link of ranks that have no other rank to talk to."""
 
 
 class AlphaBeta(NamedTuple):
     """Seconds that a transfer takes: `alpha + beta * size_bytes`."""
 
     alpha: float
-    """Seconds, whatever the size."""
+    """Seconds that any transfer takes, whatever its size."""
     beta: float
-    """Seconds a byte."""
+    """Seconds per byte."""
 
     def __call__(self, size_bytes: float) -> float:
-        """Seconds for so many bytes."""
+        """Returns the seconds for so many bytes."""
         return self.alpha + self.beta * size_bytes
 
 
 NOTHING = AlphaBeta(0.0, 0.0)
-"""Among one rank."""
+"""The cost of a collective on one rank alone, which sends nothing."""
 
 
 class Collectives(NamedTuple):
-    """Collectives among the same ranks; sizes are of the whole tensor: before reducing, after gathering."""
+    """Costs of the collectives among one set of ranks; a size is that of the whole tensor: before reducing,
+    after gathering."""
 
     all_gather: AlphaBeta
     reduce_scatter: AlphaBeta
     broadcast: AlphaBeta
     all_to_all: AlphaBeta
-    """Its size is what one rank sends, its own part included."""
+    """The cost of an all-to-all; its size is what one rank sends, the part for itself included."""
     ring: AlphaBeta
-    """All-reduce over rings: best for large tensors."""
+    """All-reduce over rings, which is best for large tensors."""
     tree: AlphaBeta
-    """All-reduce over trees: best for many ranks."""
+    """All-reduce over trees, which is best for many ranks."""
 
     def all_reduce(self, size_bytes: float) -> float:
-        """Seconds by the faster of ring and tree."""
+        """Returns the seconds of an all-reduce, by ring or tree, whichever is faster."""
         return min(self.ring(size_bytes), self.tree(size_bytes))
 
     def bucket_bytes(self) -> int:
@@ -74,7 +75,8 @@ class Collectives(NamedTuple):
 
 
 def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collectives:
-    """Those among `ranks_per_host` ranks on each of `hosts` hosts; one rank alone needs 0 seconds.
+    """Returns the collectives among `ranks_per_host` ranks on each of `hosts` hosts; one rank alone needs 0
+    seconds.
 
     HSDP, for example, gathers among `(1, gpus_per_host)` and all-reduces among `(hosts, 1)`.
     """
@@ -101,7 +103,7 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
 
 
 def _usable(link: Link | None, cluster: Cluster, share: float) -> Link:
-    """What collectives reach of it; measured links are taken as they are."""
+    """Returns the part of a link's bandwidth that collectives reach; measured links are taken as they are."""
     if link is None:
         return NO_LINK
     return link if cluster.verified else Link(bandwidth=share * link.bandwidth, latency=link.latency)

@@ -12,42 +12,46 @@ MiB = 2**20
 # Speed: which share of a data sheet's peak is reached.
 
 MATMUL_SHARE = 0.75
-"""Of peak FLOP/s, in matrix products: what torch's own runtime estimate takes (torch/utils/_runtime_estimation.py,
-`flops_to_ns`). Small products reach less."""
+"""Share of peak FLOP/s that matrix products reach: what torch's own runtime estimate takes
+(torch/utils/_runtime_estimation.py, `flops_to_ns`). Small products reach less."""
 MEMORY_SHARE = 0.9
-"""Of memory bandwidth, in large copies and elementwise kernels: an assumption, unverified."""
+"""Share of memory bandwidth that large copies and elementwise kernels reach: an assumption, unverified."""
 LAYER_MEMORY_SHARE = 0.3
-"""Of the bandwidth of copies on a CPU, in the operations of layers: in bf16 normalisation and softmax compute more
-than they read, and large results come in memory that the system must first map. Measured on eight networks of the
-default space at batches of 16, 256 and 2048, one thread of a Xeon with AMX, 2026-11-21,
-benchmarks/planner/cpu_step_time.py: 0.32 in bf16, 0.30 in fp32."""
+"""Share of the bandwidth of copies that the operations of layers reach on a CPU: in bf16 normalisation and
+softmax compute more than they read, and large results come in memory that the system must first map. Measured
+on eight networks of the default space at batches of 16, 256 and 2048, one thread of a Xeon with AMX,
+2026-11-21, benchmarks/planner/cpu_step_time.py: 0.32 in bf16, 0.30 in fp32."""
 NVLINK_SHARE = 0.8
-"""Of NVLink's bandwidth, in NCCL's rings: 240 of 300 GB/s on A100, 370 of 450 on H100 (NCCL,
+"""Share of NVLink's bandwidth that NCCL's rings reach: 240 of 300 GB/s on A100, 370 of 450 on H100 (NCCL,
 src/graph/topo.h, speed of a link by architecture, as in torch/_inductor/comm_analysis.py)."""
 NETWORK_SHARE = 0.9
-"""Of the network's bandwidth: an assumption between the 1.0 of NCCL's model and the 0.77 to 0.8 that
-torch/_inductor/comm_analysis.py has from RoCE between two hosts."""
+"""Share of the network's bandwidth that collectives reach: an assumption between the 1.0 of NCCL's model and
+the 0.77 to 0.8 that torch/_inductor/comm_analysis.py has from RoCE between two hosts."""
 OVERLAP_SLOWDOWN = 0.189
-"""Time lost in a second of compute beside a collective, which takes multiprocessors and memory bandwidth from it:
-the mean of arXiv 2507.03114 (A100, H100, MI210, MI250; at most 0.40)."""
+"""Seconds lost per second of compute beside a collective, which takes multiprocessors and memory bandwidth
+from compute: the mean of arXiv 2507.03114 (A100, H100, MI210, MI250; at most 0.40)."""
 
 # Speed: what every operation costs, however small.
 
 KERNEL_SECONDS = 5e-6
-"""From one kernel to the next where kernels are small, dispatch included: an assumption."""
+"""Seconds from one kernel to the next where kernels are small, dispatch included: an assumption."""
 KERNELS_PER_SEGMENT = 30
 """Kernels in the forward pass of one segment of a model (a layer of two or three modules): an assumption."""
 OPERATION_SECONDS = 45e-6
-"""The same on a CPU, for an operation that a module declares on its tape: several calls of torch with what Python
-and autograd add. Measured with `LAYER_MEMORY_SHARE`, beside other work: 53 us in bf16, 34 in fp32."""
+"""Seconds on a CPU from one operation that a module declares on its tape to the next: an operation is several
+calls of torch with what Python and autograd add. Measured with `LAYER_MEMORY_SHARE`, beside other work: 53 us
+in bf16, 34 in fp32."""
 COLLECTIVE_SECONDS = 8.4e-6
-"""To start a collective: NCCL, src/graph/tuning.cc, baseLat (Simple protocol, ring and tree alike)."""
+"""Seconds to start a collective: NCCL, src/graph/tuning.cc, baseLat (Simple protocol, ring and tree
+alike)."""
 TREE_SHARE = 0.92
-"""Of a ring's bus bandwidth, in all-reduce over trees: NCCL, src/graph/tuning.cc (Simple protocol)."""
+"""Share of a ring's bus bandwidth that all-reduce over trees reaches: NCCL, src/graph/tuning.cc (Simple
+protocol)."""
 BUCKET_BYTES = 25 * MiB
-"""Gradients that DistributedDataParallel reduces at a time, at least: its default `bucket_cap_mb`."""
+"""Bytes of gradients that DistributedDataParallel reduces at a time, at least: its default
+`bucket_cap_mb`."""
 BUCKET_LATENCY_SHARE = 0.2
-"""Of a bucket's all-reduce, latency takes at most this much: buckets grow with the number of ranks."""
+"""Largest share of a bucket's all-reduce that latency may take: buckets grow with the number of ranks."""
 HOST_MEMORY_BANDWIDTH = 200e9
 """Bytes/s of a host's memory, all its ranks together, while its CPUs update offloaded parameters: an assumption,
 half of two sockets of eight channels of DDR4-3200 (410 GB/s by data sheet)."""
@@ -62,5 +66,5 @@ NCCL_COMMUNICATOR_BYTES = 256 * MiB
 """Channels' buffers of one communicator: an assumption (NCCL_BUFFSIZE is 4 MiB for each connection of each of
 8 to 32 channels)."""
 ALLOCATOR_RESERVE_BYTES = 512 * MiB
-"""What torch's caching allocator holds beyond tensors, by rounding and fragments (it takes memory in blocks of
-2 and 20 MiB, c10/cuda/CUDACachingAllocator.cpp): an assumption."""
+"""What torch's caching allocator holds beyond tensors, by rounding and fragments (it takes memory in pieces
+of 2 and 20 MiB, c10/cuda/CUDACachingAllocator.cpp): an assumption."""

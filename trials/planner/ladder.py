@@ -1,7 +1,7 @@
 """The ladder: every strategy that makes sense on so many ranks, fewer techniques first; the least one that fits.
 
-"Least" is the DHEN paper's rule, only the minimal set of techniques that meets the need: a strategy with fewer
-techniques goes before one with more, among equals the lowest predicted step time counts.
+"Least" is the DHEN paper's rule to use the minimal set of techniques that meets the need: a strategy with
+fewer techniques goes before one with more; among equals the lowest predicted step time counts.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from trials.planner.estimates import PricedStrategy
 from trials.strategy import FULLY_SHARDED, Dense, Prefer, Strategy
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-"""Steps of gradient accumulation that are considered."""
+"""Numbers of micro-batches (steps of gradient accumulation) that are considered."""
 
 
 @cache
 def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Strategy, ...]:
-    """Every strategy that makes sense on so many ranks, fewer techniques first.
+    """Returns every strategy that makes sense on so many ranks, fewer techniques first.
 
     One rank has nothing to shard: `fully_shard` is there for CPU offload alone. HSDP needs several hosts of
     several ranks. A micro-batch has at least one example.
     """
-    found = [
+    strategies = [
         Strategy(dense=dense, checkpointing=checkpointing, offload=offload, micro_batches=micro_batches)
         for dense in _dense(hosts, gpus_per_host)
         for checkpointing in ("none", "selective", "full")
@@ -31,7 +31,7 @@ def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Stra
         for micro_batches in MICRO_BATCHES
         if micro_batches <= examples_per_rank and (hosts * gpus_per_host > 1 or dense == "dp" or offload)
     ]
-    return tuple(sorted(found, key=lambda strategy: len(strategy.techniques)))
+    return tuple(sorted(strategies, key=lambda strategy: len(strategy.techniques)))
 
 
 def _dense(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
@@ -43,9 +43,15 @@ def _dense(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
 
 
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
-    """The strategy that fits with the fewest techniques, then the shortest step; None where none fits."""
+    """Returns the strategy that fits with the fewest techniques, then the shortest step; None where none
+    fits."""
 
-    def order(each: PricedStrategy) -> tuple[int, float]:
-        return (len(each.strategy.techniques) if prefer == "least" else 0, each.time.total)
+    def order(priced_strategy: PricedStrategy) -> tuple[int, float]:
+        return (
+            len(priced_strategy.strategy.techniques) if prefer == "least" else 0,
+            priced_strategy.time.total,
+        )
 
-    return min((each for each in priced if each.fits), key=order, default=None)
+    return min(
+        (priced_strategy for priced_strategy in priced if priced_strategy.fits), key=order, default=None
+    )

@@ -26,44 +26,44 @@ from trials.planner.segments import ITEMSIZES, Segment
 from trials.strategy import RECOMPUTED, Strategy
 
 MOMENTS = 2
-"""AdamW's."""
+"""Moments that AdamW keeps per weight."""
 
 
 class Itemsizes(NamedTuple):
-    """Bytes of a number of the dense part."""
+    """Bytes per number of the dense part, by what the number is."""
 
     computed: int
-    """Weights as the model computes with them, gradients, activations: c."""
+    """Bytes of weights as the model computes with them, of gradients and of activations: c."""
     reduced: int
-    """Gradients between ranks: r."""
+    """Bytes of gradients as they are sent between ranks: r."""
     moment: int
-    """Of the optimizer's state."""
+    """Bytes of a moment in the optimizer's state."""
 
     @classmethod
     def of(cls, training: TrainingConfig) -> Itemsizes:
-        """Whose precision is resolved."""
+        """Returns the sizes for training settings whose precision is resolved."""
         assert training.precision != "auto"
         reduced = training.reduction_precision(training.precision)
-        return cls(*(ITEMSIZES[each] for each in (training.precision, reduced, training.optimizer_precision)))
+        return cls(*(ITEMSIZES[name] for name in (training.precision, reduced, training.optimizer_precision)))
 
 
 class Batch(NamedTuple):
     """A rank's input, in bytes."""
 
     embeddings: int
-    """Looked up, fp32; their gradient takes as much."""
+    """Embeddings that were looked up, in fp32; their gradient takes as many bytes."""
     micro_embeddings: int
-    """The same of one micro-batch."""
+    """Embeddings of one micro-batch, in fp32."""
     other: int
-    """Numbers and labels."""
+    """Numeric inputs and labels."""
 
 
 class LiveMemory(NamedTuple):
-    """What is alive beside the resident state."""
+    """What is alive at one moment beside the resident state."""
 
     at: str
     segment: int
-    """Up to which segments keep activations."""
+    """Index of the running segment; the segments before it keep their activations."""
     activations: int
     gradients: int = 0
     unsharded: int = 0
@@ -71,7 +71,7 @@ class LiveMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes."""
+        """The bytes of all items together."""
         return _total(self)
 
 
@@ -85,33 +85,34 @@ class DensePeak(NamedTuple):
     parameters: int
     optimizer_state: int
     buckets: int
-    """DDP's, alive all the time."""
+    """DDP's buckets, which are alive all the time."""
     batch: int
-    """Embeddings looked up, numbers and labels."""
+    """Embeddings that were looked up, numeric inputs and labels."""
     moment: LiveMemory
     by_segment: tuple[tuple[str, int], ...]
-    """Activations of the moment, by segment."""
+    """Activations at the moment of the peak, by segment."""
     host: int
 
     @property
     def total(self) -> int:
-        """On the device."""
+        """All bytes on the device."""
         return self.parameters + self.optimizer_state + self.buckets + self.batch + self.moment.total
 
 
 class Unit(NamedTuple):
-    """Parameters of a segment, spread over ranks along their first dimension: numbers, not bytes."""
+    """Parameters of a segment, spread over ranks along their first dimension: counts of numbers, not
+    bytes."""
 
     whole: int
     padded: int
-    """As gathered: each rank's shard as long as the longest."""
+    """The count as gathered, with each rank's shard as long as the longest."""
     shard: int
-    """The longest."""
+    """The count of the longest shard."""
 
 
 @lru_cache(maxsize=4096)
 def unit(shapes: tuple[Shape, ...], ranks: int) -> Unit:
-    """What `fully_shard` makes of parameters of these shapes."""
+    """Returns what `fully_shard` makes of parameters of these shapes."""
     whole = shard = 0
     for rows, width in shapes:
         whole += rows * width
@@ -120,36 +121,40 @@ def unit(shapes: tuple[Shape, ...], ranks: int) -> Unit:
 
 
 class Activations:
-    """What segments hold at each moment, for one micro-batch size and checkpointing."""
+    """What segments hold at each moment, for one micro-batch size and one setting of checkpointing."""
 
     def __init__(self, segments: Sequence[Segment], recomputed: Sequence[bool]) -> None:
-        prints = [segment.footprint for segment in segments]
-        inputs = [0, *(each.input for each in prints[1:])]  # the first one's are the batch
-        each_one = list(zip(prints, inputs, recomputed, strict=True))
-        self.kept = [size if again else each.kept for each, size, again in each_one]
+        footprints = [segment.footprint for segment in segments]
+        # the first segment's input is the batch
+        inputs = [0, *(footprint.input for footprint in footprints[1:])]
+        by_segment = list(zip(footprints, inputs, recomputed, strict=True))
+        self.kept = [size if again else footprint.kept for footprint, size, again in by_segment]
         self.before = [0, *accumulate(self.kept)][:-1]
-        """Kept by the segments before."""
+        """Bytes that the segments before each segment keep."""
         self.forward, self.backward, self.backward_gradients, self.after_backward = [], [], [], []
-        for base, (each, size, again) in zip(self.before, each_one, strict=True):
-            peak, with_gradients = each.backward_peak, each.backward_peak_with_gradients
+        for base, (footprint, size, again) in zip(self.before, by_segment, strict=True):
+            peak, with_gradients = footprint.backward_peak, footprint.backward_peak_with_gradients
             if again:
-                recomputation = size + each.forward_peak + each.output
-                peak = max(recomputation, each.recomputed_peak)
-                with_gradients = max(recomputation, each.recomputed_peak_with_gradients)
-            self.forward.append(base + size + (each.discarding_peak if again else each.forward_peak))
+                recomputation = size + footprint.forward_peak + footprint.output
+                peak = max(recomputation, footprint.recomputed_peak)
+                with_gradients = max(recomputation, footprint.recomputed_peak_with_gradients)
+            self.forward.append(
+                base + size + (footprint.discarding_peak if again else footprint.forward_peak)
+            )
             self.backward.append(base + peak)
             self.backward_gradients.append(with_gradients - peak)
             self.after_backward.append(base + size)  # the gradient of its input
 
     def by_segment(self, segments: Sequence[Segment], moment: LiveMemory) -> tuple[tuple[str, int], ...]:
-        """A moment's activations, to whom they belong."""
-        last = moment.segment
-        found = [(segments[i].name, self.kept[i]) for i in range(last)]
-        return (*found, (segments[last].name, moment.activations - sum(size for _, size in found)))
+        """Returns a moment's activations by the segment that they belong to."""
+        running = moment.segment
+        earlier = [(segments[i].name, self.kept[i]) for i in range(running)]
+        return (*earlier, (segments[running].name, moment.activations - sum(size for _, size in earlier)))
 
 
 def recomputed(segments: Sequence[Segment], strategy: Strategy) -> list[bool]:
-    """Which segments are; layers stand between the first and the last."""
+    """Tells for each segment whether it is recomputed; only layers are, which stand between the first and the
+    last segment."""
     again = range(1, len(segments) - 1)[RECOMPUTED[strategy.checkpointing]]
     return [index in again for index in range(len(segments))]
 
@@ -166,18 +171,18 @@ def dense_peak(
     device: Literal["cpu", "cuda"] = "cpu",
     bucket_bytes: int = BUCKET_BYTES,
 ) -> DensePeak:
-    """The fullest rank's dense part at the peak of a step after the first.
+    """Returns the dense part of the fullest rank, at the peak of a step after the first.
 
     Args:
-        segments: at the micro-batch's size.
-        activations: of these segments, with the strategy's checkpointing.
+        segments: the model's segments at the micro-batch's size.
+        activations: what these segments hold, with the strategy's checkpointing.
         strategy: how the dense part is held.
         batch: what the rank reads.
-        itemsizes: c, r and the moments'.
-        hosts: of the cluster.
-        gpus_per_host: ranks on each.
-        device: that updates so many numbers at a time.
-        bucket_bytes: gradients that DDP reduces at a time.
+        itemsizes: bytes per number: c, r and those of a moment.
+        hosts: number of hosts of the cluster.
+        gpus_per_host: number of ranks per host.
+        device: kind of the device that runs the update; it decides how many numbers one chunk has.
+        bucket_bytes: bytes of gradients that DDP reduces at a time.
     """
     ranks = hosts * gpus_per_host
     buffers = sum(segment.buffer_bytes for segment in segments)
@@ -192,13 +197,13 @@ def dense_peak(
         parameters, buckets = state.shard_bytes, 0
         optimizer = MOMENTS * itemsizes.moment * state.shard_bytes // FP32_BYTES
     else:
-        whole = sum(segment.parameters for segment in segments)
-        parts = ranks if strategy.dense == "zero1" else 1
+        values = sum(segment.parameters for segment in segments)
+        state_shards = ranks if strategy.dense == "zero1" else 1
         computed = itemsizes.computed
-        parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * whole
-        optimizer = MOMENTS * itemsizes.moment * -(-whole // parts)
-        buckets = computed * whole if ranks > 1 else 0
-        workspace = _update_workspace(itemsizes, -(-whole // parts), device)
+        parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * values
+        optimizer = MOMENTS * itemsizes.moment * -(-values // state_shards)
+        buckets = computed * values if ranks > 1 else 0
+        workspace = _update_workspace(itemsizes, -(-values // state_shards), device)
         moments = _replicated(
             segments, activations, strategy, batch, itemsizes, bucket_bytes if buckets else 0, workspace
         )
@@ -216,20 +221,22 @@ def dense_peak(
 
 
 def _update_workspace(itemsizes: Itemsizes, numbers: int, device: str) -> int:
-    """What the update of so many numbers in a row holds for a moment (`trials.optim.bf16_adamw`)."""
+    """Returns what the update of so many consecutive numbers holds for a moment
+    (`trials.optim.bf16_adamw`)."""
     return 0 if itemsizes.moment == FP32_BYTES else WORKSPACE_BYTES * min(CHUNKS[device], numbers)
 
 
-def _cast_bytes(itemsizes: Itemsizes, whole: int, bucket_bytes: int) -> int:
-    """Beside DDP's buckets, where gradients are sent in another precision (`trials.distributed.comm_hooks`).
+def _cast_bytes(itemsizes: Itemsizes, gradient_bytes: int, bucket_bytes: int) -> int:
+    """Returns the memory beside DDP's buckets where gradients are sent in another precision
+    (`trials.distributed.comm_hooks`).
 
-    One bucket, while it is cast in place; all of them, where that has no room for larger numbers: none need have
-    been reduced when backward ends.
+    It is that of one bucket where buckets are cast in place. It is that of all buckets where the numbers sent are
+    larger than a bucket has room for, because possibly none has been reduced when backward ends.
     """
     computed, reduced, _ = itemsizes
     if reduced == computed or not bucket_bytes:
         return 0
-    return reduced * (whole if reduced > computed else min(whole, bucket_bytes)) // computed
+    return reduced * (gradient_bytes if reduced > computed else min(gradient_bytes, bucket_bytes)) // computed
 
 
 def _replicated(
@@ -241,17 +248,21 @@ def _replicated(
     bucket_bytes: int,
     workspace: int,
 ) -> Iterator[LiveMemory]:
-    """dp and zero1. One rank has no buckets (of 0 bytes): gradients appear as backward goes on."""
+    """Yields the moments of dp and zero1. One rank has no buckets (of 0 bytes): gradients appear as backward
+    goes on."""
     itemsize = itemsizes.computed
     several, in_buckets = strategy.micro_batches > 1, bucket_bytes > 0
     beside = batch.embeddings if several else 0
-    whole = itemsize * sum(segment.parameters for segment in segments)
-    cast = _cast_bytes(itemsizes, whole, bucket_bytes)
-    done = whole if several and not in_buckets else 0
+    gradient_bytes = itemsize * sum(segment.parameters for segment in segments)
+    cast = _cast_bytes(itemsizes, gradient_bytes, bucket_bytes)
+    gradients_so_far = gradient_bytes if several and not in_buckets else 0
     ready = 0
     for index, segment in enumerate(segments):
         yield LiveMemory(
-            f"forward of {segment.name}", index, activations.forward[index] + beside, gradients=done
+            f"forward of {segment.name}",
+            index,
+            activations.forward[index] + beside,
+            gradients=gradients_so_far,
         )
     for index in reversed(range(len(segments))):
         own = 0 if in_buckets or several else activations.backward_gradients[index]
@@ -260,53 +271,53 @@ def _replicated(
             f"backward of {segments[index].name}",
             index,
             activations.backward[index] + beside,
-            gradients=done + own,
+            gradients=gradients_so_far + own,
             buffers=cast if bucket_bytes and ready >= bucket_bytes else 0,
         )
         if not in_buckets and not several:
-            done += itemsize * segments[index].parameters
+            gradients_so_far += itemsize * segments[index].parameters
     embeddings = batch.embeddings if several else batch.micro_embeddings
-    yield LiveMemory("all-reduce", 0, embeddings, gradients=done, buffers=cast)
-    flat, own = FP32_BYTES * whole // itemsize, 0 if in_buckets else whole
+    yield LiveMemory("all-reduce", 0, embeddings, gradients=gradients_so_far, buffers=cast)
+    flat, own = FP32_BYTES * gradient_bytes // itemsize, 0 if in_buckets else gradient_bytes
     yield LiveMemory("optimizer step", 0, 0, gradients=flat + own)
     yield LiveMemory("optimizer step", 0, 0, gradients=flat, buffers=workspace)
 
 
 class _Sharded(NamedTuple):
-    """Of each segment, in bytes; the first and the last together are the root."""
+    """Sizes of each segment in bytes; the first and the last segment together are the root."""
 
     gathered: list[int]
-    """Parameters as gathered."""
+    """Parameters as they are gathered."""
     whole: list[int]
-    """Gradients as autograd makes them."""
+    """Gradients as autograd makes them, before they are reduced."""
     shards: list[int]
-    """fp32."""
+    """A rank's shards in fp32."""
     low: list[int]
-    """A shard in compute precision, on its way."""
+    """A shard in compute precision, on its way into the all-gather."""
     reduced: list[int]
     """Padded gradients as they are sent."""
     reduced_low: list[int]
-    """A shard of them; 0 in fp32, where it becomes the gradient itself."""
+    """A shard of the gradients as they are sent; 0 in fp32, where the shard becomes the gradient itself."""
     numbers: list[int]
-    """Of the longest shard of one parameter."""
+    """Count of numbers in the longest shard of each single parameter."""
     shard_bytes: int
-    """fp32, of all."""
+    """Bytes of all shards together, in fp32."""
     ranks: int
-    """That share a unit."""
+    """Number of ranks that share a unit."""
 
 
 def _fully_sharded_state(segments: Sequence[Segment], itemsizes: Itemsizes, ranks: int) -> _Sharded:
     units = [unit(segment.shapes, ranks) for segment in segments]
-    shards = [FP32_BYTES * each.shard for each in units]
+    shards = [FP32_BYTES * unit_size.shard for unit_size in units]
     itemsize, reduced, _ = itemsizes
     low = 0 if reduced == FP32_BYTES else reduced
     return _Sharded(
-        gathered=[itemsize * each.padded for each in units],
-        whole=[itemsize * each.whole for each in units],
+        gathered=[itemsize * unit_size.padded for unit_size in units],
+        whole=[itemsize * unit_size.whole for unit_size in units],
         shards=shards,
-        low=[itemsize * each.shard for each in units],
-        reduced=[reduced * each.padded for each in units],
-        reduced_low=[low * each.shard for each in units],
+        low=[itemsize * unit_size.shard for unit_size in units],
+        reduced=[reduced * unit_size.padded for unit_size in units],
+        reduced_low=[low * unit_size.shard for unit_size in units],
         numbers=[-(-rows // ranks) * width for segment in segments for rows, width in segment.shapes],
         shard_bytes=sum(shards),
         ranks=ranks,
@@ -314,7 +325,7 @@ def _fully_sharded_state(segments: Sequence[Segment], itemsizes: Itemsizes, rank
 
 
 class _Walk(NamedTuple):
-    """What the passes of zero2, fsdp and hsdp through the segments go by; sizes in bytes."""
+    """What the passes of zero2, fsdp and hsdp through the segments need to know; sizes are in bytes."""
 
     segments: Sequence[Segment]
     activations: Activations
@@ -322,7 +333,7 @@ class _Walk(NamedTuple):
     dense: str
     itemsizes: Itemsizes
     several: bool
-    """Micro-batches."""
+    """Whether a step has several micro-batches."""
     on_device: int
     """0 where shards and their gradients live in the host's memory, else 1."""
     batch: Batch
@@ -344,12 +355,12 @@ class _Walk(NamedTuple):
 
     @property
     def beside(self) -> int:
-        """Embeddings of the micro-batches that are not at work."""
+        """Embeddings of all micro-batches, alive beside the running one; 0 with one micro-batch."""
         return self.batch.embeddings if self.several else 0
 
     @property
     def done(self) -> int:
-        """Gradients of the micro-batches before."""
+        """Gradients of the micro-batches before; 0 with one micro-batch."""
         return self.on_device * self.state.shard_bytes if self.several else 0
 
 
@@ -362,7 +373,8 @@ def _fully_sharded(
     state: _Sharded,
     workspace: int,
 ) -> Iterator[LiveMemory]:
-    """zero2, fsdp and hsdp, unit by unit: the layers, and the root (features and head)."""
+    """Yields the moments of zero2, fsdp and hsdp, unit by unit: the layers, and the root (features and
+    head)."""
     on_device, several = 0 if strategy.offload else 1, strategy.micro_batches > 1
     walk = _Walk(segments, activations, state, strategy.dense, itemsizes, several, on_device, batch)
     yield from _sharded_forward(walk)
@@ -374,42 +386,44 @@ def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
     gathered, arriving, root = walk.state.gathered, walk.arriving, walk.root
     flattened = walk.itemsizes.computed != FP32_BYTES and walk.state.ranks > 1
 
-    def moment(index: int, unsharded: int, buffers: int, what: str = "forward of") -> LiveMemory:
-        own = walk.activations.forward if what == "forward of" else walk.activations.after_backward
-        at, running = f"{what} {walk.segments[index].name}", own[index] + walk.beside
+    def moment(index: int, unsharded: int, buffers: int, stage: str = "forward of") -> LiveMemory:
+        own_bytes = walk.activations.forward if stage == "forward of" else walk.activations.after_backward
+        at, running = f"{stage} {walk.segments[index].name}", own_bytes[index] + walk.beside
         return LiveMemory(at, index, running, walk.done, unsharded, buffers)
 
-    kept = 0  # gathered parameters of the layers so far (zero2)
+    gathered_so_far = 0  # gathered parameters of the layers so far (zero2)
     previous = 0 if walk.state.ranks == 1 else root
     yield moment(0, root, previous)
     for index in range(1, walk.last):
         flat = walk.state.low[index] if flattened else 0
-        yield moment(index, root + kept, previous + arriving[index] + flat, "all-gather of")
+        yield moment(index, root + gathered_so_far, previous + arriving[index] + flat, "all-gather of")
         if (
             walk.dense == "zero2"
         ):  # what arrived before is still there while parameters are copied to their places
-            copied = root + kept + gathered[index]
+            copied = root + gathered_so_far + gathered[index]
             yield moment(index, copied, previous + arriving[index], "all-gather of")
-        yield moment(index, root + kept + gathered[index], arriving[index])
+        yield moment(index, root + gathered_so_far + gathered[index], arriving[index])
         previous = arriving[index]
-        kept += gathered[index] if walk.dense == "zero2" else 0
-    yield moment(walk.last, root + kept, previous)
+        gathered_so_far += gathered[index] if walk.dense == "zero2" else 0
+    yield moment(walk.last, root + gathered_so_far, previous)
 
 
 def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
-    state, zero2, done = walk.state, walk.dense == "zero2", walk.done
+    state, zero2, gradients_so_far = walk.state, walk.dense == "zero2", walk.done
     root, arriving = walk.root, walk.arriving
     unsharded = root + (sum(state.gathered[1 : walk.last]) if zero2 else 0)
     reducing = loose = 0
-    held = 0  # hsdp keeps what every unit's all-reduce puts out until the end of backward
+    all_reduced = 0  # hsdp keeps what every unit's all-reduce puts out until the end of backward
     for index in reversed(range(len(walk.segments))):
         name, layer = walk.segments[index].name, 0 < index < walk.last
         if layer and not zero2:
             unsharded = root + state.gathered[index]
         ahead = 0 if zero2 or index <= 1 else arriving[index - 1]
         running = walk.activations.backward[index] + walk.beside
-        gradients = done + loose + walk.activations.backward_gradients[index]
-        yield LiveMemory(f"backward of {name}", index, running, gradients, unsharded, ahead + reducing + held)
+        gradients = gradients_so_far + loose + walk.activations.backward_gradients[index]
+        yield LiveMemory(
+            f"backward of {name}", index, running, gradients, unsharded, ahead + reducing + all_reduced
+        )
         if not layer:
             loose += state.whole[index]  # the root's gradients wait for its features'
             continue
@@ -418,12 +432,20 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
         for shard, buffers in ((state.whole[index], 0), (state.shards[index], low)):
             at, after = f"reduce-scatter of {name}", walk.activations.after_backward[index] + walk.beside
             yield LiveMemory(
-                at, index, after, done + loose + shard, unsharded, ahead + reducing + held + buffers
+                at,
+                index,
+                after,
+                gradients_so_far + loose + shard,
+                unsharded,
+                ahead + reducing + all_reduced + buffers,
             )
         if not walk.several:
-            done += walk.on_device * state.shards[index]
-        if walk.dense == "hsdp":  # in fp32 it is the gradient itself, unless it is added to an earlier one
-            held += low or (state.shards[index] if walk.several else 0)
+            gradients_so_far += walk.on_device * state.shards[index]
+        # in fp32 the output is the gradient itself, unless it is added to an earlier one
+        if walk.dense == "hsdp":
+            all_reduced += low or (state.shards[index] if walk.several else 0)
     embeddings = walk.batch.embeddings if walk.several else walk.batch.micro_embeddings
     sent = state.reduced[0] + state.reduced[walk.last]
-    yield LiveMemory("reduce-scatter of the root", 0, embeddings, done + loose, 0, sent + held)
+    yield LiveMemory(
+        "reduce-scatter of the root", 0, embeddings, gradients_so_far + loose, 0, sent + all_reduced
+    )

@@ -31,34 +31,36 @@ class Plan(Value):
     hosts: int
     gpus_per_host: int
     hbm: int
-    """Memory of one rank's device."""
+    """Memory of one rank's device, in bytes."""
     verified: bool
     """Whether the cluster's numbers were measured on it."""
     batch_size: int
-    """Over all ranks."""
+    """Examples of a step over all ranks."""
     examples_per_rank: int
     precision: Precision
     chosen: Strategy | None
-    """None where nothing fits."""
+    """The strategy that was chosen; None where nothing fits."""
     strategies: tuple[PricedStrategy, ...]
     """The whole ladder, fewer techniques first; empty where the embedding tables alone do not fit."""
     lacking_bytes: int
-    """Where nothing fits: what the closest strategy lacks, or the tables alone; 0 where something fits."""
+    """Bytes that the closest strategy lacks where nothing fits, or those that the tables alone lack; 0 where
+    something fits."""
     remedy: str | None
-    """Where nothing fits: how far off, and the nearest changes that would fit."""
+    """One or two sentences where nothing fits: how far off the plan is, and the nearest changes that would
+    fit; else None."""
     faster: str | None
-    """Where a larger set of techniques would be faster than what was chosen."""
+    """A sentence where a larger set of techniques would be faster than the chosen strategy; else None."""
     notes: tuple[str, ...]
 
     @property
     def best(self) -> PricedStrategy | None:
-        """What was chosen, priced."""
-        return next((each for each in self.strategies if each.strategy == self.chosen), None)
+        """The chosen strategy, priced; None where nothing fits."""
+        return next((priced for priced in self.strategies if priced.strategy == self.chosen), None)
 
     @cached_property
     def closest(self) -> PricedStrategy | None:
-        """The strategy that fits, or lacks least."""
-        return self.best or min(self.strategies, key=lambda each: each.lacking_bytes, default=None)
+        """The chosen strategy, or where nothing fits the one that lacks least."""
+        return self.best or min(self.strategies, key=lambda priced: priced.lacking_bytes, default=None)
 
 
 def plan(
@@ -70,15 +72,15 @@ def plan(
     prefer: Prefer = "least",
     margin_bytes: int = 0,
 ) -> Plan:
-    """Prices the ladder and chooses.
+    """Prices the ladder for a model and chooses a strategy.
 
     Args:
         model: the architecture.
         schema: tables with their rows and pooling factors, numeric inputs.
-        training: resolved: `batch_size` over all ranks, `precision` not auto.
+        training: resolved settings: `batch_size` over all ranks, `precision` not auto.
         cluster: where it would train.
         prefer: `fastest` drops the number of techniques from the choice.
-        margin_bytes: left free on each rank, part of the reserve: what predictions have been too low by.
+        margin_bytes: bytes left free on each rank, as part of the reserve: what predictions have been too low by.
 
     Raises:
         UserError: for a batch smaller than the number of ranks.
@@ -90,11 +92,11 @@ def plan(
             f"ranks; give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
         )
     try:
-        rungs = ladder(cluster.hosts, cluster.gpus_per_host, pricing.examples_per_rank)
-        priced = tuple(_priced(pricing, strategy) for strategy in rungs)
+        strategies = ladder(cluster.hosts, cluster.gpus_per_host, pricing.examples_per_rank)
+        priced = tuple(_priced(pricing, strategy) for strategy in strategies)
         chosen, remedy, lacking = choose(priced, prefer), None, 0
         if chosen is None:
-            closest = min(priced, key=lambda each: each.lacking_bytes)
+            closest = min(priced, key=lambda strategy: strategy.lacking_bytes)
             lacking = closest.lacking_bytes
             remedy = f"{lacking_sentence(closest, pricing)} {nearest_change(pricing, closest.strategy)}"
     except PlacementError as error:

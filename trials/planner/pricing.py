@@ -36,24 +36,26 @@ from trials.planner.tables.table_cost import (
 from trials.strategy import Checkpointing, Strategy
 
 ID_BYTES = 4
-"""int32, as the loader has ids."""
+"""Bytes of an id, which the loader has as int32."""
 LABEL_BYTES = 4
 BATCHES_HELD = {"cpu": 1, "cuda": 2}
-"""The batch that is trained on, and on an accelerator the one that is copied meanwhile."""
+"""Batches that a device holds: the one that is trained on, and on an accelerator the one that is copied
+meanwhile."""
 INDEX_BYTES = 8
 COLUMNS_PER_ROW = 3
-"""Of the width of an embedding, for each row that is updated: its gradients' sum, its weights, their squares
+"""Widths of an embedding held for each row that is updated: its gradients' sum, its weights, their squares
 (trials/optim/rowwise_adagrad.py)."""
 ROWS_BESIDE_ROUNDING = 2
-"""Of the three, while new weights are rounded."""
+"""Widths of those `COLUMNS_PER_ROW` that are still held while new weights are rounded."""
 INDICES_AN_ID = 2
-"""int64 for each id, beside the gradient's own: places and representatives (trials/optim/rowwise_adagrad.py)."""
+"""Integers (int64) held for each id beside the gradient's own index: places and representatives
+(trials/optim/rowwise_adagrad.py)."""
 POOL_BYTES = 2 * POOL_WORDS * 8
 """Random bits that dropout draws on, on a CPU."""
 
 
 class Pricing:
-    """One model, batch and cluster."""
+    """Prices the strategies of one model, batch and cluster."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Pricing:
         *,
         margin_bytes: int = 0,
     ) -> None:
-        """Arguments as for `plan.plan`."""
+        """Takes the arguments of `plan.plan`."""
         assert training.batch_size is not None
         assert training.precision != "auto"
         self.model, self.schema, self.training, self.cluster = model, schema, training, cluster
@@ -79,7 +81,7 @@ class Pricing:
 
     @cached_property
     def placement(self) -> Placement:
-        """Of the embedding tables, in what memory there is.
+        """Placement of the embedding tables in the memory that a rank has for them.
 
         Raises:
             PlacementError: where they do not fit beside nothing.
@@ -105,7 +107,8 @@ class Pricing:
 
     @property
     def context_bytes(self) -> int:
-        """Of a GPU's context, libraries' workspaces, a communicator where there are several ranks; random bits."""
+        """Memory of a GPU's context, of libraries' workspaces, of a communicator where there are several
+        ranks, and of random bits."""
         rounding = ring_bytes(self.cluster.device) if self.training.optimizer_precision == "bf16" else 0
         if self.cluster.device == "cpu":
             return rounding + (POOL_BYTES if self.model.uses_dropout else 0)
@@ -114,14 +117,14 @@ class Pricing:
 
     @property
     def reserve_bytes(self) -> int:
-        """Of a GPU's caching allocator, and the margin."""
+        """Memory that a GPU's caching allocator reserves, and the margin."""
         return self.margin_bytes + (0 if self.cluster.device == "cpu" else ALLOCATOR_RESERVE_BYTES)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the prices should know."""
-        found = self._segments.values()
-        kinds = {kind for segments in found for segment in segments for kind in segment.undeclared}
+        segment_lists = self._segments.values()
+        kinds = {kind for segments in segment_lists for segment in segments for kind in segment.undeclared}
         return tuple(
             f"Module {kind!r} declares no memory (`write`): its layers were traced, on the CPU's code path."
             for kind in sorted(kinds)
@@ -135,11 +138,11 @@ class Pricing:
             return ()
 
     def micro_batch(self, strategy: Strategy) -> int:
-        """Examples of a rank's largest micro-batch."""
+        """Returns the number of examples in a rank's largest micro-batch."""
         return ceil(self.examples_per_rank / strategy.micro_batches)
 
     def time(self, strategy: Strategy) -> StepTime:
-        """Of one step of the whole batch."""
+        """Returns the time of one step of the whole batch."""
         micro = self.micro_batch(strategy)
         if micro not in self._steps:
             self._steps[micro] = prepare(
@@ -148,7 +151,8 @@ class Pricing:
         return price(self._steps[micro], strategy)
 
     def memory(self, strategy: Strategy) -> MemoryEstimate:
-        """Of the fullest rank: the dense part's peak, or the moment at which tables are read and updated."""
+        """Returns the memory of the fullest rank: at the dense part's peak, or at the moment when tables are
+        read and updated."""
         micro = self.micro_batch(strategy)
         dense = dense_peak(
             self.segments(micro),
@@ -182,13 +186,14 @@ class Pricing:
         )
 
     def lacking_bytes(self, memory: MemoryEstimate) -> int:
-        """By what it exceeds the device's memory, or its ranks together the host's; 0 where it fits."""
+        """Returns by how much an estimate exceeds the device's memory, or its ranks together the host's; 0
+        where it fits."""
         device = memory.total - self.cluster.hbm
         host = memory.host * self.cluster.gpus_per_host - self.cluster.host_memory_bytes
         return max(device, host, 0)
 
     def segments(self, micro: int) -> tuple[Segment, ...]:
-        """Of the model, for a micro-batch of so many examples."""
+        """Returns the model's segments for a micro-batch of so many examples."""
         if micro not in self._segments:
             self._segments[micro] = segments_at(self._taped, self.precision, micro)
         return self._segments[micro]
@@ -196,31 +201,36 @@ class Pricing:
     def _activations_of(self, micro: int, strategy: Strategy) -> Activations:
         key = (micro, strategy.checkpointing)
         if key not in self._activations:
-            found = self.segments(micro)
-            self._activations[key] = Activations(found, recomputed(found, strategy))
+            segments = self.segments(micro)
+            self._activations[key] = Activations(segments, recomputed(segments, strategy))
         return self._activations[key]
 
     def _batch(self, strategy: Strategy, micro: int) -> Batch:
-        """Plain DP on one rank looks embeddings up within the step; others once for all micro-batches.
+        """Returns a rank's input. Plain DP on one rank looks embeddings up within the step; other strategies
+        look them up once for all micro-batches.
 
-        Within the step only those stay that are lifted in fp32, and saved for it.
+        Embeddings looked up within the step stay only where they are lifted in fp32, for which they are saved.
         """
         width, examples = FP32_BYTES * sum(self._dims), self.examples_per_rank
         ids = sum(table.mean_ids for table in self.schema.tables)
         numbers = FP32_BYTES * len(self.schema.numeric) + LABEL_BYTES
-        other = round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
+        other_bytes = (
+            round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
+        )
         within = self.cluster.ranks == 1 and not strategy.techniques
         if within:
-            other += round(self.examples_per_rank * INDEX_BYTES * ids)  # row numbers, saved for the gradient
+            other_bytes += round(
+                self.examples_per_rank * INDEX_BYTES * ids
+            )  # row numbers, saved for the gradient
         return Batch(
             embeddings=(self._lifted_bytes if within else width) * examples,
             micro_embeddings=width * micro,
-            other=other,
+            other=other_bytes,
         )
 
     @property
     def _lifted_bytes(self) -> int:
-        """Of an example's embeddings that a product saves as they were looked up."""
+        """Bytes of an example's embeddings that a matrix product saves as they were looked up."""
         saved = self.precision == "fp32"
         return FP32_BYTES * sum(dim for dim in self._dims if dim < self.model.embedding_dim) if saved else 0
 
@@ -230,17 +240,18 @@ class Pricing:
 
     @cached_property
     def _bucket_bytes(self) -> int:
-        """Gradients that DDP reduces at a time; one rank has no buckets."""
+        """Bytes of gradients that DDP reduces at a time; one rank has no buckets."""
         if self.cluster.ranks == 1:
             return 0
         return collectives(self.cluster, self.cluster.hosts, self.cluster.gpus_per_host).bucket_bytes()
 
     @cached_property
     def _tables_workspace(self) -> int:
-        """Where tables are read and updated no activations are alive, but the embeddings' gradients are.
+        """Memory while tables are read and updated; no activations are alive then, but the embeddings'
+        gradients are.
 
-        Several ranks: pooled embeddings on their way, in fp32 and as they are sent, and dense gradients of
-        replicated tables. One rank: what its optimizer sums duplicates in, or rounds in.
+        On several ranks it is taken by pooled embeddings on their way, in fp32 and as they are sent, and by dense
+        gradients of replicated tables; on one rank by what the optimizer sums duplicates in, or rounds in.
         """
         examples = self.examples_per_rank
         if self.cluster.ranks > 1:
@@ -253,8 +264,9 @@ class Pricing:
         return sum(gradients for gradients, _ in groups) + max((beside for _, beside in groups), default=0)
 
     def _group_workspace(self, group: TableGroup) -> tuple[int, int]:
-        """Of tables in one matrix in one process: gradients, and beside all gradients what its update takes."""
-        tables, width = [self.schema.tables[place] for place in group.places], FP32_BYTES * group.dim
+        """Returns the gradients of tables in one matrix in one process, and what the matrix's update takes
+        beside all gradients."""
+        tables, width = [self.schema.tables[index] for index in group.places], FP32_BYTES * group.dim
         ids = [table.mean_ids * self.examples_per_rank for table in tables]
         rows = [min(table.rows, count) for table, count in zip(tables, ids, strict=True)]
         joined = len({table.multi_hot for table in tables}) - 1
@@ -266,18 +278,19 @@ class Pricing:
 
     @property
     def _pooled_bytes(self) -> int:
-        """Gradients of pooled embeddings as they have come, and in fp32 where they were sent in less."""
-        come = max(self.placement.all_to_all_bytes_per_rank)
+        """Gradients of pooled embeddings as they have arrived, and in fp32 where they were sent in fewer
+        bytes."""
+        arrived = max(self.placement.all_to_all_bytes_per_rank)
         sent_bytes = NUMBER_BYTES[self.training.all_to_all_precision]
-        return round(come if sent_bytes == FP32_BYTES else come * (1 + FP32_BYTES / sent_bytes))
+        return round(arrived if sent_bytes == FP32_BYTES else arrived * (1 + FP32_BYTES / sent_bytes))
 
     def _rounding_bytes(self, numbers: int) -> int:
-        """What so many numbers of fp16 tables are rounded in."""
+        """Returns the workspace in which so many numbers of fp16 tables are rounded."""
         if self.training.table_precision == "fp32":
             return 0
         return WORKSPACE_BYTES * min(numbers, AT_ONCE[self.cluster.device])
 
 
 def pricing_of(job: Job, cluster: Cluster) -> Pricing:
-    """Of a job, whose training is resolved."""
+    """Returns the prices for a job whose training is resolved."""
     return Pricing(job.model, job.features, job.training, cluster)

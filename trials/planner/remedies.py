@@ -11,19 +11,19 @@ from trials.planner.tables.placement import PlacementError
 from trials.strategy import Strategy
 
 MOST_HOSTS = 64
-"""Times as many hosts, looked at at most."""
+"""Largest number of hosts that is tried, as a multiple of the hosts there are."""
 
 
 def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
-    """A sentence with each single change after which `strategy`, which lacks least, would fit."""
-    found = [
+    """Returns a sentence with each single change after which `strategy`, which lacks least, would fit."""
+    changes_that_fit = [
         words
-        for changes in (_batches(pricing), _hosts(pricing), _depths(pricing))
-        if (words := _first_that_fits(changes, strategy)) is not None
+        for alternatives in (_batches(pricing), _hosts(pricing), _depths(pricing))
+        if (words := _first_that_fits(alternatives, strategy)) is not None
     ]
-    if not found:
+    if not changes_that_fit:
         return "No smaller batch, more hosts or fewer layers alone would fit: give a rank more memory."
-    return f"It would fit with {', or '.join(found)}."
+    return f"It would fit with {', or '.join(changes_that_fit)}."
 
 
 def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy) -> str | None:
@@ -37,7 +37,7 @@ def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy)
 
 
 def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
-    """Halved again and again."""
+    """Yields the batch halved again and again."""
     batch = pricing.batch_size // 2
     while batch >= pricing.cluster.ranks:
         yield f"training.batch_size={batch}", _changed(pricing, batch_size=batch)
@@ -45,7 +45,7 @@ def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
 
 
 def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
-    """One more, then two, four ... more, where the cluster has a network."""
+    """Yields one more host, then two, four ... more, where the cluster has a network."""
     cluster, more = pricing.cluster, 1
     while cluster.network and more <= MOST_HOSTS * cluster.hosts:
         hosts = cluster.hosts + more
@@ -59,7 +59,7 @@ def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
 
 
 def _depths(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
-    """Layers taken off the end."""
+    """Yields the model with fewer and fewer layers, taken off the end."""
     model = pricing.model
     if isinstance(model, DhenConfig):
         for depth in range(len(model.layers) - 1, 0, -1):

@@ -23,41 +23,42 @@ ITEMSIZES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 
 
 class Segment(NamedTuple):
-    """One part of the model."""
+    """One part of the model, which the planner prices by itself."""
 
     name: str
     parameters: int
-    """Dense parameters (values, not bytes)."""
+    """Number of dense parameters (values, not bytes)."""
     flops: float
     """Forward matmul and attention FLOPs per example."""
     footprint: Footprint
-    """At the micro-batch and precision asked for."""
+    """Memory at the micro-batch and precision asked for."""
     shapes: tuple[Shape, ...] = ()
-    """Of its parameters: the dimension along which `fully_shard` splits them, and all others together."""
+    """Shapes of its parameters: the dimension along which `fully_shard` splits each, and all others
+    together."""
     buffer_bytes: int = 0
     undeclared: tuple[str, ...] = ()
     """Kinds of its modules that declare no memory, so that a trace was taken."""
     operations: int = KERNELS_PER_SEGMENT
-    """Of forward, as it declares them; an assumption where a trace was taken."""
+    """Operations of forward, as the segment declares them; an assumption where a trace was taken."""
 
 
 def segments(
     model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device, batch: int
 ) -> tuple[Segment, ...]:
-    """The model's segments for a micro-batch of `batch` examples on a device."""
+    """Returns the model's segments for a micro-batch of `batch` examples on a device."""
     return segments_at(taped(model, schema, precision, device), precision, batch)
 
 
 def taped(
     model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device
 ) -> tuple[Taped, ...]:
-    """The model's segments for any batch."""
+    """Returns the model's segments for any batch."""
     return tuple(taped_model(model, schema, Setting(ITEMSIZES[precision], device)))
 
 
-def segments_at(found: tuple[Taped, ...], precision: Precision, batch: int) -> tuple[Segment, ...]:
-    """Segments for a micro-batch of `batch` examples."""
-    return tuple(_segment(each, precision, batch) for each in found)
+def segments_at(taped_segments: tuple[Taped, ...], precision: Precision, batch: int) -> tuple[Segment, ...]:
+    """Returns the segments for a micro-batch of `batch` examples."""
+    return tuple(_segment(taped, precision, batch) for taped in taped_segments)
 
 
 def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
@@ -65,15 +66,15 @@ def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
         from trials.planner.trace_module import trace_module  # imports what only a trace needs
 
         traced = trace_module(taped.undeclared, precision, batch)
-        return _found(taped, traced.shapes, traced.buffer_bytes, traced.footprint)
+        return _as_segment(taped, traced.shapes, traced.buffer_bytes, traced.footprint)
     tape = taped.tape
     assert tape is not None
     footprint = _replayed(tape, taped.output).at(batch)
-    found = _found(taped, tuple(tape.parameters), tape.buffer_bytes, footprint)
-    return found._replace(operations=len(tape.operations))
+    segment = _as_segment(taped, tuple(tape.parameters), tape.buffer_bytes, footprint)
+    return segment._replace(operations=len(tape.operations))
 
 
-def _found(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint: Footprint) -> Segment:
+def _as_segment(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint: Footprint) -> Segment:
     return Segment(
         name=taped.name,
         parameters=sum(rows * width for rows, width in shapes),
@@ -87,5 +88,5 @@ def _found(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint
 
 @lru_cache(maxsize=4096)
 def _replayed(tape: Tape, output: int) -> Replayed:
-    """Layers that are alike have one tape."""
+    """Returns the tape replayed; layers that are alike have one tape."""
     return replay(tape, output)

@@ -20,33 +20,33 @@ PARTS = {
     "reserve": "the allocator's reserve",
 }
 LARGEST = 2
-"""Parts named in a reason."""
+"""Number of items that a reason names."""
 
 
 def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
-    """What a strategy needs, whether that fits, and what takes most."""
-    there = pricing.cluster.hbm
-    host, host_there = memory.host * pricing.cluster.gpus_per_host, pricing.cluster.host_memory_bytes
+    """Says what a strategy needs, whether that fits, and what takes most."""
+    available = pricing.cluster.hbm
+    host, host_available = memory.host * pricing.cluster.gpus_per_host, pricing.cluster.host_memory_bytes
     needs = f"{strategy.name} needs {byte_words(memory.total)} per rank"
     most = _largest(memory)
-    if memory.total > there:
-        return f"{needs}, {byte_words(memory.total - there)} more than there is: {most} (in the {memory.peak_at})."
-    if host > host_there:
-        have = f"{byte_words(host)} of a host's memory, which has {byte_words(host_there)}"
+    if memory.total > available:
+        excess = byte_words(memory.total - available)
+        return f"{needs}, {excess} more than there is: {most} (in the {memory.peak_at})."
+    if host > host_available:
+        have = f"{byte_words(host)} of a host's memory, which has {byte_words(host_available)}"
         return f"{needs}, which fits, but {have}."
-    return f"{needs} of {byte_words(there)}: {most} (in the {memory.peak_at})."
+    return f"{needs} of {byte_words(available)}: {most} (in the {memory.peak_at})."
 
 
 def lacking_sentence(closest: PricedStrategy, pricing: Pricing) -> str:
-    """How far off everything is."""
-    there, name = byte_words(pricing.cluster.hbm), closest.strategy.name
-    return (
-        f"Nothing fits {there} per rank: {name} comes closest and lacks {byte_words(closest.lacking_bytes)}."
-    )
+    """Says how far off every strategy is."""
+    available, name = byte_words(pricing.cluster.hbm), closest.strategy.name
+    lacking = byte_words(closest.lacking_bytes)
+    return f"Nothing fits {available} per rank: {name} comes closest and lacks {lacking}."
 
 
 def faster_sentence(chosen: PricedStrategy | None, fastest: PricedStrategy | None) -> str | None:
-    """Whether more techniques would be faster; None where not."""
+    """Says that more techniques would be faster; None where they would not."""
     if chosen is None or fastest is None or fastest.time.total >= chosen.time.total:
         return None
     times = chosen.time.total / fastest.time.total

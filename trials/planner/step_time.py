@@ -43,64 +43,67 @@ from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buck
 from trials.strategy import RECOMPUTED, Strategy, shards
 
 MASTER_BYTES = 4
-"""Of a weight as the optimizer holds it."""
+"""Bytes of a weight as the optimizer holds it."""
 UPDATE_MASTERS, UPDATE_MOMENTS = 3, 4
-"""AdamW's traffic a parameter: reads weight, gradient and two moments, writes all but the gradient."""
+"""AdamW's traffic per parameter: it reads weight, gradient and two moments, and writes all but the
+gradient."""
 UPDATE_KERNELS = 8
-"""For each chunk of numbers whose moments are in bf16 (`trials.optim.bf16_adamw`)."""
+"""Kernels for each chunk of numbers whose moments are in bf16 (`trials.optim.bf16_adamw`)."""
 BACKWARD_PASSES = 2
-"""Forward passes that backward is worth."""
+"""Number of forward passes that backward costs as much as."""
 
 
 class Parts(NamedTuple):
     """A number for each part of the model."""
 
     before: float
-    """What stands before the layers (features)."""
+    """The number of what stands before the layers (features)."""
     layers: list[float]
     after: float
-    """What stands above them (head); with `before` it is the root unit of `fully_shard`."""
+    """The number of what stands above the layers (head); with `before` it is the root unit of
+    `fully_shard`."""
 
     @property
     def total(self) -> float:
-        """All together."""
+        """The sum over all parts."""
         return self.before + sum(self.layers) + self.after
 
 
 class Step(NamedTuple):
-    """A model's step on a cluster, as far as it is the same for all strategies of as many micro-batches."""
+    """A model's step on a cluster: what all strategies with the same number of micro-batches share."""
 
     cluster: Cluster
     forward: Parts
-    """Seconds of a micro-batch."""
+    """Seconds of a micro-batch's forward pass."""
     parameters: Parts
-    """Dense values."""
+    """Numbers of dense parameters."""
     padded: Parts
-    """The same as all ranks gather them: `fully_shard` pads each parameter to equal shards."""
+    """Numbers of dense parameters as all ranks gather them: `fully_shard` pads each parameter to equal
+    shards."""
     padded_in_host: Parts
-    """As the ranks of a host gather them (HSDP)."""
+    """Numbers of dense parameters as the ranks of a host gather them (HSDP)."""
     itemsizes: Itemsizes
-    """Of a number of the dense part."""
+    """Bytes per number of the dense part."""
     bandwidth: float
     """Bytes/s of a rank's memory, as far as reachable."""
     everywhere: Collectives
-    """Among all ranks."""
+    """Collectives among all ranks."""
     bucket_bytes: int
-    """Gradients that DistributedDataParallel reduces at a time; 0 on one rank."""
+    """Bytes of gradients that DistributedDataParallel reduces at a time; 0 on one rank."""
     in_host: Collectives
-    """Among the ranks of a host."""
+    """Collectives among the ranks of a host."""
     across: Collectives
-    """Among one rank of every host."""
+    """Collectives among one rank of every host."""
     lookup: float
-    """Seconds, as the rest: of lookup and the tables' update."""
+    """Seconds of lookup and the tables' update."""
     all_to_all: float
-    """Of ids and embeddings, forward and backward."""
+    """Seconds of the all-to-alls of ids and embeddings, forward and backward."""
     tables_reduce: float
-    """All-reduce of replicated tables' gradients."""
+    """Seconds of the all-reduce of replicated tables' gradients."""
 
 
 class Communication(NamedTuple):
-    """Seconds on links, in all micro-batches, with the copies on the device that a collective needs."""
+    """Seconds on links in all micro-batches, with the copies on the device that a collective needs."""
 
     all_gather: float = 0.0
     reduce_scatter: float = 0.0
@@ -117,17 +120,18 @@ def step_time(
     examples_per_rank: int,
     training: TrainingConfig,
 ) -> StepTime:
-    """Seconds of one step of the whole batch on the slowest rank.
+    """Returns the seconds of one step of the whole batch on the slowest rank.
 
-    For many strategies, `prepare` once for each number of micro-batches and `price` each.
+    To price many strategies, call `prepare` once for each number of micro-batches and `price` for each strategy.
 
     Args:
-        segments: features, layers, head, with the traffic of one micro-batch.
+        segments: features, layers and head, with the traffic of one micro-batch.
         strategy: how the dense part is held.
-        cluster: its peaks, bandwidths and links.
-        placement: of the embedding tables.
-        examples_per_rank: of all micro-batches together.
-        training: what the dense part computes, sends gradients and keeps AdamW's moments in, resolved.
+        cluster: the ranks, with their peaks, bandwidths and links.
+        placement: where the embedding tables lie.
+        examples_per_rank: examples of all micro-batches together.
+        training: resolved settings; they say in which precision the dense part computes, sends gradients and
+            keeps AdamW's moments.
     """
     examples = ceil(examples_per_rank / strategy.micro_batches)
     return price(prepare(segments, cluster, placement, examples=examples, training=training), strategy)
@@ -141,7 +145,7 @@ def prepare(
     examples: int,
     training: TrainingConfig,
 ) -> Step:
-    """What all strategies share whose micro-batches have so many examples."""
+    """Returns what all strategies share whose micro-batches have so many examples."""
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
@@ -173,14 +177,14 @@ def prepare(
 
 
 def _starts(segment: Segment, cluster: Cluster) -> float:
-    """Seconds of a segment's forward pass that do not depend on the sizes of its tensors."""
+    """Returns the seconds of a segment's forward pass that do not depend on the sizes of its tensors."""
     if cluster.device == "cpu":
         return segment.operations * OPERATION_SECONDS
     return KERNELS_PER_SEGMENT * KERNEL_SECONDS
 
 
 def price(step: Step, strategy: Strategy) -> StepTime:
-    """A strategy's seconds, itemised."""
+    """Returns the seconds of a strategy, itemised."""
     micro_batches, again = strategy.micro_batches, RECOMPUTED[strategy.checkpointing]
     forward = micro_batches * step.forward.total
     recomputation = micro_batches * sum(step.forward.layers[again])
@@ -205,19 +209,21 @@ def price(step: Step, strategy: Strategy) -> StepTime:
 
 
 def _parts(segments: Sequence[Segment], numbers: Sequence[float]) -> Parts:
-    """Layers by name; of the rest, what comes before the first is `features`."""
+    """Sorts numbers of segments into parts: layers by name; of the rest, what comes before the first layer is
+    `features`."""
     layers = [n for segment, n in zip(segments, numbers, strict=True) if segment.name.startswith("layer")]
     before = sum(n for segment, n in zip(segments, numbers, strict=True) if segment.name == "features")
     return Parts(before, layers, sum(numbers) - sum(layers) - before)
 
 
 def _padded(segment: Segment, ranks: int) -> float:
-    """Its parameters as `fully_shard` gathers them over so many ranks; unknown shapes count as they are."""
+    """Returns a segment's parameters as `fully_shard` gathers them over so many ranks; unknown shapes count
+    as they are."""
     return unit(segment.shapes, ranks).padded if segment.shapes else segment.parameters
 
 
 def _passes(step: Step, strategy: Strategy) -> Passes:
-    """Seconds of a micro-batch's passes, recomputation in backward."""
+    """Returns the seconds of a micro-batch's passes, with recomputation in backward."""
     before, forward, after = step.forward
     layers = [(seconds, BACKWARD_PASSES * seconds) for seconds in forward]
     again = RECOMPUTED[strategy.checkpointing]
@@ -226,7 +232,8 @@ def _passes(step: Step, strategy: Strategy) -> Passes:
 
 
 def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
-    """dp and zero1: gradients are all-reduced behind the last micro-batch's backward; seconds until both end."""
+    """Prices dp and zero1: gradients are all-reduced behind the last micro-batch's backward; returns seconds
+    until both end."""
     passes = _passes(step, strategy)
     backward = [passes.after[1], *(seconds for _, seconds in reversed(passes.layers)), passes.before[1]]
     ended, spent = sum(backward), 0.0
@@ -240,9 +247,10 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
 
 
 def _all_reduce(step: Step, size: float) -> float:
-    """Of so many bytes of gradients, with the passes over memory that cast them to what is sent, and back.
+    """Returns the seconds to all-reduce so many bytes of gradients, with the passes over memory that cast
+    them to what is sent, and back.
 
-    What is smaller goes through a copy each way, to lie in the gradients' own place
+    Numbers smaller than the gradients go through a copy each way, to lie in the gradients' own memory
     (`trials.distributed.comm_hooks`).
     """
     computed, reduced, _ = step.itemsizes
@@ -252,8 +260,9 @@ def _all_reduce(step: Step, size: float) -> float:
 
 
 def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication]:
-    """zero2, fsdp, hsdp: in each micro-batch layers are gathered when needed, and their gradients scattered."""
-    keep, parts = strategy.dense == "zero2", strategy.micro_batches
+    """Prices zero2, fsdp and hsdp: in each micro-batch layers are gathered when needed, and their gradients
+    scattered."""
+    keep, micro_batches = strategy.dense == "zero2", strategy.micro_batches
     before, inner, after = step.padded_in_host if strategy.dense == "hsdp" else step.padded
     root = _unit(step, strategy, before + after)
     sizes = {values: _unit(step, strategy, values) for values in set(inner)}  # layers are often alike
@@ -262,48 +271,51 @@ def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication
     gathers = 1 if keep else 2  # of a layer; the root's weights stay from forward to backward
     used = [root, *layers * gathers]
     units = [root, *layers]
-    return parts * elapsed, Communication(
-        all_gather=parts * sum(each.gather + each.copy_out for each in used),
-        reduce_scatter=parts * sum(each.copy_in + each.scatter for each in units),
-        all_reduce=parts * sum(each.reduce for each in units),
-        host_transfer=parts * (sum(each.fetch for each in used) + sum(each.give_back for each in units)),
+    return micro_batches * elapsed, Communication(
+        all_gather=micro_batches * sum(unit.gather + unit.copy_out for unit in used),
+        reduce_scatter=micro_batches * sum(unit.copy_in + unit.scatter for unit in units),
+        all_reduce=micro_batches * sum(unit.reduce for unit in units),
+        host_transfer=micro_batches
+        * (sum(unit.fetch for unit in used) + sum(unit.give_back for unit in units)),
     )
 
 
 def _unit(step: Step, strategy: Strategy, values: float) -> Unit:
-    """What a unit of so many parameters costs, padding included."""
+    """Returns what a unit of so many parameters costs, padding included."""
     computed, reduced, _ = step.itemsizes
     group = step.in_host if strategy.dense == "hsdp" else step.everywhere
-    parts = _state_shards(step, strategy)
+    state_shards = _state_shards(step, strategy)
     over_host_link = 0.0
     if strategy.offload:
-        over_host_link = values * MASTER_BYTES / parts / step.cluster.host_link_bandwidth
+        over_host_link = values * MASTER_BYTES / state_shards / step.cluster.host_link_bandwidth
     return Unit(
         fetch=over_host_link,
         gather=group.all_gather(computed * values),
         copy_out=2 * computed * values / step.bandwidth,  # read and written
         copy_in=(computed + reduced) * values / step.bandwidth,
         scatter=group.reduce_scatter(reduced * values),
-        reduce=step.across.all_reduce(reduced * values / parts) if strategy.dense == "hsdp" else 0.0,
+        reduce=step.across.all_reduce(reduced * values / state_shards) if strategy.dense == "hsdp" else 0.0,
         give_back=over_host_link,
     )
 
 
 def _update(step: Step, strategy: Strategy) -> float:
-    """AdamW on what a rank holds of the state, on the device or, where offloaded, on the host's CPUs."""
+    """Returns the seconds of AdamW on a rank's share of the state, on the device or, where offloaded, on the
+    host's CPUs."""
     cluster, moment = step.cluster, step.itemsizes.moment
     values = step.parameters.total / _state_shards(step, strategy)
-    held = (UPDATE_MASTERS * MASTER_BYTES + UPDATE_MOMENTS * moment) * values
+    state_bytes = (UPDATE_MASTERS * MASTER_BYTES + UPDATE_MOMENTS * moment) * values
     chunk = CHUNKS["cpu" if strategy.offload else cluster.device]
     kernels = 0 if moment == MASTER_BYTES else UPDATE_KERNELS * ceil(values / chunk) * KERNEL_SECONDS
     if strategy.offload:
         host = cluster.memory_bandwidth if cluster.device == "cpu" else HOST_MEMORY_BANDWIDTH
-        return kernels + held * cluster.gpus_per_host / host
-    return kernels + (held + _flat_master_bytes(step, strategy)) / step.bandwidth
+        return kernels + state_bytes * cluster.gpus_per_host / host
+    return kernels + (state_bytes + _flat_master_bytes(step, strategy)) / step.bandwidth
 
 
 def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
-    """What `MasterWeights` moves around dp's and zero1's update: gradients together, weights to their copy."""
+    """Returns what `MasterWeights` moves around the update of dp and zero1: gradients together, weights to
+    their copy."""
     if strategy.fully_sharded:
         return 0.0
     computed = step.itemsizes.computed
@@ -313,12 +325,13 @@ def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
 
 
 def _state_shards(step: Step, strategy: Strategy) -> int:
-    """Over how many ranks the optimizer's state is spread."""
+    """Returns over how many ranks the optimizer's state is spread."""
     return shards(strategy.dense, step.cluster.hosts, step.cluster.gpus_per_host)
 
 
 def _publication(step: Step, strategy: Strategy) -> float:
-    """zero1: each rank broadcasts the fp32 weights it has updated: an all-gather in volume, a start for each."""
+    """Returns the seconds in which zero1's ranks broadcast the fp32 weights that each has updated: an
+    all-gather in volume, and one start per rank."""
     ranks = step.cluster.ranks
     if strategy.dense != "zero1" or ranks == 1:
         return 0.0

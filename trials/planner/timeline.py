@@ -17,20 +17,21 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """Seconds for what `fully_shard` gathers and reduces at once: a layer, or the root unit (all around them)."""
+    """Seconds for what `fully_shard` gathers and reduces at once: a layer, or the root unit (everything but
+    the layers)."""
 
     fetch: float
-    """Its shard from host to device; 0 but for offload."""
+    """Copying the unit's shard from host to device; 0 but for offload."""
     gather: float
     copy_out: float
-    """On the device, of gathered weights to their places."""
+    """Copying gathered weights to their places on the device."""
     copy_in: float
-    """On the device, of gradients into one row for the reduce-scatter."""
+    """Copying gradients on the device into one row for the reduce-scatter."""
     scatter: float
     reduce: float
-    """All-reduce of its shard across hosts; 0 but for HSDP."""
+    """All-reduce of the unit's shard across hosts; 0 but for HSDP."""
     give_back: float
-    """Its gradients' shard from device to host; 0 but for offload."""
+    """Copying the shard of the unit's gradients from device to host; 0 but for offload."""
 
 
 class Passes(NamedTuple):
@@ -50,72 +51,76 @@ def reduced_in_buckets(
     bucket_bytes: int,
     all_reduce: Callable[[float], float],
 ) -> tuple[float, float]:
-    """Backward with DistributedDataParallel's all-reduces: seconds until both have ended, seconds of all-reduce.
+    """Times backward with DistributedDataParallel's all-reduces: seconds until both have ended, seconds of
+    all-reduce.
 
     Args:
         backward: seconds by segment, in backward's order.
-        gradient_bytes: of each segment's parameters; they come evenly over its backward.
-        bucket_bytes: gradients that are reduced at a time.
-        all_reduce: seconds for so many bytes.
+        gradient_bytes: gradients of each segment's parameters; they come evenly over its backward.
+        bucket_bytes: bytes of gradients that are reduced at a time.
+        all_reduce: a function from bytes to the seconds of their all-reduce.
     """
     a_bucket = all_reduce(bucket_bytes)
-    now = link = spent = 0.0
+    compute = link = spent = 0.0
     waiting = 0.0  # bytes in a bucket that is not full yet
     for seconds, size in zip(backward, gradient_bytes, strict=True):
-        full, left = divmod(waiting + size, bucket_bytes)
+        full, unfilled = divmod(waiting + size, bucket_bytes)
         if full:
-            first = now + seconds * (bucket_bytes - waiting) / size
-            last = now + seconds * (size - left) / size
-            link = max(max(link, first) + full * a_bucket, max(link, last) + a_bucket)
+            first_full = compute + seconds * (bucket_bytes - waiting) / size
+            last_full = compute + seconds * (size - unfilled) / size
+            link = max(max(link, first_full) + full * a_bucket, max(link, last_full) + a_bucket)
             spent += full * a_bucket
-        now, waiting = now + seconds, left
+        compute, waiting = compute + seconds, unfilled
     if waiting:
-        rest = all_reduce(waiting)
-        link, spent = max(link, now) + rest, spent + rest
-    return max(now, link), spent
+        last_bucket = all_reduce(waiting)
+        link, spent = max(link, compute) + last_bucket, spent + last_bucket
+    return max(compute, link), spent
 
 
 def fully_sharded(passes: Passes, root: Unit, layers: Sequence[Unit], *, keep: bool) -> float:
-    """Seconds until compute and all links have ended; `keep`: weights stay gathered until backward (ZeRO-2)."""
-    now, link = _forward(passes, root, layers)
-    return _backward(passes, root, layers, keep, now, link)
+    """Returns the seconds until compute and all links have ended; `keep`: weights stay gathered until
+    backward (ZeRO-2)."""
+    compute, link = _forward(passes, root, layers)
+    return _backward(passes, root, layers, keep, compute, link)
 
 
 def _forward(passes: Passes, root: Unit, layers: Sequence[Unit]) -> tuple[float, float]:
-    """The clocks of compute and of the gathers' link at the end of forward."""
+    """Returns the clocks of compute and of the gathers' link at the end of forward."""
     link = root.fetch + root.gather
     have_weights = link + root.copy_out
-    now = have_weights + passes.before[0]
+    compute = have_weights + passes.before[0]
     for unit, (forward, _) in zip(layers, passes.layers, strict=True):
         link = max(link, have_weights) + unit.fetch + unit.gather
-        have_weights = max(now, link) + unit.copy_out
-        now = have_weights + forward
-    return now + passes.after[0], link
+        have_weights = max(compute, link) + unit.copy_out
+        compute = have_weights + forward
+    return compute + passes.after[0], link
 
 
 def _backward(
-    passes: Passes, root: Unit, layers: Sequence[Unit], keep: bool, now: float, link: float
+    passes: Passes, root: Unit, layers: Sequence[Unit], keep: bool, compute: float, link: float
 ) -> float:
-    """From the clocks at its start; the root's weights are still there."""
+    """Returns the seconds at which backward ends, from the clocks at its start; the root's weights are still
+    gathered."""
     after = scattered = 0.0
     # a layer's weights are asked for when the one above has its own, before that one's reduce-scatter
     gathers = [] if keep else [unit.fetch + unit.gather for unit in layers]
-    gathered = link = max(link, now) + gathers.pop() if gathers else 0.0
-    now += passes.after[1]
+    gathered = link = max(link, compute) + gathers.pop() if gathers else 0.0
+    compute += passes.after[1]
     for unit, (_, backward) in zip(reversed(layers), reversed(passes.layers), strict=True):
         if not keep:
-            now = max(now, gathered) + unit.copy_out
+            compute = max(compute, gathered) + unit.copy_out
             if gathers:
-                gathered = link = max(link, now) + gathers.pop()
-        now = max(now + backward, scattered) + unit.copy_in
-        link, after = _reduce(unit, now, link, after)
+                gathered = link = max(link, compute) + gathers.pop()
+        compute = max(compute + backward, scattered) + unit.copy_in
+        link, after = _reduce(unit, compute, link, after)
         scattered = link
-    now = max(now + passes.before[1], scattered) + root.copy_in
-    return max(now, *_reduce(root, now, link, after))
+    compute = max(compute + passes.before[1], scattered) + root.copy_in
+    return max(compute, *_reduce(root, compute, link, after))
 
 
-def _reduce(unit: Unit, now: float, link: float, after: float) -> tuple[float, float]:
-    """When a unit's gradients are scattered, and what comes after that on other links has ended."""
-    link = max(link, now) + unit.scatter
-    rest = unit.reduce + unit.give_back
-    return link, (max(after, link) + rest if rest else after)
+def _reduce(unit: Unit, compute: float, link: float, after: float) -> tuple[float, float]:
+    """Returns when a unit's gradients are scattered, and when what comes after that on other links has
+    ended."""
+    link = max(link, compute) + unit.scatter
+    seconds = unit.reduce + unit.give_back
+    return link, (max(after, link) + seconds if seconds else after)

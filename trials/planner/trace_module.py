@@ -1,8 +1,8 @@
 """The memory of a module that declares none: one forward and one backward of it under fake tensors.
 
-Modules with a `write` method are known in microseconds (`dhen.memory.tape`); of any other the planner takes this
-trace once per batch size and precision, which takes about a tenth of a second. Random bits of dropout and of
-rounding are stood in for, since they belong to the process and not to the module.
+A module with a `write` method tells its memory in microseconds (`dhen.memory.tape`). Of any other module the
+planner takes this trace once per batch size and precision, which takes about a tenth of a second. The random
+bits of dropout and of rounding are replaced by stand-ins, since they belong to the process and not to the module.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from trials.memory.counter import MemoryCounter
 from trials.optim.master_weights import DTYPES
 
 THREADS = 2
-"""Of torch during a trace: with more than one, `dhen.ops.norm` takes another path."""
+"""Number of torch's threads during a trace: with more than one, `dhen.ops.norm` takes another path."""
 
 
 class TracedModule(NamedTuple):
-    """What a trace tells of one module."""
+    """The result of tracing one module."""
 
     footprint: Footprint
     shapes: tuple[Shape, ...]
-    """Of its parameters."""
+    """Shapes of the module's parameters."""
     buffer_bytes: int
 
 
 @lru_cache(maxsize=1024)
 def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> TracedModule:
-    """The footprint of a segment that declares no memory, from its forward and backward under fake tensors.
+    """Returns the footprint of a segment that declares no memory, from its forward and backward under fake
+    tensors.
 
     Backward's peak has all of its parameters' gradients in it, also where a strategy moves them away.
     """
@@ -48,40 +49,40 @@ def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> Tr
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)  # `Module.to` fails under fake tensors
         sizes = (batch * undeclared.rows, *[batch] * (len(undeclared.inputs) - 1))
-        x, *others = (
+        x, *other_inputs = (
             torch.zeros(size, *shape, dtype=dtype)
             for size, shape in zip(sizes, undeclared.inputs, strict=True)
         )
         x.requires_grad_()
         parameters = list(module.parameters())
         with MemoryCounter() as counter:
-            counter.label([x, *others, *parameters, *module.buffers()], "given")
-            there = counter.total
+            counter.label([x, *other_inputs, *parameters, *module.buffers()], "given")
+            bytes_before = counter.total
             with torch.no_grad():
-                discarded = module(x, *others)
-            discarding_peak = counter.peak - there
+                discarded = module(x, *other_inputs)
+            discarding_peak = counter.peak - bytes_before
             del discarded
             counter.start_over("forward")
-            y = module(x, *others)
-            forward_peak, output = counter.peak - there, y.untyped_storage().nbytes()
-            kept = counter.total - there - output
+            y = module(x, *other_inputs)
+            forward_peak, output = counter.peak - bytes_before, y.untyped_storage().nbytes()
+            kept_bytes = counter.total - bytes_before - output
             counter.start_over("backward")
             gradients = torch.autograd.grad([y], [x, *parameters], [torch.empty_like(y)], allow_unused=True)
-            backward_peak = counter.peak - there
+            backward_peak = counter.peak - bytes_before
             del gradients
-    given = x.untyped_storage().nbytes()
-    held = sum(parameter.untyped_storage().nbytes() for parameter in parameters)
+    input_bytes = x.untyped_storage().nbytes()
+    parameter_bytes = sum(parameter.untyped_storage().nbytes() for parameter in parameters)
     footprint = Footprint(
-        input=given,
+        input=input_bytes,
         output=output,
-        kept=kept + given,
+        kept=kept_bytes + input_bytes,
         forward_peak=forward_peak,
         discarding_peak=discarding_peak,
-        backward_peak=given + backward_peak,
-        backward_peak_with_gradients=given + backward_peak,
-        recomputed_peak=given + backward_peak,
-        recomputed_peak_with_gradients=given + backward_peak,
-        traffic=given + 2 * forward_peak + held,
+        backward_peak=input_bytes + backward_peak,
+        backward_peak_with_gradients=input_bytes + backward_peak,
+        recomputed_peak=input_bytes + backward_peak,
+        recomputed_peak_with_gradients=input_bytes + backward_peak,
+        traffic=input_bytes + 2 * forward_peak + parameter_bytes,
     )
     shapes = tuple((p.shape[0], p.shape[1:].numel()) for p in parameters)
     return TracedModule(footprint, shapes, sum(buffer.nbytes for buffer in module.buffers()))
@@ -89,7 +90,7 @@ def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> Tr
 
 @contextmanager
 def same_code_path() -> Iterator[None]:
-    """Inside, the code takes the same path on every machine and under fake tensors."""
+    """Makes the code inside take the same path on every machine and under fake tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:
@@ -103,10 +104,12 @@ def same_code_path() -> Iterator[None]:
 
 
 def _no_random_bytes(count: int) -> Tensor:
-    """`dhen.ops.dropout.random_bytes` without its pools of bits, which belong to the process, not to a model."""
+    """Stands in for `dhen.ops.dropout.random_bytes` without its pools of bits, which belong to the process,
+    not to a model."""
     return torch.empty(-(-count // 8), dtype=torch.int64).view(torch.int8)[:count]
 
 
 def _no_random_bits(count: int, *_: object) -> Tensor:
-    """`trials.optim.bf16_adamw.random_bits` without its ring of them, likewise."""
+    """Stands in for `trials.optim.bf16_adamw.random_bits` without its ring of random bits, which belongs to
+    the process."""
     return torch.zeros((), dtype=torch.int32).expand(count)

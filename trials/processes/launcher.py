@@ -30,24 +30,27 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 __all__ = ["POLL_SECONDS", "AnyLauncher", "AnyRun", "Launcher", "Run", "wait_for"]
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.processes.worker")
-"""What a process would otherwise import itself, each time: the first belongs to an optimizer's first use."""
+"""Modules that a process would otherwise import itself, each time: the first belongs to an optimizer's first
+use."""
 PRELOADED_FOR_SEVERAL = ("trials.embeddings.preload",)
-"""The same for ranks whose tables are sharded: a third of a second, once (2 cores, 2026-11-21)."""
+"""Modules that are preloaded for ranks whose tables are sharded: a third of a second, once (2 cores,
+2026-11-21)."""
 SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-"""OpenMP in the server must never have had more than one thread, or processes that use two hang; and what
-lies in the current folder (a `trials/` of the user's) must not be imported in place of this project."""
+"""Environment of the fork server. OpenMP in the server must never have had more than one thread, or processes that
+use two hang; and what lies in the current folder (a `trials/` of the user's) must not be imported in place of this
+project."""
 
 SERVER_GONE_SECONDS = 0.1
-"""Until a server whose pipe broke is known to be dead."""
+"""Seconds until a server whose pipe broke is known to be dead."""
 
 RankArguments = tuple[dict[str, object], str, int]
-"""The task as plain data, the trial's directory, the rank."""
+"""The arguments of a rank: the task as plain data, the trial's directory, the rank."""
 RankMain = Callable[[dict[str, object], str, int], None]
-"""What a process runs, given those."""
+"""The function that a process runs with these arguments."""
 
 
 class AnyLauncher(Protocol):
-    """Starts tasks, here alone or on several hosts."""
+    """What starts tasks, here alone or on several hosts."""
 
     def start(self, task: Task, directory: Path) -> AnyRun:
         """See `Launcher`."""
@@ -57,7 +60,7 @@ class Launcher:
     """Owns the fork server."""
 
     def __init__(self, *, several_ranks: bool = False) -> None:
-        """`several_ranks`: candidates will have them, so TorchRec is imported once, for all."""
+        """With `several_ranks` candidates will have several, so TorchRec is imported once, for all."""
         modules = [*PRELOADED, *(PRELOADED_FOR_SEVERAL if several_ranks else ())]
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(modules)
@@ -71,7 +74,7 @@ class Launcher:
             forkserver.ensure_running()
 
     def start(self, task: Task, directory: Path) -> Run:
-        """Processes that run `task` in `directory`, which must exist; an earlier run's events are dropped.
+        """Starts processes that run `task` in `directory`, which must exist; an earlier run's events are dropped.
 
         Raises:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
@@ -79,11 +82,11 @@ class Launcher:
         return _run_of(self.ranks(task, directory), task, directory)
 
     def launch(self, main: RankMain, task: Task, directory: Path) -> Run:
-        """The same with another entry for the processes."""
+        """Starts the task with another entry function for its processes."""
         return _run_of(self._fork(main, task, directory), task, directory)
 
     def ranks(self, task: Task, directory: Path) -> list[LocalRank]:
-        """The task's ranks on this machine, for whoever watches them.
+        """Starts the task's ranks on this machine, for whoever watches them.
 
         Raises:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
@@ -117,11 +120,11 @@ class Launcher:
         return started
 
     def _processes(self, main: RankMain, arguments: list[RankArguments]) -> list[ForkServerProcess]:
-        """All of them, or none; a server that is gone is replaced."""
+        """Starts all processes, or none; a server that is gone is replaced."""
         processes = list[ForkServerProcess]()
         try:
-            for each in arguments:
-                processes.append(self._context.Process(target=main, args=each, daemon=True))
+            for rank_arguments in arguments:
+                processes.append(self._context.Process(target=main, args=rank_arguments, daemon=True))
                 processes[-1].start()
         except BaseException:
             for process in processes:
@@ -147,7 +150,7 @@ def _kill_all(ranks: weakref.WeakSet[LocalRank]) -> None:
 
 @contextlib.contextmanager
 def _server_environment() -> Iterator[None]:
-    """What the fork server must be started with, should it be started now."""
+    """Sets the environment that the fork server must be started with, should it be started now."""
     before = {name: os.environ.get(name) for name in SERVER_ENVIRONMENT}
     os.environ.update(SERVER_ENVIRONMENT)
     try:
@@ -162,7 +165,8 @@ def _server_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Multiprocessing would import the caller's main module in each process; what runs there needs none of it."""
+    """Keeps multiprocessing from importing the caller's main module in each process; what runs there needs none of
+    it."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

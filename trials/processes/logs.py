@@ -12,9 +12,9 @@ import re
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 ALL_IS_WELL = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO) ")
-"""Opens a line in this format that no failure is explained by."""
+"""Pattern of the beginning of a line in this format that explains no failure."""
 ROOMS = ("dhen", "trials")
-"""Whose lines a rank's log has; of other libraries it has warnings."""
+"""Packages whose lines a rank's log has; of other libraries it has warnings."""
 
 
 def log_to_stderr(rank: int, *, debug: bool) -> None:

@@ -18,17 +18,18 @@ from trials.events import START_MARK, Failed, LastWords, Progress, RankLogs, las
 from trials.processes.logs import ALL_IS_WELL
 
 LAST_LINES = 5
-"""Of a dead process's log, kept with its error; lines that tell how well all goes are left out."""
+"""Number of a dead process's last log lines that are kept with its error; lines that tell how well all goes are
+left out."""
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 """Signals that a process does not bring upon itself."""
 TAIL_BYTES = 16_384
-"""Of a log, in which its last lines are looked for."""
+"""Bytes at the end of a log in which its last lines are looked for."""
 STATES = {"T": "stopped", "t": "stopped", "D": "waiting for a device", "R": "running", "S": "waiting"}
-"""Of a process, by the letter that /proc has for it."""
+"""Words for the states of a process, by the letter that /proc has for it."""
 SERVER_GONE = 255
-"""What multiprocessing says of all processes at once when the fork server was killed."""
+"""Text that multiprocessing has for all processes at once when the fork server was killed."""
 FRAME = re.compile(r'most recent call first\):\n  File "(?:.*/)?([^/"]+)", line (\d+) in (\S+)')
-"""The innermost frame of a thread as faulthandler writes it."""
+"""Pattern of the innermost frame of a thread as faulthandler writes it."""
 
 
 class Ending(NamedTuple):
@@ -36,14 +37,14 @@ class Ending(NamedTuple):
 
     rank: int
     code: int | None
-    """Its exit code; below 0 the signal that killed it."""
+    """The rank's exit code; below 0 the signal that killed it."""
     killed: str | None
-    """It was ended from here: the state it was in."""
+    """The state that the rank was in when it was killed from here; None where it was not."""
     words: LastWords | None
 
     @property
     def order(self) -> tuple[int, float]:
-        """The smallest is the cause."""
+        """The order of endings: the smallest is the cause."""
         if self.killed is not None:
             return 4, 0.0
         if self.words is not None:
@@ -54,17 +55,19 @@ class Ending(NamedTuple):
 
 
 def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folder: Path) -> list[Ending]:
-    """Of all ranks that are gone: exit codes, states of those that were killed from here, their last words."""
+    """Returns the endings of all ranks that are gone: exit codes, states of those that were killed from here,
+    their last words."""
     return [Ending(rank, code, killed.get(rank), _words(folder, rank)) for rank, code in codes.items()]
 
 
 def memory_kills() -> int | None:
-    """How many processes the kernel has killed since it began because memory was short; None: it does not say."""
+    """Returns how many processes the kernel has killed since it began because memory was short; None where it does
+    not say."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 def verdict(
@@ -75,41 +78,42 @@ def verdict(
     *,
     memory_was_short: bool = False,
 ) -> Failed:
-    """The one reason for all of them; `memory_was_short`: the kernel has killed processes for that meanwhile."""
+    """Returns the one reason for all endings; `memory_was_short` says that the kernel has killed processes for
+    that meanwhile."""
     at = (
         f"after {progress.examples:,} of {progress.total_examples:,} examples" if progress else "at the start"
     )
     if hung_seconds is not None:
         return _hang(endings, at, logs, hung_seconds)
     cause = min(endings, key=lambda ending: ending.order)
-    who = f"rank {cause.rank}" if len(endings) > 1 else "the training process"
+    subject = f"rank {cause.rank}" if len(endings) > 1 else "the training process"
     if cause.code == SERVER_GONE and cause.words is None:
         return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}", killed=True)
     late = [f"rank {e.rank} was {e.killed}" for e in endings if e.killed and e is not cause]
-    rest = "".join(f"; {each} and had to be killed" for each in late)
+    late_ranks = "".join(f"; {late_rank} and had to be killed" for late_rank in late)
     if cause.words is None:
         starved = memory_was_short and cause.code == -signal.SIGKILL and cause.killed is None
         return Failed(
-            error=f"{who} {_how(cause)} {at}{rest}{_log(logs, cause.rank)}",
+            error=f"{subject} {_how(cause)} {at}{late_ranks}{_log(logs, cause.rank)}",
             out_of_memory=starved,
             killed=not starved and cause.killed is None and -(cause.code or 0) in FROM_OUTSIDE,
         )
     failed = _with_the_greatest_need(cause.words.failed, endings)
     # of memory, the words say it all; a log would end with where in our counter it was noticed
     log = "" if failed.out_of_memory else _log(logs, cause.rank, but=failed.error.partition("\n")[0])
-    return failed.replace(error=f"{who} failed {at}: {failed.error}{rest}{log}")
+    return failed.replace(error=f"{subject} failed {at}: {failed.error}{late_ranks}{log}")
 
 
 def _with_the_greatest_need(failed: Failed, endings: list[Ending]) -> Failed:
-    """Ranks that lack memory do so within moments of each other; the one that lacks most counts."""
-    said = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
+    """Returns the failure with the greatest need: ranks that lack memory do so within moments of each other."""
+    needs = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
     if failed.needed_bytes is None:
         return failed
-    return failed.replace(needed_bytes=max(said))
+    return failed.replace(needed_bytes=max(needs))
 
 
 def state_of(pid: int | None) -> str:
-    """What a process does, in a word."""
+    """Returns what a process does, in a word."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -118,7 +122,7 @@ def state_of(pid: int | None) -> str:
 
 
 def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Failed:
-    """The rank that stands still is named, or what each waits for."""
+    """Names the rank that stands still, or what each rank waits for."""
     stopped = [ending.rank for ending in endings if ending.killed == "stopped"]
     suspect = stopped[0] if stopped else 0
     states = ", ".join(
@@ -148,7 +152,7 @@ def _words(folder: Path, rank: int) -> LastWords | None:
 
 
 def _log(logs: RankLogs, rank: int, *, but: str | None = None) -> str:
-    """The lines at the end of a log that may say why, or where to look."""
+    """Returns the lines at the end of a log that may say why, or where to look."""
     lines = [line for line in tail(logs.path(rank)).splitlines() if line.strip()]
     lines = [line for line in lines if not ALL_IS_WELL.match(line)]
     lines = [line for line in lines if but is None or not line.endswith(but)][-LAST_LINES:]
@@ -163,12 +167,12 @@ def _frame(logs: RankLogs, rank: int) -> str:
 
 
 def tail(log: Path) -> str:
-    """The end of what the last process that wrote to this file has printed, below its mark."""
+    """Returns the end of what the last process that wrote to this file has printed, below its mark."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    _, mark, said = text.rpartition(START_MARK)
-    return said.partition("\n")[2] if mark else said
+    _, mark, printed = text.rpartition(START_MARK)
+    return printed.partition("\n")[2] if mark else printed

@@ -1,4 +1,4 @@
-"""A rank's process as those see it who watch it: whether it lives, how it ended, and how to end it."""
+"""A rank's process as its watchers see it: whether it lives, how it ended, and how to end it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trials.processes.post_mortem import state_of
 
 
 class RankProcess(Protocol):
-    """On this machine or on another."""
+    """The process of a rank, on this machine or on another."""
 
     killed: str | None
-    """It was ended by `kill`: the state it was in."""
+    """The state that the process was in when `kill` ended it; None where it was not."""
 
     @property
     def sentinel(self) -> int:
@@ -22,26 +22,26 @@ class RankProcess(Protocol):
 
     @property
     def exitcode(self) -> int | None:
-        """None while it lives; below 0 the signal that ended it."""
+        """The exit code; None while the process lives; below 0 the signal that ended it."""
 
     def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Tells whether the process has not ended yet."""
 
     def show_stack(self) -> None:
-        """Asks it to write the stacks of its threads into its log."""
+        """Asks the process to write the stacks of its threads into its log."""
 
     def kill(self) -> None:
-        """Ends it; `join` waits for that."""
+        """Ends the process; `join` waits for that."""
 
     def join(self) -> None:
-        """Waits for its end."""
+        """Waits for the end of the process."""
 
 
 class LocalRank:
-    """On this machine."""
+    """The process of a rank on this machine."""
 
     def __init__(self, process: BaseProcess) -> None:
-        """A process that was started."""
+        """Takes over a process that was started."""
         self._process = process
         self.killed: str | None = None
 

@@ -20,13 +20,14 @@ from trials.processes.rank_process import RankProcess
 FINAL = ("trained", "diverged", "scored", "timed", "failed")
 """Events that tell how a run ended."""
 POLL_SECONDS = 0.1
-"""Between two looks at the events of processes that run."""
+"""Seconds between two looks at the events of processes that run."""
 GRACE_SECONDS = 2.0
-"""What the other ranks have to end by themselves once one has ended badly, or all is told."""
+"""Seconds that the other ranks have to end by themselves once one has ended badly, or all is told."""
 STACK_SECONDS = 0.3
-"""What hanging ranks have to write their stacks into their logs."""
+"""Seconds that hanging ranks have to write their stacks into their logs."""
 LONGEST_LOOK_SECONDS = 5.0
-"""A driver that looks less often (it was stopped, it proposes) is no evidence of longer silence."""
+"""Longest silence that one look counts: a driver that looks less often (it was stopped, it proposes) is no
+evidence of longer silence."""
 
 
 class AnyRun(Protocol):
@@ -34,7 +35,7 @@ class AnyRun(Protocol):
 
     @property
     def ended(self) -> bool:
-        """All processes are gone and their last events have been handed out."""
+        """Whether all processes are gone and their last events have been handed out."""
 
     @property
     def sentinels(self) -> list[int]:
@@ -48,7 +49,7 @@ class AnyRun(Protocol):
 
 
 class Run:
-    """A task in processes of its own, one a rank."""
+    """A task in processes of its own, one per rank."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Run:
         first_rank: int = 0,
         deadline_seconds: float | None = None,
     ) -> None:
-        """Processes that were started, ranks in order, with their logs in the trial's directory;
+        """Takes over processes that were started, ranks in order, with their logs in the trial's directory;
         `deadline_seconds` of silence are a hang."""
         self._processes = dict(enumerate(processes, start=first_rank))
         self._logs, self._directory = logs, logs.folder
@@ -72,15 +73,16 @@ class Run:
         self._hung_seconds: float | None = None
         self._memory_kills = memory_kills()
         self.ended = False
-        """All processes are gone and their last events have been handed out."""
+        """Whether all processes are gone and their last events have been handed out."""
 
     @property
     def sentinels(self) -> list[int]:
-        """Each is ready once a process has ended of which `new_events` does not know yet (see `wait_for`)."""
+        """Sentinels, each ready once a process has ended of which `new_events` does not know yet (see
+        `wait_for`)."""
         return [process.sentinel for rank, process in self._processes.items() if rank not in self._gone]
 
     def new_events(self) -> list[Event]:
-        """Events since the last call.
+        """Returns the events since the last call.
 
         Ranks that ended without a result (an exception, a signal, the kernel's out-of-memory killer, a hang)
         give one `Failed` with the reason and the last lines of the log.
@@ -119,7 +121,7 @@ class Run:
         return events
 
     def _is_over(self, alive: list[int]) -> bool:
-        """Whether those that live are to be ended."""
+        """Tells whether the processes that still live are to be ended."""
         deadline = self._deadline_seconds
         if not self._told and deadline is not None and self._silent_seconds > deadline:
             self._hung_seconds = self._silent_seconds
@@ -143,24 +145,28 @@ class Run:
             process.join()
 
     def _failed(self) -> bool:
-        """Without rank 0 here nobody tells that all went well, but the exit codes."""
+        """Tells whether the run failed; without rank 0 on this machine only the exit codes say that all went
+        well."""
         return 0 in self._processes or any(process.exitcode for process in self._processes.values())
 
     def _verdict(self) -> Failed:
         codes = {rank: process.exitcode for rank, process in self._processes.items()}
-        killed = {rank: each.killed for rank, each in self._processes.items() if each.killed is not None}
+        killed = {
+            rank: process.killed for rank, process in self._processes.items() if process.killed is not None
+        }
         endings: list[Ending] = endings_of(codes, killed, self._directory)
         short = memory_kills() != self._memory_kills
         return verdict(endings, self._progress, self._logs, self._hung_seconds, memory_was_short=short)
 
 
 def forget_last_run(directory: Path, ranks: Iterable[int]) -> None:
-    """Drops what these ranks have left of an earlier run, the first one its events too; logs stay, and go on."""
+    """Drops what these ranks have left of an earlier run, and, where rank 0 is among them, the events; logs stay,
+    and go on."""
     for rank in ranks:
         for name in (last_words(rank), *(() if rank else (EVENTS, RENDEZVOUS))):
             (directory / name).unlink(missing_ok=True)
 
 
 def wait_for(runs: Iterable[AnyRun], seconds: float = POLL_SECONDS) -> None:
-    """Until one of the processes has ended, for `seconds` at most."""
+    """Waits until one of the processes has ended, for `seconds` at most."""
     connection.wait({sentinel for run in runs for sentinel in run.sentinels}, seconds)

@@ -21,41 +21,41 @@ class Task(Value):
 
     job: Job
     log_directory: str
-    """Of the prepared log."""
+    """Directory of the prepared log."""
     threads: int
-    """Of each rank."""
+    """Threads of each rank."""
     score_split: str | None = None
-    """Evaluate the weights in the trial's directory on this split in place of training."""
+    """Split on which the weights in the trial's directory are evaluated, in place of training."""
     keep_logits: bool = False
-    """Of that split, in the trial's directory."""
+    """Whether the logits of that split are kept in the trial's directory."""
     serving: ServingConfig | None = None
-    """Measure how long such a request to the model takes, in place of training."""
+    """Request to the model whose time is measured, in place of training."""
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
     attempt: int = Field(default=0, ge=0)
     """Which execution of its trial this is: 0 for the first, as in names of logs and in MLflow's tags."""
     progress_seconds: float = 0.5
-    """Between two progress events of a training."""
+    """Seconds between two progress events of a training."""
     strategy: Strategy = Strategy()
     """How the model is held."""
     hosts: int = Field(default=1, gt=0)
-    """All on this machine, unless `address` is given."""
+    """Number of hosts; all ranks are on this machine, unless `address` is given."""
     gpus_per_host: int = Field(default=1, gt=0)
-    """Ranks on each."""
+    """Number of ranks per host."""
     cluster: Cluster | None = None
     """What the plan is for: where tables are placed, how gradients are cut into buckets."""
     address: Address | None = None
     """`host:port` on the first host, where the ranks of several machines meet."""
     host: int = Field(default=0, ge=0)
-    """With an address: which of the hosts this machine is; only its ranks are started."""
+    """Index of this machine among the hosts where `address` is given; only its ranks are started."""
     hbm: int | None = Field(default=None, gt=0)
-    """What a rank may hold; beyond it is out of memory. None: as much as there is."""
+    """Bytes that a rank may hold; beyond them it is out of memory. None: as much as there is."""
     deadline_seconds: float | None = Field(default=None, gt=0)
     """Silence of rank 0 after which the ranks are taken to hang; longer than an evaluation. None: any."""
     resume_from: str | None = None
     """A folder for checkpoints: training goes on from what is there, and keeps new ones there."""
     checkpoint_seconds: float | None = None
-    """Of training that may be lost; None: as `train` has it."""
+    """Seconds of training that may be lost; None: as `train` has it."""
     debug: bool = False
     """Whether ranks log details too."""
 
@@ -69,17 +69,18 @@ class Task(Value):
 
     @property
     def ranks_here(self) -> range:
-        """Ranks that are started on this machine."""
+        """The ranks that are started on this machine."""
         return self.ranks_of(self.host)
 
     def ranks_of(self, host: int) -> range:
-        """Ranks that are started on one of the hosts."""
+        """Returns the ranks that are started on one of the hosts."""
         if self.address is None:
             return range(self.hosts * self.gpus_per_host)
         return range(host * self.gpus_per_host, (host + 1) * self.gpus_per_host)
 
     def logs(self, folder: Path) -> RankLogs:
-        """The ranks' logs in the trial's directory: each attempt has its own, and so has what is no training."""
+        """The ranks' logs in the trial's directory: each attempt has its own, and so has every task that is no
+        training."""
         if self.serving is not None:
             return RankLogs(folder, "forward-time")
         if self.score_split is not None:
@@ -87,5 +88,5 @@ class Task(Value):
         return RankLogs(folder, f"attempt{self.attempt}")
 
     def ranks(self, rank: int) -> Ranks:
-        """Where this rank stands among all."""
+        """Returns where this rank stands among all."""
         return Ranks(rank, self.hosts, self.gpus_per_host)

@@ -56,20 +56,20 @@ from trials.training.score_weights import keep_logits, logits_file, score
 
 LOG = logging.getLogger(__name__)
 COLLECTIVE_SECONDS = 600.0
-"""A collective that waits longer for a rank fails: a backstop behind `deadline_seconds`."""
+"""Seconds after which a collective that waits for a rank fails: a backstop behind `deadline_seconds`."""
 FORK_SERVER = os.getpid()
-"""The process that has imported this file: in a rank that was forked from it, its parent."""
+"""Id of the process that has imported this file: in a rank that was forked from it, its parent."""
 PR_SET_PDEATHSIG = 1
 
 Emit = Callable[[Event], None]
 
 
 Body = Callable[[Task, Ranks, Path, Emit], None]
-"""What a rank does between its start and its end."""
+"""The function that a rank runs between its start and its end."""
 
 
 def main(task_data: dict[str, object], directory: str, rank: int) -> None:
-    """The process's entry: one rank of the task in `directory`."""
+    """Is the process's entry: runs one rank of the task in `directory`."""
     run_rank(task_data, directory, rank, _run)
 
 
@@ -97,7 +97,7 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
 
 
 def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
-    """To the driver first, then to the log; `rank` where there are several."""
+    """Says why the rank ends, to the driver first, then to the log; `rank` is given where there are several."""
     lack = out_of_memory(error)
     cause = lack or error
     needed, limit = needed_and_limit(cause)
@@ -107,8 +107,8 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
         with EventWriter(folder / EVENTS) as emit:
             emit(failed)
     else:
-        said = LastWords(failed=failed, unix_seconds=time.time())
-        (folder / last_words(rank)).write_text(said.model_dump_json())
+        last = LastWords(failed=failed, unix_seconds=time.time())
+        (folder / last_words(rank)).write_text(last.model_dump_json())
     if isinstance(cause, UserError):  # it says what is wrong, and not with our code
         LOG.error("%s", cause)
     else:
@@ -116,7 +116,7 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
 
 
 def _log_task(task: Task, ranks: Ranks) -> None:
-    """What this process is about to do."""
+    """Logs what this process is about to do."""
     LOG.info(
         "%s: strategy %s, rank %d of %d (%d x %d), %s, %d thread(s), %s bytes of memory",
         task.logs(Path()).name,
@@ -134,7 +134,8 @@ def _log_task(task: Task, ranks: Ranks) -> None:
 
 @contextlib.contextmanager
 def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
-    """All ranks are there when it begins; none leaves before the first has said how it ended."""
+    """Makes the process group: all ranks are there when it begins; none leaves before the first has said how it
+    ended."""
     if ranks.world == 1 and not task.strategy.fully_sharded:
         yield
         return
@@ -147,7 +148,7 @@ def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _events(ranks: Ranks, folder: Path) -> Iterator[Emit]:
-    """Rank 0 writes them; what the others say is dropped."""
+    """Returns where events go: rank 0 writes them; what the others say is dropped."""
     if not ranks.first:
         yield lambda _: None
         return
@@ -156,7 +157,7 @@ def _events(ranks: Ranks, folder: Path) -> Iterator[Emit]:
 
 
 def _prepare_process(threads: int) -> None:
-    """What makes training fast in this process."""
+    """Sets what makes training fast in this process."""
     keep_freed_memory()
     torch.set_flush_denormal(True)  # Adam's moments of units that died become denormal: steps took 1.4 times
     torch.set_num_threads(threads)
@@ -201,7 +202,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
 
 
 class _Report:
-    """Passes events on, but for the good end, which waits for what only all ranks together know."""
+    """Passes events on, except the good end, which waits for what only all ranks together know."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -214,7 +215,8 @@ class _Report:
             self._emit(event)
 
     def finish(self, peak_memory_bytes: int | None) -> None:
-        """With the peak of the fullest rank, where it is known better than by the training itself."""
+        """Writes the good end with the peak of the fullest rank, where it is known better than by the training
+        itself."""
         if self._trained is None:
             return
         measured = self._trained.measured
@@ -231,19 +233,19 @@ def _of_fullest_rank(peak_bytes: PeakBytes) -> int:
 
 
 def _of_ranks(task: Task, ranks: Ranks) -> dict[str, Any]:
-    """What `train` is told beyond plain training in one process."""
-    told: dict[str, Any] = {}
+    """Returns the arguments of `train` beyond plain training in one process."""
+    arguments: dict[str, Any] = {}
     if ranks.world > 1 or task.strategy != Strategy():
-        told |= {"ranks": ranks, "strategy": task.strategy, "cluster": task.cluster}
+        arguments |= {"ranks": ranks, "strategy": task.strategy, "cluster": task.cluster}
     if task.resume_from is not None:
-        told["resume_from"] = Path(task.resume_from)
+        arguments["resume_from"] = Path(task.resume_from)
         if task.checkpoint_seconds is not None:
-            told["checkpoint_seconds"] = task.checkpoint_seconds
-    return told
+            arguments["checkpoint_seconds"] = task.checkpoint_seconds
+    return arguments
 
 
 def _redirect_output(path: Path) -> None:
-    """Everything printed here, by C code too, goes to the rank's log; so do all stacks, when asked for."""
+    """Sends everything printed here, by C code too, to the rank's log; all stacks too, when asked for."""
     file = path.open("ab", buffering=0)
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
@@ -253,7 +255,7 @@ def _redirect_output(path: Path) -> None:
 
 
 def _die_with_launcher() -> None:
-    """A process whose driver is gone ends, however the driver went, and also if this process is stopped.
+    """Ends a process whose driver is gone, however the driver went, and also if this process is stopped.
 
     The fork server ends with the driver, once no rank keeps it, and the kernel ends ranks with the server.
     Where there is no such kernel, a thread waits for the driver's end.
@@ -275,7 +277,7 @@ def _die_with_launcher() -> None:
 
 
 def _let_the_server_go() -> None:
-    """The server lives as long as anyone holds its pipe; a rank starts no processes and has no need to."""
+    """Closes the server's pipe: the server lives as long as anyone holds it, and a rank starts no processes."""
     server: Any = vars(forkserver)["_forkserver"]
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)

@@ -47,22 +47,22 @@ from trials.planner.trace_module import same_code_path
 from trials.strategy import Strategy
 
 CHUNKS = "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"
-"""What cuts a parameter into shards; made one by one, 256 of each took most of a trace."""
+"""Name of the function that cuts a parameter into shards; made one by one, 256 of each took most of a trace."""
 
 
 class StepMemory(Value):
     """Bytes of rank 0's tensors in a training step after the first, at the moment of their peak."""
 
     total: int
-    """On the device."""
+    """Bytes on the device."""
     by_kind: dict[str, int]
-    """The same by what it is; sums to `total`."""
+    """Bytes by what holds them; their sum is `total`."""
     peak_at: str
-    """The moment: `forward of layer0`, `backward of layer3`, `optimizer step`."""
+    """The moment of the peak: `forward of layer0`, `backward of layer3`, `optimizer step`."""
     peaks: dict[str, int]
-    """The most at each such moment."""
+    """The highest bytes at each such moment."""
     host: int
-    """In host memory, where parameters, gradients and optimizer state are offloaded; its own peak."""
+    """Bytes in host memory, where parameters, gradients and optimizer state are offloaded; at their own peak."""
 
 
 def trace(
@@ -79,12 +79,13 @@ def trace(
 
     Args:
         model: the architecture; dropout is on as it says.
-        schema: the tables' sizes do not matter.
+        schema: the inputs; the tables' sizes do not matter.
         strategy: how the model is held.
-        hosts: of the cluster.
-        gpus_per_host: ranks on each.
+        hosts: number of hosts of the cluster.
+        gpus_per_host: number of ranks per host.
         examples_per_rank: B of one rank, all micro-batches together.
-        training: what the dense part computes, sends gradients and keeps AdamW's moments in, resolved.
+        training: resolved settings; they say in which precision the dense part computes, sends gradients and
+            keeps AdamW's moments.
 
     Raises:
         ValueError: where this process belongs to a process group already.
@@ -108,10 +109,11 @@ def measure(
     *,
     replicate: Callable[[nn.Module], nn.Module] = average_gradients,
 ) -> StepMemory:
-    """Two training steps of the dense part, on this rank, on the CPU; tells the memory of the second.
+    """Runs two training steps of the dense part, on this rank, on the CPU; tells the memory of the second.
 
-    With real tensors, on every rank of `mesh` (from `trials.distributed.parallelize.device_mesh`), it is what
-    a real step holds; `trace` calls it with fake ones. Arguments as there and in `parallelize`.
+    With real tensors, on every rank of `mesh` (from `trials.distributed.parallelize.device_mesh`), the result is
+    what a real step holds; `trace` calls this function with fake tensors. The arguments are those of `trace` and
+    of `parallelize`.
     """
     host = strategy.offload
     with MemoryCounter() as counter, same_code_path(), _collectives_labelled(counter):
@@ -136,10 +138,10 @@ def measure(
 
 
 def blank_batch(model: ModelConfig, schema: FeatureSchema, examples: int) -> DenseBatch:
-    """A batch of so many examples, all zeros, as lookups leave it; without weights."""
+    """Returns a batch of so many examples, all zeros, as lookups leave it; without weights."""
     embeddings = tuple(
-        torch.zeros(examples, len(places), dim, requires_grad=True)
-        for dim, places in looked_up(model, schema)
+        torch.zeros(examples, len(tables), dim, requires_grad=True)
+        for dim, tables in looked_up(model, schema)
     )
     return DenseBatch(
         DenseInputs(embeddings, torch.zeros(examples, len(schema.numeric))), torch.zeros(examples)
@@ -147,7 +149,8 @@ def blank_batch(model: ModelConfig, schema: FeatureSchema, examples: int) -> Den
 
 
 def _one_step(step: ParallelStep, batch: DenseBatch, counter: MemoryCounter, update_makes: str) -> None:
-    """As training does it: the tables take the embeddings' gradients before the dense part is updated."""
+    """Runs one step as training does: the tables take the embeddings' gradients before the dense part is
+    updated."""
     step.forward_backward(batch)
     for embeddings in batch.inputs.embeddings:
         embeddings.grad = None
@@ -158,7 +161,7 @@ def _one_step(step: ParallelStep, batch: DenseBatch, counter: MemoryCounter, upd
 
 @contextmanager
 def _process_group(ranks: int) -> Iterator[None]:
-    """A group whose collectives do nothing, seen from rank 0."""
+    """Makes a group whose collectives do nothing, seen from rank 0."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield
@@ -167,7 +170,7 @@ def _process_group(ranks: int) -> Iterator[None]:
 
 
 def _first_chunk(tensor: Tensor, chunks: int, dim: int) -> list[Tensor]:
-    """The shard of rank 0 alone."""
+    """Returns the shard of rank 0 alone."""
     return [tensor.narrow(dim, 0, -(-tensor.size(dim) // chunks))]
 
 
@@ -179,10 +182,10 @@ def _labelled(
 
 
 def _into_buckets(sent_in: torch.dtype, model: nn.Module) -> nn.Module:
-    """What DistributedDataParallel holds, for fake tensors: all gradients lie in buckets, as views."""
+    """Holds what DistributedDataParallel holds, for fake tensors: all gradients lie in buckets, as views."""
     buckets: list[list[Tensor]] = [[]]
     for parameter in reversed(list(model.parameters())):
-        if sum(other.nbytes for other in buckets[-1]) >= BUCKET_BYTES:
+        if sum(earlier.nbytes for earlier in buckets[-1]) >= BUCKET_BYTES:
             buckets.append([])
         buckets[-1].append(parameter)
     on_their_way = _CastsInFlight(len(buckets))
@@ -192,7 +195,7 @@ def _into_buckets(sent_in: torch.dtype, model: nn.Module) -> nn.Module:
 
 
 class _CastsInFlight:
-    """Casts of buckets that have no place in them: none need have been reduced before backward ends."""
+    """Casts of buckets that lie outside of the buckets: possibly none has been reduced before backward ends."""
 
     def __init__(self, buckets: int) -> None:
         self._buckets = buckets
@@ -205,20 +208,21 @@ class _CastsInFlight:
 
 
 class _Bucket:
-    """A fresh gradient is copied into its place and freed; from then on gradients are added up there."""
+    """A bucket of gradients: a fresh gradient is copied into its slot and freed; from then on gradients are added
+    up there."""
 
     def __init__(self, parameters: list[Tensor], sent_in: torch.dtype, on_their_way: _CastsInFlight) -> None:
         sizes = [parameter.numel() for parameter in parameters]
         self._memory = torch.empty(sum(sizes), dtype=parameters[0].dtype)
         self._missing = self._count = len(parameters)
         self._sent_in, self._on_their_way = sent_in, on_their_way
-        for parameter, place in zip(parameters, torch.split(self._memory, sizes), strict=True):
-            _when_accumulated(parameter, partial(self._take, place.view_as(parameter)))
+        for parameter, slot in zip(parameters, torch.split(self._memory, sizes), strict=True):
+            _when_accumulated(parameter, partial(self._take, slot.view_as(parameter)))
 
-    def _take(self, place: Tensor, parameter: Tensor) -> None:
+    def _take(self, slot: Tensor, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        if parameter.grad is not place:
-            parameter.grad = place.copy_(parameter.grad)
+        if parameter.grad is not slot:
+            parameter.grad = slot.copy_(parameter.grad)
         self._missing -= 1
         if self._missing:
             return
@@ -233,7 +237,7 @@ def _when_accumulated(parameter: Tensor, run: Callable[[Tensor], None]) -> None:
 
 @contextmanager
 def _collectives_labelled(counter: MemoryCounter) -> Iterator[None]:
-    """What `fully_shard` makes to gather and reduce is known by its kind."""
+    """Labels what `fully_shard` makes to gather and reduce by its kind."""
 
     def labelled(method: str, kind: str) -> Any:
         original = getattr(FSDPParamGroup, method)
@@ -263,7 +267,7 @@ def _label_gradient(counter: MemoryCounter, kind: str, parameter: Tensor) -> Non
 
 
 def _unsharded_parameters(model: nn.Module) -> Iterator[Tensor]:
-    """What `fully_shard` gathers into; there are none before the first step."""
+    """Yields the tensors that `fully_shard` gathers into; there are none before the first step."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             for group in module._get_fsdp_state()._fsdp_param_groups:
@@ -284,7 +288,7 @@ def _follow_backward(counter: MemoryCounter, name: str, _: nn.Module, __: Any, o
 
 
 def _segments(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """As in `trials.planner.segments`; the head's hooks are on its two parts."""
+    """Yields the segments of `trials.planner.segments`; the head's hooks are on its two parts."""
     yield "features", model.get_submodule("features")
     for index, layer in enumerate(getattr(model, "layers", ())):
         yield f"layer{index}", layer

@@ -20,9 +20,9 @@ SQLITE_TIMEOUT_SECONDS = 60
 SCHEMA_LOCK = 0x6468656E
 """The one of PostgreSQL's advisory locks that is held while tables are made ("dhen")."""
 FOREIGN = ("no such table", "no such column", "has no column", "does not exist", "already exists")
-"""What databases say of tables that are not the ones expected."""
+"""Pattern of what databases say of tables that are not the ones expected."""
 INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-"""What inserts a row or leaves or changes the one there, by dialect."""
+"""Functions that insert a row or leave or change the one there, by dialect."""
 
 
 class Database:
@@ -56,7 +56,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Committed at the end, undone by an error.
+        """Opens a transaction that is committed at the end and undone by an error.
 
         Raises:
             UserError: when the database fails, in words.
@@ -65,27 +65,27 @@ class Database:
             yield connection
 
     def insert_new(self, connection: sa.Connection, table: sa.Table, **values: Any) -> None:
-        """A row, unless there is one with its key, whoever has written it."""
+        """Inserts a row, unless there is one with its key, whoever has written it."""
         connection.execute(self._insert(table, ()), values)
 
     def upsert(self, connection: sa.Connection, table: sa.Table, **values: Any) -> None:
-        """A row; one with its key takes these values."""
+        """Inserts a row; an existing row with its key takes these values."""
         key = table.primary_key.columns
         connection.execute(self._insert(table, tuple(name for name in values if name not in key)), values)
 
     def _insert(self, table: sa.Table, changed: tuple[str, ...]) -> Any:
-        """The statement, made once: for each row anew it takes longer than the row's writing."""
-        known = table.name, changed
-        if known not in self._statements:
+        """Returns the statement, made once: making it anew for each row takes longer than writing the row."""
+        statement = table.name, changed
+        if statement not in self._statements:
             insert = INSERTS[self._engine.dialect.name](table)
             new = {name: insert.excluded[name] for name in changed}
             key = table.primary_key.columns.keys()
-            self._statements[known] = (
+            self._statements[statement] = (
                 insert.on_conflict_do_update(index_elements=key, set_=new)
                 if changed
                 else insert.on_conflict_do_nothing()
             )
-        return self._statements[known]
+        return self._statements[statement]
 
     @contextlib.contextmanager
     def _errors_in_words(self) -> Iterator[None]:
@@ -96,17 +96,17 @@ class Database:
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of a SQLite file."""
+    """Returns the URL of a SQLite file."""
     return f"sqlite:///{path.resolve()}"
 
 
-def same_database(url: str, other: str) -> bool:
-    """Whether two URLs are of one database."""
-    return url == other or _normal(url) == _normal(other)
+def same_database(first_url: str, second_url: str) -> bool:
+    """Tells whether two URLs are of one database."""
+    return first_url == second_url or _normal(first_url) == _normal(second_url)
 
 
 def trouble(url: str, error: Exception) -> str:
-    """What is wrong with a database, and what would work."""
+    """Says what is wrong with a database, and what would work."""
     reason = str(getattr(error, "orig", None) or error).splitlines()[0]
     if "locked" in reason:
         remedy = "another process holds it: wait for that to end, or stop it"
@@ -128,7 +128,7 @@ def trouble(url: str, error: Exception) -> str:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown."""
+    """Returns the URL as it may be shown."""
     try:
         return sa.engine.make_url(url).render_as_string(hide_password=True)
     except ArgumentError:
@@ -136,7 +136,7 @@ def without_password(url: str) -> str:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What SQLAlchemy needs to know: SQLite waits for a lock, others check their connections."""
+    """Returns what SQLAlchemy needs to know: SQLite waits for a lock, other databases check their connections."""
     if url.startswith("sqlite"):
         return {"connect_args": {"timeout": SQLITE_TIMEOUT_SECONDS}}
     return {"pool_pre_ping": True}
@@ -147,7 +147,7 @@ def _with_foreign_keys(connection: Any, _: object) -> None:
 
 
 def _one_at_a_time(connection: sa.Connection) -> None:
-    """Until the transaction ends, another process that would make tables waits."""
+    """Lets other processes that would make tables wait until the transaction ends."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     else:
@@ -155,7 +155,7 @@ def _one_at_a_time(connection: sa.Connection) -> None:
 
 
 def _normal(url: str) -> str:
-    """With a SQLite file by its real path."""
+    """Returns the URL, with a SQLite file by its real path."""
     try:
         parsed = sa.engine.make_url(url)
     except ArgumentError:

@@ -33,7 +33,7 @@ from trials.storage.schema import (
 from trials.study_record import Comparison
 
 IN_TABLES: Any = {"job": True, "attempts": True, "plan": {"summary"}}
-"""Of a record, what has tables of its own; all else is JSON in the trial's row."""
+"""Parts of a record that have tables of their own; all else is JSON in the trial's row."""
 
 
 class Setting(Value):
@@ -44,12 +44,12 @@ class Setting(Value):
     log: str
     """Fingerprint of the prepared log."""
     features: dict[str, Any]
-    """What models see of it."""
+    """Inputs that models see of the log."""
     seed: int
     version: int
     """Version of training, a part of every job."""
     cluster: dict[str, Any]
-    """What trials are planned for."""
+    """Cluster that trials are planned for."""
 
 
 class Ledger:
@@ -67,14 +67,14 @@ class Ledger:
         self._setting: Setting | None = None
         self._cluster = ""
         self._written: set[str] = set()
-        """Jobs and plans that are known to be there."""
+        """Keys of jobs and plans that are known to be there."""
 
     def close(self) -> None:
         """Releases the database."""
         self.database.close()
 
     def settle(self, setting: Setting) -> None:
-        """Notes what trials have in common; to be told before one is saved."""
+        """Notes what trials have in common; called before the first trial is saved."""
         cluster, self._cluster = setting.cluster, fingerprint(setting.cluster)
         values = {"directory": setting.directory, "log": setting.log, "seed": setting.seed}
         with self.database.transaction() as connection:
@@ -91,12 +91,12 @@ class Ledger:
                 cluster=json.dumps(cluster),
             )
             new(connection, STUDIES, name=self.study, facts={})
-            own = STUDIES.c.name == self.study
-            connection.execute(sa.update(STUDIES).where(own).values(**values, cluster=self._cluster))
+            this_study = STUDIES.c.name == self.study
+            connection.execute(sa.update(STUDIES).where(this_study).values(**values, cluster=self._cluster))
         self._setting = setting
 
     def facts(self) -> dict[str, Any] | None:
-        """What the study noted of itself (`note_facts`); None for a new study."""
+        """Returns what the study noted of itself (`note_facts`); None for a new study."""
         with self.database.transaction() as connection:
             row = connection.execute(sa.select(STUDIES.c.facts).where(STUDIES.c.name == self.study)).first()
         return dict(row.facts) if row and row.facts else None
@@ -107,24 +107,25 @@ class Ledger:
             self.database.upsert(connection, STUDIES, name=self.study, facts=facts)
 
     def trials(self) -> list[TrialRecord]:
-        """All trials in the order of their numbers."""
+        """Returns all trials in the order of their numbers."""
         with self.database.transaction() as connection:
             return list(read_trials(connection, TRIALS.c.study == self.study).values())
 
     def numbers(self) -> set[int]:
-        """Numbers of all trials."""
+        """Returns the numbers of all trials."""
         with self.database.transaction() as connection:
             return set(connection.scalars(sa.select(TRIALS.c.number).where(TRIALS.c.study == self.study)))
 
     def save(self, record: TrialRecord) -> None:
         """Writes a trial, new or changed."""
         with self.database.transaction() as connection:
-            there = self.write(connection, record)
+            written = self.write(connection, record)
         # only once committed: what a failed transaction wrote is not there
-        self._written |= there
+        self._written |= written
 
     def write(self, connection: sa.Connection, record: TrialRecord) -> set[str]:
-        """The same within a transaction of the caller's; ids of the job and the plan that it makes sure of."""
+        """Writes a trial within a transaction of the caller's; returns the ids of the job and the plan that are
+        now there."""
         if record.job.fingerprint:
             self._write_job(connection, record.job)
         plan = self._write_plan(connection, record)
@@ -139,8 +140,8 @@ class Ledger:
             outcome=record.result.outcome.value,
             record=record.model_dump_json(exclude=IN_TABLES),
         )
-        own = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
-        connection.execute(sa.delete(ATTEMPTS).where(own))
+        of_trial = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
+        connection.execute(sa.delete(ATTEMPTS).where(of_trial))
         key = {"study": self.study, "trial": record.number}
         rows = [key | {"position": i} | attempt.to_dict() for i, attempt in enumerate(record.attempts)]
         if rows:
@@ -165,7 +166,7 @@ class Ledger:
         self._written.add(record.job.fingerprint)
 
     def retrainings(self) -> list[TrialRecord]:
-        """All retrainings of the study, in the order of their numbers."""
+        """Returns all retrainings of the study, in the order of their numbers."""
         query = sa.select(RETRAININGS.c.record, JOBS.c.summary)
         query = query.join(JOBS, RETRAININGS.c.job == JOBS.c.fingerprint)
         query = query.where(RETRAININGS.c.study == self.study).order_by(RETRAININGS.c.number)
@@ -183,19 +184,19 @@ class Ledger:
             rows = [
                 {
                     "study": self.study,
-                    "trial": each.trial,
+                    "trial": comparison.trial,
                     "position": position,
-                    "difference_percent": each.difference_percent,
-                    "better": each.better.value,
-                    "comparison": each.model_dump_json(),
+                    "difference_percent": comparison.difference_percent,
+                    "better": comparison.better.value,
+                    "comparison": comparison.model_dump_json(),
                 }
-                for position, each in enumerate(comparisons)
+                for position, comparison in enumerate(comparisons)
             ]
             if rows:
                 connection.execute(sa.insert(COMPARISONS), rows)
 
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Comparisons of winners with the baseline, by FLOPs."""
+        """Returns the comparisons of winners with the baseline, by FLOPs."""
         query = sa.select(COMPARISONS.c.comparison).where(COMPARISONS.c.study == self.study)
         with self.database.transaction() as connection:
             texts = connection.scalars(query.order_by(COMPARISONS.c.position))
@@ -208,7 +209,7 @@ class Ledger:
             connection.execute(sa.insert(TEST_LOOKS).values(study=self.study, number=number, at=now))
 
     def test_looks(self) -> int:
-        """How often the test split was looked at."""
+        """Returns how often the test split was looked at."""
         query = sa.select(sa.func.count()).select_from(TEST_LOOKS).where(TEST_LOOKS.c.study == self.study)
         with self.database.transaction() as connection:
             return int(connection.execute(query).scalar_one())
@@ -228,7 +229,7 @@ class Ledger:
         )
 
     def _write_plan(self, connection: sa.Connection, record: TrialRecord) -> str | None:
-        """The id of the plan's row: equal plans of a job are one row. None where nothing was planned."""
+        """Returns the id of the plan's row: equal plans of a job are one row. None where nothing was planned."""
         plan = record.plan.summary
         if plan is None:
             return None
@@ -252,14 +253,14 @@ class Ledger:
 
 
 def read_trials(
-    connection: sa.Connection, which: sa.ColumnElement[bool]
+    connection: sa.Connection, condition: sa.ColumnElement[bool]
 ) -> dict[tuple[str, int], TrialRecord]:
-    """Trials put together again, by study and number, in that order."""
-    trials = sa.select(TRIALS, JOBS.c.summary, PLANS.c.plan.label("planned")).where(which)
+    """Returns trials put together again, by study and number, in that order."""
+    trials = sa.select(TRIALS, JOBS.c.summary, PLANS.c.plan.label("planned")).where(condition)
     trials = trials.outerjoin(JOBS, TRIALS.c.job == JOBS.c.fingerprint)
     trials = trials.outerjoin(PLANS, TRIALS.c.plan == PLANS.c.id)
     its = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
-    attempts = sa.select(ATTEMPTS).join(TRIALS, its).where(which).order_by(ATTEMPTS.c.position)
+    attempts = sa.select(ATTEMPTS).join(TRIALS, its).where(condition).order_by(ATTEMPTS.c.position)
     tried: dict[tuple[str, int], list[Attempt]] = {}
     for row in connection.execute(attempts).mappings():
         values = {name: row[name] for name in Attempt.model_fields}
@@ -270,7 +271,7 @@ def read_trials(
 
 
 def _record(row: sa.Row[Any], attempts: Iterable[Attempt]) -> TrialRecord:
-    """A trial's row with what stands in tables of its own."""
+    """Returns a trial's record: its row with what stands in other tables."""
     data = json.loads(row.record)
     if row.summary is not None:
         data["job"] = json.loads(row.summary)

@@ -19,7 +19,7 @@ LOGS = sa.Table(
     sa.Column("fingerprint", _FINGERPRINT, primary_key=True),
     sa.Column("features", sa.Text, nullable=False),
 )
-"""A prepared log and the features that models see of it (JSON)."""
+"""Prepared logs and the features that models see of them (JSON)."""
 
 CLUSTERS = sa.Table(
     "dhen_cluster",
@@ -31,7 +31,8 @@ CLUSTERS = sa.Table(
     sa.Column("rank_memory_bytes", sa.BigInteger, nullable=False),
     sa.Column("cluster", sa.Text, nullable=False),
 )
-"""What candidates are planned for; `ranks` are those of all hosts; `cluster` is the whole of it (JSON)."""
+"""Clusters that candidates are planned for; `ranks` are those of all hosts; `cluster` is the whole description
+(JSON)."""
 
 STUDIES = sa.Table(
     "dhen_study",
@@ -43,7 +44,7 @@ STUDIES = sa.Table(
     sa.Column("seed", sa.BigInteger),
     sa.Column("facts", sa.JSON, nullable=False),
 )
-"""`facts` is what the study noted of itself (JSON)."""
+"""Studies; `facts` is what a study noted of itself (JSON)."""
 
 JOBS = sa.Table(
     "dhen_job",
@@ -54,7 +55,7 @@ JOBS = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("summary", sa.Text, nullable=False),
 )
-"""What is trained; `summary` is a `JobSummary` (JSON), with its log's features the whole `Job`."""
+"""Jobs; `summary` is a `JobSummary` (JSON), with its log's features the whole `Job`."""
 
 PLANS = sa.Table(
     "dhen_plan",
@@ -68,7 +69,8 @@ PLANS = sa.Table(
     sa.Column("predicted_step_seconds", sa.Float),
     sa.Column("plan", sa.Text, nullable=False),
 )
-"""A job on a cluster: the strategy chosen and what it is to take; `plan` is itemised (JSON).
+"""Plans of a job on a cluster: the strategy chosen and what it is to take; `plan` is itemised (JSON). A job may
+have several: what ran out of memory makes later plans leave more room.
 
 There may be several: what ran out of memory makes later plans leave more room."""
 
@@ -83,7 +85,7 @@ TRIALS = sa.Table(
     sa.Column("outcome", sa.String(32), nullable=False),
     sa.Column("record", sa.Text, nullable=False),
 )
-"""No job where the point gives no model."""
+"""Trials; one has no job where the point gives no model."""
 
 ATTEMPTS = sa.Table(
     "dhen_attempt",
@@ -141,7 +143,8 @@ WEIGHTS = sa.Table(
     sa.Column("modified_ns", sa.BigInteger, nullable=False),
     sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
 )
-"""By what a trained trial's file of weights is known again, should it still lie in the study's directory."""
+"""Stamps of weights files, by which a trained trial's file is known again, should it still lie in the study's
+directory."""
 
 TEST_LOOKS = sa.Table(
     "dhen_test_look",

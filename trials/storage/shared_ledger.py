@@ -1,4 +1,4 @@
-"""A ledger that several studies share: what one has trained, the others find there by the job's fingerprint.
+"""A ledger that several studies share: what one study has trained, the others find there by the job's fingerprint.
 
 It has the tables of a study's own (`trials.storage.schema`), filled from it: each trial that was trained,
 once it has ended and the study's own ledger has it. A study that uses its own database as the shared one has
@@ -20,19 +20,20 @@ from trials.storage.schema import ATTEMPTS, STUDIES, TRIALS, WEIGHTS
 
 
 class FileStamp(NamedTuple):
-    """Size and time of a file, by which it is known again: another training in the same place has another."""
+    """Size and time of a file, by which it is known again: another training in the same place has another
+    stamp."""
 
     size_bytes: int
     modified_ns: int
 
     @classmethod
     def of(cls, state: os.stat_result) -> FileStamp:
-        """The stamp of a file."""
+        """Returns the stamp of a file."""
         return cls(state.st_size, state.st_mtime_ns)
 
 
 class SharedLedger:
-    """What one study tells others, and asks of them."""
+    """What one study tells the other studies, and asks of them."""
 
     def __init__(self, url: str, own: Ledger, key: str, setting: Setting) -> None:
         """`own` is the study's own ledger, `key` its name in the shared one.
@@ -51,7 +52,7 @@ class SharedLedger:
             self._ledger.close()
 
     def published(self) -> set[int]:
-        """Numbers of this study's trials that others can find."""
+        """Returns the numbers of this study's trials that others can find."""
         return self._ledger.numbers()
 
     def publish(self, record: TrialRecord, weights: Path) -> None:
@@ -66,24 +67,26 @@ class SharedLedger:
                 database.upsert(connection, WEIGHTS, **key, **stamp)
 
     def finished(self, fingerprint: str) -> list[tuple[TrialRecord, StudyTrial]]:
-        """Trials of other studies that have completed this job, and where each was trained."""
+        """Returns the trials of other studies that have completed this job, and where each was trained."""
         tried = ATTEMPTS.alias()
         its = (tried.c.study == TRIALS.c.study) & (tried.c.trial == TRIALS.c.number)
         trained = sa.exists().where(its, tried.c.outcome == Outcome.COMPLETED.value).correlate(TRIALS)
         completed = TRIALS.c.outcome == Outcome.COMPLETED.value
-        which = (TRIALS.c.job == fingerprint) & (TRIALS.c.study != self._ledger.study) & completed & trained
+        condition = (
+            (TRIALS.c.job == fingerprint) & (TRIALS.c.study != self._ledger.study) & completed & trained
+        )
         with self._ledger.database.transaction() as connection:
-            found = read_trials(connection, which)
-            names = {study for study, _ in found}
+            trials = read_trials(connection, condition)
+            names = {study for study, _ in trials}
             studies = sa.select(STUDIES.c.name, STUDIES.c.directory).where(STUDIES.c.name.in_(names))
             directories = {row.name: row.directory for row in connection.execute(studies)}
         return [
             (record, StudyTrial(study=study, directory=directories[study], trial=number))
-            for (study, number), record in found.items()
+            for (study, number), record in trials.items()
         ]
 
     def weights_stamp(self, origin: StudyTrial) -> FileStamp | None:
-        """The stamp of the weights that a training left."""
+        """Returns the stamp of the weights that a training left."""
         its = (WEIGHTS.c.study == origin.study) & (WEIGHTS.c.trial == origin.trial)
         with self._ledger.database.transaction() as connection:
             row = connection.execute(

@@ -21,7 +21,7 @@ def save_weights(weights: Weights, path: Path) -> None:
 
 
 def read_weights(path: Path) -> Weights:
-    """A file's weights.
+    """Reads a file's weights.
 
     Raises:
         UserError: when the file is missing or damaged.

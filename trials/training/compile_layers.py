@@ -1,4 +1,5 @@
-"""Whether compiling a model's repeated layers pays for the steps that are left, and doing it where it does.
+"""Finds out whether compiling a model's repeated layers pays for the steps that are left, and compiles them where
+it does.
 
 Decided after a few steps of the real training, whose time is the one number that cannot be known before.
 On a CPU it never pays: compiled layers took as long as eager ones or up to five times as long, and 10 to 40
@@ -13,11 +14,12 @@ import torch
 from torch import nn
 
 CALIBRATION_STEPS = 50
-"""Eager steps after which is decided; the first ones, which also warm up, are part of the mean."""
+"""Number of eager steps after which is decided; the first ones, which also warm up, are part of the mean."""
 COMPILE_SECONDS_PER_LAYER = 10.0
-"""Forward and backward of one DHEN layer (10 to 40 s for two to four layers; 2 cores, CPU, 2026-11-21)."""
+"""Seconds to compile forward and backward of one DHEN layer (10 to 40 s for two to four layers; 2 cores, CPU,
+2026-11-21)."""
 SPEEDUP = 1.3
-"""Eager over compiled step time on an accelerator. Unverified."""
+"""Ratio of eager to compiled step time on an accelerator. Unverified."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +27,19 @@ class BreakEven:
     """What compiling costs and saves."""
 
     layers: int
-    """That would be compiled."""
+    """Number of layers that would be compiled."""
     step_seconds: float
-    """Of an eager step."""
+    """Seconds of an eager step."""
     steps_left: int
 
     @property
     def compile_seconds(self) -> float:
-        """Until all layers are compiled."""
+        """Seconds until all layers are compiled."""
         return COMPILE_SECONDS_PER_LAYER * self.layers
 
     @property
     def steps(self) -> float:
-        """From which on compiling has paid."""
+        """Number of steps from which on compiling has paid."""
         return self.compile_seconds / (self.step_seconds * (1.0 - 1.0 / SPEEDUP))
 
     @property
@@ -46,7 +48,7 @@ class BreakEven:
         return self.layers > 0 and self.steps_left > self.steps
 
     def sentence(self) -> str:
-        """For people."""
+        """Says for people what was decided and why."""
         verdict = "compiling the layers" if self.pays else "not compiling"
         return (
             f"torch.compile: about {self.compile_seconds:,.0f} s to compile, paid back after {self.steps:,.0f} "
@@ -59,9 +61,9 @@ def compile_if_it_pays(model: nn.Module, step_seconds: float, steps_left: int) -
     if next(model.parameters()).device.type == "cpu":
         return "torch.compile: not on a CPU, where it gained nothing"
     layers = getattr(model, "layers", nn.ModuleList())
-    found = BreakEven(layers=len(layers), step_seconds=step_seconds, steps_left=steps_left)
-    if found.pays:
+    break_even = BreakEven(layers=len(layers), step_seconds=step_seconds, steps_left=steps_left)
+    if break_even.pays:
         torch._dynamo.config.suppress_errors = True  # a layer that cannot be compiled goes on eagerly
         for layer in layers:
             layer.compile(dynamic=False)
-    return found.sentence()
+    return break_even.sentence()

@@ -42,7 +42,7 @@ from trials.training.evaluation import Keep, eval_rows, evaluate_over_ranks
 
 LOG = logging.getLogger(__name__)
 TABLES = "features.tables."
-"""What the names of a model's tables begin with."""
+"""Prefix of the names of a model's tables."""
 
 
 class DistributedStep:
@@ -62,10 +62,10 @@ class DistributedStep:
 
         Args:
             model: in fp32, best in host memory: of its tables only this rank's part goes to the device.
-            job: its schema, and its resolved training configuration.
+            job: the model's schema, and its resolved training configuration.
             strategy: how the dense part is held; `fully_shard` needs a process group on one rank too.
-            ranks: of the default process group.
-            cluster: for which the tables are placed and gradients cut into buckets; None for this machine.
+            ranks: the ranks of the default process group.
+            cluster: the cluster for which tables are placed and gradients cut into buckets; None for this machine.
             where: this process's device.
         """
         config = job.training
@@ -103,7 +103,8 @@ class DistributedStep:
         return executed_strategy(self._dense)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """One update; returns this rank's loss, detached, whose mean over ranks is that of the global batch."""
+        """Runs one update; returns this rank's loss, detached, whose mean over ranks is that of the global
+        batch."""
         embeddings = self._lookup(batch.features)
         inputs = DenseInputs(embeddings, batch.features.numeric_BK)
         weight = batch.size * self._ranks.world / self._batch_size
@@ -115,7 +116,7 @@ class DistributedStep:
         return loss
 
     def scale_learning_rates(self, dense: float, tables: float) -> float:
-        """Sets learning rates to multiples of the configured ones; the dense part's, for the record."""
+        """Sets learning rates to multiples of the configured ones; returns the dense part's, for the record."""
         if self._tables is not None:
             self._tables.scale_learning_rate(tables)
         for group in self._engine.optimizer.param_groups:
@@ -128,39 +129,41 @@ class DistributedStep:
             self._tables.settle()
 
     def is_finite(self) -> bool:
-        """Whether no dense weight of any rank is NaN or infinite; the same on all."""
+        """Tells whether no dense weight of any rank is NaN or infinite; the same on all ranks."""
         return all_agree(self._ranks, self._engine.is_finite())
 
     def evaluate(self, log: PreparedLog, split_name: str, keep: Keep | None = None) -> Metrics:
-        """On a split of the log, by all ranks; the same on all. `keep` is given the logits on the first.
+        """Evaluates on a split of the log, by all ranks; the same on all. `keep` is given the logits on the first.
 
-        Where memory is short, no more rows at a time than were planned for.
+        Where memory is short, it runs no more rows at a time than were planned for.
         """
         self._model.eval()
         most = eval_rows(self._model)
         rows = min(self._micro_batch, most) if self._short else most
-        found = evaluate_over_ranks(self._score, log, split_name, self._ranks, rows, keep)
+        metrics = evaluate_over_ranks(self._score, log, split_name, self._ranks, rows, keep)
         self._model.train()
-        return found
+        return metrics
 
     def weights(self) -> Weights:
-        """A copy of the plain model's weights on the CPU, in fp32; on rank 0, others have nothing."""
-        found = self._engine.weights()
+        """Returns a copy of the plain model's weights on the CPU, in fp32; on rank 0, empty on others."""
+        weights = self._engine.weights()
         if self._tables is not None:
             whole = self._tables.full_weights() or {}
-            found |= {f"{TABLES}{name}": weight for name, weight in whole.items()}
-        return found
+            weights |= {f"{TABLES}{name}": weight for name, weight in whole.items()}
+        return weights
 
     def dense_state(self) -> dict[str, FlatPieces]:
-        """Of this rank, for `trials.checkpoint.checkpointer`, to save or to load into."""
+        """Returns this rank's dense state for `trials.checkpoint.checkpointer`, to save or to load into."""
         return self._engine.state()
 
     def table_state(self, saved: Collection[str] | None = None) -> State:
-        """Of this rank, to save; to load, what it needs of a checkpoint that has these keys."""
+        """Returns this rank's tables, to save them; with `saved`, what it needs of a checkpoint that has these
+        keys."""
         return self._tables.state_dict(saved) if self._tables is not None else {}
 
     def restored(self, tables: State, steps: int) -> None:
-        """After `dense_state()` and `table_state(saved)` were loaded into, as they were after so many steps."""
+        """Takes over what was loaded into `dense_state()` and `table_state(saved)`, as they were after so many
+        steps."""
         self._engine.restored(steps)
         if self._tables is not None:
             self._tables.load_state_dict(tables)
@@ -174,23 +177,25 @@ class DistributedStep:
 
 
 def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) -> Strategy:
-    """With no more micro-batches than the rank with the fewest has examples: all need equally many."""
+    """Returns the strategy with no more micro-batches than the rank with the fewest has examples: all ranks need
+    equally many."""
     most = batch_size // ranks.world
     return strategy.replace(micro_batches=min(strategy.micro_batches, most))
 
 
 def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:
-    """With these ranks; rank 0's of this machine, so that all place tables alike, where none is given."""
+    """Returns the cluster with these ranks; where none is given, rank 0's of this machine, so that all place
+    tables alike."""
     if cluster is None:
-        found = [this_machine() if ranks.first else None]
-        dist.broadcast_object_list(found)
-        cluster = found[0]
+        measured = [this_machine() if ranks.first else None]
+        dist.broadcast_object_list(measured)
+        cluster = measured[0]
         assert cluster is not None
     return cluster.replace(hosts=ranks.hosts, gpus_per_host=ranks.gpus_per_host)
 
 
 def _bucket_bytes(cluster: Cluster | None, ranks: Ranks) -> int:
-    """As the plan's step time takes them to be."""
+    """Returns the size of buckets, as the plan's step time takes it to be."""
     if cluster is None:
         return BUCKET_BYTES
     return collectives(cluster, ranks.hosts, ranks.gpus_per_host).bucket_bytes()

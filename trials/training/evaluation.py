@@ -25,13 +25,15 @@ from trials.ranks import Ranks
 from trials.record import Metrics
 
 EVAL_BATCH = 8192
-"""Rows a forward pass without gradients; large enough that a pass's fixed costs vanish."""
+"""Rows per forward pass without gradients; large enough that a pass's fixed costs vanish."""
 Keep = Callable[[Tensor], None]
-"""Is given the logits (N) of all rows in order, fp32 and not corrected, before metrics are made of them."""
+"""A function that is given the logits (N) of all rows in order, fp32 and not corrected, before metrics are made of
+them."""
 
 
 def eval_rows(model: nn.Module) -> int:
-    """Rows a forward pass; of a network of several members, each of which computes them all, fewer."""
+    """Returns the rows per forward pass; fewer for a network of several members, each of which computes all
+    rows."""
     return max(1, EVAL_BATCH // getattr(model, "members", 1))
 
 
@@ -42,7 +44,7 @@ def evaluate(
     batch_size: int | None = None,
     keep: Keep | None = None,
 ) -> Metrics:
-    """Metrics on a split of the log, corrected for negative sampling where its schema states a rate.
+    """Returns metrics on a split of the log, corrected for negative sampling where its schema states a rate.
 
     `batch_size` rows go forward at a time, `eval_rows` where not given. The model computes in the precision that
     its dense part has (`trials.optim.master_weights.compute_in`).
@@ -56,7 +58,7 @@ def evaluate(
 
 
 def logit_metrics(logit_N: Tensor, split: Split, log: PreparedLog) -> Metrics:
-    """Metrics of logits of all rows of a split of the log, not corrected for negative sampling so far."""
+    """Returns metrics of logits of all rows of a split of the log, not corrected for negative sampling so far."""
     return _metrics(_probabilities(logit_N), split, log)
 
 
@@ -78,13 +80,13 @@ def evaluate_over_ranks(
     batch_size: int = EVAL_BATCH,
     keep: Keep | None = None,
 ) -> Metrics:
-    """The same, by all ranks together and equal on all; a collective.
+    """Evaluates on a split by all ranks together, equal on all; a collective.
 
     Args:
         score: logit_B of examples on this process's device; every rank calls it equally often.
-        log: as all ranks have it.
-        split_name: of the log.
-        ranks: with a process group where there are several.
+        log: the log, the same on all ranks.
+        split_name: name of a split of the log.
+        ranks: the ranks, with a process group where there are several.
         batch_size: rows of a rank that go forward at a time, at most.
         keep: is given the logits on the first rank.
 
@@ -94,14 +96,14 @@ def evaluate_over_ranks(
     split = log.split(split_name)
     logit_N = joined(ranks, _logits(score, split, ranks, batch_size), _part_sizes(split.rows, ranks))
     if logit_N is None:
-        return _told(ranks, None, split.rows)
+        return _on_all_ranks(ranks, None, split.rows)
     if keep is not None:
         keep(logit_N)
-    return _told(ranks, logit_metrics(logit_N, split, log), split.rows)
+    return _on_all_ranks(ranks, logit_metrics(logit_N, split, log), split.rows)
 
 
 def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks, batch_size: int) -> Tensor:
-    """Of this rank's part, fp32, in as many batches as any other rank's."""
+    """Returns the logits of this rank's part, fp32, in as many batches as any other rank's."""
     sizes = _part_sizes(split.rows, ranks)
     if min(sizes) == 0:
         raise UserError(
@@ -117,8 +119,8 @@ def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks,
 
 
 def _part_sizes(rows: int, ranks: Ranks) -> list[int]:
-    parts = (rank_slice(rows, rank, ranks.world) for rank in range(ranks.world))
-    return [part.stop - part.start for part in parts]
+    slices = (rank_slice(rows, rank, ranks.world) for rank in range(ranks.world))
+    return [rows_of_rank.stop - rows_of_rank.start for rows_of_rank in slices]
 
 
 def _probabilities(logit_N: Tensor) -> NDArray[np.float64]:
@@ -131,8 +133,8 @@ def _metrics(p: NDArray[np.float64], split: Split, log: PreparedLog) -> Metrics:
     return evaluate_predictions(undo_negative_sampling(p, rate), label, example_weights(split, rate))
 
 
-def _told(ranks: Ranks, metrics: Metrics | None, rows: int) -> Metrics:
-    """Rank 0's, on all."""
-    known = (metrics.ne, metrics.log_loss, metrics.auc, metrics.calibration) if metrics else (0.0,) * 4
-    ne, log_loss, auc, calibration = as_first(ranks, list(known))
+def _on_all_ranks(ranks: Ranks, metrics: Metrics | None, rows: int) -> Metrics:
+    """Returns rank 0's metrics, on all ranks."""
+    values = (metrics.ne, metrics.log_loss, metrics.auc, metrics.calibration) if metrics else (0.0,) * 4
+    ne, log_loss, auc, calibration = as_first(ranks, list(values))
     return Metrics(ne=ne, log_loss=log_loss, auc=auc, calibration=calibration, examples=rows)

@@ -37,20 +37,21 @@ from trials.job import Job
 from trials.serving_limits import ForwardTime, ServingConfig
 
 REQUESTS = 8
-"""Different ones at most, taken in turn."""
+"""Number of different requests at most, taken in turn."""
 WARM_UP, FEWEST = 3, 7
-"""Requests before the clock counts, and that it counts at least."""
+"""Number of requests before the clock counts, and the least number that it counts."""
 BUDGET_SECONDS = 0.2
-"""Of counted requests, where the fewest take less."""
+"""Seconds of counted requests, where the least number takes less."""
 
 
 def candidate_time(job: Job, log: PreparedLog, serving: ServingConfig) -> ForwardTime:
-    """Of a job's model with fresh weights, on validation rows of its log."""
+    """Returns the forward time of a job's model with fresh weights, on validation rows of its log."""
     return forward_time(build_model(job.model, job.features), log.split("validation").inputs, serving)
 
 
 def forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -> ForwardTime:
-    """Of a model on these rows, which are repeated where they are fewer than a request has.
+    """Returns the forward time of a model on these rows, which are repeated where they are fewer than a request
+    has.
 
     The model is left in evaluation mode on the device that scores here.
     """
@@ -84,12 +85,12 @@ def _measured(once: Callable[[], float]) -> list[float]:
 
 
 def _undisturbed(seconds: list[float]) -> float:
-    """The first decile."""
+    """Returns the first decile."""
     return sorted(seconds)[len(seconds) // 10]
 
 
 def _requests(rows: EncodedRows, batch: int) -> list[FeatureBatch]:
-    """One after another in the order of the rows, and from the first again."""
+    """Yields requests one after another in the order of the rows, and from the first again."""
     count = rows.rows
     return [
         feature_batch(rows.take((np.arange(batch) + start * batch) % count))

@@ -56,7 +56,7 @@ class TrainStep:
         return Strategy()
 
     def __call__(self, batch: Batch) -> Tensor:
-        """One update; returns the batch's loss, detached."""
+        """Runs one update; returns the batch's loss, detached."""
         if self._lazy:
             self._catch_up(batch)
         loss = cross_entropy(self.model(batch.features), batch.label_B, batch.weight_B)
@@ -70,7 +70,7 @@ class TrainStep:
         return loss.detach()
 
     def scale_learning_rates(self, dense: float, tables: float) -> float:
-        """Sets learning rates to multiples of the configured ones; the dense part's, for the record."""
+        """Sets learning rates to multiples of the configured ones; returns the dense part's, for the record."""
         rates = zip(self._optimizers, self._initial_rates, strict=True)
         for (optimizer, rate), factor in zip(rates, (dense, tables), strict=False):
             optimizer.param_groups[0]["lr"] = rate * factor
@@ -86,29 +86,32 @@ class TrainStep:
         return bool(self._master.flat.isfinite().all())
 
     def weights(self) -> Weights:
-        """A copy of the model's weights on the CPU, in fp32."""
+        """Returns a copy of the model's weights on the CPU, in fp32."""
         return {name: tensor.float() for name, tensor in self._master.weights().items()}
 
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
-        """On a split of the log; under a declared memory with no more rows at a time than training has."""
+        """Evaluates on a split of the log; under a declared memory with no more rows at a time than training
+        has."""
         most = eval_rows(self.model)
         rows = min(self._batch_size or most, most) if is_counted() else most
         return evaluate(self.model, log, split_name, rows)
 
     def dense_state(self) -> dict[str, FlatPieces]:
-        """Weights and AdamW's moments, for `trials.checkpoint.checkpointer`, to save or to load into."""
+        """Returns weights and AdamW's moments, for `trials.checkpoint.checkpointer`, to save or to load into."""
         flat = self._master.flat
-        held = {"weight": flat.detach()} | moments(self._dense, flat)
-        return {name: FlatPieces(flat.numel(), (Piece(0, values),)) for name, values in held.items()}
+        vectors = {"weight": flat.detach()} | moments(self._dense, flat)
+        return {name: FlatPieces(flat.numel(), (Piece(0, values),)) for name, values in vectors.items()}
 
     def table_state(self, saved: Collection[str] | None = None) -> State:
-        """The tables' weights and optimizer state, to save; to load, what to take of a checkpoint's keys."""
+        """Returns the tables' weights and optimizer state, to save; with `saved`, what to take of a checkpoint's
+        keys."""
         self.settle()
         blocks = state_of(self._held()) if saved is None else state_to_load(saved, self._held())
         return blocks | (self._sparse.progress(saved) if self._sparse is not None else {})
 
     def restored(self, tables: State, steps: int) -> None:
-        """After `dense_state()` and `table_state(saved)` were loaded into, as they were after so many steps."""
+        """Takes over what was loaded into `dense_state()` and `table_state(saved)`, as they were after so many
+        steps."""
         set_steps(self._dense, self._master.flat, steps)
         self._master.publish()
         load_state(tables, self._held())

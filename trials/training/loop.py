@@ -47,7 +47,7 @@ from trials.training.weight_average import WeightAverage
 
 LOG = logging.getLogger(__name__)
 FINITE_CHECK_STEPS = 25
-"""Losses are checked in groups, so that an accelerator is not made to wait at every step."""
+"""Steps whose losses are checked together, so that an accelerator is not made to wait at every step."""
 ONE_RANK, PLAIN_DP = Ranks(), Strategy()
 
 
@@ -67,27 +67,27 @@ class Step(Resumable, Protocol):
         """The strategy that the model is held with, read from what wraps it."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        """One update on this rank's slice; its loss, whose mean over ranks is the batch's."""
+        """Runs one update on this rank's slice; returns its loss, whose mean over ranks is the batch's."""
 
     def scale_learning_rates(self, dense: float, tables: float) -> float:
-        """Sets learning rates to multiples of the configured ones; the dense part's, for the record."""
+        """Sets learning rates to multiples of the configured ones; returns the dense part's, for the record."""
 
     def settle(self) -> None:
         """Brings all table rows up to date."""
 
     def is_finite(self) -> bool:
-        """Whether no dense weight is NaN or infinite; the same on all ranks."""
+        """Tells whether no dense weight is NaN or infinite; the same on all ranks."""
 
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
-        """On a split of the log; the same on all ranks."""
+        """Evaluates on a split of the log; the same on all ranks."""
 
     def weights(self) -> Weights:
-        """A copy of the model's weights on the CPU, in fp32; on rank 0, others have nothing."""
+        """Returns a copy of the model's weights on the CPU, in fp32; on rank 0, empty on others."""
 
 
 @dataclass
 class _Run:
-    """What a training is made of."""
+    """The parts and the state of one training."""
 
     job: Job
     log: PreparedLog
@@ -98,18 +98,18 @@ class _Run:
     progress_seconds: float
     state: TrainingState
     losses: list[Tensor] = field(default_factory=list)
-    """Of the steps since the last check."""
+    """Losses of the steps since the last check."""
     best_weights: Weights | None = None
     average: WeightAverage | None = None
 
     @property
     def rows(self) -> int:
-        """Of a pass."""
+        """Number of rows of a pass."""
         return self.job.training.rows_used(self.log.manifest.rows["train"])
 
     @property
     def total_examples(self) -> int:
-        """Of all passes."""
+        """Number of examples of all passes."""
         assert self.job.training.epochs is not None
         return self.job.training.epochs * self.rows
 
@@ -134,18 +134,18 @@ def train(
     `Diverged` at the end.
 
     Args:
-        job: resolved.
-        log: its log.
-        emit: takes events; of several ranks, the first one's count.
+        job: the job, resolved.
+        log: the job's log.
+        emit: takes events; of several ranks, the first rank's count.
         keep: takes the best weights.
         start_from: other weights of the same model to begin with in place of fresh ones.
-        progress_seconds: between two `Progress`.
-        ranks: several need a default process group that all have joined, and call this alike.
+        progress_seconds: seconds between two `Progress`.
+        ranks: the ranks; several need a default process group that all have joined, and call this alike.
         strategy: how the model is held.
-        cluster: for which it was planned.
+        cluster: the cluster for which the job was planned.
         resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
             evaluations it had once more; new ones are made in it, and removed when the training has ended.
-        checkpoint_seconds: of training that may be lost; 0 for as few as can be.
+        checkpoint_seconds: seconds of training that may be lost; 0 for as few checkpoints as can be.
 
     Raises:
         UserError: for a checkpoint of another job, or a split with fewer rows than there are ranks.
@@ -191,7 +191,8 @@ def _fresh_step(
     strategy: Strategy,
     cluster: Cluster | None,
 ) -> Step:
-    """Weights follow from the seed, alike on all ranks; what dropout draws differs from rank to rank."""
+    """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
+    rank."""
     torch.manual_seed(job.seed)
     with on_host():
         model = build_model(job.model, job.features).train()
@@ -222,7 +223,7 @@ def _trained(state: TrainingState, config: TrainingConfig) -> Trained:
 
 
 def _train(run: _Run) -> None:
-    """Steps and evaluations until the passes are over or validation no longer improves."""
+    """Runs steps and evaluations until the passes are over or validation no longer improves."""
     config, state, step = run.job.training, run.state, run.step
     assert config.evaluate_every is not None
     assert config.batch_size is not None
@@ -291,13 +292,13 @@ def _train(run: _Run) -> None:
 
 
 def _save(run: _Run, began: float) -> float:
-    """A checkpoint; the seconds it took."""
+    """Saves a checkpoint; returns the seconds it took."""
     run.state.seconds = time.perf_counter() - began
     return run.checkpoints.save(run.step, run.state, run.best_weights, run.average)
 
 
 def _consider_compiling(run: _Run, seconds: float) -> None:
-    """After the first steps; what was decided is in the rank's log."""
+    """Decides on compiling after the first steps; what was decided is in the rank's log."""
     assert run.job.training.batch_size is not None
     if isinstance(run.step, TrainStep):
         steps_left = (run.total_examples - run.state.examples) // run.job.training.batch_size
@@ -305,22 +306,27 @@ def _consider_compiling(run: _Run, seconds: float) -> None:
 
 
 def _rate_factor(config: TrainingConfig, state: TrainingState, total_examples: int) -> float:
-    """What learning rates are multiplied by at the next step: by schedule, and by plateaus so far."""
-    done = state.examples / total_examples
-    left = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 + 0.5 * math.cos(math.pi * done)}
-    return left[config.schedule] * state.rate_factor
+    """Returns what learning rates are multiplied by at the next step: by schedule, and by plateaus so far."""
+    share_done = state.examples / total_examples
+    factors = {
+        "constant": 1.0,
+        "linear": 1.0 - share_done,
+        "cosine": 0.5 + 0.5 * math.cos(math.pi * share_done),
+    }
+    return factors[config.schedule] * state.rate_factor
 
 
 def _warmup(config: TrainingConfig, state: TrainingState, total_examples: int) -> float:
-    """What the dense learning rate is multiplied by beside that: a share that rises to 1 with the examples."""
+    """Returns the warm-up's factor of the dense learning rate: a share that rises to 1 with the examples."""
     assert config.batch_size is not None
-    seen = state.examples + config.batch_size  # with this step's
+    examples_seen = state.examples + config.batch_size  # with this step's
     over = config.warmup_examples or config.warmup_share * total_examples
-    return min(1.0, seen / over) if over else 1.0
+    return min(1.0, examples_seen / over) if over else 1.0
 
 
 def _evaluate(run: _Run) -> tuple[Metrics, bool]:
-    """On validation, the weights as they are; or their mean over the last evaluations, and True, where better."""
+    """Evaluates on validation: the weights as they are, or, with True, their mean over the last evaluations where
+    better."""
     validation = run.step.evaluate(run.log, "validation")
     if run.average is None:
         return validation, False
@@ -333,7 +339,7 @@ def _evaluate(run: _Run) -> tuple[Metrics, bool]:
 
 
 def _judge(run: _Run, point: CurvePoint) -> bool:
-    """Keeps the best weights, lowers learning rates on a plateau; True where training should end."""
+    """Keeps the best weights, lowers learning rates on a plateau; returns True where training should end."""
     state, config = run.state, run.job.training
     state.curve.append(point)
     state.loss_sum, state.loss_steps = 0.0, 0
@@ -348,12 +354,12 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
 
 
 def _weights_of(run: _Run, point: CurvePoint) -> AbstractContextManager[None]:
-    """Inside, the step has the weights that were found to be better at this evaluation."""
+    """Puts into the step, inside, the weights that were found to be better at this evaluation."""
     return run.average.in_place(run.state.steps) if run.average and point.averaged else nullcontext()
 
 
 def _note_loss(run: _Run, loss: Tensor) -> bool:
-    """True where losses were checked."""
+    """Notes a loss; returns True where losses were checked."""
     run.losses.append(loss)
     if len(run.losses) < FINITE_CHECK_STEPS:
         return False
@@ -366,9 +372,9 @@ def _check_losses(run: _Run) -> None:
     if not run.losses:
         return
     losses = mean_over(run.ranks, torch.stack(run.losses)).tolist()
-    first = run.state.steps - len(losses) + 1
+    first_step = run.state.steps - len(losses) + 1
     run.losses.clear()
-    for step, loss in enumerate(losses, start=first):
+    for step, loss in enumerate(losses, start=first_step):
         if not abs(loss) < float("inf"):
             raise DivergenceError(step, loss)
     run.state.loss_sum += sum(losses)
@@ -376,7 +382,7 @@ def _check_losses(run: _Run) -> None:
 
 
 def _epochs(run: _Run) -> Iterator[Batch]:
-    """This rank's batches of all passes, one after another, from where the training stands."""
+    """Yields this rank's batches of all passes, one after another, from where the training stands."""
     config, split = run.job.training, run.log.split("train")
     assert config.epochs is not None
     assert config.batch_size is not None
@@ -396,7 +402,7 @@ def _epochs(run: _Run) -> Iterator[Batch]:
 
 
 def _mark_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the last."""
+    """Yields each batch, and whether it is the last."""
     ahead = itertools.chain(batches, (None,))
     current = next(ahead)
     for following in ahead:

@@ -34,16 +34,16 @@ def score(
     cluster: Cluster | None,
     keep: Keep | None = None,
 ) -> Metrics:
-    """Metrics on a split of the log, the same on all ranks; a collective where there are several.
+    """Returns metrics on a split of the log, the same on all ranks; a collective where there are several.
 
     Args:
-        job: resolved.
-        weights: read by the first rank alone, as hosts need not share a disk.
-        log: the job's.
+        job: the job, resolved.
+        weights: the weights file, read by the first rank alone, as hosts need not share a disk.
+        log: the job's log.
         split: train, validation or test.
-        ranks: that score it together.
+        ranks: the ranks that score the split together.
         strategy: how the model is held.
-        cluster: for which tables are placed.
+        cluster: the cluster for which tables are placed.
         keep: is given the logits of all rows, on the first rank.
 
     Raises:
@@ -61,12 +61,13 @@ def score(
 
 
 def logits_file(folder: Path, split: str) -> Path:
-    """Where a trial's folder keeps its logits (N, fp32, not corrected) of a split, in the order of the log."""
+    """Returns where a trial's folder keeps its logits (N, fp32, not corrected) of a split, in the order of the
+    log."""
     return folder / f"logits.{split}.npy"
 
 
 def keep_logits(path: Path) -> Keep:
-    """Writes them there, whole or not at all."""
+    """Writes logits to their file, whole or not at all."""
 
     def keep(logit_N: Tensor) -> None:
         with atomic_file(path) as temporary, temporary.open("wb") as file:

@@ -23,14 +23,14 @@ from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.memory.limit import on_host
 
 WEIGHT = "weight"
-"""What weights are called in a step's dense state, and before the dot in its table state."""
+"""Name of weights in a step's dense state, and before the dot in its table state."""
 
 
 class WeightAverage:
-    """Of one step's weights; every rank makes the same calls in the same order."""
+    """The average of one step's weights; every rank makes the same calls in the same order."""
 
     def __init__(self, step: Resumable, evaluations: int) -> None:
-        """`evaluations`: K, how many there are at most in the mean."""
+        """`evaluations` is K, how many evaluations' weights there are at most in the mean."""
         self._step = step
         self._noted: deque[dict[str, Tensor]] = deque(maxlen=evaluations)
 
@@ -40,7 +40,7 @@ class WeightAverage:
         return len(self._noted) > 1
 
     def note(self) -> None:
-        """The weights as they are; the step must be settled."""
+        """Takes the weights as they are into the mean; the step must be settled."""
         with on_host():
             self._noted.append(
                 {name: tensor.to("cpu", copy=True) for name, tensor in _held(self._step).items()}
@@ -48,7 +48,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def in_place(self, steps: int) -> Iterator[None]:
-        """Inside, the step, which has made so many updates, has the mean; afterwards what was noted last."""
+        """Gives the step, which has made so many updates, the mean inside; afterwards what was noted last."""
         self._write([*self._noted], steps)
         try:
             yield
@@ -56,27 +56,28 @@ class WeightAverage:
             self._write([self._noted[-1]], steps)
 
     def state(self) -> Iterator[tuple[FlatPieces, dict[str, Tensor]]]:
-        """For a checkpoint: of each in the mean, oldest first, the dense weights and the blocks of the tables."""
+        """Yields for a checkpoint the dense weights and the table parts of each set in the mean, oldest first."""
         dense = self._step.dense_state()[WEIGHT]
         for noted in self._noted:
             pieces = (Piece(start, noted[f"{WEIGHT}{start}"]) for start, _ in dense.pieces)
-            blocks = {name: tensor for name, tensor in noted.items() if name.startswith(f"{WEIGHT}.")}
-            yield FlatPieces(dense.length, tuple(pieces)), blocks
+            table_parts = {name: tensor for name, tensor in noted.items() if name.startswith(f"{WEIGHT}.")}
+            yield FlatPieces(dense.length, tuple(pieces)), table_parts
 
     @torch.no_grad()
     def _write(self, noted: list[dict[str, Tensor]], steps: int) -> None:
-        """The mean of some, one tensor after another, rounded on the host to what the step stores."""
+        """Writes the mean of some sets, one tensor after another, rounded on the host to what the step stores."""
         for name, tensor in _held(self._step).items():
             with on_host():
                 mean = noted[0][name].float()
-                for other in noted[1:]:
-                    mean = mean + other[name]
+                for weights in noted[1:]:
+                    mean = mean + weights[name]
                 mean = (mean / len(noted)).to(tensor.dtype)
             tensor.copy_(mean)
         self._step.restored(self._step.table_state(), steps)
 
 
 def _held(step: Resumable) -> dict[str, Tensor]:
-    """All weights of this rank, as views of what trains: the dense part's by where they begin, tables' blocks."""
+    """Returns all weights of this rank, as views of what trains: the dense part's by where they begin, and the
+    tables' parts."""
     dense = {f"{WEIGHT}{start}": values for start, values in step.dense_state()[WEIGHT].pieces}
     return dense | {name: t for name, t in step.table_state().items() if name.startswith(f"{WEIGHT}.")}

@@ -1,1 +1,1 @@
-"""Embedding tables in a plan: where each lies, and what that costs a rank."""
+"""Embedding tables in a plan: where each table lies, and what that costs a rank."""

@@ -23,32 +23,34 @@ from typing import NamedTuple
 NARROWEST = 4
 """Columns of the narrowest shard: FBGEMM's GPU kernels read rows as vectors of 4 values."""
 LOAD_TOLERANCE = 0.02
-"""A rank may exceed the mean by so much before a shard is halved."""
+"""Share of the mean by which a rank may exceed it before a shard is halved."""
 BYTES_TOLERANCE = 0.1
-"""The same for bytes, wider because loads come first."""
+"""Share of the mean of bytes by which a rank may exceed it; wider than `LOAD_TOLERANCE` because loads come
+first."""
 WEIGHS_ON_MEMORY = 0.5
-"""Tables whose share of all bytes is more than so many times their share of all load go in the first round.
-Of 0.25, 0.5 and 1 the one that balanced both best, on generated tables with Zipf-distributed sizes."""
+"""Factor between shares: tables whose share of all bytes is more than so many times their share of all load
+go in the first round. Of 0.25, 0.5 and 1 this one balanced both best, on generated tables with
+Zipf-distributed sizes."""
 
 
 class Price(NamedTuple):
     """What a shard adds to a rank."""
 
     load: float
-    """What is balanced, in any unit."""
+    """The quantity that is balanced, in any unit."""
     held_bytes: int
 
 
 Pricing = Callable[[int, int], Price]
-"""From a table's place in the list and a number of its columns."""
+"""A function from a table's place in the list and a number of its columns to their price."""
 
 
 class Shard(NamedTuple):
-    """Some columns of a table, all rows; in the order in which shards are placed."""
+    """Some columns of a table, all rows; shards compare in the order in which they are placed."""
 
     round: int
     order: float
-    """Minus its share of a rank's mean, in load or in bytes, whichever is larger."""
+    """Minus the shard's share of a rank's mean, in load or in bytes, whichever is larger."""
     table: int
     first_column: int
     columns: int
@@ -58,7 +60,7 @@ class Shard(NamedTuple):
 def spread(
     dims: Sequence[int], ranks: int, pricing: Pricing, *, most_bytes: float = math.inf
 ) -> list[tuple[Shard, int]]:
-    """Shards of tables of so many columns each, with their ranks, by table and column.
+    """Returns shards of tables of so many columns each, with their ranks, by table and column.
 
     Ranks that would exceed `most_bytes` are passed over as long as there are others.
     """
@@ -74,70 +76,71 @@ def spread(
         rank = pod.emptiest(shard) if rank is None else rank
         pod.put(shard, rank)
         placed.append((shard, rank))
-    return sorted(placed, key=lambda each: (each[0].table, each[0].first_column))
+    return sorted(placed, key=lambda pair: (pair[0].table, pair[0].first_column))
 
 
 def most_parts(dim: int, ranks: int) -> int:
-    """Into how many shards a table can be split."""
+    """Returns into how many shards a table can be split."""
     return max(1, min(dim // NARROWEST, ranks))
 
 
 def narrowest_width(dim: int, ranks: int) -> int:
-    """Columns of the widest shard of a table that is split as finely as it can be."""
+    """Returns the columns of the widest shard of a table that is split as finely as it can be."""
     return _widths(dim, most_parts(dim, ranks))[0]
 
 
 class _Waiting:
-    """Shards without a rank yet, and how much of all shards a rank may take."""
+    """The shards without a rank yet, and how much of all shards a rank may take."""
 
     def __init__(self, dims: Sequence[int], ranks: int, pricing: Pricing) -> None:
         self._ranks, self._pricing = ranks, pricing
-        wholes = [pricing(table, dim) for table, dim in enumerate(dims)]
-        self._mean_load = sum(whole.load for whole in wholes) / ranks or 1.0
-        self._mean_bytes = sum(whole.held_bytes for whole in wholes) / ranks or 1.0
+        table_prices = [pricing(table, dim) for table, dim in enumerate(dims)]
+        self._mean_load = sum(table_price.load for table_price in table_prices) / ranks or 1.0
+        self._mean_bytes = sum(table_price.held_bytes for table_price in table_prices) / ranks or 1.0
         narrowest = [narrowest_width(dim, ranks) for dim in dims]
         self._indivisible_bytes = max(
             (pricing(table, columns).held_bytes for table, columns in enumerate(narrowest)), default=0
         )
-        self._rounds = [0 if self._weighs_on_memory(whole) else 1 for whole in wholes]
+        self._rounds = [0 if self._weighs_on_memory(table_price) else 1 for table_price in table_prices]
         self._parts = [0] * len(dims)
         self._load, self._bytes = 0.0, [0, 0]
         self._queue: list[Shard] = []
-        for table, (dim, whole) in enumerate(zip(dims, wholes, strict=True)):
-            parts = min(most_parts(dim, ranks), math.ceil(self._share(whole)))
-            self._add(table, 0, _widths(dim, parts))
+        for table, (dim, table_price) in enumerate(zip(dims, table_prices, strict=True)):
+            shard_count = min(most_parts(dim, ranks), math.ceil(self._share(table_price)))
+            self._add(table, 0, _widths(dim, shard_count))
 
     def __bool__(self) -> bool:
         return bool(self._queue)
 
     @property
     def load_limit(self) -> float:
-        """What a rank's load should not exceed."""
+        """The load that a rank should not exceed."""
         return (1 + LOAD_TOLERANCE) * self._load / self._ranks
 
     def bytes_limit(self, shard: Shard) -> float:
-        """What a rank's bytes must not exceed with this shard, but the largest that stays whole fits alone."""
+        """Returns the bytes that a rank must not exceed with this shard; the largest indivisible shard always
+        fits on an empty rank."""
         if shard.round:
             return math.inf
         return max((1 + BYTES_TOLERANCE) * self._bytes[0] / self._ranks, self._indivisible_bytes)
 
     def dearest(self) -> Shard:
-        """Takes the next shard out."""
+        """Takes the next shard out and returns it."""
         return heapq.heappop(self._queue)
 
     def can_halve(self, shard: Shard) -> bool:
-        """Whether halves are wide enough, and there is a rank for each part of the table."""
+        """Tells whether halves are wide enough, and there is a rank for each shard of the table."""
         return shard.columns >= 2 * NARROWEST and self._parts[shard.table] < self._ranks
 
     def halve(self, shard: Shard) -> None:
-        """Puts the halves of a shard that was taken out in its place."""
+        """Puts back the two halves of a shard that was taken out."""
         self._parts[shard.table] -= 1
         self._load -= shard.price.load
         self._bytes[shard.round] -= shard.price.held_bytes
         self._add(shard.table, shard.first_column, _widths(shard.columns, 2))
 
     def _add(self, table: int, first_column: int, widths: list[int]) -> None:
-        """Parts of a table from a column on."""
+        """Adds shards of a table from a column on."""
         self._parts[table] += len(widths)
         for columns in widths:
             price = self._pricing(table, columns)
@@ -155,7 +158,7 @@ class _Waiting:
 
 
 class _RankLoads:
-    """Ranks with what they have so far."""
+    """The ranks with the shards, loads and bytes that they have so far."""
 
     def __init__(self, ranks: int) -> None:
         self.loads = [0.0] * ranks
@@ -165,10 +168,11 @@ class _RankLoads:
         """A heap with one entry per rank; loads in it may be outdated, and are then too low."""
 
     def cheapest(self, shard: Shard, bytes_limit: float) -> int | None:
-        """The rank with the lowest load that has nothing of the table and room below the limit."""
+        """Returns the rank with the lowest load that has no shard of the table and has room below the
+        limit."""
         passed_over: list[tuple[float, int]] = []
-        found = None
-        while self._by_load and found is None:
+        cheapest = None
+        while self._by_load and cheapest is None:
             load, rank = self._by_load[0]
             if load < self.loads[rank]:
                 heapq.heapreplace(self._by_load, (self.loads[rank], rank))
@@ -177,13 +181,13 @@ class _RankLoads:
             ):
                 passed_over.append(heapq.heappop(self._by_load))
             else:
-                found = rank
+                cheapest = rank
         for entry in passed_over:
             heapq.heappush(self._by_load, entry)
-        return found
+        return cheapest
 
     def emptiest(self, shard: Shard) -> int:
-        """The rank with the fewest bytes that has nothing of the table."""
+        """Returns the rank with the fewest bytes that has no shard of the table."""
         free = (rank for rank, tables in enumerate(self._tables) if shard.table not in tables)
         return min(free, key=lambda rank: (self._bytes[rank], self.loads[rank]))
 
@@ -194,8 +198,12 @@ class _RankLoads:
         self._tables[rank].add(shard.table)
 
 
-def _widths(columns: int, parts: int) -> list[int]:
-    """Even widths in multiples of `NARROWEST`, wider ones first; what is no multiple goes to the first."""
-    units, rest = divmod(columns, NARROWEST)
-    each, more = divmod(units, parts)
-    return [NARROWEST * (each + (part < more)) + (rest if part == 0 else 0) for part in range(parts)]
+def _widths(columns: int, count: int) -> list[int]:
+    """Returns even widths in multiples of `NARROWEST`, wider ones first; the remainder goes to the first
+    width."""
+    units, remainder = divmod(columns, NARROWEST)
+    units_per_width, wider = divmod(units, count)
+    return [
+        NARROWEST * (units_per_width + (index < wider)) + (remainder if index == 0 else 0)
+        for index in range(count)
+    ]

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from trials.job import TrainingConfig
 
 KEPT = 128
-"""Placements kept for the next candidate: a study has one set of tables and a few embedding dimensions."""
+"""Number of placements kept for the next candidate: a study has one set of tables and a few embedding
+dimensions."""
 
 
 class SizedTable(NamedTuple):
@@ -54,22 +55,22 @@ class TableShard(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where all tables lie, and what that costs in a step; tuples `_a_rank` have an entry for each rank."""
+    """The places of all tables, and their costs in a step; tuples `_per_rank` have an entry for each rank."""
 
     replicated: tuple[str, ...]
     """Tables that every rank holds whole: the small ones, or all of them where there is one rank."""
     shards: tuple[TableShard, ...]
-    """Of all other tables, by table and column; no rank holds two shards of one table."""
+    """Shards of all other tables, by table and column; no rank holds two shards of one table."""
     bytes_per_rank: tuple[int, ...]
-    """Weights and optimizer state."""
+    """Bytes of weights and optimizer state."""
     cost_per_rank: tuple[float, ...]
-    """Seconds: lookup, update and every transfer, one after another."""
+    """Seconds of lookup, update and every transfer, one after another."""
     lookup_bytes_per_rank: tuple[float, ...]
     """Memory traffic of lookup and update."""
     all_to_all_bytes_per_rank: tuple[float, ...]
-    """Pooled embeddings sent in forward (backward returns as many), the part for itself included."""
+    """Pooled embeddings sent in forward (backward returns as many), a rank's part for itself included."""
     id_bytes_per_rank: tuple[float, ...]
-    """Ids received in forward, the part from itself included."""
+    """Ids received in forward, a rank's part from itself included."""
     replicated_gradient_bytes: int
     """Dense gradients of the replicated tables, held and all-reduced by every rank; 0 on one rank."""
 
@@ -100,7 +101,7 @@ class PlacementError(UserError):
     def __init__(self, message: str, lacking_bytes: int) -> None:
         super().__init__(message)
         self.lacking_bytes = lacking_bytes
-        """With so many bytes more for tables on each rank they would fit."""
+        """The tables would fit if each rank had so many more bytes for them."""
 
 
 def place(
@@ -114,18 +115,18 @@ def place(
     weight_bytes: int = FP32_BYTES,
     sent_bytes: int = FP32_BYTES,
 ) -> Placement:
-    """The balanced placement of tables, or the compact one where only that fits.
+    """Returns the balanced placement of tables, or the compact one where only the compact one fits.
 
     Args:
-        tables: all of one model.
-        dim: values of an embedding: of all tables, or of each.
-        cluster: its ranks, links and memory bandwidth.
+        tables: all tables of one model.
+        dim: length of an embedding: one for all tables, or one for each.
+        cluster: the ranks, with their links and memory bandwidth.
         global_batch: examples of a step over all ranks.
         memory_bytes: what tables may take on a rank; None for any amount.
-        row_state_bytes: optimizer state for each row of each shard; what trains in one process has more
+        row_state_bytes: optimizer state for each row of each shard; tables trained in one process have more
             (`table_cost.ONE_PROCESS_ROW_STATE_BYTES`).
-        weight_bytes: of a weight, as tables are stored.
-        sent_bytes: of a pooled embedding's number on its way to another rank.
+        weight_bytes: bytes of a weight, as tables are stored.
+        sent_bytes: bytes of a pooled embedding's number on its way to another rank.
 
     Raises:
         PlacementError: when neither placement fits, with the bytes that are lacking.
@@ -149,23 +150,27 @@ def place(
 
 @lru_cache(maxsize=KEPT)
 def _balanced(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster) -> Placement:
-    """By cost; on twice as many ranks the fullest holds no more bytes, though that seldom needs looking after."""
-    found = _by_cost(tables, work, cluster, math.inf)
+    """Places by cost; the fullest rank holds no more bytes than it would on half as many ranks, which seldom
+    needs a second look."""
+    placement = _by_cost(tables, work, cluster, math.inf)
     half = _half(cluster)
-    if half is None or found.heaviest_bytes <= _least_bytes(tables, work, half.ranks):
-        return found
+    if half is None or placement.heaviest_bytes <= _least_bytes(tables, work, half.ranks):
+        return placement
     most_bytes = _balanced(tables, work, half).heaviest_bytes
-    if found.heaviest_bytes > most_bytes:
-        found = _by_cost(tables, work, cluster, most_bytes)
-    if found.heaviest_bytes > most_bytes:
-        found = min(found, _compact(tables, work, cluster), key=lambda placement: placement.heaviest_bytes)
-    return found
+    if placement.heaviest_bytes > most_bytes:
+        placement = _by_cost(tables, work, cluster, most_bytes)
+    if placement.heaviest_bytes > most_bytes:
+        placement = min(
+            placement, _compact(tables, work, cluster), key=lambda candidate: candidate.heaviest_bytes
+        )
+    return placement
 
 
 def _by_cost(
     tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster, most_bytes: float
 ) -> Placement:
-    """Small tables replicated, the others sharded by cost; no rank above `most_bytes` where that can be."""
+    """Replicates small tables and shards the others by cost; no rank holds more than `most_bytes` where that
+    can be."""
     speed = rates(cluster)
     replicated = {table for table in tables if _better_replicated(table, work, speed)}
     sharded = [table for table in tables if table not in replicated]
@@ -177,27 +182,27 @@ def _by_cost(
 
     copied = sum(held_bytes(*table, work) for table in replicated)
     dims = [table.dim for table in sharded]
-    found = spread(dims, cluster.ranks, price, most_bytes=most_bytes - copied)
-    return _placement([t for t in tables if t in replicated], sharded, found, work, cluster)
+    shards = spread(dims, cluster.ranks, price, most_bytes=most_bytes - copied)
+    return _placement([t for t in tables if t in replicated], sharded, shards, work, cluster)
 
 
 @lru_cache(maxsize=KEPT)
 def _compact(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster) -> Placement:
-    """All tables sharded by bytes; one rank leaves no choice."""
+    """Shards all tables by bytes; one rank leaves no choice."""
     if cluster.ranks == 1:
         return _by_cost(tables, work, cluster, math.inf)
 
     @cache
     def price(table: int, columns: int) -> Price:
-        held = held_bytes(tables[table].table, columns, work)
-        return Price(held, held)
+        size = held_bytes(tables[table].table, columns, work)
+        return Price(size, size)
 
-    found = spread([table.dim for table in tables], cluster.ranks, price)
-    return _placement([], list(tables), found, work, cluster)
+    shards = spread([table.dim for table in tables], cluster.ranks, price)
+    return _placement([], list(tables), shards, work, cluster)
 
 
 def _half(cluster: Cluster) -> Cluster | None:
-    """With half the hosts; half the ranks of the last one."""
+    """Returns the cluster with half the hosts; the last host with half the ranks."""
     if cluster.ranks == 1:
         return None
     hosts, in_host = cluster.hosts, cluster.gpus_per_host
@@ -206,21 +211,24 @@ def _half(cluster: Cluster) -> Cluster | None:
 
 
 def _least_bytes(tables: tuple[SizedTable, ...], work: Workload, ranks: int) -> float:
-    """What the fullest of so many ranks holds at least: the mean without splitting, or one narrowest shard."""
+    """Returns what the fullest of so many ranks holds at least: the mean without splitting, or one narrowest
+    shard."""
     mean = sum(held_bytes(*table, work) for table in tables) / ranks
-    return max(mean, max((_narrowest_bytes(each, work, ranks) for each in tables), default=0))
+    return max(mean, max((_narrowest_bytes(table, work, ranks) for table in tables), default=0))
 
 
 def _narrowest_bytes(sized: SizedTable, work: Workload, ranks: int) -> int:
-    """Of the widest shard of a table that is split as finely as it can be."""
+    """Returns the bytes of the widest shard of a table that is split as finely as it can be."""
     return held_bytes(sized.table, narrowest_width(sized.dim, ranks), work)
 
 
 def _better_replicated(sized: SizedTable, work: Workload, speed: Rates) -> bool:
-    """Whether a rank spends less on its own copy than on its share of the table's shards, in time and memory.
+    """Tells whether a rank spends less on its own copy than on its share of the table's shards, in time and
+    memory.
 
     Time: all-reducing a gradient of the table's size stands against sending and fetching embeddings of a
-    rank's examples. Memory: with no more rows than a rank has examples, a copy takes no more than those.
+    rank's examples. Memory: with no more rows than a rank has examples, a copy takes no more than the
+    embeddings of those examples.
     """
     if speed.ranks == 1:
         return True
@@ -233,21 +241,21 @@ def _better_replicated(sized: SizedTable, work: Workload, speed: Rates) -> bool:
 def _placement(
     replicated: list[SizedTable],
     sharded: list[SizedTable],
-    found: list[tuple[Shard, int]],
+    shards: list[tuple[Shard, int]],
     work: Workload,
     cluster: Cluster,
 ) -> Placement:
-    """With costs added up by rank."""
+    """Returns the placement of these tables and shards, with costs added up by rank."""
     speed = rates(cluster)
     copies = [replicated_cost(*table, work, speed) for table in replicated]
     costs: list[list[TableCost]] = [list(copies) for _ in range(cluster.ranks)]
-    for shard, rank in found:
+    for shard, rank in shards:
         costs[rank].append(sharded_cost(sharded[shard.table].table, shard.columns, work, speed))
     return Placement(
         replicated=tuple(table.name for table, _ in replicated),
         shards=tuple(
             TableShard(sharded[shard.table].table.name, rank, shard.first_column, shard.columns)
-            for shard, rank in found
+            for shard, rank in shards
         ),
         bytes_per_rank=tuple(sum(cost.held_bytes for cost in rank) for rank in costs),
         cost_per_rank=tuple(sum(cost.seconds for cost in rank) for rank in costs),
@@ -260,19 +268,23 @@ def _placement(
     )
 
 
-def _why(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster, needed: int, there: int) -> str:
-    """Names the table that fits nowhere where there is one; says what would work."""
-    there = max(there, 0)
-    largest, dim = max(tables, key=lambda each: _narrowest_bytes(each, work, cluster.ranks))
+def _why(
+    tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster, needed: int, available: int
+) -> str:
+    """Says why tables do not fit and what would work; names the table that fits nowhere where there is
+    one."""
+    available = max(available, 0)
+    largest, dim = max(tables, key=lambda table: _narrowest_bytes(table, work, cluster.ranks))
     columns = narrowest_width(dim, cluster.ranks)
     bytes_per_row = columns * work.weight_bytes + work.row_state_bytes
-    has = f"with its optimizer's state, and a rank has {byte_words(there)} for tables."
-    if largest.rows * bytes_per_row > there:
-        part = "it" if columns == dim else f"a shard of {columns} of its {dim} columns"
+    has = f"with its optimizer's state, and a rank has {byte_words(available)} for tables."
+    if largest.rows * bytes_per_row > available:
+        subject = "it" if columns == dim else f"a shard of {columns} of its {dim} columns"
         return (
-            f"table {largest.name!r} fits on no rank: {part} takes {byte_words(largest.rows * bytes_per_row)} "
-            f"{has} {there // bytes_per_row:,} of its {largest.rows:,} rows would fit: merge rare ids, or give "
-            "ranks more memory."
+            f"table {largest.name!r} fits on no rank: {subject} takes "
+            f"{byte_words(largest.rows * bytes_per_row)} "
+            f"{has} {available // bytes_per_row:,} of its {largest.rows:,} rows would fit: merge rare ids, "
+            "or give ranks more memory."
         )
     half = ", training.table_precision=fp16" if work.weight_bytes == FP32_BYTES else ""
     return (
@@ -283,8 +295,8 @@ def _why(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster, neede
 
 
 def table_notes(training: TrainingConfig, placement: Placement, device: str) -> tuple[str, ...]:
-    """What a reader should know of tables in fp16 and of quantized all-to-all, where they do less than they
-    could, in sentences; `device` is `cpu` or `cuda`."""
+    """Returns what a reader should know of tables in fp16 and of quantized all-to-all, where they do less
+    than they could, in sentences; `device` is `cpu` or `cuda`."""
     notes = []
     if training.table_precision == "fp16" and placement.shards and device == "cpu":
         notes.append(

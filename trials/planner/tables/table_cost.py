@@ -17,49 +17,52 @@ from trials.planner.collectives import collectives
 from trials.planner.device_constants import MEMORY_SHARE
 
 NUMBER_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-"""Of a precision that tables are stored in, or embeddings sent in."""
+"""Bytes per number, by the precision that tables are stored in or embeddings sent in."""
 FP32_BYTES = NUMBER_BYTES["fp32"]
-"""Of a pooled embedding's number before it is sent and after, and of its gradient's."""
+"""Bytes of a pooled embedding's number before it is sent and after, and of its gradient's."""
 ID_BYTES = 8
-"""int64, as TorchRec sends ids and FBGEMM reads them."""
+"""Bytes of an id: int64, as TorchRec sends ids and FBGEMM reads them."""
 ROW_STATE_BYTES = 4
-"""Row-wise Adagrad's fp32 sum, for each row of each column shard (FBGEMM, and trials/optim/rowwise_adagrad.py)."""
+"""Bytes of row-wise Adagrad's fp32 sum, for each row of each column shard (FBGEMM, and
+trials/optim/rowwise_adagrad.py)."""
 ONE_PROCESS_ROW_STATE_BYTES = 4 + 8
-"""With the int64 per row that trials/optim/rowwise_adagrad.py adds up duplicates through."""
+"""State per row in one process: the sum, and the int64 through which trials/optim/rowwise_adagrad.py adds up
+duplicates."""
 TABLE_DECAY_ROW_BYTES = 8
-"""More a row in one process where `table_decay` is used: the float64 of trials/optim/rowwise_adagrad.py."""
+"""Further bytes per row in one process where `table_decay` is used: the float64 of
+trials/optim/rowwise_adagrad.py."""
 SECTOR_BYTES = 32
 """The least that a GPU reads of its memory (CUDA C++ Best Practices Guide, coalesced access): rows of fewer
 bytes cost as much. A CPU's line is 64; its tables lie in one process, where nothing is split."""
 
 
 class Workload(NamedTuple):
-    """What all tables have in common."""
+    """The quantities that all tables have in common."""
 
     global_batch: int
     """Examples of all ranks together."""
     row_state_bytes: int
     """Optimizer state for each row of each shard."""
     weight_bytes: int = FP32_BYTES
-    """Of a weight, as tables are stored."""
+    """Bytes of a weight, as tables are stored."""
     sent_bytes: int = FP32_BYTES
-    """Of a pooled embedding's number, and its gradient's, on the way to another rank."""
+    """Bytes of a pooled embedding's number, and of its gradient's, on the way to another rank."""
 
 
 class Rates(NamedTuple):
-    """What a rank of a cluster needs for a byte, in seconds."""
+    """Seconds per byte on a rank of a cluster."""
 
     ranks: int
     memory: float
-    """Read or written."""
+    """Seconds per byte read or written."""
     all_to_all: float
-    """Sent in equal parts to all ranks."""
+    """Seconds per byte sent in equal parts to all ranks."""
     all_reduce: float
-    """Of the tensor that is reduced."""
+    """Seconds per byte of the tensor that is reduced."""
 
 
 def rates(cluster: Cluster) -> Rates:
-    """Those of a cluster, between all of its ranks; a CPU's ranks share its memory."""
+    """Returns the rates of a cluster, between all of its ranks; a CPU's ranks share its memory."""
     share = (1.0 if cluster.verified else MEMORY_SHARE) / (
         cluster.gpus_per_host if cluster.device == "cpu" else 1
     )
@@ -69,14 +72,15 @@ def rates(cluster: Cluster) -> Rates:
 
 
 class TableCost(NamedTuple):
-    """One table or shard, on the rank that holds it, in one step."""
+    """The cost of one table or shard, on the rank that holds it, in one step."""
 
     seconds: float
-    """Memory traffic at the memory's bandwidth, then every transfer at its link's; nothing overlaps."""
+    """Seconds of memory traffic at the memory's bandwidth, then of every transfer at its link's; nothing
+    overlaps."""
     held_bytes: int
-    """Weights and optimizer state."""
+    """Bytes of weights and optimizer state."""
     lookup_bytes: float
-    """Memory traffic of lookup and update, and of what is rounded to be sent."""
+    """Memory traffic of lookup and update, and of rounding what is sent."""
     pooled_bytes: float
     """Pooled embeddings sent in forward (their gradients come back in backward), the rank's own part included."""
     id_bytes: float
@@ -84,7 +88,7 @@ class TableCost(NamedTuple):
 
 
 def sharded_cost(table: Table, columns: int, work: Workload, rates: Rates) -> TableCost:
-    """So many columns of a table on one rank, for the ids of the whole batch."""
+    """Returns the cost of so many columns of a table on one rank, for the ids of the whole batch."""
     examples = work.global_batch
     lookup = _lookup_bytes(table, columns, examples, work)
     if (
@@ -98,7 +102,8 @@ def sharded_cost(table: Table, columns: int, work: Workload, rates: Rates) -> Ta
 
 
 def replicated_cost(table: Table, dim: int, work: Workload, rates: Rates) -> TableCost:
-    """A whole table on every rank, each with its own examples; several ranks all-reduce a dense gradient."""
+    """Returns the cost of a whole table on every rank, each with its own examples; several ranks all-reduce a
+    dense gradient."""
     lookup = _lookup_bytes(table, dim, work.global_batch / rates.ranks, work)
     if rates.ranks > 1:  # the gradient is cleared, added to, and read by the update, which writes weights
         lookup += 3 * gradient_bytes(table, dim) + table.rows * dim * work.weight_bytes
@@ -107,17 +112,17 @@ def replicated_cost(table: Table, dim: int, work: Workload, rates: Rates) -> Tab
 
 
 def gradient_bytes(table: Table, dim: int) -> int:
-    """Of the dense gradient of a replicated table."""
+    """Returns the bytes of the dense gradient of a replicated table."""
     return table.rows * dim * FP32_BYTES
 
 
 def held_bytes(table: Table, columns: int, work: Workload) -> int:
-    """Weights and optimizer state of so many columns."""
+    """Returns the bytes of weights and optimizer state of so many columns."""
     return table.rows * (columns * work.weight_bytes + work.row_state_bytes)
 
 
 def _lookup_bytes(table: Table, columns: int, examples: float, work: Workload) -> float:
-    """Memory traffic of lookup, pooling, backward and update for so many examples."""
+    """Returns the memory traffic of lookup, pooling, backward and update for so many examples."""
     ids = examples * table.mean_ids
     row, gradient = _sectors(columns * work.weight_bytes), _sectors(columns * FP32_BYTES)
     forward = ids * (row + ID_BYTES) + examples * columns * FP32_BYTES
@@ -127,5 +132,5 @@ def _lookup_bytes(table: Table, columns: int, examples: float, work: Workload) -
 
 
 def _sectors(row_bytes: int) -> int:
-    """What reading a row costs."""
+    """Returns the bytes that are moved to read a row."""
     return -(-row_bytes // SECTOR_BYTES) * SECTOR_BYTES
