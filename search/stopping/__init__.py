@@ -17,14 +17,14 @@ def stop_none(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | N
 
 RULES: dict[str, Rule] = {"curve": learning_curve.judge, "none": stop_none, "rungs": rungs.judge}
 AUTO = "none"
-"""What `auto` means (docs/benchmarks/stopping.md has the comparison)."""
+"""The rule that `auto` means (docs/benchmarks/stopping.md has the comparison)."""
 
 
 def stopping_rule(name: str) -> Rule:
     """The rule of this name.
 
     Raises:
-        UserError: for an unknown one, listing those there are.
+        UserError: for an unknown rule, listing the rules there are.
     """
     if name not in RULES and name != "auto":
         raise unknown_name("stopping rule", name, [*RULES, "auto"])
