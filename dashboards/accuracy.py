@@ -15,7 +15,7 @@ from trials.record import Attempt, Outcome
 from trials.study_record import StudyRecord
 
 ALL = "all"
-"""In place of a technique: the line for all of them."""
+"""Name of the row for all techniques together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class Errors:
     """Errors of one quantity; None where nothing is known."""
 
     count: int
-    """Attempts in which it was predicted and measured."""
+    """Number of attempts in which the quantity was predicted and measured."""
     median: float | None
-    """Of the errors without their signs."""
+    """Median of the errors without their signs."""
     worst: float | None
-    """The one farthest from 0, with its sign."""
+    """The error farthest from 0, with its sign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class AccuracyRow:
     """Errors of one technique."""
 
     technique: str
-    """As executed; or `all`."""
+    """The technique as executed, or `all`."""
     attempts: int
-    """Trainings in all, those without numbers to compare too."""
+    """Number of trainings, also of those without numbers to compare."""
     out_of_memory: int
     peak: Errors
     step: Errors
@@ -54,7 +54,7 @@ COLUMNS = (
     "Step off, median",
     "Step off, worst",
 )
-"""Of the table of these rows, on the page and in the terminal."""
+"""Titles of the columns of these rows, on the page and in the terminal."""
 
 
 def cells(row: AccuracyRow) -> tuple[str, ...]:
@@ -88,14 +88,14 @@ def _cells(errors: Errors) -> tuple[str, str, str]:
 def accuracy(record: StudyRecord) -> tuple[AccuracyRow, ...]:
     """A row for each technique that was executed, those with most attempts first, then one for all.
 
-    Nothing where nothing was trained.
+    There is no row where nothing was trained.
     """
     attempts = [attempt for trial in record.trials for attempt in trial.attempts]
     by_technique: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         by_technique.setdefault(attempt.strategy, []).append(attempt)
     ordered = sorted(by_technique.items(), key=lambda item: (-len(item[1]), item[0]))
-    rows = [_row(name, its) for name, its in ordered]
+    rows = [_row(name, group) for name, group in ordered]
     return (*rows, _row(ALL, attempts)) if attempts else ()
 
 

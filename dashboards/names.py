@@ -1,6 +1,6 @@
 """A model in short, from its configuration: `3x[attention+dlrm] concat d16`.
 
-Reads plain data and is tolerant on purpose: a report must show also what it does not know.
+The functions read plain data and are tolerant on purpose: a report must also show what they do not know.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ UNNAMED = "model"
 
 
 def trial_name(trial: TrialRecord) -> str:
-    """A trial's model in short; of an average, what it is the mean of: `average of trials 3, 5 and 7`."""
+    """A trial's model in short; for an average, what it is the mean of: `average of trials 3, 5 and 7`."""
     members, retrained = trial.origin.members, trial.origin.retrained_members
     if not members and not retrained:
         return short_name(trial.job.model)
     trials = [*map(str, members), *(f"retraining {number}" for number in retrained)]
-    word = {0: "", 1: "trial "}.get(len(members), "trials ")
-    return f"average of {word}{', '.join(trials[:-1])} and {trials[-1]}"
+    noun = {0: "", 1: "trial "}.get(len(members), "trials ")
+    return f"average of {noun}{', '.join(trials[:-1])} and {trials[-1]}"
 
 
 def short_name(model: Mapping[str, Any]) -> str:
     """Layers bottom to top (equal neighbours counted), how modules are ensembled, embedding dimension.
 
-    `2x[attention+dlrm] > [linear] concat d16` (`d16 n^-0.25` where that falls with a table's rows), with
-    `buckets apart` behind it where they are not summed, and `4 members` where it has several; a family without
-    layers is called by its own name, with the widths of its MLP and its number of experts:
+    `2x[attention+dlrm] > [linear] concat d16` (`d16 n^-0.25` where the dimension falls with a table's rows), with
+    `buckets apart` behind it where buckets are not summed, and `4 members` where the model has several; a family
+    without layers is called by its own name, with the widths of its MLP and its number of experts:
     `advanced_dlrm 256-128 4 experts d16`.
     """
     layers = [layer for layer in _sequence(model.get("layers")) if isinstance(layer, Mapping)]
@@ -37,34 +37,34 @@ def short_name(model: Mapping[str, Any]) -> str:
     dimension, exponent = model.get("embedding_dim"), model.get("table_dim_exponent")
     shorter = f" n^-{exponent}" if exponent else ""  # where larger tables have shorter embeddings
     members = model.get("members", 1)
-    parts = (
+    words = (
         body if dimension is None else f"{body} d{dimension}{shorter}",
         "buckets apart" if model.get("buckets") == "apart" else "",
         "" if members == 1 else f"{members} members",
     )
-    return " ".join(part for part in parts if part)
+    return " ".join(word for word in words if word)
 
 
 def _family(model: Mapping[str, Any]) -> str:
     experts = model.get("experts")
-    parts = (
+    words = (
         str(model.get("family") or UNNAMED),
         "-".join(str(width) for width in _sequence(model.get("mlp"))),
         f"{experts} experts" if isinstance(experts, int) and experts > 1 else "",
     )
-    return " ".join(part for part in parts if part)
+    return " ".join(word for word in words if word)
 
 
 def _layers(layers: list[Mapping[str, Any]]) -> str:
-    """The ensemble is said once where all layers that have something to join have the same."""
-    shared = {_ensemble(layer) for layer in layers} - {""}
-    if len(shared) <= 1:
-        return " ".join((_counted(_modules(layer) for layer in layers), *shared))
+    """The layers in short; an ensemble that all layers with something to join have in common is said once."""
+    ensembles = {_ensemble(layer) for layer in layers} - {""}
+    if len(ensembles) <= 1:
+        return " ".join((_counted(_modules(layer) for layer in layers), *ensembles))
     return _counted(f"{_modules(layer)} {_ensemble(layer)}".strip() for layer in layers)
 
 
 def _counted(names: Iterator[str]) -> str:
-    """Equal neighbours as `3x...`, different ones apart by ` > `."""
+    """Names in one line: equal neighbours as `3x...`, different ones with ` > ` between them."""
     runs = ((name, len(list(group))) for name, group in groupby(names))
     return " > ".join(f"{count}x{name}" if count > 1 else name for name, count in runs)
 
@@ -74,7 +74,7 @@ def _modules(layer: Mapping[str, Any]) -> str:
 
 
 def _ensemble(layer: Mapping[str, Any]) -> str:
-    """Nothing where there is none, or one module alone, which needs none."""
+    """The layer's ensemble in short; empty where it has none, or one module alone, which needs none."""
     needed = layer.get("ensemble") is not None and len(_sequence(layer.get("modules"))) > 1
     return _kind(layer["ensemble"]) if needed else ""
 

@@ -25,7 +25,7 @@ class TrialRow:
     relative_percent: float | None
     """NE relative to the tuned baseline; for a running trial at the same number of examples."""
     remark: str | None
-    """What it is tuned of, whose result it shares, the error; or that its plan does not fit, though trained."""
+    """Which trial it tunes, whose result it shares, its error; or that its plan does not fit, though trained."""
 
     @property
     def ne(self) -> float | None:
@@ -34,7 +34,7 @@ class TrialRow:
 
 
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
-    """All trials in order, or these alone."""
+    """Rows of all trials in order, or of `trials` alone."""
     shown = record.trials if trials is None else trials
     return tuple(_row(trial, record, _known_ne(record.baseline_for(trial))) for trial in shown)
 
@@ -63,14 +63,14 @@ def relative_percent(ne: float | None, baseline: float | None) -> float | None:
 
 
 def marks(trial: TrialRecord, record: StudyRecord) -> tuple[str, ...]:
-    """What the study says of a trial."""
-    said = {
+    """What the study says of a trial: any of `baseline`, `best`, `knee`, `front`."""
+    holds = {
         "baseline": trial.number == record.baseline,
         "best": trial.number == record.best,
         "knee": trial.number == record.knee,
         "front": trial.number in record.front,
     }
-    return tuple(name for name, is_true in said.items() if is_true)
+    return tuple(name for name, is_true in holds.items() if is_true)
 
 
 def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> TrialRow:
@@ -94,13 +94,13 @@ def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
 
 
 def _remark(trial: TrialRecord) -> str | None:
-    again = f"tuned of trial {trial.origin.tuned_from}" if trial.origin.tuned_from is not None else None
-    said = (again, shared_with(trial), _on_all_rows(trial), trial.result.error)
-    return ": ".join(part for part in said if part) or does_not_fit(trial)
+    tuned = f"tuned of trial {trial.origin.tuned_from}" if trial.origin.tuned_from is not None else None
+    remarks = (tuned, shared_with(trial), _on_all_rows(trial), trial.result.error)
+    return ": ".join(remark for remark in remarks if remark) or does_not_fit(trial)
 
 
 def shared_with(trial: TrialRecord) -> str | None:
-    """Whose training a result is of, where it is not the trial's own."""
+    """Which trial's training gave the result, in words, where it is not the trial's own."""
     if trial.origin.reused_from is not None:
         return f"same network as trial {trial.origin.reused_from}"
     origin = trial.origin.reused_from_study
@@ -114,7 +114,7 @@ def _on_all_rows(trial: TrialRecord) -> str | None:
 
 
 def does_not_fit(trial: TrialRecord) -> str | None:
-    """What is to be said of a baseline that no technique makes fit: it is trained all the same."""
+    """In words, that no technique makes a trial fit; a baseline is trained all the same."""
     plan = trial.plan.summary
     if plan is None or plan.fits:
         return None

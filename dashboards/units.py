@@ -9,17 +9,17 @@ PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def known(value: float | None) -> bool:
-    """Neither missing nor NaN nor infinite: it can be shown and drawn."""
+    """Whether a value is neither missing nor NaN nor infinite, so that it can be shown and drawn."""
     return value is not None and math.isfinite(value)
 
 
 def word(value: str | None) -> str:
-    """A name or a remark; nothing where there is none."""
+    """A name or a remark; empty where there is none."""
     return value or ""
 
 
 def decimals(value: float | None, digits: int) -> str:
-    """`0.81234`."""
+    """A number with so many digits after the point: `0.81234`."""
     return f"{value:.{digits}f}" if value is not None and math.isfinite(value) else MISSING
 
 
@@ -31,17 +31,17 @@ def percent(value: float | None) -> str:
 
 
 def percent_range(low: float | None, high: float | None) -> str:
-    """`-0.41 to -0.12 %`."""
+    """A range of signed differences: `-0.41 to -0.12 %`."""
     return f"{percent(low).removesuffix(' %')} to {percent(high)}"
 
 
 def ratio(value: float | None) -> str:
-    """`0.42x`, `13x`."""
+    """A ratio in three digits: `0.42x`, `13x`."""
     return f"{value:.3g}x" if value is not None and math.isfinite(value) else MISSING
 
 
 def si(value: float | None) -> str:
-    """Three digits and a prefix of thousands: `1.23 M`, `998`, `12`."""
+    """A number in three digits, with a prefix for thousands: `1.23 M`, `998`, `12`."""
     if value is None or not math.isfinite(value):
         return MISSING
     power = 0
@@ -54,7 +54,7 @@ def si(value: float | None) -> str:
 
 
 def byte_size(value: float | None) -> str:
-    """`1.5 GiB`."""
+    """A number of bytes with its unit: `1.5 GiB`."""
     if value is None or not math.isfinite(value):
         return MISSING
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -65,12 +65,12 @@ def byte_size(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Three digits: `0.531 ms`, `12.4 ms`."""
+    """A time in three digits: `0.531 ms`, `12.4 ms`."""
     return f"{value:.3g} ms" if value is not None and math.isfinite(value) else MISSING
 
 
 def duration(seconds: float | None) -> str:
-    """`0.4 s`, `12 s`, `3 min 05 s`, `1 h 07 min`."""
+    """A time in words: `0.4 s`, `12 s`, `3 min 05 s`, `1 h 07 min`."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     if seconds < 9.95:

@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
     """A group whose verbs are imported only when called, so that --help needs no torch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of use."""
+        """Names of the verbs, in the order of use."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One line a verb, without importing any."""
+        """Writes one line per verb, without importing any."""
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
 

@@ -28,13 +28,13 @@ class DemoConfig(Value):
     """The built-in demo log."""
 
     rows: int = Field(default=200_000, ge=1000)
-    """Examples to generate."""
+    """Number of examples to generate."""
     seed: int = Field(default=0, ge=0)
     """Seed of the generated log: equal seeds and rows give equal logs."""
 
 
 class LogConfig(Value):
-    """Which log, and how it is read."""
+    """The log of a study or a table, and how it is read."""
 
     data: tuple[str, ...] = (DEMO,)
     """Files or folders of the log, a prepared log, or `demo` for the built-in one; on the command line
@@ -46,7 +46,7 @@ class LogConfig(Value):
     schema_file: str | None = None
     """Path of a schema.yaml that `prepare` wrote and you edited; the schema is inferred where not given."""
     skip_bad_rows: bool = False
-    """Rows that cannot be read are left out and counted; otherwise the first one ends the command."""
+    """Whether rows that cannot be read are left out and counted; otherwise the first one ends the command."""
     demo: DemoConfig = DemoConfig()
     """The built-in log, where `data` is `demo`."""
 
@@ -130,9 +130,9 @@ class StudyConfig(LogConfig):
 
     @property
     def declared_ranks(self) -> tuple[int, int] | None:
-        """Hosts, and ranks per host."""
-        found = RANKS.fullmatch((self.ranks or "").strip())
-        return (int(found[1]), int(found[2])) if found else None
+        """Number of hosts and number of ranks per host; None where `ranks` is not given."""
+        match = RANKS.fullmatch((self.ranks or "").strip())
+        return (int(match[1]), int(match[2])) if match else None
 
     @field_validator("ranks", mode="before")
     @classmethod
@@ -194,14 +194,14 @@ BUDGET_KEYS = frozenset(
         "average_seeds",
     }
 )
-"""What may differ when a study is resumed."""
+"""Keys that may differ when a study is resumed."""
 
 
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
 """What a session may leave in a folder before its `study.yaml` is there."""
 
 
-def read_study_config(file: Path | None, overrides: Iterable[str], **given: Any) -> StudyConfig:
+def read_study_config(file: Path | None, overrides: Iterable[str], **options: Any) -> StudyConfig:
     """A config from a YAML file (or defaults), options of the command line, and `key=value` words.
 
     Raises:
@@ -210,7 +210,7 @@ def read_study_config(file: Path | None, overrides: Iterable[str], **given: Any)
     data = load_yaml(file) if file else {}
     if not isinstance(data, dict):
         raise UserError(f"{file}: expected a mapping of keys to values, received {type(data).__name__}.")
-    data |= {key: value for key, value in given.items() if value is not None}
+    data |= {key: value for key, value in options.items() if value is not None}
     for word in overrides:
         set_override(data, word)
     return parse(StudyConfig, data, str(file) if file else "study")
@@ -220,16 +220,16 @@ def set_override(data: dict[str, Any], word: str) -> None:
     """Applies one `dotted.key=value` to nested data; values are read as YAML.
 
     Raises:
-        UserError: where the word is none.
+        UserError: where the word is not of this form.
     """
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise UserError(f"{word!r} is not of the form key=value, e.g. trials=30 or training.epochs=2.")
     *path, last = key.split(".")
-    for part in path:
-        inner = data.setdefault(part, {})
+    for name in path:
+        inner = data.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise UserError(f"{word!r}: {part!r} has no keys below it.")
+            raise UserError(f"{word!r}: {name!r} has no keys below it.")
         data = inner
     try:  # 0x2 are ranks, no number in hexadecimal
         data[last] = text if text.startswith("0x") else yaml.safe_load(text) if text else None
@@ -238,7 +238,7 @@ def set_override(data: dict[str, Any], word: str) -> None:
 
 
 def check_directory(directory: Path, config: StudyConfig) -> None:
-    """Nothing else than this study, or nothing at all, is in the run directory.
+    """Checks that the run directory holds this study or nothing at all.
 
     Raises:
         UserError: naming what differs, where the directory holds another study or other files.
@@ -260,12 +260,12 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
 
 
 def write_config(directory: Path, config: StudyConfig) -> None:
-    """The run directory's `study.yaml`, complete."""
+    """Writes the run directory's `study.yaml`, with every key."""
     write_atomically(directory / STUDY_FILE, dump_yaml(config.to_dict()))
 
 
 def written_config(directory: Path) -> StudyConfig:
-    """What `write_config` left there.
+    """The settings in a run directory's `study.yaml`.
 
     Raises:
         UserError: for a file that was edited into something else.

@@ -40,7 +40,7 @@ def log_files(
     """The paths that `--data` names; `demo` alone is the demo log.
 
     Raises:
-        UserError: naming the first that is missing.
+        UserError: naming the first path that is missing.
     """
     if "" in names:  # an unset variable of a shell; as a path it would be the current folder
         raise UserError(f"--data is empty; name a log, a prepared log, or `{DEMO}`.")
@@ -54,7 +54,7 @@ def log_files(
 
 
 def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:
-    """Generated where it is not there yet."""
+    """The file of the demo log, generated where it is not there yet."""
     spec = DemoLog(rows=demo.rows, seed=demo.seed)
     folder = cache_root() / "demo"
     folder.mkdir(parents=True, exist_ok=True)

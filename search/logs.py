@@ -1,7 +1,7 @@
 """Logging of the driver: into `driver.log` of the folder that it works in, and with `-v` on stderr too.
 
-Users see sentences on the terminal; this is for engineers: what was decided, when, of which trial. Modules log by
-their own names (`logging.getLogger(__name__)`). Ranks have files of their own, in the trials' folders
+Users see sentences on the terminal; the log is for engineers: what was decided, when, about which trial. Modules
+log by their own names (`logging.getLogger(__name__)`). Ranks have files of their own, in the trials' folders
 (`trials.processes.logs`).
 """
 
@@ -35,7 +35,7 @@ def show_logs(verbosity: int) -> None:
 
 @contextlib.contextmanager
 def logged_to(path: Path) -> Iterator[None]:
-    """Inside, what modules log is appended to a file; a session that resumes another goes on in the same one."""
+    """A context in which what modules log is appended to a file, also by a session that resumes another."""
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
     loggers = [logging.getLogger(name) for name in ROOMS]

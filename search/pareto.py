@@ -13,26 +13,28 @@ from trials.study_record import StudyRecord
 
 def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Trials with a result, of their own or shared with an equal network, that can be compared."""
-    done = (t for t in trials if t.result.outcome is Outcome.COMPLETED and t.job.flops is not None)
-    return [t for t in done if t.result.validation and not math.isnan(t.result.validation.ne)]
+    done = (
+        trial for trial in trials if trial.result.outcome is Outcome.COMPLETED and trial.job.flops is not None
+    )
+    return [trial for trial in done if trial.result.validation and not math.isnan(trial.result.validation.ne)]
 
 
 def log_flops(flops: float | None) -> float:
-    """To base 10: candidates differ by orders of magnitude; as much is gained from 10 to 5 as from 2 to 1."""
+    """Logarithm to base 10, as candidates differ by orders of magnitude: 10 to 5 is as much as 2 to 1."""
     return math.log10(max(flops or 0.0, 1.0))
 
 
 def pareto_front(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Trials that no other beats in both NE and FLOPs, by FLOPs; of equals the first stands."""
+    """Trials that no other beats in both NE and FLOPs, by FLOPs; of equal trials the first stands."""
     front: list[TrialRecord] = []
-    for trial in sorted(eligible(trials), key=lambda t: (_flops(t), _ne(t), t.number)):
+    for trial in sorted(eligible(trials), key=lambda trial: (_flops(trial), _ne(trial), trial.number)):
         if not front or _ne(trial) < _ne(front[-1]):
             front.append(trial)
     return front
 
 
 def knee(front: list[TrialRecord]) -> TrialRecord | None:
-    """Where the front bends most: farthest below the line between its ends, NE against log FLOPs."""
+    """The trial where the front bends most: farthest below the line between its ends, NE against log FLOPs."""
     if len(front) < 3:
         return front[-1] if front else None
     first, last = front[0], front[-1]
@@ -47,10 +49,10 @@ def knee(front: list[TrialRecord]) -> TrialRecord | None:
 
 
 def picked(record: StudyRecord, how: str) -> TrialRecord:
-    """As `pick` does, from a study's front; the members of an average on the front can be named by number too.
+    """The trial that `how` names on a study's front (see `pick`), or a member of an average there, by its number.
 
     Raises:
-        UserError: where nothing fits, saying what is there.
+        UserError: where no trial fits, saying what is there.
     """
     front = [record.trial(number) for number in record.front]
     networks = (network for trial in front for network in record.networks(trial))
@@ -61,7 +63,7 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
 
 
 def pick(front: list[TrialRecord], how: str) -> TrialRecord:
-    """The front's member that `best`, `knee`, `flops<=X`, `ms<=X` or a trial number names.
+    """The trial of the front that `best`, `knee`, `flops<=X`, `ms<=X` or a trial number names.
 
     Raises:
         UserError: where nothing on the front fits, saying what is there.
@@ -71,9 +73,9 @@ def pick(front: list[TrialRecord], how: str) -> TrialRecord:
     if how == "best":
         return front[-1]
     if how == "knee":
-        found = knee(front)
-        assert found is not None
-        return found
+        knee_trial = knee(front)
+        assert knee_trial is not None
+        return knee_trial
     if how.isdigit():
         for trial in front:
             if trial.number == int(how):
@@ -88,17 +90,17 @@ def pick(front: list[TrialRecord], how: str) -> TrialRecord:
 
 
 def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> TrialRecord:
-    """The one of lowest NE that takes no more than `limit` of `what`, FLOPs or milliseconds."""
+    """The trial of the lowest NE that takes no more than `limit` of `what`, FLOPs or milliseconds."""
     taken = [(_flops(trial) if what == "flops" else trial.plan.serving_ms, trial) for trial in front]
-    known = [(value, trial) for value, trial in taken if value is not None]
-    if not known:
+    measured = [(value, trial) for value, trial in taken if value is not None]
+    if not measured:
         raise UserError(
             f"--pick {how!r}: no forward time on the front is known, as the study has no serving.max_ms; "
             "bundles have theirs in bundle.json, export one by its number."
         )
-    fitting = [trial for value, trial in known if value <= limit]
+    fitting = [trial for value, trial in measured if value <= limit]
     if not fitting:
-        least = f"{min(value for value, _ in known):.3g}"
+        least = f"{min(value for value, _ in measured):.3g}"
         needs = f"cheapest on the front needs {least} FLOPs"
         takes = f"fastest on the front takes {least} ms"
         raise UserError(f"--pick {how!r}: the {needs if what == 'flops' else takes}.")

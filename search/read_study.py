@@ -46,7 +46,7 @@ def read_finished_study(directory: Path) -> StudyRecord:
     """The study in a run directory, whose selection is frozen.
 
     Raises:
-        UserError: where there is none, or it is not finished.
+        UserError: where there is no study, or it is not finished.
     """
     record = read_study(directory)
     if not record.finished:
@@ -58,10 +58,13 @@ def read_finished_study(directory: Path) -> StudyRecord:
 
 
 def read_progress(record: StudyRecord) -> dict[int, Progress]:
-    """What the running trials of a study that was read last said of their training, by trial."""
+    """The last progress that each running trial of a study has reported, by number of the trial."""
     running = (trial.number for trial in record.trials if trial.result.outcome is Outcome.RUNNING)
-    told = {number: _events(Path(record.directory), number) for number in running}
-    progress = {number: [e for e in events if isinstance(e, Progress)] for number, events in told.items()}
+    events_of = {number: _events(Path(record.directory), number) for number in running}
+    progress = {
+        number: [event for event in events if isinstance(event, Progress)]
+        for number, events in events_of.items()
+    }
     return {number: events[-1] for number, events in progress.items() if events}
 
 
@@ -81,8 +84,7 @@ def _not_begun(directory: Path) -> UserError:
 
 
 def _as_it_is(directory: Path, trial: TrialRecord, *, running: bool) -> TrialRecord:
-    """The ledger has a running trial as it began: here it is with the curve so far, or cut short with its
-    driver."""
+    """A trial of the ledger, which has it as it began: with the curve so far, or cut short with its driver."""
     if trial.result.outcome is not Outcome.RUNNING:
         return trial
     if not running:

@@ -23,7 +23,7 @@ TRIALS, RETRAINED = "trials", "retrained"
 CHECKPOINTS = "checkpoints"
 """The folder in a trial's folder from which a training that was cut short goes on."""
 DRIVER_WAITS_SECONDS = 0.5
-"""A driver waits that long for the lock: a reader that asks whether one is at work holds it for a moment, too."""
+"""Seconds that a driver waits for the lock: a reader that asks for a driver holds it for a moment, too."""
 READER_ASKS, READER_PAUSE_SECONDS = 3, 0.01
 """A reader that meets another reader at the lock asks again; only a driver holds it as long as all that."""
 
@@ -44,7 +44,7 @@ def trial_folder(directory: Path, number: int) -> Path:
 
 
 def folder_of(directory: Path, trial: TrialRecord) -> Path:
-    """The same of a trial, of the one whose result it shares, or of a retraining, which is numbered apart."""
+    """Folder of a trial, of the trial whose result it shares, or of a retraining, which is numbered apart."""
     retraining = trial.kind is TrialKind.RETRAINING
     return trial_folder(directory / RETRAINED if retraining else directory, trial.owner)
 

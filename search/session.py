@@ -35,9 +35,9 @@ class Session:
     directory: Path
     log: PreparedLog
     launcher: AnyLauncher
-    """Starts processes here, or on all hosts."""
+    """What starts processes here, or on all hosts."""
     hosts: Hosts | None
-    """Other hosts, who wait until `admit_hosts` lets them begin."""
+    """Other hosts, which wait until `admit_hosts` lets them begin; None where all ranks are on this machine."""
 
     def admit_hosts(self) -> None:
         """Waits until all hosts have joined; nothing to do where all ranks are on this machine."""
@@ -64,12 +64,12 @@ def open_session(
             check_directory(directory, study)
         with step_progress(console) as progress:
             log = open_log(config, progress)
-        starts = HostsLauncher(launcher, hosts) if hosts else launcher
+        session_launcher = HostsLauncher(launcher, hosts) if hosts else launcher
         with logged_to(directory / DRIVER_LOG):
             LOG.info(
                 "dhen-search %s, process %d, log %s", version("dhen-search"), os.getpid(), log.fingerprint
             )
-            yield Session(directory=directory, log=log, launcher=starts, hosts=hosts)
+            yield Session(directory=directory, log=log, launcher=session_launcher, hosts=hosts)
 
 
 @contextlib.contextmanager

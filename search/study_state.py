@@ -1,4 +1,4 @@
-"""The state of a study as its driver, its stages and those who watch it share it, and what its trials say
+"""The state of a study, shared by its driver, its stages and its observers, and what follows from its trials
 together."""
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import Comparison, StudyRecord, networks_of
 
 Observer = Callable[["StudyState"], None]
-"""Is called at every change and about ten times per second between; takes what it likes from the study's state."""
+"""A function that is called with the study's state at every change, and about ten times per second between."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What the completed trials say; it changes only when one more completes."""
+    """What follows from the completed trials; it changes only when one more trial completes."""
 
     baseline: TrialRecord | None
     """The best of the baseline's own trials."""
@@ -27,15 +27,15 @@ class Selection:
     """Candidates and averages that no other beats in both NE and FLOPs, by FLOPs."""
     knee: TrialRecord | None
     networks: tuple[TrialRecord, ...]
-    """The front of candidates alone, by FLOPs: what averages are made of."""
+    """The front of candidates alone, by FLOPs, which averages are made of."""
     runners_up: tuple[TrialRecord, ...]
-    """The front without these, where averages are to be made, which may have them too."""
+    """The front of all other candidates, where averages are to be made, which may have these networks too."""
     members: tuple[TrialRecord, ...]
-    """Networks that averages on the front consist of."""
+    """Networks of which averages on the front consist."""
 
     @property
     def winners(self) -> tuple[TrialRecord, ...]:
-        """The baseline and the front: those that are scored on test in the end."""
+        """The baseline and the front: the trials that are scored on test in the end."""
         return (*([self.baseline] if self.baseline else []), *self.front)
 
     @property
@@ -49,12 +49,12 @@ class Selection:
 
     @property
     def kept(self) -> tuple[TrialRecord, ...]:
-        """Trials whose weights are not dropped: those, and others that averages may have."""
+        """Trials whose weights are not dropped: the trained ones, and others that averages may have."""
         return (*self.trained, *self.runners_up)
 
 
 class StudyState:
-    """Trials and retrainings of a study by number, which of them are selected, and what there is to tell of it."""
+    """Trials and retrainings of a study by number, which of them are selected, and what its observers are told."""
 
     def __init__(
         self,
@@ -68,19 +68,19 @@ class StudyState:
         """A study that is opened.
 
         Args:
-            head: its record without trials.
-            trials: of earlier sessions.
-            retrainings: of earlier sessions.
+            head: the study's record without trials.
+            trials: trials of earlier sessions.
+            retrainings: retrainings of earlier sessions.
             averages: whether averages are to be made, so that runners-up count.
-            observers: are called by `tell`.
+            observers: functions that `tell` calls.
         """
         self.head, self._averages, self._observers = head, averages, observers
         self.trials: dict[int, TrialRecord] = {}
         self.retrainings: dict[int, TrialRecord] = {trial.number: trial for trial in retrainings}
         self.progress: dict[int, Progress] = {}
-        """What the trainings that run last said, by trial."""
+        """The last progress that each running training has reported, by number of the trial."""
         self.notices: list[str] = []
-        """Sentences beside how trials end, since this driver began."""
+        """Sentences on anything but the end of trials, since this driver began."""
         self.ended: list[int] = []
         """Numbers of the trials that this driver has seen end, in that order."""
         self.changes = 0
@@ -113,13 +113,13 @@ class StudyState:
         self.changes += 1
 
     def say(self, sentence: str) -> None:
-        """Adds a notice; the observers have it at once."""
+        """Adds a notice, and calls all observers."""
         self.notices.append(sentence)
         self.changes += 1
         self.tell()
 
     def tell(self) -> None:
-        """Lets the observers look."""
+        """Calls all observers."""
         for observer in self._observers:
             observer(self)
 
@@ -130,14 +130,14 @@ class StudyState:
 
     @property
     def candidates(self) -> list[TrialRecord]:
-        """What was proposed, in order: no trials of the baseline, nor of candidates once more on all rows."""
-        own = [t for _, t in sorted(self.trials.items()) if t.origin.promoted_from is None]
-        return [t for t in own if t.kind is TrialKind.CANDIDATE]
+        """Candidates in order of number, without those that were trained once more on all rows."""
+        searched = [trial for _, trial in sorted(self.trials.items()) if trial.origin.promoted_from is None]
+        return [trial for trial in searched if trial.kind is TrialKind.CANDIDATE]
 
     @property
     def promoted(self) -> list[TrialRecord]:
         """Trainings on all rows of what a search on a part of them has selected, in order."""
-        return [t for _, t in sorted(self.trials.items()) if t.origin.promoted_from is not None]
+        return [trial for _, trial in sorted(self.trials.items()) if trial.origin.promoted_from is not None]
 
     @property
     def completed(self) -> list[TrialRecord]:
@@ -146,22 +146,25 @@ class StudyState:
 
     @property
     def searched(self) -> Selection:
-        """The selection among the trials that the search has made, on a part of the log where it was told so."""
+        """The selection among the trials of the search, which may have trained on a part of the rows."""
         on_a_part = bool(self.promoted)
-        own = (trial for trial in self.completed if trial.origin.promoted_from is None)
-        return self._judge([t for t in own if not (on_a_part and t.kind is TrialKind.AVERAGE)])
+        searched = (trial for trial in self.completed if trial.origin.promoted_from is None)
+        return self._judge(
+            [trial for trial in searched if not (on_a_part and trial.kind is TrialKind.AVERAGE)]
+        )
 
     @property
     def selection(self) -> Selection:
-        """The selection as of now: among trials on all rows alone, as soon as all that were selected have ended
-        there."""
+        """The selection as of now: among trials on all rows alone, as soon as all those promoted have ended."""
         if self._selection is None:
-            going = any(trial.result.outcome.unfinished for trial in self.promoted)
+            unfinished = any(trial.result.outcome.unfinished for trial in self.promoted)
             done = (
-                t for t in self.completed if t.origin.promoted_from is not None or t.kind is TrialKind.AVERAGE
+                trial
+                for trial in self.completed
+                if trial.origin.promoted_from is not None or trial.kind is TrialKind.AVERAGE
             )
-            whole = self._judge(list(done))
-            self._selection = self.searched if whole.baseline is None or going else whole
+            on_all_rows = self._judge(list(done))
+            self._selection = self.searched if on_all_rows.baseline is None or unfinished else on_all_rows
         return self._selection
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
@@ -206,21 +209,23 @@ class StudyState:
         tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
         candidates = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
         averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
-        front, ahead = pareto_front(candidates + averages), pareto_front(candidates)
-        known = {trial.job.fingerprint for trial in ahead}
-        behind = [trial for trial in candidates if self._averages and trial.job.fingerprint not in known]
+        front, networks = pareto_front(candidates + averages), pareto_front(candidates)
+        fingerprints = {trial.job.fingerprint for trial in networks}
+        others = [
+            trial for trial in candidates if self._averages and trial.job.fingerprint not in fingerprints
+        ]
         on_front = (trial for trial in front if trial.kind is TrialKind.AVERAGE)
         return Selection(
             baseline=min(tuned, key=_ne, default=None),
             front=tuple(front),
             knee=knee(front),
-            networks=tuple(ahead),
-            runners_up=tuple(pareto_front(behind)),
+            networks=tuple(networks),
+            runners_up=tuple(pareto_front(others)),
             members=tuple(network for average in on_front for network in self.networks(average)),
         )
 
     def _is_whole(self, average: TrialRecord) -> bool:
-        """Whether all members have a result: not one that is trained again because its weights are gone."""
+        """Whether all members have a result; a member that is trained again for its lost weights has none."""
         return all(member.result.outcome is Outcome.COMPLETED for member in self.networks(average))
 
 
@@ -230,7 +235,7 @@ def _ne(trial: TrialRecord) -> float:
 
 
 def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:
-    """From when to when a trial ran, in seconds since 1970; one that was cut short will run again."""
+    """Start and end of a trial in seconds since 1970; None for one that was cut short, which will run again."""
     if trial.origin.started_at is None:
         return None
     start, seconds = datetime.fromisoformat(trial.origin.started_at).timestamp(), trial.result.seconds

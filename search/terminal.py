@@ -25,12 +25,12 @@ from trials.events import Progress
 
 REFRESH_SECONDS = 0.25
 TABLE_WIDTH = 140
-"""Where there is no terminal to ask."""
+"""Width of tables where there is no terminal."""
 LINES_BESIDE_TABLE = 5
 
 
 class StudyView:
-    """Shows a study as it goes: an observer of it."""
+    """An observer of a study, which shows it as it goes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -48,7 +48,7 @@ class StudyView:
             self._live.stop()
 
     def __call__(self, study: StudyState) -> None:
-        """Draws the study, some times per second at most, or says which trials have ended."""
+        """Draws the study, some times per second at most, or prints which trials have ended."""
         for notice in study.notices[self._noticed :]:
             self._console.print(notice, style="yellow", soft_wrap=True, markup=False)
         self._noticed = len(study.notices)
@@ -62,7 +62,7 @@ class StudyView:
             self._live.update(Group(table, progress_line(record), *training), refresh=True)
 
     def _say_ended(self, study: StudyState) -> None:
-        """A line for each trial that has ended since the last call."""
+        """Prints a line for each trial that has ended since the last call."""
         if self._said == len(study.ended):
             return
         record = study.record()
@@ -73,13 +73,13 @@ class StudyView:
 
 
 def print_table(table: Table) -> None:
-    """On stdout, as wide as the terminal; wide enough where there is none."""
+    """Prints a table on stdout, as wide as the terminal, or wide enough where there is none."""
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
 
 
 def progress_lines(progress: Mapping[int, Progress]) -> list[Text]:
-    """How far each training is, by trial."""
-    return [Text(_training(number, told), style="dim") for number, told in sorted(progress.items())]
+    """Lines that say how far each training is, in order of the trials' numbers."""
+    return [Text(_training(number, training), style="dim") for number, training in sorted(progress.items())]
 
 
 def _training(number: int, progress: Progress) -> str:
@@ -90,7 +90,7 @@ def _training(number: int, progress: Progress) -> str:
 
 @contextmanager
 def resumable(console: Console, directory: Path) -> Iterator[None]:
-    """Ctrl-C inside ends this process (exit code 130), and says that the same command goes on."""
+    """A context in which Ctrl-C ends this process (exit code 130) and prints that the same command goes on."""
     try:
         yield
     except KeyboardInterrupt:

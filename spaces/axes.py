@@ -27,12 +27,12 @@ class OutsideError(UserError):
     def __init__(self, axis: str, value: Any) -> None:
         super().__init__(f"{axis}: {value!r} lies outside this space.")
         self.shortly = axis if isinstance(value, float) else f"{axis}: {value!r}"
-        """For counting: alike for all real numbers."""
+        """The message in short, for counting: the same for all real numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of a few values. In a point each stands by its label, so that lists can be chosen among."""
+    """One of a few values. In a point a value is represented by its label, so that lists can be chosen among."""
 
     name: str
     values: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Choice:
         return len(self.values)
 
     def sample(self, trial: BaseTrial) -> Scalar:
-        """A label."""
+        """The label that the trial suggests."""
         choice: Scalar = trial.suggest_categorical(self.name, self.labels)
         return choice
 
@@ -59,7 +59,7 @@ class Choice:
         return self.values[self.labels.index(received)]
 
     def holds(self, value: Any) -> bool:
-        """Whether this is one of its values, and there is a choice at all."""
+        """Whether the axis has this value, and there is a choice at all."""
         return self.size > 1 and value in self.values
 
     def encode(self, value: Any) -> Scalar:
@@ -84,7 +84,7 @@ class Range:
         return int((self.high - self.low) // self.step) + 1 if self.whole else math.inf
 
     def sample(self, trial: BaseTrial) -> Scalar:
-        """A number."""
+        """The number that the trial suggests."""
         if self.whole:
             number: Scalar = trial.suggest_int(
                 self.name, int(self.low), int(self.high), log=self.log, step=self.step
@@ -94,13 +94,13 @@ class Range:
         return real
 
     def decode(self, received: Scalar) -> Any:
-        """The number itself, if it lies inside."""
+        """The number itself, where it lies between the bounds."""
         if not self.holds(received):
             raise UserError(f"{self.name}: {received!r} is not between {self.low} and {self.high}.")
         return received
 
     def holds(self, value: Any) -> bool:
-        """Whether this lies between the bounds."""
+        """Whether the value lies between the bounds, on a step."""
         if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
             return False
         return not self.whole or (value - self.low) % self.step == 0
@@ -117,8 +117,8 @@ def read_axis(name: str, spec: Any) -> Axis:
     """An axis from YAML; a constant is a choice of one.
 
     Raises:
-        UserError: naming the axis, for an empty list, doubled values or such as cannot be chosen, and for bounds
-            or a step that are none.
+        UserError: naming the axis, for an empty list, repeated values, values that cannot be chosen, and for
+            bounds or a step that are not valid.
     """
     if isinstance(spec, dict):
         return _read_range(name, spec)
@@ -148,7 +148,7 @@ def random_value(axis: Axis, rng: random.Random) -> Scalar:
 def label(value: Any) -> Scalar:
     """What stands for a value in a point."""
     if isinstance(value, tuple):
-        return "-".join(str(part) for part in value) or "none"
+        return "-".join(str(item) for item in value) or "none"
     return value  # type: ignore[no-any-return]
 
 
@@ -188,8 +188,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _has_label(value: Any) -> bool:
-    parts = value if isinstance(value, tuple) else (value,)
-    return all(part is None or isinstance(part, (bool, str)) or _is_number(part) for part in parts)
+    items = value if isinstance(value, tuple) else (value,)
+    return all(item is None or isinstance(item, (bool, str)) or _is_number(item) for item in items)
 
 
 def _frozen(value: Any) -> Any:

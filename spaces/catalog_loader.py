@@ -25,10 +25,10 @@ def catalog() -> dict[str, SpaceConfig]:
 def load_space(name: str, features: FeatureSchema | None = None) -> Space:
     """A space by its name in the catalog or by the path of a YAML file.
 
-    With the inputs of a log, without the axes that change nothing on it.
+    Where the inputs of a log are given, axes that change nothing on that log are constants.
 
     Raises:
-        UserError: when there is none, a key or value is wrong, or no point of it decodes.
+        UserError: when there is no such space, a key or value is wrong, or no point of it decodes.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
@@ -45,7 +45,7 @@ def load_space(name: str, features: FeatureSchema | None = None) -> Space:
 
 
 def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
-    """Settings of inputs that the log does not have keep their first value: they make no other network."""
+    """The space in which settings of inputs that the log lacks keep their first value: they change no network."""
     acts_on = {
         "buckets": features.bucketed,
         "numeric_mlp": features.numeric,

@@ -32,7 +32,7 @@ class SpaceSize:
 
 
 def space_size(space: Space) -> SpaceSize:
-    """Counts a space."""
+    """Counts the architectures and the training settings of a space."""
     dropout = space.model_axes.get("dropout")
     dropouts = dropout.values if isinstance(dropout, Choice) else (0.0,)
     others = {
@@ -42,8 +42,8 @@ def space_size(space: Space) -> SpaceSize:
     return SpaceSize(
         architectures=sum(
             stacks * _model_count(others, depth)
-            for each in dropouts
-            for depth, stacks in _stack_counts(space, each)
+            for model_dropout in dropouts
+            for depth, stacks in _stack_counts(space, model_dropout)
         ),
         training_choices=math.prod(axis.size for axis in training if axis.size < math.inf),
         real_axes=sum(axis.size == math.inf for axis in training),
@@ -52,18 +52,18 @@ def space_size(space: Space) -> SpaceSize:
 
 
 def _model_count(axes: Mapping[str, Axis], depth: int) -> float:
-    """Distinct settings outside of so many layers; where members part is one where there is one member."""
-    one = Choice(name="members", values=(1,))
-    members, parting = axes.get("members", one), axes.get("members_from", one)
-    places = len({min(place, depth) for place in _values(parting)})
+    """Distinct settings outside the layers of a model this deep; one member alone has one place to part."""
+    constant = Choice(name="members", values=(1,))
+    members, parting = axes.get("members", constant), axes.get("members_from", constant)
+    parting_layers = len({min(layer, depth) for layer in _values(parting)})
     low = min(members.values) if isinstance(members, Choice) else members.low
     alone = int(low == 1)
     others = math.prod(axis.size for name, axis in axes.items() if name not in ("members", "members_from"))
-    return others * ((members.size - alone) * places + alone)
+    return others * ((members.size - alone) * parting_layers + alone)
 
 
 def _stack_counts(space: Space, model_dropout: float) -> Iterator[tuple[int, float]]:
-    """Each depth, and the distinct stacks of so many layers in models of this dropout."""
+    """Each depth, and the number of distinct stacks of so many layers in models with this dropout."""
     layers = [_layer_count(space, axes, model_dropout) for axes in space.layer_axes.values()]
     shared = space.config.layers == "shared"
     for depth in _values(space.depth):
@@ -71,7 +71,7 @@ def _stack_counts(space: Space, model_dropout: float) -> Iterator[tuple[int, flo
 
 
 def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> float:
-    """Distinct layers: over all multisets of 1..k kinds."""
+    """Number of distinct layers: the sum over all multisets of at most `slots` kinds."""
     settings = {
         kind: math.prod(_setting_count(key, axes[f"{kind}.{key}"], model_dropout) for key in keys)
         for kind, keys in space.config.modules.items()
@@ -87,14 +87,14 @@ def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> f
 
 
 def _setting_count(key: str, axis: Axis, model_dropout: float) -> float:
-    """Values of a module's setting; a dropout that is the model's is the same as none of its own."""
+    """Number of values of a module's setting; a dropout equal to the model's is the same as none of its own."""
     if key == "dropout" and isinstance(axis, Choice) and {None, model_dropout} <= set(axis.values):
         return axis.size - 1
     return axis.size
 
 
 def _norm_count(norm: Axis, placement: Axis) -> float:
-    """Norms and their places; none has one."""
+    """Number of norms with their placements; `none` has only one placement."""
     without = int(isinstance(norm, Choice) and NONE in norm.values)
     return (norm.size - without) * placement.size + without
 

@@ -96,7 +96,7 @@ class Space:
     """A space ready to be sampled."""
 
     def __init__(self, name: str, config: SpaceConfig) -> None:
-        """Raises UserError where the space is impossible (see `spaces.catalog` for the checks by size)."""
+        """Raises UserError where a name or a value is wrong; `load_space` also checks that some point decodes."""
         self.name = name
         self.config = config
         self._check_names()
@@ -117,37 +117,37 @@ class Space:
             for name, axis in self._by_setting()
             if name in config.tuning and axis.size > 1
         }
-        """The axes of `tuning`, with the values that they keep until then."""
+        """The axes of `tuning`, with the values that they keep until the tuning stage."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
         """All axes with more than one value, in the order of sampling."""
         layers = (axis for axes in self.layer_axes.values() for axis in axes.values())
-        every = (self.depth, *layers, *self.model_axes.values(), *self.training_axes.values())
-        return tuple(axis for axis in every if axis.size > 1)
+        all_axes = (self.depth, *layers, *self.model_axes.values(), *self.training_axes.values())
+        return tuple(axis for axis in all_axes if axis.size > 1)
 
     def start_point(self, index: int, training: Mapping[str, Any]) -> Point:
-        """What the candidate of this index should try, as far as the space says so; empty past the last.
+        """Values that the candidate of this index should try, as far as the space names them; empty past the last.
 
         `training` are settings that have worked on this log (the tuned baseline's): a start point that
-        leaves them open begins there.
+        leaves them open takes them.
         """
         if index >= len(self.config.start):
             return {}
-        known = {
+        proven = {
             axis.name: training[key]
             for key, axis in self.training_axes.items()
             if axis.holds(training.get(key)) and axis.name not in self.left_for_tuning
         }
-        return known | self.config.start[index]
+        return proven | self.config.start[index]
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that varies; a study keeps to one space."""
+        """Fingerprint of everything that varies; a study keeps to one space."""
         return fingerprint(self.config.to_dict())
 
     def sample(self, trial: BaseTrial) -> Point:
-        """A point, every axis asked for."""
+        """A point with the value that the trial suggests for every axis."""
         return {axis.name: axis.sample(trial) for axis in self.axes}
 
     def random_point(self, rng: random.Random) -> Point:
@@ -174,10 +174,10 @@ class Space:
         return Candidate(model=model, training=training)
 
     def encode(self, candidate: Candidate) -> Point:
-        """A point that decodes to this candidate; axes it does not use take their first value.
+        """A point that decodes to this candidate; axes that the candidate does not use take their first value.
 
         Raises:
-            UserError: where it lies outside this space.
+            UserError: where the candidate lies outside this space.
         """
         point: Point = {axis.name: first_label(axis) for axis in self.axes}
         layers = candidate.model.layers
@@ -201,7 +201,7 @@ class Space:
         return [f"layer{index}" for index in range(self.max_depth)]
 
     def _layer_axes(self, prefix: str) -> dict[str, Axis]:
-        """Field of a layer -> axis: slots, ensemble and the rest, then each kind's settings."""
+        """Axes by field of a layer: slots, ensemble and the rest, then each kind's settings."""
         kinds, config = list(self.config.modules), self.config
         axes: dict[str, Axis] = {"block0": read_axis(f"{prefix}.block0", kinds)}
         for slot in range(1, config.slots):
@@ -215,10 +215,10 @@ class Space:
 
     def _decode_layer(self, prefix: str, point: Point) -> dict[str, Any]:
         axes = self.layer_axes[prefix]
-        chosen = [_value(axes[f"block{slot}"], point) for slot in range(self.config.slots)]
+        kinds = [_value(axes[f"block{slot}"], point) for slot in range(self.config.slots)]
         modules = [
             {"kind": kind} | {key: _value(axes[f"{kind}.{key}"], point) for key in self.config.modules[kind]}
-            for kind in chosen
+            for kind in kinds
             if kind != NONE
         ]
         return {"modules": modules} | {key: _value(axes[key], point) for key in LAYER_FIELDS}
@@ -244,7 +244,7 @@ class Space:
         return point
 
     def _check_names(self) -> None:
-        """Kinds, their settings, ensembles and model fields exist."""
+        """Checks that kinds, their settings, ensembles and model fields exist."""
         for kind, settings in self.config.modules.items():
             if kind not in BLOCKS:
                 raise unknown_name("interaction module", kind, BLOCKS)
@@ -275,27 +275,27 @@ class Space:
                 axes[name].decode(value)
 
     def _by_setting(self) -> Iterator[tuple[str, Axis]]:
-        """Axes by the names that `tuning` has for them; each layer has its own of a module's."""
+        """Axes by the names that `tuning` has for them; a module's setting comes once for each recipe."""
         yield from self.model_axes.items()
         yield from ((f"training.{key}", axis) for key, axis in self.training_axes.items())
         for axes in self.layer_axes.values():
             yield from ((key, axis) for key, axis in axes.items() if "." in key)
 
     def _check_tuning(self) -> None:
-        known = dict(self._by_setting())
+        settings = dict(self._by_setting())
         for name in self.config.tuning:
-            if name not in known:
-                raise unknown_name("setting under `tuning`", name, known)
+            if name not in settings:
+                raise unknown_name("setting under `tuning`", name, settings)
 
     def _check_point(self, point: Point) -> None:
         names = {axis.name for axis in self.axes}
         if set(point) != names:
-            odd = sorted(set(point) ^ names)
-            raise UserError(f"the point is not of space {self.name!r}: {', '.join(odd)} differ.")
+            differing = sorted(set(point) ^ names)
+            raise UserError(f"the point is not of space {self.name!r}: {', '.join(differing)} differ.")
 
 
 def _check_layers(axis: Axis, least: int) -> None:
-    """Its values are numbers of layers."""
+    """Checks that the axis's values are numbers of layers."""
     for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UserError(
@@ -304,17 +304,17 @@ def _check_layers(axis: Axis, least: int) -> None:
 
 
 def _value(axis: Axis, point: Point) -> Any:
-    """The axis's value at a point; a constant where it is no axis of the point."""
+    """The axis's value at a point; the constant where the axis has only one value."""
     return axis.decode(point[axis.name] if axis.name in point else first_label(axis))
 
 
 def _has(axis: Axis, value: Any) -> bool:
-    """Whether this is one of its values, a constant's too."""
+    """Whether the axis has this value, be it as its constant."""
     return value in axis.values if isinstance(axis, Choice) else axis.holds(value)
 
 
 def first_label(axis: Axis) -> Scalar:
-    """The point's value where nothing else is said."""
+    """The value of the axis in a point where nothing else is said."""
     return axis.labels[0] if isinstance(axis, Choice) else axis.low
 
 
@@ -324,10 +324,12 @@ def _encoded(axis: Axis, value: Any) -> Point:
 
 
 def _encoded_parting(axis: Axis, model: DhenConfig) -> Point:
-    """One member parts nowhere; behind the last layer any value of the axis does."""
+    """The value of `members_from`: none for one member; after the last layer the next larger value will do."""
     behind = model.members_from == len(model.layers)
     if model.members == 1:
         return {}
     if behind and isinstance(axis, Choice) and model.members_from not in axis.values:
-        return _encoded(axis, next((v for v in axis.values if v > model.members_from), model.members_from))
+        return _encoded(
+            axis, next((value for value in axis.values if value > model.members_from), model.members_from)
+        )
     return _encoded(axis, model.members_from)

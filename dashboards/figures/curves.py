@@ -36,30 +36,31 @@ class CurvesInfo:
     lines: tuple[CurveLine, ...]
     """Candidates with at least one point in the baseline's range, in order of number."""
     baseline: str | None
-    """The baseline in short; None where there is none yet."""
+    """The baseline's number and model in short; None where there is no baseline yet."""
     last_examples: int
-    """Where the baseline's own curve ends."""
+    """Number of training examples at which the baseline's own curve ends."""
     frame: Frame | None
-    """Of the percent axis, fit to the second half of training, for early values would press the rest flat;
+    """Range of the percent axis, fit to the second half of training, for early values would press the rest flat;
     None where there is no curve."""
     outside: bool
     """Whether a part of a curve lies outside the frame."""
 
 
 def curves_info(record: StudyRecord) -> CurvesInfo:
-    """Trials that share another trial's result are left out: their curve would cover that one's."""
+    """What the figure shows; a trial with another trial's result is left out, for it would cover that curve."""
     baseline = find(record, record.baseline)
-    own = baseline.result.curve if baseline else ()
-    fresh = [trial for trial in record.field if trial.origin.reused_from is None]
-    lines = tuple(line for trial in fresh if (line := _line(trial, record, own)).points)
-    late = _frame(lines, own[-1].examples / 2) if lines else None
+    baseline_curve = baseline.result.curve if baseline else ()
+    trained = [trial for trial in record.field if trial.origin.reused_from is None]
+    lines = tuple(line for trial in trained if (line := _line(trial, record, baseline_curve)).points)
+    axis_frame = _frame(lines, baseline_curve[-1].examples / 2) if lines else None
     values = [value for line in lines for _, value in line.points]
     return CurvesInfo(
         lines=lines,
-        baseline=f"trial {baseline.number}, {trial_name(baseline)}" if baseline and own else None,
-        last_examples=own[-1].examples if own else 0,
-        frame=late,
-        outside=late is not None and not all(late.low <= value <= late.high for value in values),
+        baseline=f"trial {baseline.number}, {trial_name(baseline)}" if baseline and baseline_curve else None,
+        last_examples=baseline_curve[-1].examples if baseline_curve else 0,
+        frame=axis_frame,
+        outside=axis_frame is not None
+        and not all(axis_frame.low <= value <= axis_frame.high for value in values),
     )
 
 
@@ -90,7 +91,7 @@ def curves_figure(info: CurvesInfo) -> go.Figure:
 
 
 def _frame(lines: tuple[CurveLine, ...], start: float) -> Frame:
-    """Fit to all values from `start` examples on, and to the last ones of curves that end before."""
+    """A frame fit to all values from `start` examples on, and to the last ones of curves that end before."""
     late = [value for line in lines for examples, value in line.points if examples >= start]
     early_ends = [line.points[-1][1] for line in lines if line.points[-1][0] < start]
     return frame(late + early_ends, always=[0.0])
@@ -103,7 +104,7 @@ def _line(trial: TrialRecord, record: StudyRecord, baseline: tuple[CurvePoint, .
 
 
 def _named(line: CurveLine) -> bool:
-    """Best and knee have a line and a label of their own."""
+    """Whether the curve has a line and a label of its own, as best and knee have."""
     return "best" in line.marks or "knee" in line.marks
 
 

@@ -20,7 +20,7 @@ class Frame:
 
 
 def frame(values: Sequence[float], always: Sequence[float] = ()) -> Frame:
-    """From the lowest value up to Tukey's upper fence (third quartile + 1.5 interquartile ranges).
+    """The range from the lowest value up to Tukey's upper fence (third quartile + 1.5 interquartile ranges).
 
     `always` are values that are inside whatever the fence says. Lower is better here: nothing is ever cut
     off below. At least one value is needed.

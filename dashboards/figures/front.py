@@ -33,7 +33,7 @@ class FrontPoint:
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended before its budget was used up: its NE could have become lower."""
+        """Whether the trial ended before its budget was used up: its NE could have become lower."""
         return self.row.trial.result.outcome is not Outcome.COMPLETED
 
     @property
@@ -47,21 +47,21 @@ class FrontInfo:
     """What the figure shows."""
 
     candidates: tuple[FrontPoint, ...]
-    """Finished ones, and averages, with an NE and FLOPs, in order of number."""
+    """Finished candidates and averages that have an NE and FLOPs, in order of number."""
     front: tuple[FrontPoint, ...]
-    """By FLOPs."""
+    """Points on the front, in order of FLOPs."""
     baseline: FrontPoint | None
     best: FrontPoint | None
     knee: FrontPoint | None
     floor: float | None
     """Lowest reachable NE on validation."""
     frame: Frame | None
-    """Of the NE axis; None where there is no point."""
+    """Range of the NE axis; None where there is no point."""
     floor_in_frame: bool
 
 
 def front_info(record: StudyRecord) -> FrontInfo:
-    """Who is on the front is the record's word, not worked out here."""
+    """What the figure shows; which trials are on the front is read from the record, not worked out here."""
     drawn = (_point(row) for row in trial_rows(record))
     points = {point.number: point for point in drawn if point is not None}
     numbers = {trial.number for trial in (*record.field, *record.averages)}
@@ -69,8 +69,8 @@ def front_info(record: StudyRecord) -> FrontInfo:
     front = [points[number] for number in record.front if number in points]
     baseline = points.get(record.baseline) if record.baseline is not None else None
     floor = (record.log.ne_floor or {}).get("validation")
-    frame_without = _frame(candidates, front, baseline, None)
-    near = frame_without is not None and floor is not None and _near(floor, frame_without)
+    frame_without_floor = _frame(candidates, front, baseline, None)
+    near = frame_without_floor is not None and floor is not None and _near(floor, frame_without_floor)
     return FrontInfo(
         candidates=candidates,
         front=tuple(sorted(front, key=lambda point: point.flops)),
@@ -84,7 +84,7 @@ def front_info(record: StudyRecord) -> FrontInfo:
 
 
 def front_figure(info: FrontInfo) -> go.Figure:
-    """FLOPs on a logarithmic axis; lower left is better."""
+    """The figure, with FLOPs on a logarithmic axis; lower left is better."""
     if info.frame is None:
         reason = "Shown as soon as a trial has an NE on validation."
         return empty(reason, title="NE against FLOPs")
@@ -110,7 +110,7 @@ def front_figure(info: FrontInfo) -> go.Figure:
 
 
 def _point(row: TrialRow) -> FrontPoint | None:
-    """None without both coordinates, and in the middle of training."""
+    """The trial's point; None where a coordinate is missing, and while the trial still trains."""
     ne, flops = row.ne, row.trial.job.flops
     if row.trial.result.outcome is Outcome.RUNNING or ne is None or not flops or not known(flops):
         return None
@@ -128,8 +128,10 @@ def _frame(
     return frame([point.ne for point in candidates], always) if candidates or always else None
 
 
-def _near(floor: float, without: Frame) -> bool:
-    return without.low - floor <= NEAR_FLOOR * (without.high - without.low)
+def _near(floor: float, frame_without_floor: Frame) -> bool:
+    return frame_without_floor.low - floor <= NEAR_FLOOR * (
+        frame_without_floor.high - frame_without_floor.low
+    )
 
 
 def _hover(point: FrontPoint, baseline: FrontPoint | None) -> str:
@@ -168,12 +170,14 @@ def _field(info: FrontInfo) -> go.Scatter:
 
 
 def _front_line(info: FrontInfo) -> go.Scatter:
-    """A step line: between two members the cheaper one is the best that those FLOPs buy."""
+    """A step line: between two points of the front the cheaper one is the best that those FLOPs buy."""
     return _scatter(
         info.front,
         info,
         mode="lines+markers",
-        name="Pareto front (triangles: averages)" if any(p.average for p in info.front) else "Pareto front",
+        name="Pareto front (triangles: averages)"
+        if any(point.average for point in info.front)
+        else "Pareto front",
         line={"color": BLUE, "width": 2, "shape": "hv"},
         marker={"color": BLUE, "size": 9, "symbol": [_symbol(point) for point in info.front]},
     )

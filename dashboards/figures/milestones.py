@@ -22,7 +22,7 @@ class MilestoneLine:
 
     name: str
     values: tuple[tuple[float, float | None] | None, ...]
-    """By milestone: NE relative to the reference in percent, and half its interval where there is one."""
+    """For each milestone NE relative to the reference in percent, and half its interval where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class MilestonesInfo:
     title: str
     reference: str
     milestones: tuple[int, ...]
-    """Training examples seen."""
+    """Numbers of training examples seen."""
     lines: tuple[MilestoneLine, ...]
     """Lines that have a value at all."""
 
@@ -40,7 +40,7 @@ class MilestonesInfo:
 def milestones_info(
     lines: Sequence[MilestoneLine], milestones: Sequence[int], *, title: str, reference: str
 ) -> MilestonesInfo:
-    """Rows without any value are left out."""
+    """What the figure shows; rows without any value are left out."""
     return MilestonesInfo(
         title=title,
         reference=reference,
@@ -55,7 +55,7 @@ def milestones_figure(info: MilestonesInfo) -> go.Figure:
         f"NE in percent of {info.reference}'s at the same number of training examples: mean over seeds; "
         "bars are intervals."
     )
-    traces = [_trace(line, info.milestones, place) for place, line in enumerate(info.lines)]
+    traces = [_trace(line, info.milestones, index) for index, line in enumerate(info.lines)]
     figure = drawing(traces, title=info.title, subtitle=subtitle, height=HEIGHT)
     figure.add_hline(0, line={"color": GREY, "width": 1.5}, annotation_text=info.reference, layer="below")
     figure.update_xaxes(title_text="training examples seen", tickformat="~s", rangemode="tozero")
@@ -64,15 +64,19 @@ def milestones_figure(info: MilestonesInfo) -> go.Figure:
     return figure
 
 
-def _trace(line: MilestoneLine, milestones: Sequence[int], place: int) -> go.Scatter:
-    known = [(at, value) for at, value in zip(milestones, line.values, strict=True) if value is not None]
-    color = COLORS[place % len(COLORS)]
+def _trace(line: MilestoneLine, milestones: Sequence[int], index: int) -> go.Scatter:
+    points = [
+        (examples, value)
+        for examples, value in zip(milestones, line.values, strict=True)
+        if value is not None
+    ]
+    color = COLORS[index % len(COLORS)]
     return go.Scatter(
-        x=[at for at, _ in known],
-        y=[mean for _, (mean, _) in known],
-        error_y={"type": "data", "array": [half or 0.0 for _, (_, half) in known], "thickness": 1},
+        x=[examples for examples, _ in points],
+        y=[mean for _, (mean, _) in points],
+        error_y={"type": "data", "array": [half or 0.0 for _, (_, half) in points], "thickness": 1},
         mode="lines+markers",
         name=text(line.name),
-        line={"color": color, "width": 2, "dash": DASHES[place // len(COLORS) % len(DASHES)]},
-        marker={"color": color, "size": 8, "symbol": SYMBOLS[place % len(SYMBOLS)]},
+        line={"color": color, "width": 2, "dash": DASHES[index // len(COLORS) % len(DASHES)]},
+        marker={"color": color, "size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
     )

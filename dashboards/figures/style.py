@@ -13,15 +13,15 @@ from html import escape
 import plotly.graph_objects as go
 
 BLUE = "#2a86c7"
-"""What the study found: front, best, knee."""
+"""Colour of what the study found: front, best, knee."""
 PALE_BLUE = "rgba(42,134,199,0.5)"
 VERMILION = "#e0662b"
-"""The baseline."""
+"""Colour of the baseline."""
 GREY = "#9aa0a8"
-"""The field."""
+"""Colour of the field."""
 PALE_GREY = "rgba(140,147,156,0.55)"
 INK = "#6b7280"
-"""Text and lines where no page sets them: readable on white and on near-black."""
+"""Colour of text and lines where no page sets them: readable on white and on near-black."""
 GRID = "rgba(128,128,128,0.18)"
 HEIGHT_EMPTY = 120
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
@@ -72,7 +72,7 @@ def text(*lines: str) -> str:
 
 
 def empty(reason: str, *, title: str) -> go.Figure:
-    """The figure for nothing to draw yet: its subtitle says why."""
+    """A figure that has nothing to draw yet; its subtitle says why."""
     figure = drawing((), title=title, subtitle=reason, height=HEIGHT_EMPTY)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)

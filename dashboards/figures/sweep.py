@@ -20,13 +20,13 @@ LOOKS: dict[str, dict[str, str]] = {
     "hsdp": {"color": BLUE, "dash": "solid", "symbol": "diamond"},
     "fsdp": {"color": BLUE, "dash": "dot", "symbol": "cross"},
 }
-"""Told apart by dash and symbol too, never by colour alone."""
+"""Lines differ in dash and symbol too, never in colour alone."""
 NAMES = {"dp": "DP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "hsdp": "HSDP", "fsdp": "FSDP"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """One depth."""
+    """What is predicted for one depth."""
 
     depth: int
     memory_bytes: int
@@ -41,7 +41,7 @@ class SweepLine:
 
     dense: str
     points: tuple[SweepPoint, ...]
-    """By depth."""
+    """Points in order of depth."""
 
     @property
     def deepest(self) -> int | None:
@@ -56,13 +56,13 @@ class SweepInfo:
     cluster: str
     hbm: int
     lines: tuple[SweepLine, ...]
-    """In the order of the ladder; those that the cluster offers."""
+    """One line for each way that the cluster offers, in the order of the ladder."""
 
 
 def sweep_info(
     by_depth: Mapping[int, Sequence[PricedStrategy]], *, cluster: str, hbm: int, batch_size: int
 ) -> SweepInfo:
-    """From the priced ladder of each depth; `batch_size` are the examples of a step over all ranks."""
+    """What the figure shows, from each depth's priced ladder; `batch_size` is that of a step over all ranks."""
     points: dict[str, list[SweepPoint]] = {}
     for depth, strategies in sorted(by_depth.items()):
         for priced in strategies:
@@ -81,7 +81,7 @@ def sweep_info(
 
 
 def sweep_figure(info: SweepInfo) -> go.Figure:
-    """Throughput above, ending where memory does; memory below, with the line that it must stay under."""
+    """The figure: throughput above, as far as the memory suffices; memory below, with the limit of a rank."""
     if not info.lines:
         return empty("No depth was priced.", title="Throughput and memory against depth")
     traces = [_throughput(line) for line in info.lines] + [_memory(line) for line in info.lines]
@@ -141,10 +141,10 @@ def _hover(dense: str, point: SweepPoint) -> str:
 
 
 def _title(info: SweepInfo) -> str:
-    """How deep each goes, where they differ."""
+    """How many layers fit with each way to hold the dense state, where the ways differ."""
     last = max(point.depth for line in info.lines for point in line.points)
     ends = [(NAMES[line.dense], line.deepest) for line in info.lines]
     if all(depth == last for _, depth in ends):
         return f"All fit up to {last} layers"
-    told = [f"{name} {'nowhere' if depth is None else depth}" for name, depth in ends]
-    return f"Layers that fit: {', '.join(told)}"
+    limits = [f"{name} {'nowhere' if depth is None else depth}" for name, depth in ends]
+    return f"Layers that fit: {', '.join(limits)}"

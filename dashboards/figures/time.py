@@ -38,8 +38,8 @@ class TimeInfo:
 
 def time_info(record: StudyRecord) -> TimeInfo:
     """Trials that trained nothing of their own (a shared result, an average) have no bar."""
-    own = (trial for trial in record.trials if not trial.shared and trial.kind is not TrialKind.AVERAGE)
-    timed = (trial for trial in own if known(trial.result.seconds))
+    trained = (trial for trial in record.trials if not trial.shared and trial.kind is not TrialKind.AVERAGE)
+    timed = (trial for trial in trained if known(trial.result.seconds))
     return TimeInfo(trials=tuple(_time(trial) for trial in timed))
 
 
@@ -47,14 +47,14 @@ def time_figure(info: TimeInfo) -> go.Figure:
     """One stacked bar per trial."""
     if not info.trials or info.total <= 0:
         return empty("Shown as soon as a trial has ended.", title="Where the time went")
-    parts = (
+    series = (
         ("training", BLUE, [trial.training for trial in info.trials]),
         ("evaluation", PALE_BLUE, [trial.evaluation for trial in info.trials]),
         ("all else", GREY, [trial.other for trial in info.trials]),
     )
     share = sum(trial.training for trial in info.trials) / info.total
     figure = drawing(
-        (_bars(info, name, colour, seconds) for name, colour, seconds in parts),
+        (_bars(info, name, colour, seconds) for name, colour, seconds in series),
         title=f"Training took {100 * share:.0f} % of {duration(info.total)} in all trials together",
         subtitle="Wall clock of each trial; trials may have run side by side.",
         height=HEIGHT,
@@ -66,7 +66,7 @@ def time_figure(info: TimeInfo) -> go.Figure:
 
 
 def _time(trial: TrialRecord) -> TrialTime:
-    """Parts never exceed the whole, whichever clock was read last."""
+    """Seconds of a trial; the parts never exceed the whole, whichever clock was read last."""
     total = trial.result.seconds or 0.0
     training = min(trial.result.measured.train_seconds or 0.0, total)
     evaluation = min(trial.result.measured.evaluate_seconds or 0.0, total - training)

@@ -50,10 +50,10 @@ class Column:
 
     def of(self, row: TrialRow) -> Any:
         """The column's value in a row; None where it is not known."""
-        found: Any = row
+        value: Any = row
         for name in self.value.split("."):
-            found = getattr(found, name) if found is not None else None
-        return found
+            value = getattr(value, name) if value is not None else None
+        return value
 
 
 SERVING_MS = "trial.plan.serving_ms"
@@ -130,7 +130,7 @@ def write_figure(figure: go.Figure, path: Path) -> None:
 
 
 def _write(path: Path, render: Callable[[], str]) -> None:
-    """A reader sees either the old page or the new one whole."""
+    """Writes a page so that a reader sees either the old one or the new one whole."""
     if path.is_dir():
         raise UserError(f"{path}: a folder; name the file to write, e.g. {path / 'report.html'}.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def render(record: StudyRecord) -> str:
 
 
 def columns_of(record: StudyRecord) -> tuple[Column, ...]:
-    """Without the forward time where none was measured."""
+    """Columns of the table of trials; the forward time is left out where none was measured."""
     measured = any(trial.plan.serving_ms is not None for trial in record.trials)
     return tuple(column for column in COLUMNS if measured or column.value != SERVING_MS)
 
@@ -179,7 +179,7 @@ def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:
 
 
 def _html(name: str, figure: go.Figure) -> dict[str, Markup]:
-    """Title and subtitle as text that wraps; the drawing as a div and its script, without plotly.js itself.
+    """A figure's title and subtitle as text that wraps; its drawing as a div and a script, without plotly.js.
 
     A figure with nothing in it is its title and subtitle alone.
     """

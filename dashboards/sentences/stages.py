@@ -13,7 +13,7 @@ from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import EarlierStudy, StudyRecord, relative_ne_percent
 
 SHOWN = 3
-"""Reasons of a kind that are named: the most frequent ones."""
+"""Number of reasons of each kind that are named: the most frequent ones."""
 
 
 def warm_starts(record: StudyRecord) -> list[str]:
@@ -22,7 +22,7 @@ def warm_starts(record: StudyRecord) -> list[str]:
 
 
 def over_limits(record: StudyRecord) -> str | None:
-    """How many candidates are over them; where all are, the least that was seen of each thing."""
+    """How many candidates are over serving's limits; where all are, the least seen of each limited quantity."""
     judged = [trial for trial in record.candidates if trial.plan.serving_excess is not None]
     over = sum((trial.plan.serving_excess or 0.0) > 0 for trial in judged)
     limits = f"limits of serving ({record.serving.request}: {record.serving.limits})"
@@ -37,18 +37,18 @@ def over_limits(record: StudyRecord) -> str | None:
 
 
 def tuned(record: StudyRecord) -> str | None:
-    """Of each architecture its first NE and the lowest it was tuned to; None where none was tuned."""
+    """For each architecture its first NE and the lowest it was tuned to; None where none was tuned."""
     by_first: dict[int, list[TrialRecord]] = {}
     for trial in record.candidates:
         if trial.origin.tuned_from is not None:
             by_first.setdefault(trial.origin.tuned_from, []).append(trial)
-    said = (_gain(find(record, first), trials) for first, trials in by_first.items())
-    joined = "; ".join(sentence for sentence in said if sentence)
+    gains = (_gain(find(record, first), trials) for first, trials in by_first.items())
+    joined = "; ".join(gain for gain in gains if gain)
     return f"Training settings tuned again: {joined}." if joined else None
 
 
 def promotion(record: StudyRecord) -> str | None:
-    """In a sentence; None where all trials were trained on all rows."""
+    """What came of the promotion, in words; None where all trials were trained on all rows."""
     searched = (trial for trial in record.trials if trial.origin.promoted_from is None)
     fraction = next(
         (f for trial in searched if (f := trial.job.training.get("train_fraction")) is not None), None
@@ -60,11 +60,11 @@ def promotion(record: StudyRecord) -> str | None:
     done = [trial for trial in record.promoted if trial.result.outcome is Outcome.COMPLETED]
     if not record.promoted:
         return f"{part}; when it is over, the front and the baseline are trained on all of them."
-    best = min((t for t in done if t.kind is TrialKind.CANDIDATE), key=_ne_or_nan, default=None)
+    best = min((trial for trial in done if trial.kind is TrialKind.CANDIDATE), key=_ne_or_nan, default=None)
     if best is None or record.baseline not in {trial.number for trial in done}:
         return f"{part}; of the front and the baseline {len(done)} have been trained on all of them so far."
-    own = sum(trial.kind is TrialKind.CANDIDATE for trial in done)
-    front = "the front's candidate and the" if own == 1 else f"the front's {own} candidates and the"
+    count = sum(trial.kind is TrialKind.CANDIDATE for trial in done)
+    front = "the front's candidate and the" if count == 1 else f"the front's {count} candidates and the"
     return (
         f"{part}; {front} baseline were then trained on all of them, and what is said here is of these. "
         f"{_tau(done, record)}{_first(best, done, record)}"
@@ -82,13 +82,13 @@ def _most(reasons: dict[str, int]) -> str:
     if len(reasons) == 1:
         return next(iter(reasons))
     by_count = sorted(reasons.items(), key=lambda pair: -pair[1])
-    said = [f"{reason} x {count}" for reason, count in by_count[:SHOWN]]
+    named = [f"{reason} x {count}" for reason, count in by_count[:SHOWN]]
     more = len(by_count) - SHOWN
-    return "; ".join(said + ([f"and {more} other reasons"] if more > 0 else []))
+    return "; ".join(named + ([f"and {more} other reasons"] if more > 0 else []))
 
 
 def _least(record: StudyRecord, judged: list[TrialRecord]) -> Iterator[str]:
-    """Sentences on what has a limit; times only of those that met the others."""
+    """Clauses on the least seen of each limited quantity; only candidates within the other limits have a time."""
     times = [trial.plan.serving_ms for trial in judged if trial.plan.serving_ms is not None]
     if times:
         yield f"the fastest takes {milliseconds(min(times))}"
@@ -113,7 +113,7 @@ def _gain(first: TrialRecord | None, trials: list[TrialRecord]) -> str | None:
 
 
 def _tau(done: list[TrialRecord], record: StudyRecord) -> str:
-    """Of the trials' NE on a part of the log and on all of it; nothing for fewer than two."""
+    """Kendall's tau between NE on a part of the log and on all of it; empty where it is not defined."""
     from scipy.stats import kendalltau  # a second of imports that other studies need not wait for
 
     part, whole = zip(
@@ -126,7 +126,7 @@ def _tau(done: list[TrialRecord], record: StudyRecord) -> str:
 
 
 def _first(best: TrialRecord, done: list[TrialRecord], record: StudyRecord) -> str:
-    """The best on all rows, and whether it was the best on a part of them."""
+    """Which trial is the best on all rows, and whether it was the best on a part of them."""
     field = [record.trial(_source(trial)) for trial in done if trial.kind is TrialKind.CANDIDATE]
     before = min(field, key=_ne_or_nan)
     if before.number == best.origin.promoted_from:

@@ -31,7 +31,7 @@ IN_WORDS = {
 def sentences(record: StudyRecord) -> tuple[str, ...]:
     """Sentences from the most important down; only what the record knows."""
     best, baseline = find(record, record.best), find(record, record.baseline)
-    said = (
+    drafts = (
         _best(best, baseline, record),
         _knee(record, baseline),
         tuned(record),
@@ -49,7 +49,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _baseline_fits(baseline),
         _first_error(record) if best is None else None,
     )
-    return tuple(sentence for sentence in said if sentence)
+    return tuple(draft for draft in drafts if draft)
 
 
 def progress(record: StudyRecord) -> str:
@@ -77,22 +77,22 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
 
 
 def _no_result(record: StudyRecord) -> str:
-    """And what the nearest would need, where not one fits."""
-    gone, cluster = ended(record.candidates), record.cluster
+    """That no candidate has a result, and what memory the nearest would need where none fits."""
+    trials, cluster = ended(record.candidates), record.cluster
     lacking = {
-        trial.plan.memory_excess: trial for trial in gone if trial.result.outcome is Outcome.INFEASIBLE
+        trial.plan.memory_excess: trial for trial in trials if trial.result.outcome is Outcome.INFEASIBLE
     }
     excesses = [excess for excess in lacking if excess is not None and excess > 0]
     if (
         cluster is None
         or len(excesses) < len(lacking)
-        or any(t.result.outcome is not Outcome.INFEASIBLE for t in gone)
+        or any(trial.result.outcome is not Outcome.INFEASIBLE for trial in trials)
     ):
         return "No candidate has a result."
     nearest = lacking[min(excesses)]
     needed = byte_size(math.ceil((1 + min(excesses)) * cluster.hbm))
     return (
-        f"No candidate has a result: none of {len(gone)} fits {byte_size(cluster.hbm)} per rank. Trial "
+        f"No candidate has a result: none of {len(trials)} fits {byte_size(cluster.hbm)} per rank. Trial "
         f"{nearest.number} ({short_name(nearest.job.model)}) comes nearest, with {needed}. Another space, more "
         "memory (hbm=), more ranks or a smaller training.batch_size would let some fit."
     )
@@ -127,7 +127,7 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
 
 
 def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
-    """What averages are worth, where there are any on the front."""
+    """What averages gain over single networks, where there are averages on the front."""
     averages = [
         trial for trial in record.trials if trial.kind is TrialKind.AVERAGE and trial.number in record.front
     ]
@@ -139,7 +139,7 @@ def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
     if not averages or best is None:
         return None
     alone = min(networks, key=lambda trial: trial.result.validation.ne if trial.result.validation else 0.0)
-    at = (
+    cost = (
         f", at {ratio(alone.job.flops / best.job.flops)} the FLOPs of the best"
         if alone.job.flops and best.job.flops
         else ""
@@ -147,15 +147,15 @@ def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
     are = "1 is an average" if len(averages) == 1 else f"{len(averages)} are averages"
     return (
         f"Of the {len(record.front)} on the front {are}: the mean of what several networks predict, at the FLOPs "
-        f"of all of them. The lowest NE of one candidate is {_ne(alone)} (trial {alone.number}{at}). Averages are "
-        f"chosen among many on validation, where they look a little better than they are."
+        f"of all of them. The lowest NE of one candidate is {_ne(alone)} (trial {alone.number}{cost}). "
+        f"Averages are chosen among many on validation, where they look a little better than they are."
     )
 
 
 def _floor(
     record: StudyRecord, best: TrialRecord | None, baseline: TrialRecord | None, split: str
 ) -> str | None:
-    """How near both came to the lowest reachable NE, in percent of it, and the share of the gap closed."""
+    """How near baseline and best came to the lowest reachable NE, in percent, and how much of the gap closed."""
     floor = (record.log.ne_floor or {}).get(split)
     before, after = _metrics(baseline, split), _metrics(best, split)
     if floor is None or before is None or after is None or not known(before.ne) or not known(after.ne):
@@ -176,19 +176,21 @@ def _metrics(trial: TrialRecord | None, split: str) -> Metrics | None:
 
 
 def _test(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str | None:
-    """What was found with several seeds, where it was; else of the one training that was selected."""
+    """NE on test: from several seeds where the best was confirmed, else from the one training selected."""
     comparison = record.comparison(record.best)
     if comparison is not None:
         return verdict(comparison)
     after, before = _metrics(best, "test"), _metrics(baseline, "test")
     if after is None:
         return None
-    said = f"On the test split, which no choice has seen, the best candidate has NE {decimals(after.ne, 5)}"
+    best_ne = (
+        f"On the test split, which no choice has seen, the best candidate has NE {decimals(after.ne, 5)}"
+    )
     if before is None:
-        return f"{said}."
+        return f"{best_ne}."
     relative = percent(relative_ne_percent(after.ne, before.ne))
     against = f"against the baseline's {decimals(before.ne, 5)} ({relative})"
-    return f"{said} {against}, each trained once; whether it is better: {confirm_command(record)}."
+    return f"{best_ne} {against}, each trained once; whether it is better: {confirm_command(record)}."
 
 
 def _outcomes(record: StudyRecord) -> str | None:
@@ -205,15 +207,19 @@ def _outcomes(record: StudyRecord) -> str | None:
 
 
 def _stopped(record: StudyRecord) -> str | None:
-    """What stopping saved: the stopped ones are taken to have needed what those that completed did on average."""
-    own = [trial for trial in record.candidates if trial.result.curve and not trial.shared]
-    stopped = [trial.result.curve[-1].examples for trial in own if trial.result.outcome is Outcome.STOPPED]
-    whole = [trial.result.curve[-1].examples for trial in own if trial.result.outcome is Outcome.COMPLETED]
-    if not stopped or not whole:
+    """What stopping saved, if stopped candidates had needed as many examples as completed ones did on average."""
+    trained = [trial for trial in record.candidates if trial.result.curve and not trial.shared]
+    stopped = [
+        trial.result.curve[-1].examples for trial in trained if trial.result.outcome is Outcome.STOPPED
+    ]
+    completed = [
+        trial.result.curve[-1].examples for trial in trained if trial.result.outcome is Outcome.COMPLETED
+    ]
+    if not stopped or not completed:
         return None
-    otherwise = mean(whole) * len(stopped)
+    otherwise = mean(completed) * len(stopped)
     were = "1 candidate was" if len(stopped) == 1 else f"{len(stopped)} candidates were"
-    left = 100 * (sum(stopped) + sum(whole)) / (otherwise + sum(whole))
+    left = 100 * (sum(stopped) + sum(completed)) / (otherwise + sum(completed))
     return (
         f"{were} stopped early: {si(sum(stopped))} examples trained in place of about {si(otherwise)}, so that "
         f"the candidates took about {left:.0f} % of the examples that they would have taken."
@@ -229,35 +235,35 @@ def _techniques(record: StudyRecord) -> str | None:
     cluster = record.cluster
     size = f"{cluster.hosts} x {cluster.gpus_per_host} ranks of {byte_size(cluster.hbm)}"
     doubt = "" if cluster.verified else ", numbers unverified"
-    nothing = counts.pop(None, 0)
+    without_fit = counts.pop(None, 0)
     chosen = [f"{name} for {count}" for name, count in counts.most_common()]
-    chosen += [f"no technique makes {nothing} fit"] if nothing else []
+    chosen += [f"no technique makes {without_fit} fit"] if without_fit else []
     return f"Planned for {cluster.name} ({size}{doubt}): {', '.join(chosen)} of {len(planned)} candidates."
 
 
 def _predictions(record: StudyRecord) -> str | None:
     """Predicted against measured, where both are known, and what ran out of memory all the same."""
-    whole = next((row for row in accuracy(record) if row.technique == ALL), None)
-    if whole is None:
+    overall = next((row for row in accuracy(record) if row.technique == ALL), None)
+    if overall is None:
         return None
-    compared = {"peaks are": whole.peak, "step times are": whole.step}
-    said = [
+    compared = {"peaks are": overall.peak, "step times are": overall.step}
+    lines = [
         f"Measured {name} off from predicted ones by {share(errors.median)} (median of {errors.count}), "
         f"{signed(errors.worst)} at worst."
         for name, errors in compared.items()
         if errors.count
     ]
-    if whole.out_of_memory:
-        said.append(
-            f"{whole.out_of_memory} trainings ran out of memory, each tried again one technique up where there "
+    if overall.out_of_memory:
+        lines.append(
+            f"{overall.out_of_memory} trainings ran out of memory, each tried again one technique up where there "
             f"was one."
         )
-    return " ".join(said) or None
+    return " ".join(lines) or None
 
 
 def _baseline_fits(baseline: TrialRecord | None) -> str | None:
-    said = does_not_fit(baseline) if baseline else None
-    return f"Warning: the baseline {said}" if said else None
+    reason = does_not_fit(baseline) if baseline else None
+    return f"Warning: the baseline {reason}" if reason else None
 
 
 def _first_error(record: StudyRecord) -> str | None:

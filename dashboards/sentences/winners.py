@@ -19,7 +19,7 @@ COLUMNS = (
     "Better",
     "Model",
 )
-"""Of the table of comparisons, on the page and in the terminal."""
+"""Titles of the columns of comparisons, on the page and in the terminal."""
 LEFT = ("Better", "Model")
 """Columns of words."""
 VERDICTS = {
@@ -30,12 +30,12 @@ VERDICTS = {
 
 
 def rows(record: StudyRecord) -> list[tuple[str, ...]]:
-    """Of the table, by FLOPs."""
+    """Rows of the table, in order of FLOPs."""
     return [_cells(comparison, record) for comparison in record.comparisons]
 
 
 def explanation(record: StudyRecord) -> str | None:
-    """How the table came about; None where there is none."""
+    """How the comparisons were made; None where there are none."""
     if not record.comparisons:
         return None
     first = record.comparisons[0]
@@ -49,7 +49,7 @@ def explanation(record: StudyRecord) -> str | None:
 
 
 def verdict(comparison: Comparison) -> str:
-    """In a sentence."""
+    """What the comparison says of the best candidate, in words."""
     relative, seeds = percent(comparison.difference_percent), len(comparison.seeds)
     return (
         f"Retrained from {seeds} seeds, the best candidate's NE on the test split, which no choice has seen, is "
@@ -77,14 +77,14 @@ def confirm_command(record: StudyRecord) -> str:
 
 
 def interval(comparison: Comparison) -> str:
-    """`-0.41 to -0.12 %`."""
+    """The interval of a comparison: `-0.41 to -0.12 %`."""
     return percent_range(comparison.low_percent, comparison.high_percent)
 
 
 def retrained_line(retraining: TrialRecord) -> str:
     """`retrained trial 7 from seed 3: NE 0.78123 on test`, for logs."""
-    part = f" without {retraining.origin.removed}" if retraining.origin.removed else ""
-    about = f"retrained trial {retraining.origin.of}{part} from seed {retraining.job.seed}"
+    ablation = f" without {retraining.origin.removed}" if retraining.origin.removed else ""
+    about = f"retrained trial {retraining.origin.of}{ablation} from seed {retraining.job.seed}"
     if retraining.result.outcome is not Outcome.COMPLETED:
         return f"{about}: {retraining.result.outcome}, {retraining.result.error}"
     split, metrics = "test", retraining.result.test

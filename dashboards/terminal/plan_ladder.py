@@ -1,4 +1,4 @@
-"""A plan in the terminal: the ladder of memory techniques, the reasons, and what the chosen one consists of."""
+"""A plan in the terminal: the ladder of strategies, the reasons, and the items of the chosen strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dashboards.units import MISSING, byte_size, si
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 
 BEST_PER_SIZE = 3
-"""Strategies shown of each number of techniques, beside those that are one way to hold the state alone."""
+"""Strategies shown of each number of techniques, beside those that only hold the state in one of the ways."""
 REASONS_PER_SIZE = 5
 """Sentences on rejected strategies of each number of techniques; one where nothing fits, so that more is said
 of what would."""
@@ -38,7 +38,7 @@ def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | Non
 
 
 def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None, batch_size: int) -> Table:
-    """A row a strategy, the chosen one marked by a word; `batch_size` are the examples of a step."""
+    """A row per strategy, the chosen one marked by a word; `batch_size` is the number of examples of a step."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("strategy", overflow="fold")
     for name in ("memory per rank", "step", "examples/s"):
@@ -60,20 +60,20 @@ def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None,
 def reasons(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None) -> list[str]:
     """A sentence for the chosen strategy and for each with fewer techniques; of many, those that lack least.
 
-    Where nothing is chosen, for those that lack least of each number of techniques.
+    Where nothing is chosen, each number of techniques has one sentence, for the strategy that lacks least.
     """
-    said = [chosen.reason] if chosen else []
+    sentences = [chosen.reason] if chosen else []
     for size, group in groupby(strategies, key=_size):
         if chosen is not None and size >= _size(chosen):
             break
         rejected = sorted((priced for priced in group if priced is not chosen), key=_rank)
-        told = REASONS_PER_SIZE if chosen is not None else 1
-        said += [priced.reason for priced in rejected[:told]]
-        rest = rejected[told:]
+        count = REASONS_PER_SIZE if chosen is not None else 1
+        sentences += [priced.reason for priced in rejected[:count]]
+        rest = rejected[count:]
         if rest:
             least, most = byte_size(rest[0].lacking_bytes), byte_size(rest[-1].lacking_bytes)
-            said.append(f"{len(rest)} more with {NUMBERS[size]}: lack {least} to {most}.")
-    return said
+            sentences.append(f"{len(rest)} more with {NUMBERS[size]}: lack {least} to {most}.")
+    return sentences
 
 
 def parts_table(priced: PricedStrategy) -> Table:
@@ -92,7 +92,7 @@ def parts_table(priced: PricedStrategy) -> Table:
 
 
 def seconds(value: float) -> str:
-    """Three digits: `12.3 ms`, `1.23 s`."""
+    """A time in three digits: `12.3 ms`, `1.23 s`."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if value * scale >= 0.9995:
             return f"{value * scale:.3g} {unit}"
@@ -125,13 +125,17 @@ def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
         if value:
             rows.append((_words(name), byte_size(value)))
         if name == "activations":
-            rows += [(f"  {layer}", byte_size(part)) for layer, part in _layers(memory) if part]
+            rows += [
+                (f"  {layer}", byte_size(activations))
+                for layer, activations in _layers(memory)
+                if activations
+            ]
     host = [("host memory (offload)", byte_size(memory.host))] if memory.host else []
     return [*rows, (f"peak, {memory.peak_at}", byte_size(memory.total)), *host]
 
 
 def _layers(memory: MemoryEstimate) -> Iterable[tuple[str, int]]:
-    """By layer; equal neighbours together."""
+    """Activations by layer; equal neighbours are one entry."""
     for value, group in groupby(memory.activations_by_layer, key=lambda pair: pair[1]):
         names = [name for name, _ in group]
         yield (names[0], value) if len(names) == 1 else (f"{names[0]} ... {names[-1]}, each", value)

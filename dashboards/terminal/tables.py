@@ -18,7 +18,7 @@ from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 FORWARD = "forward"
-"""The column of forward times, where any were measured."""
+"""Title of the column of forward times, which is shown where any were measured."""
 COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("trial", "right"),
     ("state", "left"),
@@ -29,7 +29,7 @@ COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("examples/s", "right"),
     ("time", "right"),
 )
-"""All but the last, the model in short, which takes what room is left."""
+"""Titles and alignment of all columns but the last, the model in short, which takes the room that is left."""
 STYLES = {"best": "bold green", "knee": "green", "front": "cyan", "baseline": "yellow"}
 OUTCOME_STYLES = {
     Outcome.RUNNING: "blue",
@@ -49,11 +49,11 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     chosen = heapq.nsmallest(rows, record.trials, key=_rank(record))
     shown = trial_rows(record, sorted(chosen, key=lambda trial: trial.number))
     timed = any(trial.plan.serving_ms is not None for trial in record.trials)
-    places = [place for place, (name, _) in enumerate(COLUMNS) if timed or name != FORWARD]
-    cells = [[row[place] for place in (*places, -1)] for row in map(_cells, shown)]
+    indices = [index for index, (name, _) in enumerate(COLUMNS) if timed or name != FORWARD]
+    cells = [[row[index] for index in (*indices, -1)] for row in map(_cells, shown)]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for place, (name, justify) in enumerate(COLUMNS[place] for place in places):
-        width = max(len(name), *(len(row[place]) for row in cells)) if cells else len(name)
+    for index, (name, justify) in enumerate(COLUMNS[index] for index in indices):
+        width = max(len(name), *(len(row[index]) for row in cells)) if cells else len(name)
         table.add_column(name, justify=justify, no_wrap=True, min_width=width)
     table.add_column("model")  # the one column that rich may narrow: its cells are cut, not wrapped
     for row, texts in zip(shown, cells, strict=True):
@@ -78,7 +78,7 @@ def winners_table(record: StudyRecord) -> Table | None:
 
 
 def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> Table:
-    """Numbers to the right, columns named in `left` to the left."""
+    """A table with the columns named in `left` aligned to the left, and all others to the right."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in columns:
         table.add_column(name.lower(), justify="left" if name in left else "right")
@@ -90,18 +90,18 @@ def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Col
 def progress_line(record: StudyRecord) -> Text:
     """`12/30 candidates, 14 min 03 s, about 20 min left, running 13 and 14; best 7: NE 0.78 (-0.31 %)`."""
     budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
-    parts = [f"{len(ended(record.candidates))}{budget} candidates", duration(record.elapsed_seconds)]
+    clauses = [f"{len(ended(record.candidates))}{budget} candidates", duration(record.elapsed_seconds)]
     left = seconds_left(record)
     if record.finished:
-        parts.append("finished")
+        clauses.append("finished")
     elif not record.running:
-        parts.append("not running")
+        clauses.append("not running")
     elif left is not None:
-        parts.append(f"about {duration(left)} left")
+        clauses.append(f"about {duration(left)} left")
     running = [str(trial.number) for trial in record.trials if trial.result.outcome is Outcome.RUNNING]
     if running:
-        parts.append(f"running {', '.join(running)}")
-    return Text(", ".join(parts)).append(_best(record), style="bold")
+        clauses.append(f"running {', '.join(running)}")
+    return Text(", ".join(clauses)).append(_best(record), style="bold")
 
 
 def trial_line(record: StudyRecord, number: int) -> Text:
@@ -110,7 +110,7 @@ def trial_line(record: StudyRecord, number: int) -> Text:
     (row,) = trial_rows(record, [trial])
     relative = f" ({percent(row.relative_percent)})" if row.relative_percent is not None else ""
     kind = "baseline" if trial.kind is TrialKind.BASELINE else "trial"
-    parts = (
+    clauses = (
         f"{kind} {number} {IN_WORDS[trial.result.outcome]}",
         f"NE {decimals(row.ne, 5)}{relative}" if row.ne is not None else "",
         f"{si(trial.job.flops)} FLOPs" if trial.job.flops is not None else "",
@@ -118,11 +118,11 @@ def trial_line(record: StudyRecord, number: int) -> Text:
         duration(trial.result.seconds) if trial.result.seconds is not None else "",
     )
     remark = f" ({row.remark})" if row.remark else ""
-    return Text(f"{', '.join(part for part in parts if part)}: {row.name}{remark}")
+    return Text(f"{', '.join(clause for clause in clauses if clause)}: {row.name}{remark}")
 
 
 def seconds_left(record: StudyRecord) -> float | None:
-    """Estimate from the pace so far, within the time budget; None where neither can say anything."""
+    """Estimate from the pace so far, within the time budget; None where there is neither a pace nor a budget."""
     estimates = []
     if record.trials_budget is not None and ended(record.trials) and record.elapsed_seconds > 0:
         pace = record.elapsed_seconds / len(ended(record.trials))
@@ -133,7 +133,7 @@ def seconds_left(record: StudyRecord) -> float | None:
 
 
 def _rank(record: StudyRecord) -> Callable[[TrialRecord], tuple[int, int]]:
-    """Order of importance: what runs, baseline, best and knee; the front; then the newest."""
+    """Sort key by importance: what runs, baseline, best and knee; the front; then the newest."""
     named, front = {record.baseline, record.best, record.knee}, set(record.front)
 
     def rank(trial: TrialRecord) -> tuple[int, int]:
@@ -149,9 +149,9 @@ def _style(row: TrialRow) -> str:
 
 
 def _cells(row: TrialRow) -> tuple[Text, ...]:
-    """As `Text`, so that brackets in a model's name are no markup."""
+    """The row's cells as `Text`, so that brackets in a model's name are not read as markup."""
     trial = row.trial
-    told = (
+    texts = (
         str(trial.number),
         _state(row),
         decimals(row.ne, 5),
@@ -162,11 +162,11 @@ def _cells(row: TrialRow) -> tuple[Text, ...]:
         duration(trial.result.seconds),
         row.name,
     )
-    return tuple(Text(cell, no_wrap=True, overflow="ellipsis") for cell in told)
+    return tuple(Text(text, no_wrap=True, overflow="ellipsis") for text in texts)
 
 
 def _state(row: TrialRow) -> str:
-    """The outcome; of a completed trial what the study says of it, where it says something."""
+    """The outcome; for a completed trial what the study says of it, where it says something."""
     outcome = row.trial.result.outcome
     if not row.marks:
         return IN_WORDS[outcome]

@@ -21,10 +21,10 @@ from trials.serving_limits import ServingConfig, summed_ms
 from trials.training.evaluation import logit_metrics
 
 AVERAGE = "average"
-"""In place of a model's family."""
+"""Family of an average, in place of a model's."""
 Members = tuple[TrialRecord, ...]
 LogitsOf = Callable[[TrialRecord], Path]
-"""The file of a network's logits on the split in question."""
+"""A function from a network to the file of its logits on one split."""
 
 
 def choose(
@@ -36,11 +36,11 @@ def choose(
     clicked_N = np.asarray(rows.labels) > 0.5
     p_SN = np.stack([corrected_probability(logits(network), rate) for network in pool])
     flops_S = np.array([network.job.flops for network in pool], dtype=np.float64)
-    found = chosen_averages(
+    averages = chosen_averages(
         np.where(clicked_N, p_SN, 1.0 - p_SN), example_weights(rows, rate), flops_S, most=most
     )
-    sets = ([pool[place] for place in chosen.members] for chosen in found)
-    return [tuple(sorted(networks, key=_place)) for networks in sets]
+    sets = ([pool[index] for index in average.members] for average in averages)
+    return [tuple(sorted(networks, key=_sort_key)) for networks in sets]
 
 
 def meets(limits: ServingConfig, members: Members) -> bool:
@@ -49,9 +49,9 @@ def meets(limits: ServingConfig, members: Members) -> bool:
 
 
 def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsOf) -> Metrics:
-    """Metrics of the mean of what networks predict, worked out as those of a network are."""
-    kept = [np.load(logits(member), allow_pickle=False) for member in members]
-    mean_N = mean_of_logits(kept, log.schema.negative_sampling_rate)
+    """Metrics of the mean of the networks' predictions, worked out as a single network's are."""
+    member_logits = [np.load(logits(member), allow_pickle=False) for member in members]
+    mean_N = mean_of_logits(member_logits, log.schema.negative_sampling_rate)
     return logit_metrics(torch.from_numpy(mean_N), log.split(split), log)
 
 
@@ -61,7 +61,7 @@ def average_model(members: Members) -> dict[str, object]:
 
 
 def average_record(number: int, members: Members, validation: Metrics) -> TrialRecord:
-    """The trial that an average is: complete from birth, with the FLOPs and parameters of all its members."""
+    """An average's record as a trial: completed from the start, with FLOPs and parameters of all its members."""
     model, price = average_model(members), _price(members)
     retrained = [member for member in members if member.kind is TrialKind.RETRAINING]
     return TrialRecord(
@@ -89,7 +89,7 @@ def average_record(number: int, members: Members, validation: Metrics) -> TrialR
 
 
 def _price(members: Members) -> dict[str, Any]:
-    """What serving has limits on, of all members one after another."""
+    """Quantities that serving has limits on, for all members one after another."""
     return {
         "flops": sum(member.job.flops or 0.0 for member in members),
         "weights_bytes": sum(member.job.weights_bytes or 0 for member in members),
@@ -97,6 +97,6 @@ def _price(members: Members) -> dict[str, Any]:
     }
 
 
-def _place(network: TrialRecord) -> tuple[bool, int]:
-    """Trials in their order, then retrainings in theirs."""
+def _sort_key(network: TrialRecord) -> tuple[bool, int]:
+    """Sort key: trials in order of number, then retrainings in order of number."""
     return network.kind is TrialKind.RETRAINING, network.number

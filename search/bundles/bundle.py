@@ -3,7 +3,7 @@
 `bundle.json` (model, training, seed, inputs, metrics beside the baseline's, cost, log, versions),
 `encoding/` (schema, vocabularies and numeric statistics fitted on training rows), `weights.safetensors`,
 `check.safetensors` (a few encoded examples and their scores), `manifest.json` (SHA-256 of every file).
-Of an average the weights of each member have a file, `weights.member0.safetensors` ...; all else is there once.
+For an average the weights of each member have a file, `weights.member0.safetensors` ...; all else is there once.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class BundleInfo(Value):
     study: str
     trial: int
     job: Job | None = None
-    """Of a network; None for an average."""
+    """Job of the network; None for an average."""
     members: tuple[Member, ...] = ()
-    """Of an average, in the order of their weights' files."""
+    """Networks of an average, in the order of their weights' files."""
     log: LogSummary
     flops: float
     """Forward FLOPs per example."""
@@ -78,11 +78,11 @@ class BundleInfo(Value):
     baseline_validation: Metrics | None = None
     baseline_test: Metrics | None = None
     comparison: Comparison | None = None
-    """With the baseline on test, both retrained from several seeds: `comparison.better` is the verdict."""
+    """The comparison with the baseline on test, over several seeds: `comparison.better` is the verdict."""
     negative_sampling_rate: float = 1.0
     """Fraction of negatives the training log kept; scores are corrected for it."""
     forward: ForwardTime | None = None
-    """Of the exported model, measured at export; None where the device did not hold it, and in older bundles."""
+    """Forward time measured at export; None where the device did not hold the model, and in older bundles."""
     planned_technique: str | None = None
     executed_technique: str | None = None
     versions: dict[str, str]
@@ -95,7 +95,7 @@ class BundleInfo(Value):
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Jobs of all its networks."""
+        """Jobs of all networks in the bundle."""
         return (self.job,) if self.job else tuple(member.job for member in self.members)
 
 
@@ -108,14 +108,14 @@ class Bundle:
     encoding: Encoding
 
     def weights(self, member: int | None = None) -> Path:
-        """The weights file of its network, or of this member of an average."""
+        """The weights file of the bundle's network, or of this member of its average."""
         return self.directory / weights_names(self.info)[member or 0]
 
     def job(self, member: int | None = None) -> Job:
-        """Of its network, or of this member of an average.
+        """The job of the bundle's network, or of this member of its average.
 
         Raises:
-            UserError: for an average where no member is named, or one that there is not.
+            UserError: for an average where no member is named, or where the bundle has no such member.
         """
         members = range(len(self.info.members))
         if self.info.job is not None and member is None:
@@ -152,20 +152,25 @@ class Bundle:
         return worst
 
     def forward_time(self, log: PreparedLog | None = None) -> ForwardTime | None:
-        """Measured now, as at export; without a log on the stored examples, repeated. None: out of memory."""
+        """Forward time measured now, as at export; without a log on the stored examples, repeated.
+
+        None where memory runs out.
+        """
         rows = log.split("validation").inputs if log else _rows_of(load_file(self.directory / CHECK))
-        asked = self.info.forward
-        serving = ServingConfig(batch=asked.batch, threads=asked.threads) if asked else ServingConfig()
+        at_export = self.info.forward
+        serving = (
+            ServingConfig(batch=at_export.batch, threads=at_export.threads) if at_export else ServingConfig()
+        )
         return _forward_time(self.model(), rows, serving)
 
 
 def library_versions() -> dict[str, str]:
-    """Of Python and what a bundle depends on."""
+    """Versions of Python and of the libraries that a bundle depends on."""
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
 
 
 def check_place(directory: Path) -> None:
-    """Whether a bundle may be written there.
+    """Checks that a bundle may be written to a folder.
 
     Raises:
         UserError: where `directory` is something else than a bundle.
@@ -175,11 +180,11 @@ def check_place(directory: Path) -> None:
 
 
 def weights_names(info: BundleInfo) -> list[str]:
-    """The files of weights, by network."""
+    """Names of the weights files, one for each network."""
     if not info.members:
         return [WEIGHTS]
     stem, _, suffix = WEIGHTS.partition(".")
-    return [f"{stem}.member{place}.{suffix}" for place in range(len(info.members))]
+    return [f"{stem}.member{index}.{suffix}" for index in range(len(info.members))]
 
 
 def write_bundle(
@@ -191,8 +196,8 @@ def write_bundle(
 ) -> Path:
     """Writes a bundle that is whole or not there; an earlier bundle in its place is replaced.
 
-    The forward time of a request as in `serving` is measured and becomes part of it. `weights`: a file for each
-    network.
+    The forward time of a request as in `serving` is measured and becomes part of the bundle. `weights` has a file
+    for each network.
 
     Raises:
         UserError: as `check_place`.
@@ -236,7 +241,7 @@ def is_bundle(path: Path) -> bool:
 def _write_files(
     building: Path, info: BundleInfo, weights: Sequence[Path], log: PreparedLog, serving: ServingConfig
 ) -> None:
-    """All of a bundle; the manifest last."""
+    """Writes all files of a bundle; the manifest last."""
     for file, name in zip(weights, weights_names(info), strict=True):
         shutil.copyfile(file, building / name)
     log.encoding.save(building / ENCODING)
@@ -250,7 +255,7 @@ def _write_files(
 
 
 def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
-    """A few validation examples, encoded, with the scores the weights give them in fp32."""
+    """Writes a few validation examples, encoded, with the scores that the weights give them in fp32."""
     batch = next(iter(eval_batches(log.split("validation"), batch_size=CHECK_EXAMPLES))).features
     tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": _scores(model, batch)}
     for index, (ids, offsets) in enumerate(batch.bags):
@@ -259,7 +264,7 @@ def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
 
 
 def _model(directory: Path, info: BundleInfo, *, as_trained: bool = False) -> nn.Module:
-    """From the files of weights in a folder."""
+    """The model with the weights of the files in a folder."""
     networks = []
     for job, name in zip(info.jobs, weights_names(info), strict=True):
         network = build_model(job.model, job.features)
@@ -282,7 +287,7 @@ def _rows_of(stored: dict[str, Tensor]) -> EncodedRows:
 
 
 def _forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -> ForwardTime | None:
-    """None for a model that several devices trained and one cannot hold."""
+    """Forward time; None for a model that several devices trained and one cannot hold."""
     try:
         return forward_time(model, rows, serving)
     except torch.OutOfMemoryError:

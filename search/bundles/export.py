@@ -1,4 +1,4 @@
-"""From a run directory to a bundle: picks a trial off the front and takes it away."""
+"""Writes a trial of a run directory as a bundle: picks it from the front and gathers its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     A bundle of an average holds all its members.
 
     Raises:
-        UserError: where nothing fits, or its weights are no longer there.
+        UserError: where no trial fits, or its weights are no longer there.
     """
     trial = picked(record, how)
     networks = record.networks(trial)

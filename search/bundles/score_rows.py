@@ -24,17 +24,17 @@ def score_rows(
     """Writes `row,score` in input order to a CSV file, which appears whole or not at all.
 
     Args:
-        bundle: whose encoding and weights are used.
+        bundle: the bundle whose encoding and weights are used.
         files: raw rows.
         out: the CSV file.
-        format: of the files; None where it is to be found out.
-        on_rows: hears how many rows are scored so far.
+        format: format of the files; None where it is to be detected.
+        on_rows: is called with how many rows are scored so far.
 
     Returns:
         The number of rows.
 
     Raises:
-        UserError: for files that cannot be read as such rows.
+        UserError: for files that cannot be read as rows of the bundle's log.
     """
     model, rate = bundle.model().to(device()), bundle.info.negative_sampling_rate
     scored = 0

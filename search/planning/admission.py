@@ -1,7 +1,7 @@
 """Whether a trial may train, and how: planned for the study's cluster, then judged by what serving asks.
 
-What runs out of memory although it was admitted shows by how much plans are too low; plans that follow leave
-as much memory free.
+A trial that runs out of memory although it was admitted shows by how much plans are too low; plans that follow
+leave as much memory free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trials.serving_limits import ServingConfig
 from trials.strategy import Prefer
 
 AdmittedTrial = tuple[TrialRecord, Job | None]
-"""A trial that comes up; without a job where its point gives no model, or one that is not to be trained."""
+"""A trial whose turn it is, and its job; no job where its point gives no model, or one not to be trained."""
 
 LOG = logging.getLogger(__name__)
 
@@ -41,35 +41,35 @@ class Admission:
         """The admission of one study's trials.
 
         Args:
-            cluster: what trials are planned for.
-            prefer: of the techniques that fit, as few as may be or the fastest.
+            cluster: the cluster that trials are planned for.
+            prefer: which strategy that fits is taken: that of fewest techniques, or the fastest.
             execution: how attempts are executed, and which one follows another.
-            serving: limits on what is admitted.
+            serving: limits on the models that are admitted.
             measure_ms: measures a forward time.
-            trials: of earlier sessions.
+            trials: trials of earlier sessions.
         """
         self._cluster, self._prefer, self._execution = cluster, prefer, execution
         self._serving = ServingGate(serving, measure_ms, trials) if serving.limited else None
         self._margin_bytes = margin_bytes(trials)
 
     def plan(self, job: Job) -> Plan:
-        """A job's plan, by what is known of how low plans are.
+        """A job's plan, which leaves as much memory free as earlier plans were too low by.
 
         Raises:
             UserError: for a batch smaller than the number of ranks.
         """
         return plan_of(job, self._cluster, self._prefer, self._margin_bytes)
 
-    def admit(self, record: TrialRecord, job: Job, known: TrialRecord | None = None) -> AdmittedTrial:
-        """The trial with its plan; one that fits nowhere or is over a limit of serving has ended.
+    def admit(self, record: TrialRecord, job: Job, earlier: TrialRecord | None = None) -> AdmittedTrial:
+        """The trial with its plan; a trial that fits nowhere or is over a limit of serving has ended.
 
-        `known` is the same trial as an earlier session left it: if an attempt of it was cut short or ran out of
+        `earlier` is the same trial as an earlier session left it: if an attempt of it was cut short or ran out of
         memory, the trial goes on with its next attempt.
         """
-        if known is not None and known.attempts:
-            again = self._execution.next_attempt(known, job, self._prefer)
-            if again is not None:
-                return again, job
+        if earlier is not None and earlier.attempts:
+            resumed = self._execution.next_attempt(earlier, job, self._prefer)
+            if resumed is not None:
+                return resumed, job
         record = self._with_plan(record, job)
         if self._serving is not None:
             record = self._serving.judge(record, job)
@@ -77,13 +77,12 @@ class Admission:
         return record, job if record.result.outcome is Outcome.RUNNING else None
 
     def admit_by_size(self, record: TrialRecord, job: Job) -> TrialRecord:
-        """A trial that another study has trained, with a plan for this study, whose forward time is not
-        measured."""
+        """A trial that another study has trained, with a plan for this study; its forward time is not measured."""
         record = self._with_plan(record, job)
         return record if self._serving is None else self._serving.judge_by_size(record)
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
-        """A trial as it begins its next attempt; None where there is none left (see `Execution.next_attempt`)."""
+        """A trial as it begins its next attempt; None where none is left (see `Execution.next_attempt`)."""
         self._margin_bytes = max(self._margin_bytes, margin_bytes([record]))
         return self._execution.next_attempt(record, job, self._prefer)
 

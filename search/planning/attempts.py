@@ -1,7 +1,7 @@
 """How trials are trained: as planned, on this machine or with hosts that join it; else by one process.
 
-What ran out of memory although it was planned moves on to the next strategy that is predicted to need less by
-what was missing, each once, and later plans leave as much room as the prediction was short of.
+A trial that ran out of memory although it was planned moves on to the next strategy that is predicted to need
+less by what was missing, each strategy once, and later plans leave as much room as the prediction was short of.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Execution(NamedTuple):
     """How the trials of one study are executed, and what follows an attempt that ended badly."""
 
     cluster: Cluster | None = None
-    """What plans are executed on; None: one process trains whatever was planned."""
+    """The cluster that plans are executed on; None where one process trains whatever was planned."""
     hbm: int | None = None
     """Memory that is declared for a rank, and enforced."""
 
     @property
     def ranks(self) -> int:
-        """Processes per trial."""
+        """Number of processes per trial."""
         return self.cluster.ranks if self.cluster else 1
 
     @property
@@ -49,12 +49,12 @@ class Execution(NamedTuple):
         return self.hbm is not None or (self.cluster is not None and device().type != "cpu")
 
     def strategy(self, record: TrialRecord) -> Strategy:
-        """What a trial is trained with next."""
+        """The strategy of a trial's next attempt."""
         planned = record.plan.technique
         return named(planned) if self.cluster is not None and planned is not None else DP
 
     def check(self, job: Job) -> None:
-        """Whether the ranks can hold the job's tables, before any of them starts.
+        """Checks that the ranks can hold the job's tables, before any rank starts.
 
         Raises:
             UserError: without TorchRec, or for shards that its kernels do not take.
@@ -64,9 +64,10 @@ class Execution(NamedTuple):
             check_tables(pricing_of(job, self.cluster).placement, ranks)
 
     def next_attempt(self, record: TrialRecord, job: Job, prefer: Prefer) -> TrialRecord | None:
-        """A trial as it begins its next attempt; None where the last one ended otherwise, or no technique is left.
+        """A trial as it begins its next attempt; None where the last one ended otherwise, or none is left.
 
-        What was killed goes on as it was, what ran out of memory one technique up the ladder.
+        A trial that was killed goes on under the same strategy, one that ran out of memory under the next one
+        up the ladder.
         """
         last = record.attempts[-1].outcome
         anew = record.replace(result=Result())
@@ -84,7 +85,7 @@ class Execution(NamedTuple):
         )
 
     def task_fields(self, strategy: Strategy) -> dict[str, Any]:
-        """Of the task that its processes get."""
+        """Fields of a task under this strategy, for the trial's processes."""
         if self.cluster is None:
             return {}
         return {
@@ -98,14 +99,14 @@ class Execution(NamedTuple):
 
 
 def execution(config: StudyConfig, cluster: Cluster) -> Execution:
-    """Plans for this machine, or with hosts that join it, are executed; a declared memory is enforced."""
+    """How trials are executed: as planned where plans are for this machine or joined hosts, else on one rank."""
     if not _is_executed(config):
         return Execution()
     return Execution(cluster, cluster.hbm if config.hbm is not None else None)
 
 
 def ranks_here(config: StudyConfig) -> int:
-    """Processes that a trial takes on this machine; 1 where nothing valid is declared."""
+    """Number of processes that a trial takes on this machine; 1 where nothing valid is declared."""
     if not _is_executed(config) or config.declared_ranks is None:
         return 1
     hosts, ranks_per_host = config.declared_ranks
@@ -116,27 +117,27 @@ def _is_executed(config: StudyConfig) -> bool:
     return config.address is not None or config.cluster in (LOCAL, THIS)
 
 
-def next_strategy(found: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:
-    """The next one up the ladder after the last attempt ran out of memory; None where there is none left.
+def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:
+    """The next strategy up the ladder after the last attempt ran out of memory; None where none is left.
 
-    Of those that fit and were not tried, that need less than the last one by what it lacked: fewest techniques
-    first, then the shortest step.
+    Strategies count that fit, were not tried, and need less than the last one by what it lacked: fewest
+    techniques first, then the shortest step.
     """
     last, tried = attempts[-1], {attempt.strategy for attempt in attempts}
     lacking = max((last.needed_bytes or 0) - (last.limit_bytes or 0), 1)
-    before = next((priced for priced in found.strategies if priced.strategy.name == last.strategy), None)
+    before = next((priced for priced in plan.strategies if priced.strategy.name == last.strategy), None)
     if before is None:
         return None
-    left = [
+    remaining = [
         priced
-        for priced in found.strategies
+        for priced in plan.strategies
         if priced.strategy.name not in tried and priced.memory.total <= before.memory.total - lacking
     ]
-    return choose(left, "least")
+    return choose(remaining, "least")
 
 
 def margin_bytes(trials: Iterable[TrialRecord]) -> int:
-    """By how much the worst prediction so far was too low, of those that ran out of memory."""
+    """Bytes by which the worst prediction so far was too low, among attempts that ran out of memory."""
     missed = [
         attempt.needed_bytes - attempt.predicted_bytes
         for trial in trials

@@ -1,6 +1,6 @@
-"""A study's plans: the cluster they are for, and each trial's plan before it trains.
+"""A study's plans: the cluster that they are for, and each trial's plan before it trains.
 
-Training happens on what is here whatever the cluster is; the record says what was planned and what was
+Training happens on the machines at hand whatever the cluster is; the record says what was planned and what was
 executed. A candidate that no technique makes fit ends at once, and its record says by how much it failed,
 which the sampler learns.
 """
@@ -21,9 +21,9 @@ from trials.record import Outcome, PlanSummary, RejectedStrategy, TrialKind, Tri
 from trials.study_record import ClusterSummary
 
 LOCAL = "local"
-"""The cluster of a study that names none: this machine."""
+"""Name of the cluster of a study that names none: this machine."""
 NO_PLAN_EXCESS = 1.0
-"""What the sampler is told of a candidate that cannot be priced at all: as if twice the memory were needed."""
+"""Memory excess of a candidate that cannot be priced, for the sampler: as if twice the memory were needed."""
 
 
 def declared_cluster(
@@ -42,12 +42,12 @@ def declared_cluster(
     the speed of its `threads`.
 
     Raises:
-        UserError: for an unknown name, a file that is none, ranks or sizes that are none.
+        UserError: for an unknown name, a file that is no cluster, ranks or sizes that are not valid.
     """
-    here = name in (LOCAL, THIS)
-    cluster = load_cluster(THIS if here else name)
+    this_machine = name in (LOCAL, THIS)
+    cluster = load_cluster(THIS if this_machine else name)
     cluster = cluster.with_ranks(ranks) if ranks is not None else cluster
-    if here:
+    if this_machine:
         owners = side_by_side
         if cluster.device == "cpu":
             owners *= cluster.gpus_per_host if hosts_apart else cluster.ranks
@@ -56,7 +56,7 @@ def declared_cluster(
 
 
 def cluster_summary(cluster: Cluster) -> ClusterSummary:
-    """What reports say of the cluster."""
+    """The cluster as reports describe it."""
     return ClusterSummary(
         name=cluster.name,
         hosts=cluster.hosts,
@@ -69,22 +69,24 @@ def cluster_summary(cluster: Cluster) -> ClusterSummary:
 def planned(
     record: TrialRecord, job: Job, cluster: Cluster, prefer: Prefer, *, margin_bytes: int = 0
 ) -> TrialRecord:
-    """The record with its plan, which leaves `margin_bytes` free; what fits nowhere has ended as infeasible.
+    """The record with its plan, which leaves `margin_bytes` free; one that fits nowhere has ended as infeasible.
 
     Raises:
         UserError: where a trial of the baseline cannot be planned at all (its batch is smaller than the ranks).
     """
     began = time.monotonic()
     try:
-        found = plan_of(job, cluster, prefer, margin_bytes)
+        job_plan = plan_of(job, cluster, prefer, margin_bytes)
     except UserError as error:
         if record.kind is TrialKind.BASELINE:
             raise
         return _infeasible(record, str(error), NO_PLAN_EXCESS, began)
-    record = with_plan(record, found)
-    if found.chosen is not None or record.kind is TrialKind.BASELINE:
+    record = with_plan(record, job_plan)
+    if job_plan.chosen is not None or record.kind is TrialKind.BASELINE:
         return record
-    return _infeasible(record, found.remedy or "no memory technique fits.", record.plan.memory_excess, began)
+    return _infeasible(
+        record, job_plan.remedy or "no memory technique fits.", record.plan.memory_excess, began
+    )
 
 
 def plan_of(job: Job, cluster: Cluster, prefer: Prefer, margin_bytes: int) -> Plan:
@@ -96,23 +98,23 @@ def plan_of(job: Job, cluster: Cluster, prefer: Prefer, margin_bytes: int) -> Pl
     return plan(job.model, job.features, job.training, cluster, prefer=prefer, margin_bytes=margin_bytes)
 
 
-def with_plan(record: TrialRecord, found: Plan) -> TrialRecord:
+def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
     """The record with what is kept of a plan."""
-    shown = found.closest
+    closest = job_plan.closest
     return record.with_plan(
-        technique=found.chosen.name if found.chosen else None,
-        peak_bytes=shown.memory.total if shown else None,
-        step_seconds=shown.time.total if shown else None,
-        memory_excess=_excess(found),
-        summary=_summary(found, shown),
+        technique=job_plan.chosen.name if job_plan.chosen else None,
+        peak_bytes=closest.memory.total if closest else None,
+        step_seconds=closest.time.total if closest else None,
+        memory_excess=_excess(job_plan),
+        summary=_summary(job_plan, closest),
     )
 
 
-def _excess(found: Plan) -> float:
-    """Bytes that are missing over the bytes there are; the share left over, negative, where it fits."""
-    best = found.best
-    spare = min(0, best.memory.total - found.hbm) if best else 0
-    return (found.lacking_bytes or spare) / found.hbm
+def _excess(job_plan: Plan) -> float:
+    """Missing bytes divided by available bytes; where the plan fits, the share left over, negative."""
+    best = job_plan.best
+    spare = min(0, best.memory.total - job_plan.hbm) if best else 0
+    return (job_plan.lacking_bytes or spare) / job_plan.hbm
 
 
 def _infeasible(record: TrialRecord, error: str, excess: float | None, began: float) -> TrialRecord:
@@ -120,33 +122,33 @@ def _infeasible(record: TrialRecord, error: str, excess: float | None, began: fl
     return record.with_result(outcome=Outcome.INFEASIBLE, error=error, seconds=time.monotonic() - began)
 
 
-def _summary(found: Plan, shown: PricedStrategy | None) -> PlanSummary:
-    whole = {
-        "fits": found.chosen is not None,
-        "examples_per_rank": found.examples_per_rank,
-        "remedy": found.remedy,
-        "faster": found.faster,
-        "notes": found.notes,
+def _summary(job_plan: Plan, closest: PricedStrategy | None) -> PlanSummary:
+    common = {
+        "fits": job_plan.chosen is not None,
+        "examples_per_rank": job_plan.examples_per_rank,
+        "remedy": job_plan.remedy,
+        "faster": job_plan.faster,
+        "notes": job_plan.notes,
     }
-    if shown is None:
-        return PlanSummary(strategy=None, **whole)
+    if closest is None:
+        return PlanSummary(strategy=None, **common)
     return PlanSummary(
-        strategy=shown.strategy.name,
-        memory_bytes=shown.memory.model_dump(exclude={"activations_by_layer", "host", "peak_at"}),
-        host_bytes=shown.memory.host,
-        peak_at=shown.memory.peak_at,
-        step_seconds=shown.time.model_dump(exclude={"total"}),
-        reason=shown.reason,
-        rejected=tuple(_rejected(found, shown)),
-        **whole,
+        strategy=closest.strategy.name,
+        memory_bytes=closest.memory.model_dump(exclude={"activations_by_layer", "host", "peak_at"}),
+        host_bytes=closest.memory.host,
+        peak_at=closest.memory.peak_at,
+        step_seconds=closest.time.model_dump(exclude={"total"}),
+        reason=closest.reason,
+        rejected=tuple(_rejected(job_plan, closest)),
+        **common,
     )
 
 
-def _rejected(found: Plan, shown: PricedStrategy) -> Iterator[RejectedStrategy]:
-    """Others with no more techniques than the chosen one, or one where nothing fits."""
-    most = len(shown.strategy.techniques) if shown.fits else 1
-    for priced in found.strategies:
-        if priced is not shown and len(priced.strategy.techniques) <= most:
+def _rejected(job_plan: Plan, closest: PricedStrategy) -> Iterator[RejectedStrategy]:
+    """Other strategies with no more techniques than the chosen one, or than one where nothing fits."""
+    most = len(closest.strategy.techniques) if closest.fits else 1
+    for priced in job_plan.strategies:
+        if priced is not closest and len(priced.strategy.techniques) <= most:
             yield RejectedStrategy(
                 strategy=priced.strategy.name,
                 memory_bytes=priced.memory.total,

@@ -17,7 +17,7 @@ from trials.cluster.cluster import Cluster
 from trials.planner.plan import Plan
 
 DRAWN = 200
-"""Candidates of which one must fit: many more than a study finds out by training."""
+"""Number of drawn candidates of which one must fit: many more than a study tries by training them."""
 MIB = 2**20
 
 
@@ -28,7 +28,7 @@ class UnfitCandidate(NamedTuple):
     plan: Plan
 
     def nearer(self, other: UnfitCandidate | None) -> UnfitCandidate:
-        """The one that lacks less."""
+        """That of two candidates which lacks less."""
         return other if other is not None and other.plan.lacking_bytes <= self.plan.lacking_bytes else self
 
 
@@ -40,10 +40,10 @@ def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Ca
     """
     nearest: UnfitCandidate | None = None
     for drawn in islice(evenly(pricer, set(), random.Random(0), {}), DRAWN):
-        found = plan(drawn.priced.candidate)
-        if found.chosen is not None:
+        candidate_plan = plan(drawn.priced.candidate)
+        if candidate_plan.chosen is not None:
             return
-        nearest = UnfitCandidate(drawn, found).nearer(nearest)
+        nearest = UnfitCandidate(drawn, candidate_plan).nearer(nearest)
     if nearest is not None:
         raise too_little_memory(pricer.space.name, "nothing fits", cluster, DRAWN, nearest)
 
@@ -51,7 +51,7 @@ def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Ca
 def too_little_memory(
     space: str, fit: str, cluster: Cluster, drawn: int, nearest: UnfitCandidate
 ) -> UserError:
-    """`fit`: how many of those that were drawn do."""
+    """An error with the nearest candidate and its need; `fit` says how many of the drawn candidates fit."""
     plan, model = nearest.plan, nearest.drawn.priced.candidate.model
     needed = -(-(plan.hbm + plan.lacking_bytes) // MIB)
     return UserError(

@@ -18,9 +18,9 @@ class KeptWeights:
     """The weights of one study's trials."""
 
     def __init__(self, directory: Path, state: StudyState, sources: Sequence[ResultSource]) -> None:
-        """`sources`: where weights of results that were taken over are fetched from."""
+        """Weights in a run directory; `sources` have the weights of results that were taken over."""
         self._directory, self._state, self._sources = directory, state, sources
-        self._there = set(state.trials)
+        self._with_weights = set(state.trials)
 
     def has(self, network: TrialRecord) -> bool:
         """Whether a network's weights are here; fetched now, where another study has them."""
@@ -31,11 +31,11 @@ class KeptWeights:
         return any(source.fetch_weights(owner, file) for source in self._sources)
 
     def file(self, network: TrialRecord) -> Path:
-        """The weights file of a trial, of the one whose result it shares, or of a retraining."""
+        """The weights file of a trial, of the trial whose result it shares, or of a retraining."""
         return folder_of(self._directory, network) / WEIGHTS
 
     def logits(self, network: TrialRecord, split: str) -> Path:
-        """The file of what these weights gave on a split, if they were scored with `keep_logits`."""
+        """The file of a network's logits on a split, if it was scored there with `keep_logits`."""
         return logits_file(folder_of(self._directory, network), split)
 
     def have_logits(self, network: TrialRecord, split: str) -> bool:
@@ -43,19 +43,19 @@ class KeptWeights:
         logits, weights = self.logits(network, split), self.file(network)
         return logits.exists() and logits.stat().st_mtime_ns >= weights.stat().st_mtime_ns
 
-    def keep(self, ended: TrialRecord) -> None:
+    def keep(self, trial: TrialRecord) -> None:
         """Takes in a trial that has ended: fetches its weights, where it may be exported and another study
         has them."""
-        if ended.origin.reused_from_study is not None and ended in self._state.selection.kept:
-            self.has(ended)  # now, before that study drops them or is deleted
-        shutil.rmtree(trial_folder(self._directory, ended.number) / CHECKPOINTS, ignore_errors=True)
-        self._there.add(ended.number)
+        if trial.origin.reused_from_study is not None and trial in self._state.selection.kept:
+            self.has(trial)  # now, before that study drops them or is deleted
+        shutil.rmtree(trial_folder(self._directory, trial.number) / CHECKPOINTS, ignore_errors=True)
+        self._with_weights.add(trial.number)
 
     def drop(self, running: Collection[int] | None = None) -> None:
-        """Drops weights that are not wanted any more; in a search that goes on, running trials and those on
-        all rows keep theirs."""
-        whole = self._state.promoted if running is not None else []
-        kept = {trial.owner for trial in (*self._state.selection.kept, *whole)}
-        for number in self._there - kept - set(running or ()):
+        """Drops weights that are not wanted any more; in a search that goes on, running trials and trials
+        on all rows keep theirs."""
+        promoted = self._state.promoted if running is not None else []
+        kept = {trial.owner for trial in (*self._state.selection.kept, *promoted)}
+        for number in self._with_weights - kept - set(running or ()):
             (trial_folder(self._directory, number) / WEIGHTS).unlink(missing_ok=True)
-        self._there = kept
+        self._with_weights = kept

@@ -1,4 +1,4 @@
-"""Where a study finds what others have trained: a shared ledger, earlier studies that it was started from."""
+"""Where a study finds what other studies have trained: a shared ledger, earlier studies that it began from."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ResultSource(Protocol):
         """The record of a trial that is about to start with the result of an equal job, if the source has one."""
 
     def fetch_weights(self, record: TrialRecord, target: Path) -> bool:
-        """Copies the weights of a result from where it was trained; whether they are at `target` now."""
+        """Copies the weights of a result from where it was trained; says whether they are at `target` now."""
 
     def publish(self, record: TrialRecord) -> None:
-        """Lets others find a trial that has ended here."""
+        """Lets other studies find a trial that has ended here."""
 
     def close(self) -> None:
         """Releases what the source holds."""

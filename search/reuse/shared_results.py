@@ -27,9 +27,9 @@ class SharedResults:
         """Opens the shared ledger.
 
         Args:
-            url: of the shared ledger.
+            url: URL of the shared ledger.
             own: the study's own ledger.
-            key: the study's name in the shared one.
+            key: the study's name in the shared ledger.
             setting: what the study's trials have in common.
 
         Raises:
@@ -44,7 +44,7 @@ class SharedResults:
         self._shared.close()
 
     def publish(self, record: TrialRecord) -> None:
-        """Lets others find what was trained here; a result that was taken over they find where it was trained."""
+        """Lets other studies find what was trained here; a result taken over is found where it was trained."""
         if not record.attempts:
             return
         weights = trial_folder(self._directory, record.number) / WEIGHTS
@@ -52,7 +52,7 @@ class SharedResults:
         self._published.add(record.number)
 
     def publish_missing(self, records: list[TrialRecord]) -> None:
-        """What had ended and was not published before the driver was gone."""
+        """Publishes trials that had ended and were not published before the driver was gone."""
         for record in records:
             if record.number not in self._published:
                 self.publish(record)
@@ -60,16 +60,17 @@ class SharedResults:
     def result(self, record: TrialRecord) -> TrialRecord | None:
         """The record of a trial that is about to start with the result of another study, if one has it.
 
-        Of several, one whose weights are still there. Its plan stays its own: it is for this study's cluster.
+        Of several results, one whose weights are still there is taken. The plan stays the trial's own: it is for
+        this study's cluster.
         """
-        found = self._shared.finished(record.job.fingerprint)
-        if not found:
+        finished = self._shared.finished(record.job.fingerprint)
+        if not finished:
             return None
-        known, origin = next((result for result in found if self._weights(result[1])), found[0])
-        return record.with_result_of(known, reused_from_study=origin)
+        trained, origin = next((pair for pair in finished if self._weights(pair[1])), finished[0])
+        return record.with_result_of(trained, reused_from_study=origin)
 
     def fetch_weights(self, record: TrialRecord, target: Path) -> bool:
-        """Copies the weights of a result from where it was trained; whether they are here now."""
+        """Copies the weights of a result from where it was trained; says whether they are here now."""
         origin = record.origin.reused_from_study
         source = self._weights(origin) if origin else None
         if origin is None or source is None:
@@ -77,7 +78,7 @@ class SharedResults:
         return copy_weights(source, self._shared.weights_stamp(origin), target)
 
     def _weights(self, origin: StudyTrial) -> Path | None:
-        """The file that the training left, if it is still that one."""
+        """The weights file that the training left, if it has not changed since."""
         path = trial_folder(Path(origin.directory), origin.trial) / WEIGHTS
         try:
             return path if FileStamp.of(path.stat()) == self._shared.weights_stamp(origin) else None
@@ -86,7 +87,7 @@ class SharedResults:
 
 
 def copy_weights(source: Path, stamp: FileStamp | None, target: Path) -> bool:
-    """Copies a file of another study, if it is still the one with this stamp; whether it is here now."""
+    """Copies a file of another study, if it still has this stamp; says whether it is here now."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with source.open("rb") as opened:

@@ -10,14 +10,14 @@ RULES: dict[str, Rule] = {"curve": learning_curve.judge, "rungs": rungs.judge}
 NONE = "none"
 """Instead of a rule: every candidate is trained to its end."""
 AUTO = NONE
-"""What `auto` means (docs/benchmarks/stopping.md has the comparison)."""
+"""The rule that `auto` means (docs/benchmarks/stopping.md has the comparison)."""
 
 
 def stopping_rule(name: str) -> Rule | None:
     """The rule of this name; None for `none`.
 
     Raises:
-        UserError: for an unknown one, listing those there are.
+        UserError: for an unknown rule, listing the rules there are.
     """
     if name == "auto":
         name = AUTO

@@ -14,13 +14,13 @@ from search.pareto import eligible
 from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
 
 FEWEST = 8
-"""Candidates that went on from the milestone to their end, before which none is stopped there: an assumption, not
-measured."""
+"""Number of candidates that have to go on from the milestone to their end before any is stopped there: an
+assumption, not measured."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A candidate's training is to end here."""
+    """The decision that a candidate's training ends here."""
 
     reason: str
     expected_ne: float
@@ -28,14 +28,14 @@ class Stop:
 
 
 Rule = Callable[[TrialRecord, Sequence[TrialRecord]], Stop | None]
-"""A function of a candidate whose curve ends at the milestone, and of all trials of the study; None: it goes
-on."""
+"""A function of a candidate whose curve ends at the milestone, and of all trials of the study; it returns None
+where the candidate goes on."""
 
 
 def first_stop(
     rule: Rule, record: TrialRecord, judged: int, trials: Sequence[TrialRecord]
 ) -> TrialRecord | None:
-    """The record as it ends at the first evaluation after `judged` ones where the rule stops it, if there is one.
+    """The record as it ends at the first evaluation after `judged` ones where the rule stops it; else None.
 
     Evaluations are judged one by one, and what came after the one that decides is dropped: how many arrive
     at once depends on the moment, and decisions must not.
@@ -68,11 +68,15 @@ def like(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> list[TrialRec
 def went_on(milestone: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The trials that completed and were evaluated again after this milestone."""
     completed = eligible(trials)
-    return [t for t in completed if len(t.result.curve) > milestone and math.isfinite(best_ne(t, milestone))]
+    return [
+        trial
+        for trial in completed
+        if len(trial.result.curve) > milestone and math.isfinite(best_ne(trial, milestone))
+    ]
 
 
 def best_ne(trial: TrialRecord, milestone: int) -> float:
-    """Lowest NE of the first evaluations; infinite where there is none."""
+    """Lowest NE of the evaluations up to the milestone; infinite where there is none."""
     values = (point.validation.ne for point in trial.result.curve[:milestone])
     return min((ne for ne in values if not math.isnan(ne)), default=math.inf)
 
@@ -82,13 +86,13 @@ def _best(curve: tuple[CurvePoint, ...]) -> CurvePoint:
 
 
 def _can_be_judged(record: TrialRecord) -> bool:
-    """Where it has an NE, and patience does not end it at its last evaluation: then nothing is saved."""
+    """Whether the trial has an NE, and patience does not end it anyway, so that stopping saves something."""
     stale = len(record.result.curve) - 1 - record.result.curve.index(_best(record.result.curve))
     patience: float = record.job.training.get("patience", math.inf)
     return stale < patience and math.isfinite(best_ne(record, len(record.result.curve)))
 
 
 def _schedule(trial: TrialRecord) -> tuple[object, ...]:
-    """Evaluations of equal number are comparable where these are equal."""
+    """Settings of evaluation: evaluations of equal number are comparable where these settings are equal."""
     keys = ("epochs", "evaluate_every", "schedule", "train_fraction")
     return tuple(trial.job.training.get(key) for key in keys)

@@ -1,4 +1,4 @@
-"""What a candidate will come to, from what others showed at the same milestone and came to.
+"""Forecast of a candidate's final NE, from the curves of other candidates at the same milestone and after it.
 
 Learning rates that fall to zero make curves drop at the end, which a formula fitted to one curve (Domhan et
 al., IJCAI 2015) cannot know, and others' curves show. So what is left to gain is a linear regression, over those
@@ -23,11 +23,11 @@ from search.stopping.base import best_ne
 from trials.record import TrialRecord
 
 CONFIDENCE = 0.95
-"""Of the bound, one-sided: of twenty candidates one may come to a lower NE. Measured against 0.99
+"""Confidence of the bound, one-sided: of twenty candidates one may come to a lower NE. Measured against 0.99
 (benchmarks/search/stopping_replayed.py, docs/log.md, 2026-11-21): the same front in 97 % of the orders in place of
 98 %, for 57 % of the examples in place of 70 %, at 60 candidates."""
 LEAST_LEFT = 0.01
-"""One less the leverage of a candidate, at least, by which its error is divided to be that of one left out: an
+"""Smallest value of one less a leverage; an error is divided by it to become that of a candidate left out. An
 assumption, not measured."""
 
 
@@ -37,7 +37,7 @@ class Forecast:
 
     ne: float
     low: float
-    """The optimistic bound."""
+    """The optimistic bound of that NE."""
 
 
 def forecast(candidate: TrialRecord, finished: Sequence[TrialRecord]) -> Forecast:
@@ -45,7 +45,7 @@ def forecast(candidate: TrialRecord, finished: Sequence[TrialRecord]) -> Forecas
 
     Args:
         candidate: a trial whose curve ends at the milestone.
-        finished: `base.FEWEST` trials or more that went on from there to their end.
+        finished: `base.FEWEST` trials or more that went on from the milestone to their end.
     """
     milestone = len(candidate.result.curve)
     x_NF = np.array([_features(trial, milestone) for trial in finished])
@@ -60,20 +60,20 @@ def forecast(candidate: TrialRecord, finished: Sequence[TrialRecord]) -> Forecas
     free = len(left_N) - 1 - len(x_F)
     deviation = np.sqrt((error_N**2).sum() / free * (1.0 + 1.0 / len(left_N) + x_F @ inverse_FF @ x_F))
     leverage_N = 1.0 / len(left_N) + np.einsum("nf,fg,ng->n", x_NF, inverse_FF, x_NF)
-    more = max(
+    half_width = max(
         stdtrit(free, CONFIDENCE) * deviation, _quantile(error_N / (1.0 - leverage_N).clip(LEAST_LEFT))
     )
-    expected, now = max(mean + x_F @ weight_F, 0.0), best_ne(candidate, milestone)
-    return Forecast(ne=float(now - expected), low=float(now - expected - more))
+    expected, lowest = max(mean + x_F @ weight_F, 0.0), best_ne(candidate, milestone)
+    return Forecast(ne=float(lowest - expected), low=float(lowest - expected - half_width))
 
 
 def _features(trial: TrialRecord, milestone: int) -> tuple[float, ...]:
     """The lowest NE so far, and by how much the last evaluation lowered it."""
-    now = best_ne(trial, milestone)
+    lowest = best_ne(trial, milestone)
     if milestone == 1:
-        return (now,)
+        return (lowest,)
     before = best_ne(trial, milestone - 1)
-    return (now, before - now if math.isfinite(before) else 0.0)
+    return (lowest, before - lowest if math.isfinite(before) else 0.0)
 
 
 def _left(trial: TrialRecord, milestone: int) -> float:
@@ -83,7 +83,7 @@ def _left(trial: TrialRecord, milestone: int) -> float:
 
 
 def _quantile(error_N: np.ndarray) -> float:
-    """The error that a new one stays below with `CONFIDENCE`, by no law but rank (conformal); 0 where too few are
-    known."""
+    """The bound that a new error stays below with `CONFIDENCE`, by rank alone (conformal); 0 where too few errors
+    are known."""
     rank = int(np.ceil(CONFIDENCE * (len(error_N) + 1)))
     return float(np.sort(error_N)[rank - 1]) if rank <= len(error_N) else 0.0

@@ -1,7 +1,8 @@
 """Stops a candidate whose curve, extrapolated with its uncertainty, can no longer reach the NE-FLOPs front.
 
 FLOPs are known before training, so the front needs no guess in that direction: a candidate whose optimistic final
-NE (`forecast`) is no lower than that of a front member with no more FLOPs is dominated whatever it still does.
+NE (`forecast`) is no lower than that of a trial on the front with no more FLOPs is dominated, whatever
+it still does.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from trials.record import TrialKind, TrialRecord
 
 
 def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
-    """See `search.stopping.base.Rule`."""
+    """Stops a candidate that can no longer reach the front; a `search.stopping.base.Rule`."""
     from search.stopping.forecast import CONFIDENCE, forecast
 
     milestone = candidate.result.curve[-1]
     finished = went_on(len(candidate.result.curve), like(candidate, trials))
-    member = _cheaper(candidate, trials)
-    if len(finished) < FEWEST or member is None:
+    rival = _cheaper(candidate, trials)
+    if len(finished) < FEWEST or rival is None:
         return None
-    expected, member_ne = forecast(candidate, finished), _ne(member)
-    if not member_ne <= expected.low:
+    expected, rival_ne = forecast(candidate, finished), _ne(rival)
+    if not rival_ne <= expected.low:
         return None
     return Stop(
         f"stopped at {milestone.examples:,} examples with NE {milestone.validation.ne:.5f}: expected to end "
         f"at {expected.ne:.5f}, not below {expected.low:.5f} ({100 * CONFIDENCE:.0f} %), and trial "
-        f"{member.number} has {member_ne:.5f} at {_share(member, candidate)} its FLOPs",
+        f"{rival.number} has {rival_ne:.5f} at {_share(rival, candidate)} its FLOPs",
         expected.ne,
     )
 
 
 def _cheaper(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The front's best of no more FLOPs."""
+    """The best trial on the front with no more FLOPs than the candidate; None where there is none."""
     assert candidate.job.flops is not None
     front = pareto_front(trial for trial in trials if trial.kind is TrialKind.CANDIDATE)
     no_dearer = [
-        member for member in front if member.job.flops is not None and member.job.flops <= candidate.job.flops
+        trial for trial in front if trial.job.flops is not None and trial.job.flops <= candidate.job.flops
     ]
     return no_dearer[-1] if no_dearer else None
 
 
-def _ne(member: TrialRecord) -> float:
-    assert member.result.validation is not None
-    return member.result.validation.ne
+def _ne(trial: TrialRecord) -> float:
+    assert trial.result.validation is not None
+    return trial.result.validation.ne
 
 
-def _share(member: TrialRecord, candidate: TrialRecord) -> str:
-    return f"{(member.job.flops or 0.0) / max(candidate.job.flops or 0.0, 1.0):.2g} times"
+def _share(rival: TrialRecord, candidate: TrialRecord) -> str:
+    return f"{(rival.job.flops or 0.0) / max(candidate.job.flops or 0.0, 1.0):.2g} times"

@@ -1,8 +1,8 @@
-"""Successive halving, asynchronous, among candidates of like FLOPs (ASHA, arXiv 1810.05934).
+"""Successive halving, asynchronous, among candidates of similar FLOPs (ASHA, arXiv 1810.05934).
 
 Rungs are the evaluations 1, 3, 9 ...: at each a candidate is compared with those nearest in log FLOPs that
-were there and have ended, stopped ones included, and goes on if it is among the best third. One that none of them
-with no more FLOPs is ahead of goes on as well: it may be on the front.
+were there and have ended, stopped ones included, and goes on if it is among the best third. A candidate goes on as
+well if none of them with no more FLOPs is ahead of it: it may be on the front.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from search.stopping.base import FEWEST, Stop, best_ne, like, went_on
 from trials.record import Outcome, TrialRecord
 
 REDUCTION = 3
-"""From rung to rung evaluations grow by this factor, and one candidate of so many goes on: an assumption, not
+"""Factor by which evaluations grow from rung to rung; one candidate of so many goes on. An assumption, not
 measured."""
 NEIGHBOURS = 11
-"""Candidates of like FLOPs that one is compared with: an assumption, not measured. With the candidate itself they
-are a multiple of `REDUCTION`."""
+"""Number of candidates of similar FLOPs that a candidate is compared with: an assumption, not measured. With the
+candidate itself they are a multiple of `REDUCTION`."""
 
 
 def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
-    """See `search.stopping.base.Rule`."""
+    """Stops a candidate that is behind similar ones at its rung; a `search.stopping.base.Rule`."""
     from search.stopping.forecast import forecast
 
     rung = len(candidate.result.curve)
@@ -56,7 +56,7 @@ def _was_there(trial: TrialRecord, rung: int) -> bool:
 
 
 def _nearest(candidate: TrialRecord, trials: list[TrialRecord]) -> list[TrialRecord]:
-    """In log FLOPs; of equals the earlier."""
+    """Trials nearest to the candidate in log FLOPs; of equally near ones the earlier."""
     flops = math.log(max(candidate.job.flops or 0.0, 1.0))
     by_distance = sorted(
         trials, key=lambda trial: (abs(math.log(max(trial.job.flops or 0.0, 1.0)) - flops), trial.number)
