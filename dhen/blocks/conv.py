@@ -2,6 +2,8 @@
 
 One channel in, a few out, odd kernels with the padding that keeps M x D; W in R^(l x c m) mixes the
 embeddings of all channels. The paper's is one convolution with W in R^(l x m): `channels: 1, activation: none`.
+
+Shapes: B examples, C channels, M embeddings, D their dimension.
 """
 
 from __future__ import annotations
