@@ -7,6 +7,7 @@ from dhen.blocks.base import BlockConfig, BlockShape, DropoutBlockConfig
 from dhen.blocks.cin import CinConfig
 from dhen.blocks.conv import ConvConfig
 from dhen.blocks.cross import CrossConfig
+from dhen.blocks.dcn import DcnConfig
 from dhen.blocks.dcn_mix import DcnMixConfig
 from dhen.blocks.dcn_v2 import DcnV2Config
 from dhen.blocks.dlrm import DlrmConfig
@@ -29,6 +30,7 @@ BLOCKS: dict[str, type[BlockConfig]] = {
     "cin": CinConfig,
     "conv": ConvConfig,
     "cross": CrossConfig,
+    "dcn": DcnConfig,
     "dcn_mix": DcnMixConfig,
     "dcn_v2": DcnV2Config,
     "dlrm": DlrmConfig,

@@ -1,7 +1,9 @@
 """Convolution: u = W Conv2d(x), the embeddings seen as an image M x D (DHEN paper, section 3.2.3).
 
-One channel in, a few out, odd kernels with the padding that keeps M x D; W in R^(c m x l) mixes the
-embeddings of all channels.
+One channel in, a few out, odd kernels with the padding that keeps M x D; W in R^(l x c m) mixes the
+embeddings of all channels. The paper's is one convolution with W in R^(l x m): `channels: 1, activation: none`.
+
+Shapes: B examples, C channels, M embeddings, D their dimension.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
 
 
 class ConvConfig(BlockConfig):
-    """A convolution, ReLU, and its projection."""
+    """A convolution, its activation, and its projection."""
 
     kind: Literal["conv"] = "conv"
     channels: int = Field(default=4, gt=0)
-    """Number of output channels."""
+    """Number of output channels; the paper has 1."""
     kernel: int = Field(default=3, gt=0)
     """Side of the square kernel; an odd number."""
+    # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
+    activation: Literal["none", "relu"] = Field(
+        default="relu", exclude_if=lambda activation: activation == "relu"
+    )
+    """What follows the convolution: ReLU, or nothing, as in the paper."""
 
     @field_validator("kernel")
     @classmethod
@@ -36,7 +43,7 @@ class ConvConfig(BlockConfig):
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
         return nn.Sequential(
-            Conv(self.channels, self.kernel),
+            Conv(self.channels, self.kernel, relu=self.activation == "relu"),
             EmbeddingProjection(self.channels * shape.embeddings, shape.out),
         )
 
@@ -46,27 +53,31 @@ class ConvConfig(BlockConfig):
         convolution = CostRow(
             name="conv", kind=MATMUL, flops=2.0 * c * k * k * values, parameters=c * k * k + c
         )
+        relu = (elementwise_cost("conv.relu", c * values),) if self.activation == "relu" else ()
         return (
             convolution,
-            elementwise_cost("conv.relu", c * values),
+            *relu,
             projection_cost("projection", c * shape.embeddings, shape.out, shape.dim),
         )
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
-        """The convolution, ReLU, the projection."""
+        """The convolution, its activation, the projection."""
         c, k, m, d = self.channels, self.kernel, shape.embeddings, shape.dim
         image = tape.operation(c * m * d, [x], saves=[x], parameters=[(c, k * k), (c, 1)])
-        positive = tape.operation(c * m * d, [image], saves_output=True)
-        return projection_tape(tape, positive, c * m, shape.out, d)
+        if self.activation == "relu":
+            image = tape.operation(c * m * d, [image], saves_output=True)
+        return projection_tape(tape, image, c * m, shape.out, d)
 
 
 class Conv(nn.Module):
     """x_BMD -> (B, C M, D)."""
 
-    def __init__(self, channels: int, kernel: int) -> None:
+    def __init__(self, channels: int, kernel: int, *, relu: bool) -> None:
         super().__init__()
+        self.relu = relu
         self.conv = nn.Conv2d(1, channels, kernel, padding=kernel // 2)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """The channels one after another along the embeddings."""
-        return self.conv(x_BMD.unsqueeze(1)).relu().flatten(1, 2)  # type: ignore[no-any-return]
+        image_BCMD: Tensor = self.conv(x_BMD.unsqueeze(1))
+        return (image_BCMD.relu() if self.relu else image_BCMD).flatten(1, 2)

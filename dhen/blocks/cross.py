@@ -1,9 +1,9 @@
-"""Deep cross network in the DHEN paper's form: u = W (x x^T) + b (section 3.2.5, equation 7).
+"""The outer product of the embeddings with themselves: u = W (x x^T) + b, second order in one layer.
 
-With x in R^(d x m) as the paper writes it, x x^T is d x d: the products of all pairs of embedding
-components, summed over embeddings, and W in R^(l x d), b in R^(l x d) make it l embeddings. The
-residual of the original DCN is left out, as in the paper: the layer's shortcut takes its place.
-DCN-V2's cross network over the flattened embeddings is `dhen/blocks/dcn_v2.py`.
+Our first reading of the deep cross network of the DHEN paper (section 3.2.5; docs/decisions), kept as a module
+of its own; the paper's form is `dhen/blocks/dcn.py`. With x in R^(d x m), x x^T is d x d: the products of all
+pairs of embedding components, summed over embeddings, and W in R^(l x d), b in R^(l x d) make it l embeddings.
+It has no residual: the layer's shortcut takes its place.
 
 Shapes: B examples, M embeddings, D their dimension, L embeddings out.
 """

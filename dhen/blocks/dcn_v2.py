@@ -2,7 +2,7 @@
 
 Over the flattened embeddings, `layers` times, then projected to l embeddings, W in R^(m x l). With a `rank`,
 W_i = U_i V_i^T (equation 2). Not one of the DHEN paper's five; its own deep cross network is
-`dhen/blocks/cross.py`, DCN-V2's mixture of low-rank layers `dhen/blocks/dcn_mix.py`.
+`dhen/blocks/dcn.py`, DCN-V2's mixture of low-rank layers `dhen/blocks/dcn_mix.py`.
 """
 
 from __future__ import annotations

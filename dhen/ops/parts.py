@@ -76,12 +76,15 @@ def projection_tape(tape: Tape, x: int, n_in: int, n_out: int, dim: int) -> int:
 
 
 class VectorToEmbeddings(nn.Module):
-    """W_m: a single vector of length v becomes l embeddings of length d: (B, v) -> u_BLD."""
+    """W_m: a single vector of length v becomes l embeddings of length d: (B, v) -> u_BLD = reshape(W_m v + bias).
 
-    def __init__(self, n_in: int, embeddings: int, dim: int) -> None:
+    The paper's W_m has no bias; modules that end in an MLP keep the one that an MLP's layer has.
+    """
+
+    def __init__(self, n_in: int, embeddings: int, dim: int, *, bias: bool = True) -> None:
         super().__init__()
         self.shape = (embeddings, dim)
-        self.linear = Linear(n_in, embeddings * dim)
+        self.linear = Linear(n_in, embeddings * dim, bias=bias)
 
     def forward(self, v_BV: Tensor) -> Tensor:
         """u_BLD."""
@@ -89,11 +92,15 @@ class VectorToEmbeddings(nn.Module):
         return u_BLD
 
 
-def vector_to_embeddings_cost(name: str, n_in: int, embeddings: int, dim: int) -> CostRow:
+def vector_to_embeddings_cost(
+    name: str, n_in: int, embeddings: int, dim: int, *, bias: bool = True
+) -> CostRow:
     """The cost of `VectorToEmbeddings`."""
-    return linear_cost(name, n_in, embeddings * dim)
+    return linear_cost(name, n_in, embeddings * dim, bias=bias)
 
 
-def vector_to_embeddings_tape(tape: Tape, v: int, n_in: int, embeddings: int, dim: int) -> int:
+def vector_to_embeddings_tape(
+    tape: Tape, v: int, n_in: int, embeddings: int, dim: int, *, bias: bool = True
+) -> int:
     """The memory of `VectorToEmbeddings`."""
-    return linear_tape(tape, v, n_in, embeddings * dim)
+    return linear_tape(tape, v, n_in, embeddings * dim, bias=bias)

@@ -30,7 +30,8 @@ TOLERANCE = 0.01
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "attention": [{"heads": 1}, {"heads": 4}],
     "cin": [{"maps": [8]}, {"maps": [4, 8, 2]}],
-    "conv": [{"channels": 2, "kernel": 5}],
+    "conv": [{"channels": 2, "kernel": 5}, {"channels": 1, "activation": "none"}, {"activation": "none"}],
+    "dcn": [{"layers": 1}, {"layers": 5}],
     "dcn_mix": [{"layers": 2, "experts": 2}],
     "dcn_v2": [{"layers": 3}, {"layers": 2, "rank": 8}],
     "dlrm": [{"rank": 4}],

@@ -70,6 +70,8 @@ def test_plain_data_says_only_what_is_not_as_it_was() -> None:
         "shortcut",
     }
     assert layer.to_dict()["modules"] == [{"kind": "dcn_v2", "layers": 1}]
+    conv = LayerConfig(modules=("conv",))  # type: ignore[arg-type]
+    assert conv.to_dict()["modules"] == [{"kind": "conv", "channels": 4, "kernel": 3}]
     other = LayerConfig(modules=({"kind": "dcn_v2", "rank": 4},), norm_placement="pre")  # type: ignore[arg-type]
     assert LayerConfig.model_validate(other.to_dict()) == other
     assert other != layer

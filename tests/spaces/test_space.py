@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dhen.blocks import BLOCKS
+from dhen.blocks.conv import ConvConfig
+from dhen.blocks.dcn import DcnConfig
 from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
@@ -106,6 +108,16 @@ def test_one_space_has_every_module_and_ensemble() -> None:
     config = load_space("beyond").config
     assert set(config.modules) == set(BLOCKS)
     assert set(config.ensemble) == set(ENSEMBLES)
+
+
+def test_the_papers_space_has_the_papers_modules() -> None:
+    space = load_space("paper_table1")
+    candidates = [space.decode(random_point(space, random.Random(seed))) for seed in range(50)]
+    modules = {block for each in candidates for layer in each.model.layers for block in layer.modules}
+    assert {block.kind for block in modules} == {"dlrm", "attention", "dcn", "linear", "conv"}
+    assert DcnConfig(layers=3) in modules
+    assert ConvConfig(channels=1, activation="none") in modules
+    assert len(modules) == 5
 
 
 def test_spaces_from_before_norm_and_shortcut_were_axes_are_the_same() -> None:

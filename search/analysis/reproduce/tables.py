@@ -33,8 +33,13 @@ PAPER_3_EXPERTS = {4: (1.3e9, -0.06), 8: (3.3e9, -0.09), 16: (6e9, -0.10)}
 PAPER_3_LAYERS = {2: (1.44e9, -0.11), 4: (3e9, -0.21), 6: (4.6e9, -0.26)}
 """Table 3: FLOPs, and NE in percent."""
 UNKNOWN = (None, None)
-KINDS = {"DCN": "cross", "attention": "attention", "convolution": "conv", "linear": "linear"}
-"""Interaction modules by the paper's names."""
+MODULES_1: dict[str, dict[str, Any]] = {
+    "DCN": {"kind": "dcn"},
+    "attention": {"kind": "attention"},
+    "convolution": {"kind": "conv", "channels": 1, "activation": "none"},
+    "linear": {"kind": "linear"},
+}
+"""Interaction modules by the paper's names, in its forms."""
 WIDEST = 16_384
 """Of the last width of an MLP that is widened."""
 
@@ -90,7 +95,7 @@ def table1(config: Table1Config) -> Table:
     """Single modules and pairs in stacks of N layers, against DCN."""
     paper = PAPER_1 if config.layers == PAPER_LAYERS_1 else {}
     names = ("DCN", *PAPER_1)
-    modules = {name: [{"kind": KINDS[part]} for part in name.split("+")] for name in names}
+    modules = {name: [MODULES_1[part] for part in name.split("+")] for name in names}
     rows = tuple(Row(name, _dhen(config, modules[name], config.layers), paper.get(name)) for name in names)
     best, others = "attention+linear", ("attention+convolution", "DCN+linear")
     return Table(

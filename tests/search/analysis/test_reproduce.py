@@ -14,6 +14,8 @@ from command_line import COMMAND, TIMEOUT_SECONDS, Run
 from rich.console import Console
 
 from dashboards.figures.milestones import MilestoneLine, milestones_figure, milestones_info
+from dhen.blocks.conv import ConvConfig
+from dhen.blocks.dcn import DcnConfig
 from dhen.config import DhenConfig
 from dhen.cost import headline_flops
 from dhen.errors import UserError
@@ -55,9 +57,19 @@ def test_table_1_has_the_papers_rows() -> None:
     kinds = [
         {block.kind for block in model.layers[0].modules} for model in models if isinstance(model, DhenConfig)
     ]
-    assert kinds[0] == {"cross"}
+    assert kinds[0] == {"dcn"}
     assert kinds[-1] == {"attention", "conv"}
     assert all(row.paper_percent is None for row in table("table1", "layers=3").rows)
+
+
+def test_table_1_has_the_papers_cross_network_and_convolution() -> None:
+    """Relative NE means little against another baseline than the paper's."""
+    rows = {row.name: row.model for row in table("table1").rows}
+    cross, convolution = rows["DCN"], rows["convolution"]
+    assert isinstance(cross, DhenConfig)
+    assert isinstance(convolution, DhenConfig)
+    assert cross.layers[0].modules == (DcnConfig(layers=3),)
+    assert convolution.layers[0].modules == (ConvConfig(channels=1, activation="none"),)
 
 
 def test_table_2_asks_for_depth_or_design() -> None:
