@@ -28,6 +28,7 @@ from rich.progress import track
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
+from dhen.inputs.table_dims import table_dims
 from dhen.model import build_model, named_model
 from dhen.ops.dropout import pools
 from dhen.schema import FeatureSchema, Table
@@ -171,7 +172,7 @@ def composed(case: Case) -> DensePeak:
     """The dense part as the planner has it, with the inputs that a trace is given."""
     examples = case.examples_per_rank
     micro = -(-examples // case.strategy.micro_batches)
-    width = 4 * case.model.embedding_dim * len(case.inputs.tables)
+    width = 4 * sum(table_dims(case.model, case.inputs))
     found = segments(case.model, case.inputs, case.precision, "cpu", micro)
     return dense_peak(
         found,
