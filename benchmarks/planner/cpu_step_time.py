@@ -22,7 +22,7 @@ import torch
 from dhen.model import build_model
 from search.config import DemoConfig, StudyConfig
 from search.dataset import open_log
-from search.execution.trainer import job_on
+from search.execution.jobs import job_on
 from spaces.catalog_loader import load_space, random_point
 from trials.cluster.cluster import Cluster, PeakFlops
 from trials.cluster.here import COPIED_BYTES, CPU_MATMUL
@@ -86,11 +86,11 @@ def _options() -> argparse.Namespace:
 def _one_thread(machine: Cluster) -> Cluster:
     """This machine with the speeds of one thread, in CPU seconds as well."""
     from_F, to_F = torch.ones(COPIED_BYTES // 4), torch.empty(COPIED_BYTES // 4)
-    copied = min(_seconds(lambda: to_F.copy_(from_F)) for _ in range(STEPS))
+    copied = min(_seconds(to_F.copy_, from_F) for _ in range(STEPS))
     peaks = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         a = torch.ones(CPU_MATMUL, CPU_MATMUL, dtype=dtype)
-        peaks[name] = 2.0 * CPU_MATMUL**3 / min(_seconds(lambda a=a: a @ a) for _ in range(STEPS))
+        peaks[name] = 2.0 * CPU_MATMUL**3 / min(_seconds(torch.mm, a, a) for _ in range(STEPS))
     changes = {"memory_bandwidth": 2.0 * COPIED_BYTES / copied, "peak_flops": PeakFlops(**peaks)}
     return machine.replace(**changes)
 
@@ -111,19 +111,17 @@ def _measured(job: Job, log: PreparedLog, cluster: Cluster) -> Measured:
     return Measured(
         operations=sum(segment.operations for segment in its),
         traffic_bytes=sum(segment.footprint.traffic for segment in its),
-        forward_seconds=min(
-            _seconds(lambda batch=batch: model(batch.features)) for batch in batches[WARM_UP:]
-        ),
-        step_seconds=median(_seconds(lambda batch=batch: step(batch)) for batch in batches[WARM_UP:]),
+        forward_seconds=min(_seconds(model, batch.features) for batch in batches[WARM_UP:]),
+        step_seconds=median(_seconds(step, batch) for batch in batches[WARM_UP:]),
         predicted_forward_seconds=best.time.forward,
         predicted_step_seconds=best.time.total,
     )
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _seconds(run: Callable[..., object], *given: object) -> float:
     """Of the CPU, in this thread and, for backward, in autograd's, which is this one on a CPU."""
     before = time.thread_time()
-    run()
+    run(*given)
     return time.thread_time() - before
 
 

@@ -212,7 +212,7 @@ def error(case: dict[str, Any]) -> float:
     difference = case["estimate"] - case["traced"]
     if case["traced"] < SMALL_BYTES and abs(difference) <= SMALL_ERROR_BYTES:
         return 0.0
-    return 100.0 * difference / case["traced"]
+    return float(100.0 * difference / case["traced"])
 
 
 def real(cases: int, seed: int) -> None:

@@ -55,12 +55,13 @@ DEEPEST = 40
 PLANNER = "trials.planner"
 CONSTANTS = {
     "MATMUL_SHARE": ("step_time",),
-    "MEMORY_SHARE": ("step_time",),
+    "MEMORY_SHARE": ("step_time", "tables.table_cost"),
     "OVERLAP_SLOWDOWN": ("step_time",),
     "KERNEL_SECONDS": ("step_time",),
-    "COLLECTIVE_SECONDS": ("collectives",),
+    "COLLECTIVE_SECONDS": ("collectives", "step_time"),
     "BUCKET_LATENCY_SHARE": ("collectives",),
-    "UPDATE_BYTES": ("step_time",),
+    "UPDATE_MASTERS": ("step_time",),
+    "UPDATE_MOMENTS": ("step_time",),
 }
 """The planner's, and who reads them."""
 NUMBERS = (
@@ -172,11 +173,13 @@ def changed(constant: str, factor: float) -> Iterator[None]:
     """The planner with another value of one of its constants."""
     modules = [importlib.import_module(f"{PLANNER}.{name}") for name in CONSTANTS[constant]]
     before = getattr(modules[0], constant)
-    for module in modules:
-        setattr(module, constant, before * factor)
-    yield
-    for module in modules:
-        setattr(module, constant, before)
+    try:
+        for module in modules:
+            setattr(module, constant, before * factor)
+        yield
+    finally:
+        for module in modules:
+            setattr(module, constant, before)
 
 
 def with_number(cluster: Cluster, key: str, factor: float) -> Cluster:

@@ -35,7 +35,7 @@ from search.execution.running import Training
 from spaces.space import Candidate
 from trials.events import Evaluated, Progress, Trained
 from trials.job import Job
-from trials.mlflow.runs import Sheet
+from trials.mlflow.runs import RunContents
 from trials.planner.plan import Plan
 from trials.processes.supervisor import Run
 from trials.processes.task import Task
@@ -56,7 +56,7 @@ WORDS = (
 )
 FOLLOWED = 3
 """Number of the trial that is followed: the last candidate. The first ones start from settings that are given."""
-PARTS = (Job, JobSummary, Candidate, Plan, TrialPlan, Task, Training, Run, Result, Attempt, Sheet)
+PARTS = (Job, JobSummary, Candidate, Plan, TrialPlan, Task, Training, Run, Result, Attempt, RunContents)
 EVENTS = (Progress, Evaluated, Trained)
 KEEPERS = ("trials/storage/ledger.py", "search/study_state.py", "trials/mlflow/tracker.py")
 """Files in which the candidate stays."""
