@@ -4,7 +4,7 @@ Two equal layers of each module alone, of each beside DCN-V2, and of an MLP besi
 layer. NE on validation, in percent of the group's reference, paired by seed.
 
     python -m benchmarks.models.modules_and_norms log.csv [more files] [--seeds 3] [--demo-rows 100000]
-        [--raw FILE.json]
+        [--groups alone] [--networks linear dlrm] [--raw FILE.json]
 """
 
 from __future__ import annotations
@@ -62,14 +62,17 @@ def groups() -> Iterator[tuple[str, str, dict[str, dict[str, Any]]]]:
     )
 
 
-def table(log: PreparedLog, seeds: int, wanted: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
-    """A row a network; NE by group and name."""
+def table(
+    log: PreparedLog, seeds: int, wanted: Sequence[str], names: Sequence[str] | None
+) -> tuple[list[list[str]], dict[str, Any]]:
+    """A row per network; NE by group and name. `names`: those wanted beside each group's reference."""
     launcher, rows, raw = Launcher(), [], {}
     for title, reference, networks in groups():
         if title not in wanted:
             continue
         found = {}
-        for name in (reference, *(each for each in networks if each != reference)):
+        others = [each for each in networks if each != reference and (names is None or each in names)]
+        for name in (reference, *others):
             model = parsed(networks[name])
             found[name] = [validation_ne(log, launcher, model, TRAINING, seed) for seed in range(seeds)]
             pairs = zip(found[name], found[reference], strict=True)
@@ -91,12 +94,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--demo-rows", type=int, default=100_000)
     parser.add_argument("--groups", nargs="+", default=[ALONE, BESIDE, LAYER], choices=[ALONE, BESIDE, LAYER])
+    parser.add_argument("--networks", nargs="+", help="of each group, beside its first; all where not given")
     parser.add_argument("--raw", type=Path, help="where NE of each seed goes")
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("--seeds: a spread needs two at least")
     given = {"data": tuple(options.data), "demo": {"rows": options.demo_rows}}
-    rows, raw = table(open_log(LogConfig.model_validate(given)), options.seeds, options.groups)
+    log = open_log(LogConfig.model_validate(given))
+    rows, raw = table(log, options.seeds, options.groups, options.networks)
     if options.raw:
         options.raw.write_text(json.dumps(raw))
     print(machine())

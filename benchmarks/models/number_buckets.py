@@ -36,20 +36,20 @@ def with_buckets(schema: LogSchema, count: int | None) -> LogSchema:
     return schema.replace(columns={**schema.columns, **numeric})
 
 
-def networks(log: PreparedLog) -> Iterator[ModelConfig]:
-    for data in NETWORKS:
+def networks(log: PreparedLog, most: int) -> Iterator[ModelConfig]:
+    for data in NETWORKS[:most]:
         yield parsed(data)
         if log.features.bucketed:
             yield parsed(data | {"buckets": "apart"})
 
 
-def table(files: Sequence[Path], counts: Sequence[int | None], seeds: int) -> list[list[str]]:
-    """A row a network and way of its numbers."""
+def table(files: Sequence[Path], counts: Sequence[int | None], seeds: int, most: int) -> list[list[str]]:
+    """A row per network and way of its numbers."""
     schema, launcher = infer_schema(files), Launcher()
     rows = []
     for count in counts:
         log = prepare(files, schema=with_buckets(schema, count))
-        for model in networks(log):
+        for model in networks(log, most):
             found = [validation_ne(log, launcher, model, TRAINING, seed) for seed in range(seeds)]
             flops = f"{network_flops(model, log):,.0f}"
             rows.append([short_name(model.to_dict()), str(count or "none"), spread(found), flops])
@@ -64,10 +64,13 @@ def main() -> None:
     parser.add_argument("data", nargs="+", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--counts", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument(
+        "--networks", type=int, default=len(NETWORKS), help="how many of them, from the first"
+    )
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("--seeds: a spread needs two at least")
-    rows = table(options.data, [None, *options.counts], options.seeds)
+    rows = table(options.data, [None, *options.counts], options.seeds, options.networks)
     print(machine())
     print(markdown(["network", "buckets", "validation NE", "FLOPs"], rows))
 

@@ -28,6 +28,7 @@ from rich.progress import track
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
+from dhen.inputs.table_dims import table_dims
 from dhen.model import build_model, named_model
 from dhen.ops.dropout import pools
 from dhen.schema import FeatureSchema, Table
@@ -91,8 +92,8 @@ def candidate(
     return name, space.decode(point).model
 
 
-def latency(repeats: int) -> None:
-    """Milliseconds a plan: of 8 layers each with its own recipe, and a thousand candidates as they come."""
+def latency(repeats: int, candidates: int) -> None:
+    """Milliseconds per plan: of 8 layers each with its own recipe, and many candidates as they come."""
     cluster, rng = load_cluster("zionex").with_ranks("32x8"), random.Random(0)
     inputs, training = schema(rng), TrainingConfig(batch_size=65_536, precision="bf16")
     plan(candidate(rng, names=("wide",))[1], inputs, training, cluster)
@@ -105,13 +106,12 @@ def latency(repeats: int) -> None:
     strategies = len(ladder(cluster.hosts, cluster.gpus_per_host, 256))
     print(f"{strategies} strategies on {cluster.ranks} ranks; milliseconds a plan\n")
     print(markdown(("layers", "median", "slowest"), rows))
-    models = [candidate(rng, names=("default", "wide", "tiny"))[1] for _ in range(1000)]
+    models = [candidate(rng, names=("default", "wide", "tiny"))[1] for _ in range(candidates)]
     began = time.perf_counter()
     for model in models:
         plan(model, inputs, training, cluster)
-    print(
-        f"\na thousand candidates of the spaces default, wide and tiny: {time.perf_counter() - began:.1f} s"
-    )
+    seconds = time.perf_counter() - began
+    print(f"\n{candidates:,} candidates of the spaces default, wide and tiny: {seconds:.1f} s")
 
 
 def _seconds(model: ModelConfig, inputs: FeatureSchema, training: TrainingConfig, cluster: Cluster) -> float:
@@ -171,7 +171,7 @@ def composed(case: Case) -> DensePeak:
     """The dense part as the planner has it, with the inputs that a trace is given."""
     examples = case.examples_per_rank
     micro = -(-examples // case.strategy.micro_batches)
-    width = 4 * case.model.embedding_dim * len(case.inputs.tables)
+    width = 4 * sum(table_dims(case.model, case.inputs))
     found = segments(case.model, case.inputs, case.precision, "cpu", micro)
     return dense_peak(
         found,
@@ -211,7 +211,7 @@ def error(case: dict[str, Any]) -> float:
     difference = case["estimate"] - case["traced"]
     if case["traced"] < SMALL_BYTES and abs(difference) <= SMALL_ERROR_BYTES:
         return 0.0
-    return 100.0 * difference / case["traced"]
+    return float(100.0 * difference / case["traced"])
 
 
 def real(cases: int, seed: int) -> None:
@@ -271,11 +271,12 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=320)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--candidates", type=int, default=1000, help="of `latency`, all together")
     parser.add_argument("--out", type=Path, help="every case of `accuracy`, a JSON object a line")
     options = parser.parse_args()
     print(f"{machine()}\n")
     if options.what == "latency":
-        latency(options.repeats)
+        latency(options.repeats, options.candidates)
     elif options.what == "accuracy":
         accuracy(options.cases, options.seed, options.out)
     else:

@@ -4,6 +4,8 @@
         ours beside the paper's, then what it depends on
     python -m benchmarks.planner.paper_figure6 --out fig6.html
         and the figure
+    python -m benchmarks.planner.paper_figure6 --sensitivity bf16 UPDATE
+        of what it depends on, the lines with these words
 
 The paper gives neither widths nor batch, precision or tables. Ours are chosen once, so that 22 layers are the
 most that DP holds: a global batch of 65,536 in fp32, 128 embeddings of 128 numbers (127 tables and the
@@ -20,7 +22,7 @@ import argparse
 import importlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,12 +57,13 @@ DEEPEST = 40
 PLANNER = "trials.planner"
 CONSTANTS = {
     "MATMUL_SHARE": ("step_time",),
-    "MEMORY_SHARE": ("step_time",),
+    "MEMORY_SHARE": ("step_time", "tables.table_cost"),
     "OVERLAP_SLOWDOWN": ("step_time",),
     "KERNEL_SECONDS": ("step_time",),
-    "COLLECTIVE_SECONDS": ("collectives",),
+    "COLLECTIVE_SECONDS": ("collectives", "step_time"),
     "BUCKET_LATENCY_SHARE": ("collectives",),
-    "UPDATE_BYTES": ("step_time",),
+    "UPDATE_MASTERS": ("step_time",),
+    "UPDATE_MOMENTS": ("step_time",),
 }
 """The planner's, and who reads them."""
 NUMBERS = (
@@ -172,11 +175,13 @@ def changed(constant: str, factor: float) -> Iterator[None]:
     """The planner with another value of one of its constants."""
     modules = [importlib.import_module(f"{PLANNER}.{name}") for name in CONSTANTS[constant]]
     before = getattr(modules[0], constant)
-    for module in modules:
-        setattr(module, constant, before * factor)
-    yield
-    for module in modules:
-        setattr(module, constant, before)
+    try:
+        for module in modules:
+            setattr(module, constant, before * factor)
+        yield
+    finally:
+        for module in modules:
+            setattr(module, constant, before)
 
 
 def with_number(cluster: Cluster, key: str, factor: float) -> Cluster:
@@ -189,30 +194,45 @@ def with_number(cluster: Cluster, key: str, factor: float) -> Cluster:
     return parse(Cluster, data, key)
 
 
-def sensitivity(cluster: Cluster) -> str:
+class Change(NamedTuple):
+    """One thing other than above: the paper's setting, the cluster, or a constant of the planner by a factor."""
+
+    name: str
+    setting: Setting = Setting()
+    number: tuple[str, float] | None = None
+    constant: tuple[str, float] | None = None
+
+    def row(self, cluster: Cluster) -> list[object]:
+        """Its line of the table."""
+        if self.number is not None:
+            cluster = with_number(cluster, *self.number)
+        with changed(*self.constant) if self.constant is not None else nullcontext():
+            return sensitivity_row(self.name, self.setting, cluster)
+
+
+def changes() -> Iterator[Change]:
     """Each constant a fifth lower and higher, then other choices of what the paper does not say."""
-    rows = [sensitivity_row("as above", Setting(), cluster)]
+    yield Change("as above")
     for key in NUMBERS:
-        for factor in (0.8, 1.2):
-            row = sensitivity_row(f"{key} x {factor}", Setting(), with_number(cluster, key, factor))
-            rows.append(row)
-    for constant in CONSTANTS:
-        for factor in (0.8, 1.2):
-            with changed(constant, factor):
-                rows.append(sensitivity_row(f"{constant} x {factor}", Setting(), cluster))
-    with changed("BUCKET_LATENCY_SHARE", 5.0):  # any share of latency is allowed
-        rows.append(sensitivity_row("buckets of 25 MiB", Setting(), cluster))
-    with changed("OVERLAP_SLOWDOWN", 0.0):
-        rows.append(sensitivity_row("OVERLAP_SLOWDOWN 0", Setting(), cluster))
-    others = {
-        "batch 32,768": Setting(batch_size=32_768),
-        "batch 131,072": Setting(batch_size=131_072),
-        "MLP 512-512": Setting(widths=(512, 512)),
-        "MLP 2048-1024": Setting(widths=(2048, 1024)),
-        "bf16": Setting(precision="bf16"),
-        "bf16, batch 262,144": Setting(precision="bf16", batch_size=262_144),
-    }
-    rows += [sensitivity_row(name, setting, cluster) for name, setting in others.items()]
+        yield from (Change(f"{key} x {factor}", number=(key, factor)) for factor in (0.8, 1.2))
+    for key in CONSTANTS:
+        yield from (Change(f"{key} x {factor}", constant=(key, factor)) for factor in (0.8, 1.2))
+    yield Change(
+        "buckets of 25 MiB", constant=("BUCKET_LATENCY_SHARE", 5.0)
+    )  # any share of latency is allowed
+    yield Change("OVERLAP_SLOWDOWN 0", constant=("OVERLAP_SLOWDOWN", 0.0))
+    yield Change("batch 32,768", Setting(batch_size=32_768))
+    yield Change("batch 131,072", Setting(batch_size=131_072))
+    yield Change("MLP 512-512", Setting(widths=(512, 512)))
+    yield Change("MLP 2048-1024", Setting(widths=(2048, 1024)))
+    yield Change("bf16", Setting(precision="bf16"))
+    yield Change("bf16, batch 262,144", Setting(precision="bf16", batch_size=262_144))
+
+
+def sensitivity(cluster: Cluster, words: Sequence[str]) -> str:
+    """A line for each change whose name has one of the words; for all where there is no word."""
+    wanted = [each for each in changes() if not words or any(word in each.name for word in words)]
+    rows = [each.row(cluster) for each in wanted]
     head = ["changed", *(f"DP {d}" for d in DEPTHS[:3]), *(f"HSDP {d}" for d in DEPTHS)]
     return markdown([*head, "DP ends", "in order"], rows)
 
@@ -257,17 +277,25 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="HTML file for the figure")
     parser.add_argument("--no-sensitivity", action="store_true")
+    parser.add_argument(
+        "--sensitivity", nargs="+", metavar="WORD", default=[], help="lines with these words alone"
+    )
+    parser.add_argument(
+        "--deepest", type=int, default=DEEPEST, help="layers up to which depths are looked at"
+    )
     options = parser.parse_args()
     cluster, setting = load_cluster("zionex").with_ranks("32x8"), Setting()
-    points = [point(depth, setting, cluster) for depth in range(1, DEEPEST + 1)]
-    print(f"{machine()}\n\n{comparison([points[depth - 1] for depth in DEPTHS])}\n")
+    points = [point(depth, setting, cluster) for depth in range(1, options.deepest + 1)]
+    print(f"{machine()}\n\n{comparison([points[depth - 1] for depth in DEPTHS if depth <= len(points)])}\n")
     ends = deepest(points, "dp")
     wrong = [each.depth for each in points if not in_order(each)]
     print(f"DP ends at {ends} layers ({'as required' if ends == 22 else 'NOT the 22 required'}).")
-    print(f"HSDP fits to {deepest(points, 'hsdp')}, FSDP to {deepest(points, 'fsdp')} of {DEEPEST} layers.")
+    print(
+        f"HSDP fits to {deepest(points, 'hsdp')}, FSDP to {deepest(points, 'fsdp')} of {len(points)} layers."
+    )
     print(f"DP > HSDP > FSDP wherever each fits: {f'NOT at {wrong}' if wrong else 'holds at all depths'}.")
     if not options.no_sensitivity:
-        print(f"\n{sensitivity(cluster)}")
+        print(f"\n{sensitivity(cluster, options.sensitivity)}")
     if options.out:
         figure(points).write_html(options.out, include_plotlyjs=True)
         print(f"\nfigure: {options.out}")

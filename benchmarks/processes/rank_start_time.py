@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from benchmarks.processes import rank_start_job as rank_job
 from benchmarks.shared.machine_and_tables import machine, markdown
@@ -40,7 +40,7 @@ def by_launcher(launcher: Launcher, folder: Path) -> None:
 
 
 def by_spawn(folder: Path) -> None:
-    torch.multiprocessing.spawn(rank_job.spawned, (str(folder),), nprocs=rank_job.RANKS)
+    spawn(rank_job.spawned, (str(folder),), nprocs=rank_job.RANKS)  # type: ignore[no-untyped-call]
 
 
 def by_torchrun(folder: Path) -> None:

@@ -10,6 +10,8 @@ shards must hold less than plain DP on as many ranks, any other must have a lowe
         each technique by itself, and all together, on each number of ranks
     python -m benchmarks.processes.technique_equality --all
         the whole ladder
+    python -m benchmarks.processes.technique_equality --ranks 1 2
+        the first number of ranks gives the losses that the others are held to
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from trials.processes.task import Task
 from trials.ranks import Ranks
 from trials.strategy import Strategy
 
-SHAPES = (Ranks(0, 1, 1), Ranks(0, 1, 2), Ranks(0, 2, 2))
+SHAPES = {1: Ranks(0, 1, 1), 2: Ranks(0, 1, 2), 4: Ranks(0, 2, 2)}
 ROWS, COLUMNS, BATCH = 16_000, (10, 30, 100, 300, 1000, 3000), 256
 LAYER = {"modules": ["dcn_v2", "mlp"], "out_embeddings": 6, "raw_numeric": False}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 3, "dropout": 0.0}, "model")
@@ -136,13 +138,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--all", action="store_true", dest="everything")
-    everything = parser.parse_args().everything
+    parser.add_argument("--ranks", type=int, nargs="+", choices=SHAPES, default=list(SHAPES))
+    options = parser.parse_args()
     rows, losses = [], None
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
-        for ranks in SHAPES:
+        for ranks in (SHAPES[count] for count in options.ranks):
             plain = None
-            for strategy in strategies(ranks, everything=everything):
+            for strategy in strategies(ranks, everything=options.everything):
                 found = bench.measured(ranks, strategy)
                 plain = plain or found.answer
                 losses = losses or found.answer.losses

@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.sparse import hstack
@@ -120,7 +121,8 @@ def trained(log: PreparedLog, start: Start, job_of: Callable[[Trainer, int], Job
             record = new_record(0, TrialKind.CANDIDATE, {}, job)
             record = train_one(record, job, trainer, lambda _: None)
             score_networks([ScoringRequest(record, job)], SPLIT, trainer, lambda *_: None, keep_logits=True)
-            return np.load(logits_file(trainer.folder(record), SPLIT))
+            found: Logits = np.load(logits_file(trainer.folder(record), SPLIT), allow_pickle=False)
+            return found
 
     return train
 
@@ -129,16 +131,13 @@ def again(log: PreparedLog, start: Start, networks: Sequence[TrialRecord]) -> Mo
     """A trial of the study, all networks of an average, from other seeds."""
 
     def train(seed: int) -> Logits:
-        each = [
-            trained(log, start, lambda _trainer, seed, network=network: _from_seed(network, log, seed))
-            for network in networks
-        ]
+        each = [trained(log, start, partial(_from_seed, network, log)) for network in networks]
         return mean_of_logits([one(seed) for one in each], log.schema.negative_sampling_rate)
 
     return train
 
 
-def _from_seed(network: TrialRecord, log: PreparedLog, seed: int) -> Job:
+def _from_seed(network: TrialRecord, log: PreparedLog, _: Trainer, seed: int) -> Job:
     return trained_job(network, log, seed_shift=seed - network.job.seed)
 
 
@@ -149,7 +148,7 @@ def single_modules(
     assert record.baseline is not None
     training = trained_job(record.trial(record.baseline), log).training
     # as they are better where numbers have buckets at all, and as candidates may have them
-    buckets = {"buckets": "apart"} if log.features.bucketed else {}
+    buckets: dict[str, Any] = {"buckets": "apart"} if log.features.bucketed else {}
     found = {}
     for kind in kinds:
         model = parsed(stacked(kind, **buckets))

@@ -117,8 +117,8 @@ def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launc
     record = study.run()
     ledger = Ledger(database_url(directory, None), record.name)
     space = load_space(config.space, log.features)
-    shares = {"side_by_side": 1, "threads": config.threads}
-    ledger.settle(StudySettings(ledger, config, directory, log, space, **shares).setting)
+    settings = StudySettings(ledger, config, directory, log, space, side_by_side=1, threads=config.threads)
+    ledger.settle(settings.setting)
     rng, one = random.Random(0), record.trials[-1]
     assert one.result.validation is not None
     assert one.job.flops is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,7 @@ class Synthetic:
         worth += sum(0.1 * (getattr(block, "layers", 1) - 1) for block in layer.modules)
         worth += sum(0.1 * (getattr(block, "heads", 1) - 1) for block in layer.modules)
         worth *= JOINED.get(layer.ensemble.kind, 1.0) if len(kinds) > 1 else 1.0
-        return worth * (layer.out_embeddings / 16) ** 0.15 * (1.05 if layer.raw_numeric else 1.0)
+        return float(worth * (layer.out_embeddings / 16) ** 0.15 * (1.05 if layer.raw_numeric else 1.0))
 
     @staticmethod
     def _training(training: dict[str, Any], size: float, model: Any) -> float:
@@ -198,15 +198,18 @@ def seen(priced: PricedCandidate) -> dict[str, float]:
     Costs are not among it, nor sizes as numbers, which the ranker sees.
     """
     model = priced.candidate.model
-    found = Counter({f"depth={len(model.layers)}": 1.0})
+    found: dict[str, float] = defaultdict(float, {f"depth={len(model.layers)}": 1.0})
     for layer in model.to_dict()["layers"]:
         share = 1.0 / len(model.layers)
         for block in layer.pop("modules"):
             found[block["kind"]] += share
-            found.update({f"{block['kind']}.{key}={value}": share for key, value in block.items()})
-        found.update({f"layer.{key}={value}": share for key, value in layer.items()})
-    others = {key: value for key, value in model.to_dict().items() if key != "layers"}
-    found.update({f"{key}={value}": 1.0 for key, value in others.items()})
+            for key, value in block.items():
+                found[f"{block['kind']}.{key}={value}"] += share
+        for key, value in layer.items():
+            found[f"layer.{key}={value}"] += share
+    for key, value in model.to_dict().items():
+        if key != "layers":
+            found[f"{key}={value}"] += 1.0
     for key, value in priced.candidate.training.items():
         if isinstance(value, str):
             found[f"{key}={value}"] = 1.0

@@ -28,7 +28,7 @@ def spread(values: Sequence[float], digits: int = 5, unit: str = "") -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
+    """A Markdown table; a bar in a cell is escaped."""
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + " --- |" * len(header), *lines[1:]])

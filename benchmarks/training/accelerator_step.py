@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from benchmarks.shared.machine_and_tables import TRAINING_FLOPS, machine, markdown
 from dhen.batch import FeatureBatch
@@ -235,7 +236,7 @@ def _forget(where: torch.device) -> None:
 def _one_rank(where: torch.device) -> Iterator[None]:
     """`fully_shard` needs a process group, also of one."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.HashStore()
+    store = HashStore()
     backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:

@@ -55,7 +55,7 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import parse_model
 from search.execution.scoring import score_one
-from trials.cluster.machine import matmul_peak, preferred_precision
+from trials.cluster.machine import PRODUCT_SIZE, MatmulPeak, matmul_peak, measured_matmul, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.log_schema import CategoricalColumn, Column, IgnoredColumn
 from trials.data.prepare.prepare_log import prepare
@@ -67,6 +67,7 @@ from trials.processes.launcher import Launcher
 
 OURS, FUXICTR, PLAIN = "ours", "FuxiCTR", "plain PyTorch"
 PEERS = Path(__file__).parent / "peers"
+ROOT = Path(__file__).parents[2]
 INSTALL = "python3.11 -m venv .venv-fuxictr && .venv-fuxictr/bin/pip install fuxictr==2.3.10 torch==2.13.0"
 SPLITS = ("train", "validation", "test")
 
@@ -190,14 +191,14 @@ def _write_splits(log: PreparedLog, folder: Path, kind: str) -> None:
         }
         columns["label"] = split.labels.astype(np.int32)  # FuxiCTR stacks columns: one type keeps them int32
         if kind == "npz":
-            np.savez(folder / f"{name}.npz", **columns)
+            np.savez(folder / f"{name}.npz", allow_pickle=False, **columns)
         else:
             pq.write_table(pa.table(columns), folder / f"{name}.parquet")
 
 
 def _python(python: str, *arguments: str) -> None:
     """Runs it; what it printed is shown where it failed."""
-    environment = {**os.environ, "PYTHONPATH": str(PEERS)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([python, *arguments], env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{shlex.join([python, *arguments])} failed:\n{done.stdout}{done.stderr}")
@@ -213,19 +214,24 @@ def _has_fuxictr(python: str | None) -> bool:
     return False
 
 
-def compete(fields: Sequence[Field], repeats: int) -> dict[tuple[int, str], list[Run]]:
-    """All runs, by field and contestant: one of each contestant in turn, then again with the next seed."""
+def compete(fields: Sequence[Field], repeats: int) -> tuple[dict[tuple[int, str], list[Run]], MatmulPeak]:
+    """All runs, by field and contestant: one of each contestant in turn, then again with the next seed.
+
+    The matmul peak beside them is the largest of those measured before and after each run.
+    """
     launcher = Launcher()
     launcher.warm_up()
     runs: dict[tuple[int, str], list[Run]] = {}
+    peak = matmul_peak(PRODUCT_SIZE)
     for index, field in enumerate(fields):
         for seed in range(repeats):
             for contestant in field.contestants:
                 run = field.run(contestant, seed, launcher)
                 runs.setdefault((index, contestant), []).append(run)
+                peak = peak.or_better(measured_matmul(PRODUCT_SIZE))
                 what = f"{field.name}, {field.architecture}, {seed + 1}/{repeats}: {contestant}"
                 print(f"{what} {run.describe()}", file=sys.stderr, flush=True)
-    return runs
+    return runs, peak
 
 
 def rows_of(field: Field, runs: dict[str, list[Run]], peak: float) -> list[list[str]]:
@@ -266,15 +272,18 @@ def main() -> None:
         except UserError as error:
             raise SystemExit(str(error)) from None
         fields = [Field(name, log, each, options) for name, log in logs for each in options.architectures]
-        runs = compete(fields, options.repeats)
-        report(fields, runs, options)
+        runs, peak = compete(fields, options.repeats)
+        report(fields, runs, peak, options)
 
 
 def report(
-    fields: Sequence[Field], runs: dict[tuple[int, str], list[Run]], options: argparse.Namespace
+    fields: Sequence[Field],
+    runs: dict[tuple[int, str], list[Run]],
+    peak: MatmulPeak,
+    options: argparse.Namespace,
 ) -> None:
     """A table for each log and architecture."""
-    precision, peak = preferred_precision(), matmul_peak()
+    precision = preferred_precision()
     print(machine())
     print(
         f"matmul peak {peak.fp32 / 1e9:,.0f} GFLOP/s fp32, {peak.bf16 / 1e9:,.0f} bf16; "

@@ -40,7 +40,7 @@ from benchmarks.training.peers.contest import Lap, steady_speed
 from benchmarks.training.timed_steps import StepTrainer, completed, train_timed
 from dhen.config import ModelConfig
 from dhen.model import parse_model
-from trials.cluster.machine import matmul_peak, preferred_precision
+from trials.cluster.machine import PRODUCT_SIZE, matmul_peak, measured_matmul, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher
@@ -176,23 +176,24 @@ def pass_table(measured: Sequence[Measured], axis: str) -> None:
 
 def widths(bench: Bench, folder: Path, points: Sequence[int]) -> None:
     """Prints the share of the matmul peak for each model and width."""
-    log, peak = bench.log(folder / "log"), matmul_peak()
-    precision = preferred_precision()
-    at = peak.bf16 if precision == "bf16" else peak.fp32
+    log, peak, precision = bench.log(folder / "log"), matmul_peak(PRODUCT_SIZE), preferred_precision()
     models: dict[str, Callable[[int], ModelConfig]] = {
         "AdvancedDLRM (baseline)": baseline,
         "4-layer DHEN": lambda width: dhen(4, (width, width)),
         "8-layer DHEN": lambda width: dhen(8, (width, width)),
     }
-    rows = []
+    found: list[tuple[str, Measured]] = []
     for name, model in models.items():
-        measured = [bench.measure(width, model(width), log) for width in points]
-        for each in measured:
-            share = ""
-            if completed(each.record):
-                flops = TRAINING_FLOPS * (each.record.job.flops or 0.0)
-                share = f"{flops * steady_speed([each.laps]) / at:.1%}"
-            rows.append([name, f"{each.at:,.0f}", *each.row, share])
+        for width in points:
+            found.append((name, bench.measure(width, model(width), log)))
+            peak = peak.or_better(measured_matmul(PRODUCT_SIZE))
+    rows, at = [], peak.bf16 if precision == "bf16" else peak.fp32
+    for name, each in found:
+        share = ""
+        if completed(each.record):
+            flops = TRAINING_FLOPS * (each.record.job.flops or 0.0)
+            share = f"{flops * steady_speed([each.laps]) / at:.1%}"
+        rows.append([name, f"{each.at:,.0f}", *each.row, share])
     print(f"matmul peak {peak.fp32 / 1e9:,.0f} GFLOP/s fp32, {peak.bf16 / 1e9:,.0f} bf16")
     header = ["model", "width", "ms a step", "examples/s", "peak RSS MiB", "FLOPs an example"]
     print(markdown([*header, f"share of the {precision} peak"], rows))

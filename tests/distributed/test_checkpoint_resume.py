@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -272,6 +273,51 @@ def test_a_damaged_checkpoint_says_so(shared: Path, tmp_path: Path) -> None:
     (newest,) = made(tmp_path)
     for data in newest.glob("*.distcp"):
         data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    with pytest.raises(UserError, match="cannot be read"):
+        run(a_job(log), log, Told(), tmp_path)
+
+
+class Planted:
+    """A pickle of it makes a folder when somebody unpickles it."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self._proof),)
+
+
+@pytest.mark.parametrize("where", ["index.json", ".metadata", "*.distcp"])
+def test_a_pickle_planted_in_a_checkpoint_is_refused_and_not_run(
+    shared: Path, tmp_path: Path, where: str
+) -> None:
+    """In place of the index, in the place of DCP's own index, and in place of the tensors."""
+    log, folder, proof = PreparedLog.open(shared / "log"), tmp_path / "checkpoints", tmp_path / "proof"
+    with pytest.raises(Interrupted):
+        run(a_job(log), log, Told(at=1500), folder)
+    (newest,) = made(folder)
+    targets = [newest / where] if where == ".metadata" else list(newest.glob(where))
+    assert targets
+    if where == ".metadata":
+        (newest / "index.json").unlink()
+    for target in targets:
+        if where == "*.distcp":
+            torch.save(Planted(proof), target)
+        else:
+            target.write_bytes(pickle.dumps(Planted(proof)))
+    with pytest.raises(UserError, match=r"cannot be read .* Delete it, and training begins anew"):
+        run(a_job(log), log, Told(), folder)
+    assert not proof.exists()
+    pickle.loads(pickle.dumps(Planted(proof)))  # it would have
+    assert proof.exists()
+
+
+def test_an_index_cannot_point_outside_its_checkpoint(shared: Path, tmp_path: Path) -> None:
+    log = PreparedLog.open(shared / "log")
+    with pytest.raises(Interrupted):
+        run(a_job(log), log, Told(at=1500), tmp_path)
+    index = made(tmp_path)[0] / "index.json"
+    index.write_text(index.read_text().replace('"file":"', '"file":"../'))
     with pytest.raises(UserError, match="cannot be read"):
         run(a_job(log), log, Told(), tmp_path)
 

@@ -112,7 +112,7 @@ def test_one_space_has_every_module_and_ensemble() -> None:
 
 def test_the_papers_space_has_the_papers_modules() -> None:
     space = load_space("paper_table1")
-    candidates = [space.decode(random_point(space, random.Random(seed))) for seed in range(50)]
+    candidates = [space.decode(space.random_point(random.Random(seed))) for seed in range(50)]
     modules = {block for each in candidates for layer in each.model.layers for block in layer.modules}
     assert {block.kind for block in modules} == {"dlrm", "attention", "dcn", "linear", "conv"}
     assert DcnConfig(layers=3) in modules

@@ -3,7 +3,7 @@
 A checkpoint is a folder that is whole or not there: weights, optimizer state and tables as each rank holds
 them (`trials.checkpoint.dcp_vectors`, `trials.embeddings.blocks`), where the training stands, random number
 generators, the best weights so far. It loads under another strategy and on another number of ranks. Only the
-newest is kept.
+newest is kept. Reading one runs nothing that is written in it (`trials.checkpoint.index_file`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from dhen.errors import UserError
 from dhen.values import Value
 from trials.checkpoint.dcp_vectors import FlatPieces, LoadPlanner, SavePlanner
+from trials.checkpoint.index_file import IndexedReader, IndexedWriter
 from trials.checkpoint.training_state import TrainingState
 from trials.collectives import as_first
 from trials.embeddings.blocks import State
@@ -173,7 +173,7 @@ class Checkpoints:
     def _read(self, path: Path, step: Resumable, weights: str = "") -> State:
         """Loads a checkpoint. `weights` is the prefix of the names to read in place of the newest weights."""
         try:
-            reader = FileSystemReader(path)
+            reader = IndexedReader(path)
             saved = reader.read_metadata().state_dict_metadata
             tables = step.table_state({key.removeprefix(TABLES) for key in saved if key.startswith(TABLES)})
             random = {name: tensor for name, tensor in _random(self._ranks).items() if name in saved}
@@ -264,7 +264,7 @@ def _is_weight(key: str) -> bool:
 def _write(state: dict[str, Tensor | FlatPieces], folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*intent is to save in a single process", UserWarning)
-        writer = FileSystemWriter(folder)
+        writer = IndexedWriter(folder)
         save(state, storage_writer=writer, planner=SavePlanner(), no_dist=_alone())
 
 

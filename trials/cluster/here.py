@@ -51,7 +51,7 @@ def _cpu() -> dict[str, Any]:
 
     peak, copied = matmul_peak(CPU_MATMUL), _copy_bytes_per_second("cpu", "cpu")
     cores, threads = os.cpu_count(), torch.get_num_threads()
-    matmul = f"measured: the best of a few products of {CPU_MATMUL} with {threads} threads"
+    matmul = f"measured: the best of products of {CPU_MATMUL} at several moments, with {threads} threads"
     copy = f"measured: the best of a few copies of {COPIED_BYTES / 2**20:.0f} MiB"
     link = {"bandwidth": copied / 2, "latency": GLOO_LATENCY_S}
     processes = f"{copy}; an upper bound between processes, unverified"
@@ -86,7 +86,7 @@ def _gpus() -> dict[str, Any]:
 
     properties, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
     peak, copied = matmul_peak(GPU_MATMUL), _copy_bytes_per_second("cuda:0", "cuda:0")
-    matmul = f"measured: the best of a few products of {GPU_MATMUL}"
+    matmul = f"measured: the best of products of {GPU_MATMUL} at several moments"
     sources = {
         "gpus_per_host": "torch.cuda.device_count",
         "hbm": "torch.cuda.get_device_properties, total_memory",

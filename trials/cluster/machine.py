@@ -18,6 +18,10 @@ BF16_GAIN = 1.3
 """bf16 is chosen where its matmul is at least this many times faster: below, casts eat the gain."""
 THREADS_GAIN = 1.1
 """More threads are taken where a step is at least this many times faster."""
+MEASUREMENTS, PAUSE_SECONDS = 5, 0.05
+"""Number of measurements of the matmul peak, and seconds between two of them."""
+PRODUCT_SIZE = 1024
+"""Rows and columns of the matrices multiplied, where no other size is wanted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,10 @@ class MatmulPeak:
 
     fp32: float
     bf16: float
+
+    def or_better(self, other: MatmulPeak) -> MatmulPeak:
+        """The larger of two measurements, by precision."""
+        return MatmulPeak(fp32=max(self.fp32, other.fp32), bf16=max(self.bf16, other.bf16))
 
 
 def device() -> torch.device:
@@ -52,8 +60,17 @@ def machine_name() -> str:
 
 
 @cache
-def matmul_peak(size: int = 1024, repeats: int = 5) -> MatmulPeak:
-    """Returns the best of a few square products of `size`, by precision, on this machine's device."""
+def matmul_peak(size: int) -> MatmulPeak:
+    """The largest of several measurements a moment apart: other work that takes the cores slows one of them."""
+    best = measured_matmul(size)
+    for _ in range(MEASUREMENTS - 1):
+        time.sleep(PAUSE_SECONDS)
+        best = best.or_better(measured_matmul(size))
+    return best
+
+
+def measured_matmul(size: int, repeats: int = 2) -> MatmulPeak:
+    """One measurement: the best of a few square products of `size`, by precision, on this machine's device."""
     return MatmulPeak(
         fp32=_flops_per_second(torch.float32, size, repeats),
         bf16=_flops_per_second(torch.bfloat16, size, repeats),
@@ -81,7 +98,7 @@ def best_seconds(run: Callable[[], object], where: torch.device, repeats: int = 
 @cache
 def preferred_precision() -> Precision:
     """Returns what `precision=auto` means on this machine."""
-    peak = matmul_peak()
+    peak = matmul_peak(PRODUCT_SIZE)
     return "bf16" if peak.bf16 > BF16_GAIN * peak.fp32 else "fp32"
 
 

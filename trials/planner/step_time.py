@@ -51,6 +51,8 @@ UPDATE_KERNELS = 8
 """Kernels for each chunk of numbers whose moments are in bf16 (`trials.optim.bf16_adamw`)."""
 BACKWARD_PASSES = 2
 """Number of forward passes that backward costs as much as."""
+ROUNDING = 1e-9
+"""Share of a step below which what overlaps is a rounding error."""
 
 
 class Parts(NamedTuple):
@@ -190,7 +192,9 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     recomputation = micro_batches * sum(step.forward.layers[again])
     elapsed, links = (_fully_sharded if strategy.fully_sharded else _replicated)(step, strategy)
     compute = forward * (1 + BACKWARD_PASSES) + recomputation
-    overlapped = max(compute + sum(links) - elapsed, 0.0)
+    overlapped = compute + sum(links) - elapsed
+    if overlapped < ROUNDING * elapsed:  # the same passes, summed in another order
+        overlapped = 0.0
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
     update = _update(step, strategy)
     items = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from contest import LEARNING_RATE, Contest, Result, Stopwatch
 from fuxictr.features import FeatureMap
 from fuxictr.pytorch.dataloaders import RankDataLoader
 from fuxictr.pytorch.layers import CrossNetV2, FeatureEmbedding, InnerProductInteraction, MLP_Block
@@ -21,11 +20,13 @@ from fuxictr.pytorch.torch_utils import seed_everything
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.training.peers.contest import LEARNING_RATE, Contest, Result, Stopwatch
+
 LOADER_WORKERS = 3
 """num_workers of FuxiCTR's shipped configurations."""
 
 
-class Timed(BaseModel):
+class Timed(BaseModel):  # type: ignore[misc]
     """FuxiCTR's base model with its own training loop, and a lap at the end of each of its steps."""
 
     def __init__(self, feature_map: FeatureMap, contest: Contest) -> None:
@@ -57,7 +58,7 @@ class Timed(BaseModel):
         super().train_epoch(data_generator)
 
     def train_step(self, batch_data: dict[str, Tensor]) -> Tensor:
-        loss = super().train_step(batch_data)
+        loss: Tensor = super().train_step(batch_data)
         self.watch.lap(len(batch_data["label"]))
         return loss
 
@@ -74,7 +75,8 @@ class DcnV2(nn.Module):
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         x = x_BMD.flatten(start_dim=1)
-        return self.fc(torch.cat([self.cross(x), self.dnn(x)], dim=-1))
+        logits: Tensor = self.fc(torch.cat([self.cross(x), self.dnn(x)], dim=-1))
+        return logits
 
 
 class DhenLayer(nn.Module):
@@ -100,7 +102,8 @@ class DhenLayer(nn.Module):
         x = x_BMD.flatten(start_dim=1)
         dlrm = self.mlp(torch.cat([self.products(x_BMD), x], dim=-1)).unflatten(1, (-1, x_BMD.shape[2]))
         cross = self.project(self.cross(x).view_as(x_BMD).mT).mT
-        return self.norm(torch.cat([dlrm, cross], dim=1) + self.shortcut(x_BMD.mT).mT)
+        out_BMD: Tensor = self.norm(torch.cat([dlrm, cross], dim=1) + self.shortcut(x_BMD.mT).mT)
+        return out_BMD
 
 
 class Dhen(nn.Module):
@@ -115,7 +118,8 @@ class Dhen(nn.Module):
         )
 
     def forward(self, x_BMD: Tensor) -> Tensor:
-        return self.head(self.layers(x_BMD).flatten(start_dim=1))
+        logits: Tensor = self.head(self.layers(x_BMD).flatten(start_dim=1))
+        return logits
 
 
 NETWORKS: dict[str, type[DcnV2 | Dhen]] = {"dcn_v2": DcnV2, "dhen3": Dhen}

@@ -5,10 +5,11 @@ import time
 
 import numpy as np
 import torch
-from contest import LEARNING_RATE, Contest, Result, Stopwatch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.training.peers.contest import LEARNING_RATE, Contest, Result, Stopwatch
 
 
 class DcnV2(nn.Module):
@@ -16,9 +17,10 @@ class DcnV2(nn.Module):
 
     def __init__(self, tables: list[int], dim: int, crosses: int, widths: list[int], dropout: float) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, dim) for rows in tables)
-        for table in self.tables:
+        embeddings = [nn.Embedding(rows, dim) for rows in tables]
+        for table in embeddings:
             nn.init.normal_(table.weight, std=0.01)
+        self.tables = nn.ModuleList(embeddings)
         width = len(tables) * dim
         self.crosses = nn.ModuleList(nn.Linear(width, width) for _ in range(crosses))
         layers: list[nn.Module] = []
@@ -31,7 +33,8 @@ class DcnV2(nn.Module):
         x0 = x = torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], dim=1)
         for cross in self.crosses:
             x = x0 * cross(x) + x
-        return self.head(torch.cat([x, self.mlp(x0)], dim=1)).squeeze(1)
+        logits: torch.Tensor = self.head(torch.cat([x, self.mlp(x0)], dim=1)).squeeze(1)
+        return logits
 
 
 def load(contest: Contest, split: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,7 +47,7 @@ def load(contest: Contest, split: str) -> tuple[torch.Tensor, torch.Tensor]:
 def predict(model: nn.Module, ids: torch.Tensor, contest: Contest) -> torch.Tensor:
     model.eval()
     with torch.autocast("cpu", torch.bfloat16, enabled=contest.bf16):
-        logits = [model(batch).float() for batch in ids.split(contest.batch_size)]
+        logits = [model(batch).float() for batch in torch.split(ids, contest.batch_size)]
     model.train()
     return torch.cat(logits).sigmoid()
 
@@ -57,12 +60,12 @@ def train(model: nn.Module, contest: Contest, watch: Stopwatch) -> float:
     began = time.perf_counter()
     for _ in range(contest.epochs):
         watch.begin()
-        for rows in torch.randperm(len(ids)).split(contest.batch_size):
+        for rows in torch.split(torch.randperm(len(ids)), contest.batch_size):
             with torch.autocast("cpu", torch.bfloat16, enabled=contest.bf16):
                 logits = model(ids[rows])
             loss = F.binary_cross_entropy_with_logits(logits.float(), labels[rows])
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             watch.lap(len(rows))
         valid_loss = F.binary_cross_entropy(predict(model, valid_ids, contest), valid_labels).item()

@@ -1,0 +1,36 @@
+"""Benchmarks of preparing a log and of parts of the model, on small cases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from running_benchmarks import number, run_benchmark, tables
+
+
+def test_preparation_says_speed_and_memory() -> None:
+    (rows,) = tables(run_benchmark("benchmarks.data.preparation_speed", "--rows", 2000))
+    (row,) = rows
+    assert number(row["rows"]) == 2000
+    assert number(row["rows/s"]) > 0
+    assert number(row["peak RSS MiB"]) >= number(row["imports alone MiB"]) > 0
+
+
+def test_a_module_is_compared_with_the_first_of_its_group(log: Path, tmp_path: Path) -> None:
+    words = ("--seeds", 2, "--groups", "alone", "--networks", "linear", "--raw", tmp_path / "raw.json")
+    (rows,) = tables(run_benchmark("benchmarks.models.modules_and_norms", log, *words))
+    assert [row["what"] for row in rows] == ["mlp", "linear"]
+    raw = json.loads((tmp_path / "raw.json").read_text())["alone"]
+    percent = [100 * (ne / of_mlp - 1) for ne, of_mlp in zip(raw["linear"], raw["mlp"], strict=True)]
+    assert number(rows[0]["of the group's first"]) == 0
+    assert number(rows[1]["of the group's first"]) == pytest.approx(sum(percent) / 2, abs=0.01)
+    assert all(number(row["FLOPs"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_networks_are_compared_with_and_without_buckets(log: Path) -> None:
+    words = ("--seeds", 2, "--counts", 4, "--networks", 1)
+    (rows,) = tables(run_benchmark("benchmarks.models.number_buckets", log, *words))
+    assert [row["buckets"] for row in rows] == ["none", "4", "4"]
+    assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)

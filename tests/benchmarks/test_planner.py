@@ -1,0 +1,133 @@
+"""Benchmarks of the planner, on small cases."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import pytest
+from running_benchmarks import number, run_benchmark, tables
+
+import trials.planner
+from benchmarks.planner.memory_and_latency import Case, composed
+from benchmarks.planner.paper_figure6 import CONSTANTS, Setting, changed, changes, point
+from dhen.config import DhenConfig
+from dhen.model import parse_model
+from dhen.schema import FeatureSchema, Table
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import load_cluster
+from trials.job import TrainingConfig
+from trials.reference.step_trace import trace
+from trials.strategy import Strategy
+
+
+@pytest.fixture(scope="module")
+def pod() -> Cluster:
+    return load_cluster("zionex").with_ranks("32x8")
+
+
+def test_step_times_stand_beside_predicted_ones() -> None:
+    words = ("--rows", 4000, "--networks", 1, "--batches", 16, 64, 256, "--space", "tiny")
+    said = run_benchmark("benchmarks.planner.cpu_step_time", *words)
+    (rows,) = tables(said)
+    assert [number(row["batch"]) for row in rows] == [16, 64, 256]
+    assert all(number(row["step, ms (predicted)"]) > 0 for row in rows)
+    assert "forward at 16 examples:" in said
+    assert "within a factor of 4:" in said
+
+
+def test_plans_are_timed() -> None:
+    words = ("latency", "--repeats", 1, "--candidates", 3)
+    said = run_benchmark("benchmarks.planner.memory_and_latency", *words)
+    (rows,) = tables(said)
+    assert [row["layers"] for row in rows] == ["1", "2", "4", "8"]
+    assert "3 candidates of the spaces" in said
+
+
+def test_planned_memory_is_compared_with_traces(tmp_path: Path) -> None:
+    words = ("accuracy", "--cases", 1, "--seed", 6, "--out", tmp_path / "cases.jsonl")
+    said = run_benchmark("benchmarks.planner.memory_and_latency", *words)
+    cases = [json.loads(line) for line in (tmp_path / "cases.jsonl").read_text().splitlines()]
+    assert [case["traced"] > 0 for case in cases] == [True]
+    (rows,) = tables(said)
+    assert rows[0]["cases"] == "1"
+    assert number(rows[0]["median \\|error\\| %"]) < 5
+
+
+def test_planned_memory_is_compared_with_real_steps() -> None:
+    said = run_benchmark("benchmarks.planner.memory_and_latency", "real", "--cases", 1, "--seed", 1)
+    (rows,) = tables(said)
+    assert abs(number(rows[0]["estimate %"])) < 5
+
+
+def test_tables_of_mixed_length_are_planned_as_they_are_traced() -> None:
+    """Batches large and networks small, so that embeddings are most of what is held."""
+    layer = {"modules": ["linear"], "out_embeddings": 2}
+    model = parse_model({"embedding_dim": 32, "table_dim_exponent": 0.4, "layers": [layer]}, "test")
+    assert isinstance(model, DhenConfig)
+    tables = tuple(Table(name=f"c{i}", rows=10 ** (2 + i)) for i in range(4))
+    case = Case("", model, FeatureSchema(tables=tables, numeric=("n",)), Strategy(), 1, 2, 4096, "fp32")
+    traced = trace(
+        model,
+        case.inputs,
+        Strategy(),
+        hosts=1,
+        gpus_per_host=2,
+        examples_per_rank=4096,
+        training=TrainingConfig(precision="fp32"),
+    )
+    assert composed(case).total == pytest.approx(traced.total, rel=0.01)
+
+
+def test_figure_6_is_predicted_drawn_and_varied(tmp_path: Path) -> None:
+    words = ("--deepest", 8, "--sensitivity", "as above", "UPDATE_MOMENTS", "--out", tmp_path / "figure.html")
+    said = run_benchmark("benchmarks.planner.paper_figure6", *words)
+    ours, sensitivity = tables(said)
+    assert [row["layers"] for row in ours] == ["1", "8"]
+    assert all(number(row["DP"]) > number(row["HSDP"]) > 1 for row in ours)
+    assert [row["changed"] for row in sensitivity] == [
+        "as above",
+        "UPDATE_MOMENTS x 0.8",
+        "UPDATE_MOMENTS x 1.2",
+    ]
+    assert "HSDP fits to 8" in said
+    assert "Throughput relative to FSDP" in (tmp_path / "figure.html").read_text()
+
+
+@pytest.mark.parametrize("constant", CONSTANTS)
+def test_each_constant_of_figure_6_moves_the_prediction(pod: Cluster, constant: str) -> None:
+    before = point(8, Setting(), pod).seconds
+    with changed(constant, 1.2):
+        assert point(8, Setting(), pod).seconds != before
+    assert point(8, Setting(), pod).seconds == before
+
+
+@pytest.mark.parametrize("constant", CONSTANTS)
+def test_a_constant_is_changed_wherever_it_is_read(constant: str) -> None:
+    names = [found.name for found in pkgutil.walk_packages(trials.planner.__path__, "trials.planner.")]
+    readers = [name for name in names if hasattr(importlib.import_module(name), constant)]
+    listed = {f"trials.planner.{name}" for name in CONSTANTS[constant]}
+    assert set(readers) - {"trials.planner.device_constants"} == listed
+
+
+def test_every_change_of_figure_6_can_be_made(pod: Cluster) -> None:
+    """One depth of each in place of the table's, which takes minutes."""
+    names = []
+    for each in changes():
+        if each.constant is not None:
+            with changed(*each.constant):
+                assert point(1, each.setting, pod).seconds["dp"] > 0
+        names.append(each.name)
+    assert len(set(names)) == len(names) > 30
+
+
+def test_placements_are_compared() -> None:
+    words = ("--ranks", "1x2", "--tables", 8, "--seeds", 1, "--dim", 32)
+    said = run_benchmark("benchmarks.planner.table_balance", *words)
+    (rows,) = tables(said)
+    ours = rows[0]
+    assert ours["placement"].startswith("LPT with column splitting")
+    assert number(ours["heaviest over mean"]) >= 1
+    assert "at most 1.05 times the larger of mean and largest indivisible shard: holds" in said

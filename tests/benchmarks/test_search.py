@@ -1,0 +1,111 @@
+"""Benchmarks of whole studies and of samplers, on small cases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import SMALL
+from running_benchmarks import FOLDER, number, run_benchmark, run_benchmark_process, tables
+
+CANDIDATES = FOLDER / "search" / "demo_candidates.json"
+
+
+def test_the_table_of_a_study_holds_its_candidates(study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    said = run_benchmark("benchmarks.search.candidate_table", study, "--out", out)
+    candidates = json.loads(out.read_text())["candidates"]
+    assert len(candidates) == 3
+    assert all(0.3 < each["ne"] < 2 and each["curve"] for each in candidates)
+    assert "'completed': 3" in said
+
+
+def test_studies_are_compared_by_their_samplers(study: Path) -> None:
+    (rows,) = tables(run_benchmark("benchmarks.search.samplers_live", study, "--marks", 2, 3))
+    (row,) = rows
+    assert number(row["area x 1e3, 3"]) >= number(row["area x 1e3, 2"]) >= 0
+    assert number(row["best NE, 3"]) <= number(row["best NE, 2"])
+
+
+def test_samplers_are_compared_on_a_made_up_function(tmp_path: Path) -> None:
+    out = tmp_path / "found.jsonl"
+    words = ("--synthetic", "--samplers", "random", "tpe", "--trials", 12, "--repeats", 2, "--out", out)
+    said = run_benchmark("benchmarks.search.samplers_on_surrogate", *words)
+    area = tables(said)[0]
+    assert [row["sampler"] for row in area] == ["random", "tpe"]
+    assert all(number(row["12 trials"]) > 0 for row in area)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {(line["sampler"], line["repeat"]) for line in lines} == {
+        (name, repeat) for name in ("random", "tpe") for repeat in range(2)
+    }
+    again = run_benchmark("benchmarks.search.samplers_on_surrogate", *words)  # nothing is left to do
+    assert tables(again) == tables(said)
+    assert out.read_text().count("\n") == 4
+
+
+@pytest.mark.slow
+def test_samplers_are_compared_on_trained_candidates_with_stopping() -> None:
+    words = (CANDIDATES, "--samplers", "random", "random+curve", "--trials", 12, "--repeats", 2)
+    said = run_benchmark("benchmarks.search.samplers_on_surrogate", *words)
+    assert "surrogate, cross-validated" in said
+    assert [row["sampler"] for row in tables(said)[0]] == ["random", "random+curve"]
+
+
+def test_stopping_rules_are_replayed() -> None:
+    words = (CANDIDATES, "--orders", 1, "--candidates", 20)
+    (rows,) = tables(run_benchmark("benchmarks.search.stopping_replayed", *words))
+    by_name = {row["stopping"]: row for row in rows}
+    assert number(by_name["none"]["examples"]) == 100
+    assert number(by_name["none"]["hypervolume lost"]) == 0
+    assert all(0 < number(row["examples"]) <= 100 for row in rows)
+
+
+@pytest.mark.slow
+def test_candidates_per_hour_are_counted(log: Path) -> None:
+    words = (log, "trials=2", "space=tiny", "training.epochs=1", "baseline_trials=1")
+    said = run_benchmark(
+        "benchmarks.search.candidates_per_hour", *words, "--settings", "parallel=1 threads=1"
+    )
+    (rows,) = tables(said)
+    (row,) = rows
+    assert row["candidates"] == "2"
+    assert number(row["candidates an hour"]) > 0
+
+
+@pytest.mark.slow
+def test_what_a_candidate_costs_beside_training_is_itemised() -> None:
+    words = ("--marks", 2, "--rows", 1000)
+    said = run_benchmark_process("benchmarks.search.overhead_per_candidate", *words)
+    (rows,) = tables(said)
+    (row,) = rows
+    assert row["candidates"] == "2"
+    assert all(number(row[name]) >= 0 for name in ("training", "ask", "plan", "ledger", "start", "tell"))
+    assert "`status` " in said
+
+
+@pytest.mark.slow
+def test_a_study_that_has_many_candidates_is_measured_too() -> None:
+    words = ("--known", 5, "--marks", 2, "--rows", 1000)
+    (rows,) = tables(run_benchmark_process("benchmarks.search.overhead_per_candidate", *words))
+    assert rows[0]["candidates"] == "7"
+
+
+@pytest.mark.slow
+def test_the_best_of_a_study_stands_beside_usual_models(log: Path, tmp_path: Path) -> None:
+    words = (log, *SMALL, "--out", tmp_path / "study", "--trials", 2, "--seeds", 2)
+    (rows,) = tables(run_benchmark("benchmarks.search.best_beside_usual_models", *words))
+    names = [row["model"] for row in rows]
+    assert names[0].startswith("best of 2 candidates")
+    assert names[1:4] == ["histogram gradient boosting", "logistic regression", "AdvancedDLRM, tuned"]
+    assert any(name.startswith("2x[") for name in names)
+    assert all(0.3 < number(row["test NE"]) < 2 for row in rows)
+    assert all("to" in row["the best less this, 95 % interval"] for row in rows[1:])
+
+
+@pytest.mark.slow
+def test_the_walk_of_a_candidate_is_followed() -> None:
+    said = run_benchmark_process("benchmarks.search.candidate_walk")
+    assert "The walk: files that make the candidate, change it or keep it: " in said
+    for name in ("trials/storage/ledger.py", "trials/mlflow/tracker.py", "search/samplers/ask_tell.py"):
+        assert f" {name} " in said

@@ -1,0 +1,75 @@
+"""Benchmarks of training, on small cases."""
+
+from __future__ import annotations
+
+import pytest
+from running_benchmarks import number, run_benchmark, tables
+
+SMALL = ("--steps", 2, "--batch", 64, "--threads", 1)
+
+
+def test_ours_trains_beside_plain_pytorch() -> None:
+    words = ("--rows", 4000, "--repeats", 1, "--batch", 128, "--threads", 1, "--architectures", "dcn_v2")
+    said = run_benchmark("benchmarks.training.beside_peers", *words)
+    (rows,) = tables(said)
+    assert [row["contestant"] for row in rows] == ["ours", "plain PyTorch"]
+    for row in rows:
+        assert number(row["examples/s"]) > 0
+        assert 0.3 < number(row["test NE"]) < 2
+        (share,) = (cell for name, cell in row.items() if name.startswith("share of the"))
+        assert 0 < number(share) < 100
+    assert "matmul peak" in said
+    assert "FuxiCTR is left out" in said
+
+
+@pytest.mark.parametrize(
+    ("axis", "points", "names"),
+    [
+        ("layers", (1, 2), ("layers", "slope of seconds a step")),
+        pytest.param(
+            "rows", (2000, 4000), ("training rows", "slope of seconds a pass"), marks=pytest.mark.slow
+        ),
+        pytest.param("tables", (2, 4), ("tables", "slope of seconds a step"), marks=pytest.mark.slow),
+        pytest.param(
+            "table-rows", (100, 1000), ("table-rows", "slope of seconds a step"), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_cost_grows_along_an_axis(axis: str, points: tuple[int, int], names: tuple[str, str]) -> None:
+    words = ("--axis", axis, "--points", *points, *SMALL)
+    said = run_benchmark("benchmarks.training.scaling", *words)
+    (rows,) = tables(said)
+    assert len(rows) == 2
+    assert number(rows[0][names[0]]) < number(rows[1][names[0]])
+    assert all(number(row["examples/s"]) > 0 for row in rows)
+    assert f"{names[1]}: " in said
+    assert "needs two points" not in said
+
+
+@pytest.mark.slow
+def test_widths_are_a_share_of_the_peak() -> None:
+    said = run_benchmark("benchmarks.training.scaling", "--axis", "widths", "--points", 16, *SMALL)
+    (rows,) = tables(said)
+    assert len(rows) == 3
+    for row in rows:
+        (share,) = (cell for name, cell in row.items() if name.startswith("share of the"))
+        assert 0 <= number(share) < 100
+
+
+@pytest.mark.parametrize("ranks", ["1x1", pytest.param("2x1", marks=pytest.mark.slow)])
+def test_an_optimisation_stands_beside_fp32(ranks: str) -> None:
+    words = ("--rows", 2000, "--ranks", ranks, "--repeats", 1, "--batch", 128, "--layers", 1)
+    only = ("--only", "", "table_precision=fp16")
+    said = run_benchmark("benchmarks.training.paper_optimisations", *words, *only)
+    (rows,) = tables(said)
+    assert [row["setting"] for row in rows] == ["fp32", "table_precision=fp16"]
+    assert rows[0]["x fp32"] == "1.00"
+    assert all(number(row["examples/s"]) > 0 for row in rows)
+
+
+def test_the_accelerators_script_runs_on_a_cpu() -> None:
+    words = ("--device", "cpu", "--steps", 1, "--layers", 1, "--width", 16, "--batch", 32)
+    (rows,) = tables(run_benchmark("benchmarks.training.accelerator_step", *words))
+    assert [row["model"] for row in rows] == ["AdvancedDLRM", *["1-layer DHEN"] * 6]
+    assert len({row["held by"] for row in rows}) == 6
+    assert all(number(row["examples/s"]) > 0 for row in rows)
