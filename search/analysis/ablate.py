@@ -28,7 +28,7 @@ class Part(Value):
     """A module or a layer, and what the network is without it."""
 
     removed: str
-    """`layer0: attention`, `layer1` for a whole layer, or `members` for all but one; for an average `trial 3`."""
+    """Name of the part: `layer0: attention`, `layer1` (a whole layer), `members` (all but one), or `trial 3`."""
     ne_percent: MeanInterval | None
     """NE of the rest relative to the whole network's, over seeds; above 0 the part is worth that much.
     None where a training failed."""
@@ -46,7 +46,7 @@ class Ablation(Value):
     split: str = "validation"
     """Split on which NE is compared; `test` for an average."""
     blocked_by: str | None = None
-    """For an average, what the test rows of a block have in common; intervals are over blocks too."""
+    """What the test rows of a block have in common, for an average; intervals are over blocks too."""
     flops: float
     """FLOPs of the whole network or average."""
     parts: tuple[Part, ...]

@@ -141,10 +141,10 @@ def slices(
             f"`dhen-search confirm {study.directory}` does that."
         )
     sums = _Sums(log, column, most, block_by or comparison.blocked_by)
-    own, reference = (
+    winner, reference = (
         sums.of(_kept_logits(study, number, log, comparison.seeds)) for number in (trial, study.baseline)
     )
-    rows = _slices(sums, own, reference)
+    rows = _slices(sums, winner, reference)
     return Slices(
         trial=trial,
         baseline=study.baseline,
@@ -190,13 +190,13 @@ def _kept_file(study: StudyRecord, retraining: TrialRecord) -> Path:
     return file
 
 
-def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, ...]:
+def _slices(sums: _Sums, model: _Model, reference: _Model | None) -> tuple[Slice, ...]:
     groups = range(len(sums.names))
-    estimates = [_estimate(own, reference, group) if reference else None for group in groups]
+    estimates = [_estimate(model, reference, group) if reference else None for group in groups]
     adjusted = iter(holm([estimate.p for estimate in estimates if estimate is not None]))
     rows = []
     for group, estimate in zip(groups, estimates, strict=True):
-        quality = _quality(sums, own, group)
+        quality = _quality(sums, model, group)
         base = _quality(sums, reference, group) if reference else (None, None)
         known_fields = {
             "value": sums.names[group],
@@ -211,12 +211,12 @@ def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, 
     return tuple(rows)
 
 
-def _estimate(own: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
+def _estimate(model: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
     """The difference over the blocks in which the slice has rows; None where that is at most one block."""
     has_rows = reference.loss_SGK[:, group].sum(axis=0) > 0.0
     if has_rows.sum() < 2:
         return None
-    return paired_bootstrap(own.loss_SGK[:, group, has_rows], reference.loss_SGK[:, group, has_rows])
+    return paired_bootstrap(model.loss_SGK[:, group, has_rows], reference.loss_SGK[:, group, has_rows])
 
 
 def _difference(estimate: BootstrapDifference | None, p_adjusted: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ class SamplerContext:
     def __init__(self, pricer: CandidatePricer) -> None:
         """A study for which nothing was proposed so far."""
         self.pricer = pricer
-        """What prices points."""
+        """The pricer of points."""
         self.points: dict[int, Point] = {}
         """All points that were proposed, by the trial's number."""
         self.records: dict[int, TrialRecord] = {}

@@ -60,7 +60,7 @@ class FractionResult(Value):
 
 
 class FidelityResult(Value):
-    """What a log's fractions are worth."""
+    """Results of an audit: cost and ranking of each fraction of a log."""
 
     log: str
     """Fingerprint of the log."""
