@@ -1,4 +1,4 @@
-"""Batches of tensors from a prepared split. The only file of the room that imports torch."""
+"""Batches of tensors from a prepared split. This is the only file of the folder that imports torch."""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ class StampRange:
                 min(self._first, int(present.min())),
                 max(self._last, int(present.max())),
             )
-            for cycle, seen in self._seen.items():
-                seen[cycle_of(present, cycle)] = True
+            for cycle, occurred in self._seen.items():
+                occurred[cycle_of(present, cycle)] = True
 
     def spans(self, cycle: Cycle) -> bool:
         """Tells whether a table of the cycle can be learnt: the rows pass through all of the cycle, and it

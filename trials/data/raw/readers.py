@@ -1,4 +1,4 @@
-"""Raw batches of a log, streamed in its order: text in blocks of bytes, Parquet in batches of rows."""
+"""Raw batches of a log, streamed in its order: text in chunks of bytes, Parquet in batches of rows."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ def open_log(sources: Sequence[Path], log_format: str | None = None) -> RawLog:
     files = tuple(_open_file(path, Format(log_format) if log_format else None) for path in paths)
     formats = Counter(file.format for file in files)
     if len(formats) > 1:
-        found = ", ".join(f"{file.path.name} is {file.format}" for file in files[:5])
+        examples = ", ".join(f"{file.path.name} is {file.format}" for file in files[:5])
         raise UserError(
-            f"the files of a log must have one format, received {found}; say which with --format."
+            f"the files of a log must have one format, received {examples}; say which with --format."
         )
     return RawLog(files=files)
 

@@ -130,12 +130,12 @@ def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
     column = sample.columns[name]
     if name == label:
         return _label(log, column)
-    if known := _known_role(log, name):
-        return JudgedColumn(known, seen(column))
-    found = judge(column)
-    if isinstance(found.column, IgnoredColumn) and not sample.complete:
-        return JudgedColumn(found.column, f"{found.note}, in the first {sample.rows:,} rows")
-    return found
+    if known_role := _known_role(log, name):
+        return JudgedColumn(known_role, seen(column))
+    judgement = judge(column)
+    if isinstance(judgement.column, IgnoredColumn) and not sample.complete:
+        return JudgedColumn(judgement.column, f"{judgement.note}, in the first {sample.rows:,} rows")
+    return judgement
 
 
 def _label(log: RawLog, column: ColumnSample) -> JudgedColumn:
