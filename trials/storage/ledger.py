@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from dhen.fingerprint import fingerprint
 from dhen.values import Value
-from trials.record import Attempt, JobSummary, TrialRecord
+from trials.record import Attempt, JobSummary, PlanSummary, TrialRecord
 from trials.storage.database import Database
 from trials.storage.schema import (
     ATTEMPTS,
@@ -128,7 +128,8 @@ class Ledger:
         now there."""
         if record.job.fingerprint:
             self._write_job(connection, record.job)
-        plan = self._write_plan(connection, record)
+        plan = self._write_plan(connection, record, record.plan.summary)
+        attempt_plans = [self._write_plan(connection, record, attempt.plan) for attempt in record.attempts]
         self.database.upsert(
             connection,
             TRIALS,
@@ -143,10 +144,15 @@ class Ledger:
         of_trial = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
         connection.execute(sa.delete(ATTEMPTS).where(of_trial))
         key = {"study": self.study, "trial": record.number}
-        rows = [key | {"position": i} | attempt.to_dict() for i, attempt in enumerate(record.attempts)]
+        rows = [
+            key | {"position": position} | attempt.to_dict() | {"plan": attempt_plan}
+            for position, (attempt, attempt_plan) in enumerate(
+                zip(record.attempts, attempt_plans, strict=True)
+            )
+        ]
         if rows:
             connection.execute(sa.insert(ATTEMPTS), rows)
-        return {name for name in (record.job.fingerprint, plan) if name}
+        return {name for name in (record.job.fingerprint, plan, *attempt_plans) if name}
 
     def save_retraining(self, record: TrialRecord) -> None:
         """Writes a retraining, new or changed."""
@@ -228,9 +234,10 @@ class Ledger:
             summary=job.model_dump_json(),
         )
 
-    def _write_plan(self, connection: sa.Connection, record: TrialRecord) -> str | None:
+    def _write_plan(
+        self, connection: sa.Connection, record: TrialRecord, plan: PlanSummary | None
+    ) -> str | None:
         """Returns the id of the plan's row: equal plans of a job are one row. None where nothing was planned."""
-        plan = record.plan.summary
         if plan is None:
             return None
         text = plan.model_dump_json()
@@ -260,10 +267,12 @@ def read_trials(
     trials = trials.outerjoin(JOBS, TRIALS.c.job == JOBS.c.fingerprint)
     trials = trials.outerjoin(PLANS, TRIALS.c.plan == PLANS.c.id)
     its = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
-    attempts = sa.select(ATTEMPTS).join(TRIALS, its).where(condition).order_by(ATTEMPTS.c.position)
+    attempts = sa.select(ATTEMPTS, PLANS.c.plan.label("planned")).join(TRIALS, its).where(condition)
+    attempts = attempts.outerjoin(PLANS, ATTEMPTS.c.plan == PLANS.c.id).order_by(ATTEMPTS.c.position)
     tried: dict[tuple[str, int], list[Attempt]] = {}
     for row in connection.execute(attempts).mappings():
         values = {name: row[name] for name in Attempt.model_fields}
+        values["plan"] = json.loads(row["planned"]) if row["planned"] is not None else None
         tried.setdefault((row["study"], row["trial"]), []).append(Attempt(**values))
     rows = connection.execute(trials.order_by(TRIALS.c.study, TRIALS.c.number))
     keys = ((row, (row.study, row.number)) for row in rows)
