@@ -43,6 +43,7 @@ singles = st.tuples(
 rules = st.one_of(
     st.builds(SplitRule, by=st.sampled_from(["order", "timestamp"]), validation=st.floats(0.01, 0.4)),
     st.just(SplitRule(by="files", validation=("b.csv",), test=("c.csv", "d é.csv"))),
+    st.just(SplitRule(by="order", validation=0.2, test=("c.csv", "d é.csv"))),
 )
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=200).filter(
     lambda name: not name.endswith("__missing") and name not in CYCLES

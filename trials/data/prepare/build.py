@@ -41,7 +41,7 @@ class Request:
 
     def fingerprint(self, schema: LogSchema) -> str:
         """Of all that decides what the cache holds, with this schema for the log."""
-        names = [file.path.name for file in self.log.files] if schema.split.by == "files" else []
+        names = [file.path.name for file in self.log.files] if schema.splits_by_file else []
         encoding = self.encoding.fingerprint if self.encoding else None
         parts = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
         return fingerprint([*parts, self.skip_bad_rows])
@@ -73,7 +73,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
     staging = directory / "staged.arrow"
     with ThreadPoolExecutor(THREADS) as pool:
         staged = stage(request.log, schema, staging, bad_rows=bad_rows, pool=pool, progress=progress)
-        plan = plan_splits(schema.split, staged.rows, staged.files, staged.stamps)
+        plan = plan_splits(schema.split, sum(staged.open_rows), staged.stamps)
         totals = count_clicks(staged, plan, schema)
         encoding = request.encoding or fit(staged, plan, schema, pool, progress)
         write_splits(staged, plan, encoding, directory, pool, progress)

@@ -126,7 +126,7 @@ def _schema_for(encoding: Encoding, schema: LogSchema | None, log: RawLog) -> Lo
     columns = {
         name: column
         for name, column in encoding.schema.columns.items()
-        if name in log.columns or column.role not in ("ignore", "oracle")
+        if name in log.columns or column.role not in ("ignore", "oracle", "split")
     }
     rules = schema or encoding.schema
     data = {"columns": columns, "split": rules.split, "negative_sampling_rate": rules.negative_sampling_rate}
