@@ -99,6 +99,10 @@ COLUMNS: dict[str, Any] = {"click": {"role": "label"}, "age": {"role": "numeric"
         ({"columns": COLUMNS, "split": {"by": "order", "test": 0.95}}, "leave rows for training"),
         ({"columns": COLUMNS, "split": {"by": "files"}}, "lists of file names"),
         (
+            {"columns": COLUMNS, "split": {"by": "column", "validation": ["a"], "test": ["b"]}},
+            "needs a column with the role split",
+        ),
+        (
             {"columns": COLUMNS, "split": {"by": "files", "validation": ["a"], "test": ["a"]}},
             "both in validation and",
         ),

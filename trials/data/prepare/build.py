@@ -38,6 +38,8 @@ class Request:
     encoding: Encoding | None
     """Used instead of fitting one."""
     skip_bad_rows: bool
+    sentences: tuple[str, ...] = ()
+    """What was said when the schema was inferred."""
 
     def fingerprint(self, schema: LogSchema) -> str:
         """Of all that decides what the cache holds, with this schema for the log."""
@@ -90,7 +92,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         base_rate={name: totals[name].base_rate for name in SPLITS},
         chronological=staged.stamps is not None and staged.stamps.chronological,
         ne_floor=_ne_floors(totals) if schema.oracle else None,
-        notes=(*bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
+        notes=(*request.sentences, *bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
         sizes=dict(sorted(sizes.items())),
     )
     (directory / "schema.yaml").write_text(request.schema_text, encoding="utf-8")
