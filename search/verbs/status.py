@@ -13,7 +13,7 @@ from search.read_study import read_progress, read_study
 from search.terminal import progress_lines
 
 ROWS = 50
-"""Rows of the table at most; the report and --json have every trial."""
+"""Largest number of rows of the table; the report and --json have every trial."""
 
 
 @click.command(epilog="Example: dhen-search status runs/demo --json")

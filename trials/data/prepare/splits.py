@@ -19,11 +19,11 @@ OPEN = 3
 LAST = int(np.iinfo(np.int64).max)
 """A position that no row has."""
 MAX_CELLS = 1 << 16
-"""Distinct time stamps that are counted singly; above, neighbours are counted together."""
+"""Number of distinct time stamps that are counted singly; above, neighbours are counted together."""
 
 
 class StampCounts:
-    """How many rows each time stamp has, in bounded memory.
+    """The number of rows of each time stamp, in bounded memory.
 
     Stamps are counted in cells of 2 ** shift milliseconds, as fine as the number of non-empty cells allows;
     a cut between cells never divides rows with equal stamps.
@@ -40,16 +40,16 @@ class StampCounts:
 
     def add(self, stamps: Stamps, counted: NDArray[np.bool_] | None = None) -> None:
         """Counts more rows, all or those that are marked; whether they are in order is asked of all."""
-        known = stamps[stamps != MISSING_STAMP]
-        if len(known):
-            steps = np.diff(known, prepend=max(self._latest, known.min()))
+        present = stamps[stamps != MISSING_STAMP]
+        if len(present):
+            steps = np.diff(present, prepend=max(self._latest, present.min()))
             self.chronological = self.chronological and bool(np.all(steps >= 0))
-            self._latest = int(known[-1])
+            self._latest = int(present[-1])
         if counted is not None:
             stamps = stamps[counted]
-            known = stamps[stamps != MISSING_STAMP]
-        self.missing += len(stamps) - len(known)
-        self._merge(known >> self._shift, np.ones(len(known), dtype=np.int64))
+            present = stamps[stamps != MISSING_STAMP]
+        self.missing += len(stamps) - len(present)
+        self._merge(present >> self._shift, np.ones(len(present), dtype=np.int64))
         while len(self._cells) > MAX_CELLS:
             self._shift += 1
             cells, rows = self._cells >> 1, self._rows
@@ -62,7 +62,7 @@ class StampCounts:
         self._cells, self._rows = cells, np.bincount(position, weights, len(cells)).astype(np.int64)
 
     def cuts(self, validation: float, test: float) -> tuple[int, int]:
-        """The stamps at which validation and test begin: near the fractions wanted, and no split empty.
+        """Returns the stamps at which validation and test begin: near the fractions wanted, and no split empty.
 
         A fraction of 0 is of a split that lists name: nothing is cut for it.
 
@@ -87,14 +87,14 @@ class StampCounts:
         return int(self._cells[validation_cell] << self._shift), int(self._cells[test_cell] << self._shift)
 
 
-def _nearest(values: NDArray[np.int64], wanted: float) -> int:
-    return int(np.argmin(np.abs(values - wanted)))
+def _nearest(values: NDArray[np.int64], target: float) -> int:
+    return int(np.argmin(np.abs(values - target)))
 
 
 def named_splits(
     rule: SplitRule, file: str, rows: int, values: pa.DictionaryArray | None
 ) -> NDArray[np.uint8]:
-    """The split of consecutive rows of a file as the rule's lists say; for the other rows train, or `OPEN`.
+    """Returns the split of consecutive rows of a file as the rule's lists say; others are train, or `OPEN`.
 
     `values`: of the column whose values the rule lists; None where it lists files, or nothing.
     """
@@ -104,9 +104,8 @@ def named_splits(
         return np.full(rows, listed.get(file, rest), dtype=np.uint8)
     by_code = [listed.get(value, rest) for value in values.dictionary.to_pylist()]
     codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    splits: NDArray[np.uint8] = np.array([*by_code, rest], dtype=np.uint8)[
-        codes
-    ]  # -1, missing, is in no list
+    by_code.append(rest)  # of a missing value, whose code is -1
+    splits: NDArray[np.uint8] = np.array(by_code, dtype=np.uint8)[codes]
     return splits
 
 
@@ -116,12 +115,12 @@ class SplitPlan:
 
     rule: SplitRule
     starts: tuple[int, int] = (0, 0)
-    """Where validation and test begin among open rows: milliseconds, or positions among them."""
+    """Beginnings of validation and test among open rows: milliseconds, or positions among them."""
 
     def of(
         self, file: str, first_open: int, rows: int, stamps: Stamps | None, values: pa.DictionaryArray | None
     ) -> NDArray[np.uint8]:
-        """The split (0 train, 1 validation, 2 test) of consecutive rows of a file; no stamp means train.
+        """Returns the split (0 train, 1 validation, 2 test) of consecutive rows of a file; no stamp means train.
 
         `first_open`: how many open rows there are before these.
         """
@@ -167,7 +166,7 @@ def plan_splits(rule: SplitRule, open_rows: int, stamps: StampCounts | None) -> 
 
 
 def _start(earliest: int, rows: int, fraction: float) -> int:
-    """Where the last split of so many rows begins: no split is empty."""
+    """Returns where the last split of so many rows begins: no split is empty."""
     return min(rows - 1, max(earliest, round(rows * (1.0 - fraction))))
 
 

@@ -19,12 +19,12 @@ from trials.data.roles.rules import JudgedColumn
 from trials.data.roles.sample import ColumnSample
 
 MOST_VALUES = 20
-"""Distinct values above which a column is no split: twenty folds are rare."""
+"""Number of distinct values above which a column is no split: twenty folds are rare."""
 TRAIN = ("train", "training", "trn")
 VALIDATION = ("validation", "valid", "val", "dev", "development")
 TEST = ("test", "testing", "tst", "holdout", "hold_out")
 EVALUATION = ("eval", "evaluation")
-"""Validation where nothing else is, else test."""
+"""Values that are validation where nothing else is, else test."""
 _KNOWN = frozenset((*TRAIN, *VALIDATION, *TEST, *EVALUATION))
 WHERE = "in schema.yaml (`dhen-search prepare LOG --out DIR` writes it)"
 
@@ -36,12 +36,12 @@ class FoundSplit:
     name: str
     judged: JudgedColumn
     rule: SplitRule | None
-    """The split by it; None where it is offered alone."""
+    """Rule that splits by it; None where the split is only offered."""
     sentence: str
-    """What was decided, and how to have it otherwise."""
+    """Sentence on what was decided, and how to have it otherwise."""
 
     def left_for(self, chosen: str) -> FoundSplit:
-        """The same column where another one, which came first, is the split."""
+        """Returns the same column where another one, which came first, is the split."""
         if self.rule is None:
             return self
         sentence = (
@@ -54,7 +54,7 @@ class FoundSplit:
 def find_split(
     log: RawLog, column: ColumnSample, otherwise: SplitRule, *, skip_bad_rows: bool
 ) -> FoundSplit | None:
-    """What a column says of the split; None for one that is no split by its name or its values.
+    """Returns what a column says of the split; None for one that is no split by its name or its values.
 
     Args:
         log: all of it is looked at where the sample may be: files often begin with all training rows.
@@ -79,12 +79,12 @@ def _are_names(values: Collection[str]) -> bool:
 
 
 def _are_folds(values: Collection[str]) -> bool:
-    """Whole numbers from 0 or 1 on; some of them, as the first rows show them."""
+    """Returns whether these may be numbers of folds, or some of them, as the first rows show them."""
     return all(re.fullmatch(r"\d{1,2}", value) and int(value) <= MOST_VALUES for value in values)
 
 
 def _all_values(log: RawLog, name: str, skip_bad_rows: bool) -> list[str]:
-    """Distinct values of one column of the whole log, as far as there are few."""
+    """Returns the distinct values of one column of the whole log, as far as there are few."""
     values: dict[str, None] = {}
     for batch in read_batches(log, [name], BadRows(skip=skip_bad_rows)):
         values |= dict.fromkeys(coded(batch.table.column(name)).dictionary.to_pylist())
@@ -144,7 +144,7 @@ def _among(values: Collection[str], known: Collection[str]) -> tuple[str, ...]:
 
 
 def _rule(validation: tuple[str, ...], test: tuple[str, ...], otherwise: SplitRule) -> SplitRule:
-    """By the column; a part that none of its values names is cut from the training rows."""
+    """Returns the rule by the column; a part that none of its values names is cut from the training rows."""
     if validation and test:
         return SplitRule(by="column", validation=validation, test=test)
     return otherwise.replace(**({"validation": validation} if validation else {"test": test}))
@@ -158,7 +158,7 @@ def _part(split: str, rule: SplitRule) -> str:
 
 
 def _line(rule: SplitRule) -> str:
-    """As it stands in schema.yaml."""
+    """Returns the line that stands in schema.yaml."""
     parts = (
         f"{split}: {part if isinstance(part, float) else '[' + ', '.join(part) + ']'}"
         for split, part in (("validation", rule.validation), ("test", rule.test))
