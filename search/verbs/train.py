@@ -25,7 +25,7 @@ from search.execution.trainer import Trainer
 from search.planning.attempts import execution, plan_options, ranks_here
 from search.planning.plan_trial import LOCAL, declared_cluster, planned
 from search.study.baseline import read_configuration
-from search.terminal import step_progress
+from search.terminal import print_notes, step_progress
 from search.verbs.data_option import files_first
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
@@ -86,6 +86,7 @@ def command(
             log = prepare(log_files(data), encoding=read_bundle(Path(what)).encoding, progress=progress)
         else:
             log = _open(what, data, progress)
+    print_notes(console, log.notes)
     job = job_on(log, model, training, config.seed, preferred_precision())
     start = read_bundle(Path(what)).weights(member) if from_weights else None
     folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
