@@ -57,7 +57,7 @@ class StudyConfig(LogConfig):
     space: str = "default"
     """The search space: a name (`dhen-search spaces` lists them) or the path of a YAML file."""
     sampler: str = "auto"
-    """What proposes candidates: ranker, tpe, nsga2, gp (TPE takes over after 200 candidates), random, or
+    """Sampler that proposes candidates: ranker, tpe, nsga2, gp (TPE takes over after 200 candidates), random, or
     auto, which is ranker."""
     stopping: str = "auto"
     """Rule that ends candidates early: curve (those that can no longer reach the front), rungs (successive
@@ -100,7 +100,7 @@ class StudyConfig(LogConfig):
     """Memory per rank, such as 24GiB, in place of the cluster's own; with `local` the default is a share of
     this machine's memory, which its trials divide."""
     address: Address | None = None
-    """`host:port` of this machine, where the other hosts of `ranks` join; without it all ranks are on this
+    """Address `host:port` of this machine, where the other hosts of `ranks` join; without it all ranks are on this
     one."""
     prefer: Prefer = "least"
     """Which of the strategies that fit is taken: least (the fewest memory techniques, then the shortest step)
@@ -198,7 +198,7 @@ BUDGET_KEYS = frozenset(
 
 
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
-"""What a session may leave in a folder before its `study.yaml` is there."""
+"""Files that a session may leave in a folder before its `study.yaml` is there."""
 
 
 def read_study_config(file: Path | None, overrides: Iterable[str], **options: Any) -> StudyConfig:

@@ -53,7 +53,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
 
 
 def progress(record: StudyRecord) -> str:
-    """`finished, 30 of 30 candidates`, or how far it is, and whether it goes on."""
+    """How far a study is, and whether it goes on: `finished, 30 of 30 candidates`."""
     state = "finished" if record.finished else "running" if record.running else "not running"
     budget = f" of {record.trials_budget}" if record.trials_budget is not None else ""
     return f"{state}, {len(ended(record.candidates))}{budget} candidates"
@@ -77,7 +77,7 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
 
 
 def _no_result(record: StudyRecord) -> str:
-    """That no candidate has a result, and what memory the nearest would need where none fits."""
+    """A sentence that no candidate has a result, with the memory that the nearest would need where none fits."""
     trials, cluster = ended(record.candidates), record.cluster
     lacking = {
         trial.plan.memory_excess: trial for trial in trials if trial.result.outcome is Outcome.INFEASIBLE

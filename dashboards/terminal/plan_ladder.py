@@ -20,7 +20,7 @@ NUMBERS = ("no technique", "one technique", "two techniques", "three techniques"
 
 
 def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None) -> list[PricedStrategy]:
-    """What a reader compares, in the ladder's order: each way to hold the state, and the best few of each size.
+    """Strategies to compare, in the ladder's order: each way to hold the state, and the best few of each size.
 
     Best are the fastest of those that fit, then those that lack least; of several numbers of micro-batches
     one is enough.

@@ -34,14 +34,14 @@ def reduce_event(record: TrialRecord, event: Event) -> TrialRecord:
 def with_attempt(
     record: TrialRecord, event: Event | None, seconds: float, *, counted: bool, planned_here: bool
 ) -> TrialRecord:
-    """The record with the attempt that this event has ended among its attempts; other events leave it as it is.
+    """The record with the attempt that this event has ended; other events leave the record as it is.
 
     Args:
-        record: after the event (`reduce_event`).
-        event: what ended the attempt; None for one that was stopped.
+        record: the record after the event (`reduce_event`).
+        event: the event that ended the attempt; None for an attempt that was stopped.
         seconds: wall clock of the attempt.
-        counted: whether its peak is of tensors, not of a whole process.
-        planned_here: whether its plan is for what it ran on, so that both can be compared.
+        counted: whether the peak is of tensors, not of a whole process.
+        planned_here: whether the plan is for the ranks that it ran on, so that both can be compared.
     """
     if not isinstance(event, (Trained, Diverged, Failed, NoneType)):
         return record
@@ -64,8 +64,8 @@ def with_attempt(
 
 
 def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
-    """An attempt that was killed from outside is cut short and runs again; killed twice, it is as if memory
-    were short.
+    """The outcome of a failure: an attempt that was killed from outside is cut short and runs again; killed twice,
+    it counts as out of memory.
 
     Tools in place of the kernel (earlyoom, systemd-oomd) send the same signal, and the kernel does not count it.
     """

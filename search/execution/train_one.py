@@ -13,7 +13,7 @@ from trials.record import TrialRecord
 from trials.strategy import Prefer
 
 OnChange = Callable[[TrialRecord], None]
-"""Is called with the record as it grows."""
+"""A function that is called with the record as it grows."""
 
 
 def train_one(
@@ -25,17 +25,17 @@ def train_one(
     start_from: Path | None = None,
     prefer: Prefer = "least",
 ) -> TrialRecord:
-    """The record of a finished training; what runs out of memory, or is killed, has its next attempts.
+    """The record of a finished training; one that runs out of memory, or is killed, has its next attempts.
 
-    Ctrl-C ends the processes and goes on up.
+    Ctrl-C ends the processes and is raised again.
 
     Args:
-        record: about to start.
-        job: what is trained.
+        record: the record of a trial that is about to start.
+        job: the job that is trained.
         trainer: starts the processes.
-        on_change: sees the record grow.
+        on_change: is called as the record grows.
         start_from: a weights file to begin with in place of fresh weights.
-        prefer: of the memory techniques that fit.
+        prefer: which strategy that fits is taken next.
 
     Raises:
         UserError: where this machine lacks what the strategy needs.
@@ -46,7 +46,7 @@ def train_one(
 
 
 class _OneTraining:
-    """See `search.execution.scheduler.Work`."""
+    """The `search.execution.scheduler.Work` of one training."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class _OneTraining:
 
     def ended(self, activity: Training) -> Iterable[Training]:
         self.record = activity.record
-        again = self._trainer.execution.next_attempt(activity.record, self._job, self._prefer)
-        return [] if again is None else [self._start(again)]
+        record = self._trainer.execution.next_attempt(activity.record, self._job, self._prefer)
+        return [] if record is None else [self._start(record)]
 
     def looked(self) -> None:
         pass

@@ -38,7 +38,7 @@ class Trainer:
         precision: Precision | None = None,
         execution: Execution | None = None,
     ) -> None:
-        """Works below `directory`; by default with as many threads as gain, in the precision preferred here."""
+        """A trainer below `directory`; by default with as many threads as gain, and in the preferred precision."""
         self._launcher = launcher
         self._log = log
         self._directory = directory
@@ -55,10 +55,10 @@ class Trainer:
         return folder_of(self._directory, record)
 
     def below(self, name: str) -> Trainer:
-        """The same trainer in a folder of this one's directory."""
-        other = copy.copy(self)
-        other._directory = self._directory / name
-        return other
+        """This trainer in a folder of this one's directory."""
+        trainer = copy.copy(self)
+        trainer._directory = self._directory / name
+        return trainer
 
     def start(self, record: TrialRecord, job: Job, *, start_from: Path | None = None) -> Training:
         """Begins a training, with the strategy that was planned where plans are executed.
@@ -128,5 +128,5 @@ class Trainer:
 
 
 def _word(record: TrialRecord) -> str:
-    """What a record's number counts: retrainings are numbered apart from trials."""
+    """The word for what a record's number counts: retrainings are numbered apart from trials."""
     return "retraining" if record.kind is TrialKind.RETRAINING else "trial"

@@ -27,7 +27,7 @@ from trials.strategy import Strategy, named
 DEADLINE_SECONDS = 900.0
 """Silence after which several ranks are taken to hang; an evaluation may take as long without a word."""
 DP = Strategy()
-"""One process, nothing sharded: the empty set of memory techniques."""
+"""The strategy of one process, with nothing sharded: the empty set of memory techniques."""
 
 
 class Execution(NamedTuple):

@@ -1,4 +1,4 @@
-"""A model at other depths: its last layer repeated or its layers cut, priced at each."""
+"""A model at other depths, priced at each: its last layer repeated, or its last layers left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEEPEST = 1000
 
 
 def depths(text: str) -> range:
-    """Of `depth=1..40`, both ends included.
+    """The depths of `depth=1..40`, both ends included.
 
     Raises:
         UserError: for anything else.

@@ -14,7 +14,7 @@ from search.terminal import progress_lines
 from trials.storage.ledger import no_garbage_collection
 
 ROWS = 50
-"""Rows of the table at most; the report and --json have every trial."""
+"""Largest number of rows of the table; the report and --json have every trial."""
 
 
 @click.command(epilog="Example: dhen-search status runs/demo --json")

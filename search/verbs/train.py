@@ -38,7 +38,7 @@ from trials.record import Outcome, TrialKind, TrialRecord
 HELD = ("ranks", "hbm", "prefer")
 """Keys of a study that say how a model is held."""
 FOLDER_DIGITS = 12
-"""Of a fingerprint, in the name of the folder that a training that was cut short goes on from."""
+"""Number of digits of a fingerprint in the name of the folder that a training that was cut short goes on from."""
 
 
 @click.command(
@@ -105,7 +105,7 @@ def command(
 
 
 def _identity(job: Job, start: Path | None) -> str:
-    """What tells one training from others that were cut short."""
+    """A name that tells one training from others that were cut short."""
     begins_at = [str(start.absolute()), start.stat().st_mtime_ns] if start else []
     return fingerprint([job.fingerprint, *begins_at])[:FOLDER_DIGITS]
 
@@ -113,7 +113,7 @@ def _identity(job: Job, start: Path | None) -> str:
 def _begun(
     launcher: Launcher, log: PreparedLog, folder: Path, job: Job, config: StudyConfig
 ) -> tuple[Trainer, TrialRecord]:
-    """Who trains it, and its record; planned where ranks or their memory are declared."""
+    """The trainer of a job and its record; planned where ranks or their memory are declared."""
     record = new_record(0, TrialKind.CANDIDATE, {}, job)
     if config.ranks is None and config.hbm is None:
         return Trainer(launcher, log, folder), record
@@ -128,7 +128,7 @@ def _configuration(
     what: str, overrides: tuple[str, ...], member: int | None
 ) -> tuple[ModelConfig, TrainingConfig, StudyConfig]:
     """Model and training of a bundle, a file or a shipped model, with the overrides applied; and its seed and how
-    it is held, as a study's config."""
+    the model is held, as a study's settings."""
     path, seed = Path(what), 0
     if member is not None and not is_bundle(path):
         raise UserError(
@@ -149,8 +149,8 @@ def _configuration(
         set_override(data, word)
     unknown = set(data) - {"model", "training", "seed", *HELD}
     if unknown:
-        known = f"seed, model.KEY, training.KEY, {', '.join(HELD)}"
-        raise UserError(f"unknown key {sorted(unknown)[0]!r}; known: {known}.")
+        valid_keys = f"seed, model.KEY, training.KEY, {', '.join(HELD)}"
+        raise UserError(f"unknown key {sorted(unknown)[0]!r}; known: {valid_keys}.")
     return (
         parse_model(data["model"], "model"),
         parse(TrainingConfig, data["training"], "training"),
@@ -168,7 +168,7 @@ def _open(what: str, data: tuple[str, ...], progress: Any) -> PreparedLog:
 
 
 class _Printer:
-    """Each evaluation as a line."""
+    """Prints each evaluation as a line."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._shown = console, 0

@@ -27,7 +27,7 @@ CYCLES: tuple[Cycle, ...] = ("hour_of_day", "day_of_week")
 
 
 class LabelColumn(Value):
-    """What is predicted: exactly two values, no missing ones."""
+    """The column that is predicted: exactly two values, no missing ones."""
 
     role: Literal["label"] = "label"
     """What the column is for."""
@@ -36,7 +36,7 @@ class LabelColumn(Value):
 
 
 class CategoricalColumn(Value):
-    """One value per example, looked up in an embedding table."""
+    """A column with one value per example, looked up in an embedding table."""
 
     role: Literal["categorical"] = "categorical"
     """What the column is for."""
@@ -49,20 +49,20 @@ class CategoricalColumn(Value):
 
 
 class MultiHotColumn(Value):
-    """Any number of values per example; their embeddings are averaged."""
+    """A column with any number of values per example; their embeddings are averaged."""
 
     role: Literal["multi_hot"] = "multi_hot"
     """What the column is for."""
     separator: str | None = Field(default=None, min_length=1)
     """Text between the values of a text column; null for a column of lists (Parquet)."""
     min_count: int = Field(default=2, ge=1)
-    """As for a categorical column; every value of a bag counts."""
+    """Least count of a value, as for a categorical column; every value of a bag counts."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
-    """As for a categorical column."""
+    """How values become rows of the table, as for a categorical column."""
 
 
 class NumericColumn(Value):
-    """A number, standardised with the mean and deviation of the training rows."""
+    """A column of numbers, standardised with the mean and deviation of the training rows."""
 
     role: Literal["numeric"] = "numeric"
     """What the column is for."""
@@ -74,7 +74,8 @@ class NumericColumn(Value):
 
 
 class TimestampColumn(Value):
-    """When the example happened (UTC). Splits rows by time; no model input but its derived tables."""
+    """The column of the time at which the example happened (UTC). Splits rows by time; no model input but its
+    derived tables."""
 
     role: Literal["timestamp"] = "timestamp"
     """What the column is for."""
@@ -85,21 +86,21 @@ class TimestampColumn(Value):
 
 
 class WeightColumn(Value):
-    """Weight of the example in the loss and in every metric; not negative."""
+    """The column of the example's weight in the loss and in every metric; not negative."""
 
     role: Literal["weight"] = "weight"
     """What the column is for."""
 
 
 class OracleColumn(Value):
-    """The true probability of a generated log: kept beside the label, never a model input."""
+    """The column of the true probability in a generated log: kept beside the label, never a model input."""
 
     role: Literal["oracle"] = "oracle"
     """What the column is for."""
 
 
 class IgnoredColumn(Value):
-    """Not used."""
+    """A column that is not used."""
 
     role: Literal["ignore"] = "ignore"
     """What the column is for."""
@@ -133,7 +134,8 @@ SPLITS = ("train", "validation", "test")
 
 
 class SplitRule(Value):
-    """Which rows are train, validation and test. No rule lets a later row teach about an earlier one."""
+    """A rule that says which rows are train, validation and test. No rule lets a later row teach about an earlier
+    one."""
 
     by: Literal["timestamp", "order", "files"] = "order"
     """timestamp: validation is later than train and test later than validation, and rows with equal stamps
@@ -141,18 +143,19 @@ class SplitRule(Value):
     validation: float | tuple[str, ...] = 0.1
     """Fraction of the rows for validation; with `by: files` the names of the files."""
     test: float | tuple[str, ...] = 0.1
-    """The same for test. Rows in neither are training rows."""
+    """Fraction of the rows for test; with `by: files` the names of the files. Rows in neither are training
+    rows."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        parts = (self.validation, self.test)
+        shares = (self.validation, self.test)
         if self.by == "files":
-            if not all(isinstance(part, tuple) and part for part in parts):
+            if not all(isinstance(share, tuple) and share for share in shares):
                 raise ValueError("with `by: files`, validation and test are lists of file names, none empty")
             if set(self.files("validation")) & set(self.files("test")):
                 raise ValueError("a file is both in validation and in test")
         elif (
-            not all(isinstance(part, float) and 0.0 < part < 1.0 for part in parts)
+            not all(isinstance(share, float) and 0.0 < share < 1.0 for share in shares)
             or sum(self.fractions) >= 1
         ):
             raise ValueError(
@@ -162,13 +165,13 @@ class SplitRule(Value):
 
     @property
     def fractions(self) -> tuple[float, float]:
-        """Of validation and test."""
+        """Fractions of validation and test."""
         assert isinstance(self.validation, float)
         assert isinstance(self.test, float)
         return self.validation, self.test
 
     def files(self, split: Literal["validation", "test"]) -> tuple[str, ...]:
-        """File names of a split."""
+        """Returns the file names of a split."""
         names = getattr(self, split)
         assert isinstance(names, tuple)
         return names
@@ -202,10 +205,10 @@ class LogSchema(Value):
         return self
 
     def _check_derived_names(self) -> None:
-        taken = [cycle for cycle in self.cycles if cycle in self.tables]
-        if taken:
+        clashes = [cycle for cycle in self.cycles if cycle in self.tables]
+        if clashes:
             raise ValueError(
-                f"the log has a column {taken[0]!r} itself: take it out of the time stamp's `derive`"
+                f"the log has a column {clashes[0]!r} itself: take it out of the time stamp's `derive`"
             )
         for name in self.numeric:
             if f"{name}__missing" in self.numeric:
@@ -271,12 +274,12 @@ class LogSchema(Value):
 
     @property
     def bucketed(self) -> dict[str, str]:
-        """Tables derived from numeric columns, with the column."""
+        """Tables derived from numeric columns, each with its column."""
         return {f"{name}__bucket": name for name, column in self.numeric.items() if column.buckets}
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Columns a model needs, without the label: what a raw file must hold to be scored."""
+        """Names of the columns that a model needs, without the label: what a raw file must hold to be scored."""
         stamp = (self.timestamp,) if self.timestamp and self.cycles else ()
         return tuple(
             name for name in self.columns if name in self.tables or name in self.numeric or name in stamp

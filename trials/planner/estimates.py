@@ -1,4 +1,4 @@
-"""What a strategy costs, as values: memory of a rank, time of a step, both itemised."""
+"""The cost of a strategy, as values: memory of a rank, time of a step, both itemised."""
 
 from __future__ import annotations
 

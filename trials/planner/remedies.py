@@ -1,4 +1,4 @@
-"""Where nothing fits: the nearest changes of batch, cluster or model under which one strategy would."""
+"""The nearest changes of batch, cluster or model under which one strategy would fit, where nothing fits."""
 
 from __future__ import annotations
 

@@ -23,36 +23,36 @@ from trials.data.raw.readers import BadRows
 from trials.data.raw.sources import estimate_rows
 
 THREADS = min(16, os.cpu_count() or 1)
-"""Columns are typed, counted and encoded side by side."""
+"""Number of threads in which columns are typed, counted and encoded side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be prepared."""
+    """The log to be prepared, and how."""
 
     log: RawLog
     file_hashes: tuple[str, ...]
     schema: LogSchema
     schema_text: str
-    """The schema.yaml to be written: the schema, with its comments."""
+    """Text of the schema.yaml to be written: the schema, with its comments."""
     encoding: Encoding | None
-    """Used instead of fitting one."""
+    """Encoding that is used instead of fitting one."""
     skip_bad_rows: bool
 
     def fingerprint(self, schema: LogSchema) -> str:
-        """Of all that decides what the cache holds, with this schema for the log."""
+        """Returns the hash of all that decides what the cache holds, with this schema for the log."""
         names = [file.path.name for file in self.log.files] if schema.split.by == "files" else []
         encoding = self.encoding.fingerprint if self.encoding else None
-        parts = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
-        return fingerprint([*parts, self.skip_bad_rows])
+        deciding = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
+        return fingerprint([*deciding, self.skip_bad_rows])
 
     @property
     def key(self) -> str:
-        """What the cache is found by before the schema is resolved."""
+        """Key by which the cache is found before the schema is resolved."""
         return self.fingerprint(self.schema)
 
     def needed_bytes(self) -> int:
-        """About what staged log and cache take together, from the first rows (a bag is taken for 8 ids)."""
+        """Bytes that staged log and cache take together, about, from the first rows (a bag is taken for 8 ids)."""
         tables, bags, numbers = (
             len(self.schema.categorical),
             len(self.schema.multi_hot),
@@ -98,13 +98,13 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
 
 
 def _ne_floors(totals: Mapping[str, ClickTotals]) -> dict[str, float] | None:
-    """By split; None where a true probability is missing."""
-    floors = {name: one.ne_floor for name, one in totals.items()}
+    """Returns NE floors by split; None where a true probability is missing."""
+    floors = {name: clicks.ne_floor for name, clicks in totals.items()}
     return floors if all(math.isfinite(floor) for floor in floors.values()) else None
 
 
 def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
-    """What was decided, and is worth knowing."""
+    """Returns what was decided and is worth knowing."""
     notes = []
     label = schema.columns[schema.label]
     if isinstance(label, LabelColumn) and label.positive is not None:

@@ -61,20 +61,20 @@ def prepare(
     request = _request(open_log(sources, format), out, schema, encoding, label, skip_bad_rows)
     target = Path(out).resolve() if out is not None else cache_root() / request.key
     with locked(target):
-        if (found := _existing(target, request.key)) is not None:
-            return found
+        if (existing := _existing(target, request.key)) is not None:
+            return existing
         with built(target, request.needed_bytes()) as directory:
             build(request, directory, progress or _silent)
     return PreparedLog.open(target)
 
 
 def cache_root() -> Path:
-    """Where prepared logs are kept unless told otherwise."""
+    """Returns the folder in which prepared logs are kept unless told otherwise."""
     root = os.environ.get("DHEN_SEARCH_CACHE")
     return Path(root) if root else Path.home() / ".cache" / "dhen-search"
 
 
-def _silent(step: str, done: int, total: int | None) -> None:
+def _silent(step: str, rows_done: int, total: int | None) -> None:
     """Reports no progress."""
 
 
@@ -122,7 +122,8 @@ def _request(
 
 
 def _schema_for(encoding: Encoding, schema: LogSchema | None, log: RawLog) -> LogSchema:
-    """The encoding's schema for another log: that may lack what is no input, and be split differently."""
+    """Returns the encoding's schema for another log, which may lack columns that are no input, and be split
+    differently."""
     columns = {
         name: column
         for name, column in encoding.schema.columns.items()
@@ -134,7 +135,7 @@ def _schema_for(encoding: Encoding, schema: LogSchema | None, log: RawLog) -> Lo
 
 
 def _existing(target: Path, key: str) -> PreparedLog | None:
-    """The prepared log at the target, if it is the one wanted, and whole."""
+    """Returns the prepared log at the target, if it is the one wanted, and whole."""
     if not PreparedLog.is_prepared(target):
         if target.is_file() or (
             target.is_dir() and any(path.name != "schema.yaml" for path in target.iterdir())
@@ -144,7 +145,7 @@ def _existing(target: Path, key: str) -> PreparedLog | None:
             )
         return None
     try:
-        found = PreparedLog.open(target)
+        log = PreparedLog.open(target)
     except UserError:
         return None  # damaged, edited, or of another version: it is built anew
-    return found if found.manifest.key == key else None
+    return log if log.manifest.key == key else None

@@ -14,11 +14,11 @@ from trials.data.raw.stamps import MISSING_STAMP, Stamps
 
 TRAIN, VALIDATION, TEST = range(3)
 MAX_CELLS = 1 << 16
-"""Distinct time stamps that are counted singly; above, neighbours are counted together."""
+"""Number of distinct time stamps that are counted singly; above, neighbours are counted together."""
 
 
 class StampCounts:
-    """How many rows each time stamp has, in bounded memory.
+    """The number of rows of each time stamp, in bounded memory.
 
     Stamps are counted in cells of 2 ** shift milliseconds, as fine as the number of non-empty cells allows;
     a cut between cells never divides rows with equal stamps.
@@ -35,13 +35,13 @@ class StampCounts:
 
     def add(self, stamps: Stamps) -> None:
         """Counts more rows."""
-        known = stamps[stamps != MISSING_STAMP]
-        self.missing += len(stamps) - len(known)
-        if len(known):
-            steps = np.diff(known, prepend=max(self._latest, known.min()))
+        present = stamps[stamps != MISSING_STAMP]
+        self.missing += len(stamps) - len(present)
+        if len(present):
+            steps = np.diff(present, prepend=max(self._latest, present.min()))
             self.chronological = self.chronological and bool(np.all(steps >= 0))
-            self._latest = int(known[-1])
-        self._merge(known >> self._shift, np.ones(len(known), dtype=np.int64))
+            self._latest = int(present[-1])
+        self._merge(present >> self._shift, np.ones(len(present), dtype=np.int64))
         while len(self._cells) > MAX_CELLS:
             self._shift += 1
             cells, rows = self._cells >> 1, self._rows
@@ -54,7 +54,7 @@ class StampCounts:
         self._cells, self._rows = cells, np.bincount(position, weights, len(cells)).astype(np.int64)
 
     def cuts(self, validation: float, test: float) -> tuple[int, int]:
-        """The stamps at which validation and test begin: near the fractions wanted, and no split empty.
+        """Returns the stamps at which validation and test begin: near the fractions wanted, and no split empty.
 
         Raises:
             UserError: when there are fewer than three distinct stamps.
@@ -71,8 +71,8 @@ class StampCounts:
         return int(self._cells[validation_cell] << self._shift), int(self._cells[test_cell] << self._shift)
 
 
-def _nearest(values: NDArray[np.int64], wanted: float) -> int:
-    return int(np.argmin(np.abs(values - wanted)))
+def _nearest(values: NDArray[np.int64], target: float) -> int:
+    return int(np.argmin(np.abs(values - target)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +81,11 @@ class SplitPlan:
 
     rule: SplitRule
     starts: tuple[int, int] = (0, 0)
-    """Where validation and test begin: milliseconds, or positions in the log."""
+    """Beginnings of validation and test: milliseconds, or positions in the log."""
 
     def of(self, file: str, first_row: int, rows: int, stamps: Stamps | None) -> NDArray[np.uint8]:
-        """The split (0 train, 1 validation, 2 test) of consecutive rows of a file; no stamp means train."""
+        """Returns the split (0 train, 1 validation, 2 test) of consecutive rows of a file; no stamp means
+        train."""
         if self.rule.by == "files":
             split = VALIDATION if file in self.rule.files("validation") else TRAIN
             split = TEST if file in self.rule.files("test") else split

@@ -23,22 +23,22 @@ from trials.data.raw.sources import estimate_rows
 from trials.data.raw.typed import type_labelled
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with a step's name, rows done, and about how many there are (None where unknown)."""
+"""A function that is called with a step's name, rows done, and about how many there are (None where unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A log, typed, on disk; and what was learnt while it was read."""
+    """A log, typed, on disk, and what was learnt while it was read."""
 
     path: Path
     rows: int
     files: tuple[str, ...]
-    """For each batch, the name of the file it is from."""
+    """Name of the file that each batch is from."""
     stamps: StampCounts | None
-    """How many rows each time stamp has, if the log has time stamps."""
+    """Number of rows of each time stamp, if the log has time stamps."""
 
     def batches(self) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-        """Each batch with its file's name and the position of its first row in the log."""
+        """Yields each batch with its file's name and the position of its first row in the log."""
         first_row = 0
         with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as stream:
             for name, batch in zip(self.files, stream, strict=True):
