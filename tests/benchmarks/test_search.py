@@ -94,6 +94,13 @@ def test_a_study_that_has_many_candidates_is_measured_too() -> None:
     assert rows[0]["candidates"] == "7"
 
 
+def test_status_of_a_study_with_many_candidates_is_timed() -> None:
+    words = ("--known", 5, "--status", "--repeats", 1, "--rows", 1000)
+    (rows,) = tables(run_benchmark_process("benchmarks.search.overhead_per_candidate", *words))
+    assert [row["command"] for row in rows] == ["--help", "status", "status --json"]
+    assert all(number(row["seconds, least"]) > 0 for row in rows)
+
+
 @pytest.mark.slow
 def test_the_best_of_a_study_stands_beside_usual_models(log: Path, tmp_path: Path) -> None:
     words = (log, *SMALL, "--out", tmp_path / "study", "--trials", 2, "--seeds", 2)
