@@ -128,8 +128,9 @@ def run_key(trial: TrialRecord) -> str:
 
 def _run_name(trial: TrialRecord) -> str:
     if trial.kind is TrialKind.RETRAINING:
-        removal = f" without {trial.origin.removed}" if trial.origin.removed else ""
-        return f"trial {trial.origin.of}{removal}, seed {trial.job.seed}"
+        change = f" without {trial.origin.removed}" if trial.origin.removed else ""
+        change += f" with {trial.origin.passes} passes" if trial.origin.passes else ""
+        return f"trial {trial.origin.of}{change}, seed {trial.job.seed}"
     return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
 
 
@@ -153,6 +154,7 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
             "of": trial.origin.of,
             "seed": trial.job.seed,
             "removed": trial.origin.removed,
+            "passes": trial.origin.passes,
         }
     tags: dict[str, Any] = {"trial.number": trial.number}
     if trial.origin.members or trial.origin.retrained_members:
