@@ -41,6 +41,11 @@ class Strategy(Value):
     """Whether sharded parameters, gradients and optimizer state live in host memory (`CPUOffloadPolicy`)."""
     micro_batches: int = Field(default=1, gt=0)
     """Number of parts of a rank's batch that go forward and backward one after another before the update."""
+    no_sync: bool = False
+    """Whether `fully_shard` keeps whole gradients until the last micro-batch and reduces them there once
+    (`set_requires_gradient_sync`), in place of reducing them and keeping shards after every micro-batch. It takes
+    memory for less traffic, so it is a way to accumulate gradients and no technique of its own. It has no meaning
+    for one micro-batch, nor for dp, which always waits for the last one."""
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -55,8 +60,10 @@ class Strategy(Value):
 
     @property
     def name(self) -> str:
-        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`."""
-        return "+".join(self.techniques if self.dense != "dp" else ("dp", *self.techniques))
+        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`; `no_sync` comes
+        last."""
+        words = ("dp", *self.techniques) if self.dense == "dp" else self.techniques
+        return "+".join((*words, "no_sync") if self.no_sync else words)
 
     @property
     def fully_sharded(self) -> bool:
@@ -73,6 +80,8 @@ def named(name: str) -> Strategy:
             fields[word] = int(count)
         elif word == "cpu_offload":
             fields["offload"] = True
+        elif word == "no_sync":
+            fields[word] = True
         elif word.endswith(CHECKPOINTING):
             fields["checkpointing"] = word.removesuffix(CHECKPOINTING)
         else:
