@@ -114,7 +114,7 @@ def _on_all_rows(trial: TrialRecord) -> str | None:
 
 
 def does_not_fit(trial: TrialRecord) -> str | None:
-    """In words, that no technique makes a trial fit; a baseline is trained all the same."""
+    """A sentence that no technique makes the trial fit; a baseline is trained all the same."""
     plan = trial.plan.summary
     if plan is None or plan.fits:
         return None

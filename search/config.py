@@ -15,10 +15,10 @@ from dhen.values import Value, dump_yaml, load_yaml, parse
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import Address
 from trials.cluster.cluster import RANKS
-from trials.cluster.quantity import Bytes
+from trials.cluster.quantity import Bytes, SignedBytes
 from trials.job import TrainingConfig
 from trials.serving_limits import ServingConfig
-from trials.strategy import Prefer
+from trials.strategy import Prefer, StrategyName
 
 DEMO = "demo"
 """The name of the built-in generated log, where a path of a log would stand."""
@@ -57,7 +57,7 @@ class StudyConfig(LogConfig):
     space: str = "default"
     """The search space: a name (`dhen-search spaces` lists them) or the path of a YAML file."""
     sampler: str = "auto"
-    """What proposes candidates: ranker, tpe, nsga2, gp (TPE takes over after 200 candidates), random, or
+    """Sampler that proposes candidates: ranker, tpe, nsga2, gp (TPE takes over after 200 candidates), random, or
     auto, which is ranker."""
     stopping: str = "auto"
     """Rule that ends candidates early: curve (those that can no longer reach the front), rungs (successive
@@ -100,11 +100,17 @@ class StudyConfig(LogConfig):
     """Memory per rank, such as 24GiB, in place of the cluster's own; with `local` the default is a share of
     this machine's memory, which its trials divide."""
     address: Address | None = None
-    """`host:port` of this machine, where the other hosts of `ranks` join; without it all ranks are on this
+    """Address `host:port` of this machine, where the other hosts of `ranks` join; without it all ranks are on this
     one."""
     prefer: Prefer = "least"
     """Which of the strategies that fit is taken: least (the fewest memory techniques, then the shortest step)
     or fastest (the shortest step)."""
+    technique: StrategyName | None = None
+    """Strategy that the ladder is restricted to, by name, such as zero1 or fsdp+full_checkpointing; where the
+    name says no micro_batches=N, any number of micro-batches is allowed."""
+    memory_margin: SignedBytes = 0
+    """Memory that is added to every predicted peak, such as 512MiB; below 0 it is taken off, so that candidates
+    are tried under strategies that are predicted not to fit."""
     storage: str | None = None
     """SQLAlchemy URL of the study's database; `study.db` in the run directory where not given."""
     ledger: str | None = None
@@ -197,8 +203,10 @@ BUDGET_KEYS = frozenset(
 """Keys that may differ when a study is resumed."""
 
 
+HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin")
+"""Keys of a study that say how a model is held; `train` and `plan` take them too."""
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
-"""What a session may leave in a folder before its `study.yaml` is there."""
+"""Files that a session may leave in a folder before its `study.yaml` is there."""
 
 
 def read_study_config(file: Path | None, overrides: Iterable[str], **options: Any) -> StudyConfig:

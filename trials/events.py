@@ -1,4 +1,4 @@
-"""The contract between a training run and the driver: events, one JSON object a line, appended by rank 0.
+"""The contract between a training run and the driver: events, one JSON object per line, appended by rank 0.
 
 The driver tails the file; nothing else passes between the two but the job and the exit.
 """

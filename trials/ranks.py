@@ -1,4 +1,4 @@
-"""Where one training process stands among those that train a candidate together."""
+"""The place of one training process among those that train a candidate together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Ranks(NamedTuple):
-    """Where a process stands among hosts that are alike; ranks of a host come one after another."""
+    """The place of a process among hosts that are alike; ranks of a host come one after another."""
 
     rank: int = 0
     """Number of this process among all, from 0."""

@@ -22,7 +22,7 @@ class MilestoneLine:
 
     name: str
     values: tuple[tuple[float, float | None] | None, ...]
-    """For each milestone NE relative to the reference in percent, and half its interval where there is one."""
+    """NE relative to the reference in percent at each milestone, and half its interval where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ NAMES = {"dp": "DP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "hsdp": "HSDP", "fsdp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """What is predicted for one depth."""
+    """Predictions for one depth."""
 
     depth: int
     memory_bytes: int

@@ -37,7 +37,7 @@ def over_limits(record: StudyRecord) -> str | None:
 
 
 def tuned(record: StudyRecord) -> str | None:
-    """For each architecture its first NE and the lowest it was tuned to; None where none was tuned."""
+    """First NE and lowest tuned NE of each architecture; None where none was tuned."""
     by_first: dict[int, list[TrialRecord]] = {}
     for trial in record.candidates:
         if trial.origin.tuned_from is not None:
@@ -72,9 +72,9 @@ def promotion(record: StudyRecord) -> str | None:
 
 
 def _warm_start(study: EarlierStudy, seed: int) -> str:
-    other = f" (seed {study.seed}, here {seed})" if study.seed != seed else ""
+    seeds = f" (seed {study.seed}, here {seed})" if study.seed != seed else ""
     left = [f"{sum(reasons.values())} {kind} ({_most(reasons)})" for kind, reasons in study.left.items()]
-    about = f"Warm start: {study.reused} of {study.candidates} candidates of {study.directory}{other}"
+    about = f"Warm start: {study.reused} of {study.candidates} candidates of {study.directory}{seeds}"
     return f"{about}; {', '.join(left)}." if left else f"{about}."
 
 
@@ -131,8 +131,8 @@ def _first(best: TrialRecord, done: list[TrialRecord], record: StudyRecord) -> s
     before = min(field, key=_ne_or_nan)
     if before.number == best.origin.promoted_from:
         return f"The best of them on all rows is the search's own best, trial {before.number}."
-    own = f"trial {best.origin.promoted_from} of the search, whose own best was {before.number}"
-    return f"The best of them on all rows is {own}."
+    source = f"trial {best.origin.promoted_from} of the search, whose own best was {before.number}"
+    return f"The best of them on all rows is {source}."
 
 
 def _source(trial: TrialRecord) -> int:

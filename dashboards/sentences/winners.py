@@ -61,7 +61,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def better_line(record: StudyRecord, trial: TrialRecord) -> str:
-    """`better than the baseline: yes, -0.41 % (95 % interval -0.5 to -0.3 %)`, or how to find out."""
+    """The verdict in a line, or how to find out: `better than the baseline: yes, -0.41 % (95 % interval ...)`."""
     comparison = record.comparison(trial.number)
     if comparison is not None:
         difference = f"{percent(comparison.difference_percent)} (95 % interval {interval(comparison)})"
@@ -72,7 +72,7 @@ def better_line(record: StudyRecord, trial: TrialRecord) -> str:
 
 
 def confirm_command(record: StudyRecord) -> str:
-    """What compares the study's winners with the baseline."""
+    """The command that compares the study's winners with the baseline."""
     return f"dhen-search confirm {record.directory}"
 
 
@@ -82,7 +82,7 @@ def interval(comparison: Comparison) -> str:
 
 
 def retrained_line(retraining: TrialRecord) -> str:
-    """`retrained trial 7 from seed 3: NE 0.78123 on test`, for logs."""
+    """A line for logs: `retrained trial 7 from seed 3: NE 0.78123 on test`."""
     ablation = f" without {retraining.origin.removed}" if retraining.origin.removed else ""
     about = f"retrained trial {retraining.origin.of}{ablation} from seed {retraining.job.seed}"
     if retraining.result.outcome is not Outcome.COMPLETED:

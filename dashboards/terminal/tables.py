@@ -41,7 +41,7 @@ OUTCOME_STYLES = {
 
 
 def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
-    """At most `rows` trials in order of number: those that matter most, then the newest.
+    """A table of at most `rows` trials in order of number: those that matter most, then the newest.
 
     What is left out is said below the table. Marks are words, not colour alone. Where the terminal is narrow
     the model's name gives way, never a number.
@@ -88,7 +88,7 @@ def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Col
 
 
 def progress_line(record: StudyRecord) -> Text:
-    """`12/30 candidates, 14 min 03 s, about 20 min left, running 13 and 14; best 7: NE 0.78 (-0.31 %)`."""
+    """A line such as `12/30 candidates, 14 min 03 s, about 20 min left, running 13, 14; best 7: NE 0.78`."""
     budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
     clauses = [f"{len(ended(record.candidates))}{budget} candidates", duration(record.elapsed_seconds)]
     left = seconds_left(record)
@@ -105,7 +105,7 @@ def progress_line(record: StudyRecord) -> Text:
 
 
 def trial_line(record: StudyRecord, number: int) -> Text:
-    """`trial 7 completed, NE 0.78123 (-0.31 %), 1.2 M FLOPs, 34 s: 3x[attention] d16`, for logs."""
+    """A line for logs: `trial 7 completed, NE 0.78123 (-0.31 %), 1.2 M FLOPs, 34 s: 3x[attention] d16`."""
     trial = record.trial(number)
     (row,) = trial_rows(record, [trial])
     relative = f" ({percent(row.relative_percent)})" if row.relative_percent is not None else ""

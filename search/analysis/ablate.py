@@ -1,7 +1,7 @@
 """What each part of a winner is worth: removed in turn, the rest trained again from the same seeds.
 
 NE is compared on validation: the test split is for the question whether a winner is one. The interval is over
-seeds, for each part by itself. Of an average the parts are its members (`search.analysis.members`).
+seeds, for each part by itself. The parts of an average are its members (`search.analysis.members`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Part(Value):
     """A module or a layer, and what the network is without it."""
 
     removed: str
-    """`layer0: attention`, `layer1` for a whole layer, or `members` for all but one; `trial 3` of an average."""
+    """Name of the part: `layer0: attention`, `layer1` (a whole layer), `members` (all but one), or `trial 3`."""
     ne_percent: MeanInterval | None
-    """NE of the rest relative to the whole's, over seeds; positive: so much is the part worth.
-    None: a training failed."""
+    """NE of the rest relative to the whole network's, over seeds; above 0 the part is worth that much.
+    None where a training failed."""
     flops: float
     """FLOPs of the rest, forward, per example."""
     flops_percent: float
-    """What the part costs, of the whole's."""
+    """FLOPs of the part, in percent of the whole network's."""
 
 
 class Ablation(Value):
@@ -44,16 +44,16 @@ class Ablation(Value):
     trial: int
     seeds: tuple[int, ...]
     split: str = "validation"
-    """On which NE is compared; of an average `test`."""
+    """Split on which NE is compared; `test` for an average."""
     blocked_by: str | None = None
-    """Of an average: what the test rows of a block, which intervals are over too, have in common."""
+    """What the test rows of a block have in common, for an average; intervals are over blocks too."""
     flops: float
-    """Of the whole."""
+    """FLOPs of the whole network or average."""
     parts: tuple[Part, ...]
 
 
 def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
-    """The model without each module, each layer, all members but one, by what is removed; equal ones once.
+    """The model without each module, each layer, all members but one, by what is removed; equal variants once.
 
     A layer's only module is the layer.
 
@@ -62,22 +62,22 @@ def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
     """
     if not isinstance(model, DhenConfig):
         raise UserError(f"a model of the family {model.family!r} has no modules to remove.")
-    found: dict[str, DhenConfig] = {}
+    variants: dict[str, DhenConfig] = {}
     for name, data in _variants(model.to_dict()):
         variant = parse_model(data, name)
         assert isinstance(variant, DhenConfig)
-        if variant not in found.values():
-            others = sum(label.partition(" (")[0] == name for label in found)
-            found[f"{name} ({others + 1})" if others else name] = variant
-    if not found:
+        if variant not in variants.values():
+            others = sum(label.partition(" (")[0] == name for label in variants)
+            variants[f"{name} ({others + 1})" if others else name] = variant
+    if not variants:
         raise UserError("the model is one layer of one module: there is nothing to remove.")
-    return found
+    return variants
 
 
 def ablate(
     study: StudyRecord, trial: TrialRecord, log: PreparedLog, retrainings: Retrainings, *, seeds: int
 ) -> Ablation:
-    """Of a network of a finished study; what is trained already is not trained again.
+    """The ablation of a network of a finished study; what is trained already is not trained again.
 
     Raises:
         UserError: for too few seeds, or a model that has no parts.
@@ -110,13 +110,13 @@ def ablate(
 
 
 def part_of(removed: str, ne_percent: MeanInterval | None, flops: float, whole_flops: float) -> Part:
-    """With its share of the whole's FLOPs; `flops` are the rest's."""
+    """A part with its share of the whole's FLOPs; `flops` are those of the rest."""
     share = 100.0 * (whole_flops - flops) / whole_flops
     return Part(removed=removed, ne_percent=ne_percent, flops=flops, flops_percent=share)
 
 
 def most_valuable_first(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """By what NE loses without them; those whose training failed as if that were nothing."""
+    """Parts in order of what NE loses without them; a part whose training failed counts as no loss."""
     return tuple(sorted(parts, key=lambda part: -part.ne_percent.mean if part.ne_percent else 0.0))
 
 
@@ -125,8 +125,8 @@ def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for index, layer in enumerate(layers):
         before, after = layers[:index], layers[index + 1 :]
         modules = list(layer["modules"])
-        for place, module in enumerate(modules if len(modules) > 1 else ()):
-            rest = layer | {"modules": modules[:place] + modules[place + 1 :]}
+        for position, module in enumerate(modules if len(modules) > 1 else ()):
+            rest = layer | {"modules": modules[:position] + modules[position + 1 :]}
             yield f"layer{index}: {module['kind']}", model | {"layers": [*before, rest, *after]}
         if len(layers) > 1:
             parts_from = model.get("members_from", 0)
@@ -137,9 +137,9 @@ def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _ne(jobs: dict[int, Job], done: dict[str, TrialRecord]) -> list[float | None]:
-    """On validation, by seed."""
-    found = [done.get(job.fingerprint) for job in jobs.values()]
+    """NE of the jobs on validation, by seed; None where a job has no result."""
+    records = [done.get(job.fingerprint) for job in jobs.values()]
     return [
         record.result.validation.ne if record is not None and record.result.validation else None
-        for record in found
+        for record in records
     ]

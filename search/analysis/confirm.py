@@ -37,42 +37,44 @@ def confirm(
     seeds: int,
     block_by: str | None = None,
 ) -> tuple[tuple[Comparison, ...], list[str]]:
-    """The front's candidates against the baseline, by FLOPs, now in the ledger; and what failed.
+    """The comparisons of the front with the baseline, by FLOPs, also kept in the ledger; and what failed.
 
     Args:
-        study: whose selection is frozen.
-        log: the study's.
-        ledger: the study's, settled.
-        retrainings: the study's.
-        seeds: how many.
-        block_by: as `search.analysis.losses.blocks_of` has it.
+        study: the study, whose selection is frozen.
+        log: the study's log.
+        ledger: the study's ledger, settled.
+        retrainings: the study's retrainings.
+        seeds: number of seeds.
+        block_by: the column of `search.analysis.losses.blocks_of`.
 
     Raises:
-        UserError: for too few seeds, a column that is none, where the baseline was not trained or nothing won,
-            or where fewer than two seeds of any winner completed.
+        UserError: for too few seeds, a column that is not categorical, where the baseline was not trained or
+            nothing won, or where fewer than two seeds of any winner completed.
     """
     if study.baseline is None or not study.front:
         raise UserError("no candidate and baseline have completed yet, so there is nothing to compare.")
-    each_seed = fresh_seeds(study.seed, seeds)
+    seed_range = fresh_seeds(study.seed, seeds)
     blocks = blocks_of(log, log.split(SPLIT), block_by)
     compared = [study.networks(study.trial(number)) for number in (study.baseline, *study.front)]
     networks = {network.job.fingerprint: network for networks in compared for network in networks}.values()
-    wanted = wanted_from(networks, study, log, each_seed)
+    wanted = wanted_from(networks, study, log, seed_range)
     done = retrainings.run(wanted, score=True)
-    reference, *own = (by_seed(networks, study, log, each_seed, done) for networks in compared)
-    pairs = [_Pair(number, its, reference) for number, its in zip(study.front, own, strict=True)]
+    reference, *winners = (by_seed(networks, study, log, seed_range, done) for networks in compared)
+    pairs = [
+        _Pair(number, retrained, reference) for number, retrained in zip(study.front, winners, strict=True)
+    ]
     pairs = [pair for pair in pairs if len(pair.seeds) >= LEAST_SEEDS]
     failed = retrainings.failures(wanted)
     if not pairs:
         raise too_few("of every winner, or of the baseline,", seeds, failed)
-    found = _compared(pairs, BlockLosses(log, blocks, retrainings))
-    ledger.replace_comparisons(found)
-    return found, failed
+    comparisons = _compared(pairs, BlockLosses(log, blocks, retrainings))
+    ledger.replace_comparisons(comparisons)
+    return comparisons, failed
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """A winner and the baseline, by seed."""
+    """Retrainings of a winner and of the baseline, by seed."""
 
     trial: int
     own: BySeed
@@ -80,7 +82,7 @@ class _Pair:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """From which both were trained."""
+        """Seeds from which both were trained."""
         return tuple(sorted(set(self.own) & set(self.reference)))
 
 
@@ -119,7 +121,7 @@ def _comparison(
 
 
 def better(percent: float, p_adjusted: float) -> Better:
-    """Than the reference, by the sign of a relative difference that is significant at 5 %."""
+    """Whether a model is better than the reference, by a relative difference that is significant at 5 %."""
     if p_adjusted > 1.0 - CONFIDENCE:
         return Better.CANNOT_TELL
     return Better.YES if percent < 0.0 else Better.NO

@@ -1,6 +1,6 @@
 """From kept logits to sums of losses by block of examples: what the bootstrap resamples in place of rows.
 
-A block is what depends on each other: rows that lie together in time (or in the log's order, without time
+A block holds rows that depend on each other: rows that lie together in time (or in the log's order, without time
 stamps), or all rows of a user. Losses are those of `trials.metrics`, weighted and corrected for negative
 sampling as `trials.training.evaluation` has them.
 """
@@ -24,14 +24,14 @@ from trials.data.example_weights import Floats, example_weights
 from trials.metrics import PROBABILITY_FLOOR
 
 BLOCKS = 200
-"""So many at most: the standard error of a block bootstrap is then known to 5 %, and blocks are long."""
+"""Largest number of blocks: the standard error of a block bootstrap is then known to 5 %, and blocks are long."""
 LEAST_ROWS = 10
-"""Rows of a block, on average, at least."""
+"""Smallest number of rows of a block, on average."""
 ROWS_AT_ONCE = 1 << 20
 TIME, ORDER = "time", "order"
 """What rows of a block have in common where no column is named; `order` in logs without time stamps."""
 HASH = np.uint64(0x9E3779B97F4A7C15)
-"""Fibonacci hashing (Knuth, volume 3, 6.4): neighbouring ids go to blocks far apart."""
+"""Factor of Fibonacci hashing (Knuth, volume 3, 6.4): neighbouring ids go to blocks far apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,11 +41,11 @@ class Blocks:
     block_N: NDArray[np.integer[Any]]
     count: int
     by: str
-    """`time`, `order`, or a column's name."""
+    """What rows of a block have in common: `time`, `order`, or a column's name."""
 
 
 def blocks_of(log: PreparedLog, split: Split, column: str | None = None) -> Blocks:
-    """Of a column's values; of consecutive rows in time for None, and for what `Blocks.by` says then.
+    """Blocks by a column's values; blocks of consecutive rows for None, `time` and `order`.
 
     Raises:
         UserError: for a column that is not categorical, or a split of fewer than two rows.
@@ -54,11 +54,11 @@ def blocks_of(log: PreparedLog, split: Split, column: str | None = None) -> Bloc
         raise UserError(f"an interval over examples needs two {split.name} rows at least, not {split.rows}.")
     count = max(2, min(BLOCKS, split.rows // LEAST_ROWS))
     by = ORDER if split.timestamp is None else TIME
-    place_N = np.arange(split.rows)
+    position_N = np.arange(split.rows)
     if split.timestamp is not None and not split.chronological:
-        place_N = np.empty_like(place_N)
-        place_N[np.argsort(split.timestamp, kind="stable")] = np.arange(split.rows)
-    block_N: NDArray[np.integer[Any]] = (place_N * count // split.rows).astype(np.int32)
+        position_N = np.empty_like(position_N)
+        position_N[np.argsort(split.timestamp, kind="stable")] = np.arange(split.rows)
+    block_N: NDArray[np.integer[Any]] = (position_N * count // split.rows).astype(np.int32)
     if column in (TIME, ORDER) and column not in categorical_ids(log, split):
         column = None
     if column is not None:
@@ -74,18 +74,18 @@ def block_sums(logits: Sequence[Path], split: Split, rate: float, blocks: Blocks
     """Sums of the rows' weighted losses, by block (K).
 
     Args:
-        logits: the file of the split's (N), as a model gave them; several of an average, one of each member.
-        split: whose rows they are of.
+        logits: the file of the split's logits (N), as a model gave them; for an average a file of each member.
+        split: the split that was scored.
         rate: the fraction of negatives that the log kept.
-        blocks: of the split.
+        blocks: blocks of the split.
     """
-    kept = [np.load(file, mmap_mode="r", allow_pickle=False) for file in logits]
-    assert all(len(logit_N) == split.rows for logit_N in kept)
+    member_logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in logits]
+    assert all(len(logit_N) == split.rows for logit_N in member_logits)
     weights = example_weights(split, rate)
     sums_K = np.zeros(blocks.count)
     for first in range(0, split.rows, ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
-        logit_N = mean_of_logits([each[rows] for each in kept], rate)
+        logit_N = mean_of_logits([logits_N[rows] for logits_N in member_logits], rate)
         loss = losses(logit_N, np.asarray(split.labels[rows]), rate)
         loss *= 1.0 if weights is None else weights[rows]
         sums_K += np.bincount(blocks.block_N[rows], loss, blocks.count)
@@ -93,9 +93,9 @@ def block_sums(logits: Sequence[Path], split: Split, rate: float, blocks: Blocks
 
 
 def losses(logit_N: NDArray[np.float32], label_N: NDArray[np.float32], rate: float) -> Floats:
-    """Cross-entropy of each row, of predictions corrected for negative sampling.
+    """Cross-entropy of each row, with predictions corrected for negative sampling.
 
-    Of a logit z the corrected one is z + log(rate) (He et al. 2014, section 6.3, in logits).
+    The corrected logit of a logit z is z + log(rate) (He et al. 2014, section 6.3, in logits).
     """
     bound = -np.log(PROBABILITY_FLOOR)
     corrected_N = np.clip(logit_N.astype(np.float64) + np.log(rate), -bound, bound)
@@ -106,7 +106,7 @@ def losses(logit_N: NDArray[np.float32], label_N: NDArray[np.float32], rate: flo
 def _by_value(
     log: PreparedLog, split: Split, column: str, in_time_N: NDArray[np.integer[Any]], count: int
 ) -> NDArray[np.integer[Any]]:
-    """All rows of a value together; those whose value is not known apart, as they lie in time."""
+    """Blocks in which all rows of a value are together; rows of an unknown value lie as they do in time."""
     ids = categorical_ids(log, split)
     if column not in ids:
         raise UserError(

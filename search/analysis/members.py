@@ -37,35 +37,36 @@ def ablate_average(
     seeds: int,
     block_by: str | None = None,
 ) -> Ablation:
-    """Of an average of a finished study; what is trained already is not trained again.
+    """The ablation of an average of a finished study; what is trained already is not trained again.
 
     Args:
-        study: whose selection is frozen.
+        study: the study, whose selection is frozen.
         trial: the average.
-        log: the study's.
-        retrainings: the study's.
-        seeds: how many trainings of each member; one of which a member failed does not count.
-        block_by: as `search.analysis.losses.blocks_of` has it.
+        log: the study's log.
+        retrainings: the study's retrainings.
+        seeds: number of trainings of each member; a seed from which a member failed does not count.
+        block_by: the column of `search.analysis.losses.blocks_of`.
 
     Raises:
-        UserError: for too few seeds, a column that is none, or fewer than two seeds from which all completed.
+        UserError: for too few seeds, a column that is not categorical, or fewer than two seeds from which all
+            completed.
     """
     assert trial.kind is TrialKind.AVERAGE
-    each_seed, networks = fresh_seeds(study.seed, seeds), study.networks(trial)
+    seed_range, networks = fresh_seeds(study.seed, seeds), study.networks(trial)
     losses = BlockLosses(log, blocks_of(log, log.split(SPLIT), block_by), retrainings)
-    wanted = wanted_from(networks, study, log, each_seed)
-    whole = by_seed(networks, study, log, each_seed, retrainings.run(wanted, score=True))
+    wanted = wanted_from(networks, study, log, seed_range)
+    whole = by_seed(networks, study, log, seed_range, retrainings.run(wanted, score=True))
     if len(whole) < LEAST_SEEDS:
         raise too_few(f"of all members of trial {trial.number}", seeds, retrainings.failures(wanted))
     reference_SK, flops = losses(whole, whole), sum(network.job.flops or 0.0 for network in networks)
     parts = [
         part_of(
             _name(member),
-            _interval(losses(_without(place, whole), whole), reference_SK),
+            _interval(losses(_without(index, whole), whole), reference_SK),
             flops - (member.job.flops or 0.0),
             flops,
         )
-        for place, member in enumerate(networks)
+        for index, member in enumerate(networks)
     ]
     return Ablation(
         trial=trial.number,
@@ -81,11 +82,11 @@ def _name(member: TrialRecord) -> str:
     return f"{'retraining' if member.kind is TrialKind.RETRAINING else 'trial'} {member.number}"
 
 
-def _without(place: int, whole: BySeed) -> BySeed:
-    return {seed: its[:place] + its[place + 1 :] for seed, its in whole.items()}
+def _without(index: int, whole: BySeed) -> BySeed:
+    return {seed: retrained[:index] + retrained[index + 1 :] for seed, retrained in whole.items()}
 
 
 def _interval(rest_SK: Floats, whole_SK: Floats) -> MeanInterval:
-    found = paired_bootstrap(rest_SK, whole_SK)
-    low, high = found.interval()
-    return MeanInterval(mean=found.percent, low=low, high=high)
+    difference = paired_bootstrap(rest_SK, whole_SK)
+    low, high = difference.interval()
+    return MeanInterval(mean=difference.percent, low=low, high=high)

@@ -22,11 +22,11 @@ class Groups:
 
     group_N: NDArray[np.integer[Any]]
     names: tuple[str, ...]
-    """By group: largest first and the rest joined, or ascending for a numeric column."""
+    """Names by group: the largest first and the rest joined, or ascending for a numeric column."""
 
 
 def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
-    """By the values of a categorical column (`most` of them, the others joined), or the tenths of a numeric one.
+    """Groups by the values of a categorical column (`most` of them, the others joined), or a numeric one's tenths.
 
     Raises:
         UserError: for a column that is neither.
@@ -36,46 +36,46 @@ def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
         return _by_value(log, column, ids[column], most)
     if column in log.schema.numeric:
         return _by_tenth(log.encoding.numbers(column, np.asarray(split.numeric)))
-    known = ", ".join((*ids, *log.schema.numeric))
-    raise UserError(f"--column {column!r}: expected a categorical or numeric column of the log: {known}.")
+    columns = ", ".join((*ids, *log.schema.numeric))
+    raise UserError(f"--column {column!r}: expected a categorical or numeric column of the log: {columns}.")
 
 
 def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.int32]]:
-    """Ids of the rows (N) by categorical column, in the log's order; views."""
+    """Views of the rows' ids (N) by categorical column, in the log's order."""
     return {
-        table.name: np.asarray(split.categorical[:, place])
-        for place, table in enumerate(log.features.categorical)
+        table.name: np.asarray(split.categorical[:, index])
+        for index, table in enumerate(log.features.categorical)
     }
 
 
 def _by_value(log: PreparedLog, column: str, id_N: NDArray[np.int32], most: int) -> Groups:
-    ids, place_N, counts = np.unique(id_N, return_inverse=True, return_counts=True)
+    ids, index_N, counts = np.unique(id_N, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     names = log.encoding.value_names(column, ids[order[:most]].tolist())
     if len(ids) > most:
         names.append(f"({len(ids) - most} others)")
-    return Groups(group_N=np.minimum(rank, most)[place_N], names=tuple(names))
+    return Groups(group_N=np.minimum(rank, most)[index_N], names=tuple(names))
 
 
 def _by_tenth(value_N: NDArray[np.float64]) -> Groups:
     missing_N = np.isnan(value_N)
-    known = value_N[~missing_N]
-    edges = np.unique(np.quantile(known, np.arange(1, TENTHS) / TENTHS)) if len(known) else known
+    present = value_N[~missing_N]
+    edges = np.unique(np.quantile(present, np.arange(1, TENTHS) / TENTHS)) if len(present) else present
     group_N = np.searchsorted(edges, value_N, side="left")
     group_N[missing_N] = len(edges) + 1
-    found, group_N = np.unique(group_N, return_inverse=True)
+    groups, group_N = np.unique(group_N, return_inverse=True)
     known_N = _without_noise(value_N)
     names = [
-        "(missing)" if group > len(edges) else _range(known_N[group_N == place])
-        for place, group in enumerate(found)
+        "(missing)" if group > len(edges) else _range(known_N[group_N == index])
+        for index, group in enumerate(groups)
     ]
     return Groups(group_N=group_N, names=tuple(names))
 
 
 def _without_noise(value_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Zeros that standardisation in fp32 has left almost so."""
+    """The values, with zeros where standardisation in fp32 has left almost zero."""
     small_N = np.abs(value_N) < NOISE * np.nanmax(np.abs(value_N), initial=0.0)
     return np.where(small_N, 0.0, value_N)
 

@@ -1,6 +1,6 @@
 """Trials retrained from fresh seeds and scored on the test split: their results and their losses, by seed.
 
-The seeds are other than the study's, because the training that won was chosen for its luck too. Of an average
+The seeds are other than the study's, because the training that won was chosen for its luck too. For an average
 every member is retrained from each seed, and the mean of what they predict is what counts.
 """
 
@@ -22,9 +22,9 @@ from trials.record import TrialRecord
 from trials.study_record import StudyRecord
 
 LEAST_SEEDS, SEEDS = 2, 5
-"""What an interval needs, and how many there are by default."""
+"""Number of seeds that an interval needs, and number of seeds by default."""
 BySeed = dict[int, tuple[TrialRecord, ...]]
-"""A trial's retrainings by seed: one each of a network, of an average as many as it has members."""
+"""A trial's retrainings by seed: one for a network, one per member for an average."""
 
 
 def fresh_seeds(study_seed: int, count: int) -> range:
@@ -50,13 +50,13 @@ def retrained_job(network: TrialRecord, study: StudyRecord, log: PreparedLog, se
 def wanted_from(
     networks: Iterable[TrialRecord], study: StudyRecord, log: PreparedLog, seeds: Iterable[int]
 ) -> list[RetrainingRequest]:
-    """The retrainings of a study's networks from each seed, seed by seed. Of a network that is a retraining
+    """The retrainings of a study's networks from each seed, seed by seed. For a network that is a retraining
     itself (a further seed that an average has for a member), it is the trial's network that is trained again."""
-    of = [(study.trial(network.network_of), network) for network in networks]
+    pairs = [(study.trial(network.network_of), network) for network in networks]
     return [
         RetrainingRequest(trial, retrained_job(network, study, log, seed))
         for seed in seeds
-        for trial, network in of
+        for trial, network in pairs
     ]
 
 
@@ -68,19 +68,19 @@ def by_seed(
     done: Mapping[str, TrialRecord],
 ) -> BySeed:
     """Retrainings of a trial's networks, from seeds with which all of them have a result."""
-    names = {
+    fingerprints = {
         seed: [retrained_job(network, study, log, seed).fingerprint for network in networks] for seed in seeds
     }
-    scored = {name: record for name, record in done.items() if record.result.test is not None}
+    scored = {fingerprint: record for fingerprint, record in done.items() if record.result.test is not None}
     return {
-        seed: tuple(scored[name] for name in its)
-        for seed, its in names.items()
-        if all(name in scored for name in its)
+        seed: tuple(scored[fingerprint] for fingerprint in of_seed)
+        for seed, of_seed in fingerprints.items()
+        if all(fingerprint in scored for fingerprint in of_seed)
     }
 
 
 def too_few(what: str, seeds: int, failed: Iterable[str]) -> UserError:
-    """Where fewer seeds than an interval needs were left of so many: why, and what would work."""
+    """The error that fewer seeds than an interval needs were left: why, and what would work."""
     return UserError(
         f"fewer than {LEAST_SEEDS} of {seeds} seeds {what} completed: {'; '.join(failed)}. What diverged is not "
         f"tried again from the same seed; --seeds {2 * seeds} tries as many more."
@@ -88,21 +88,21 @@ def too_few(what: str, seeds: int, failed: Iterable[str]) -> UserError:
 
 
 class BlockLosses:
-    """Sums of losses by block; those of each set of networks are worked out once."""
+    """Sums of losses by block; the sums of each set of networks are worked out once."""
 
     def __init__(self, log: PreparedLog, blocks: Blocks, retrainings: Retrainings) -> None:
-        """`blocks` are of the log's test split."""
+        """Losses on the log's test split, whose `blocks` these are."""
         self.blocks = blocks
         self._split, self._rate = log.split(SPLIT), log.schema.negative_sampling_rate
         self._retrainings = retrainings
         self._known: dict[tuple[int, ...], Floats] = {}
 
     def __call__(self, records: BySeed, seeds: Iterable[int]) -> Floats:
-        """By seed and block (S, K)."""
+        """Sums of losses by seed and block (S, K)."""
         return np.stack([self._sums(records[seed]) for seed in seeds])
 
     def ne(self, records: BySeed, seeds: Iterable[int]) -> float:
-        """Mean over seeds."""
+        """NE on test, the mean over seeds."""
         weights = example_weights(self._split, self._rate)
         rows = float(self._split.rows if weights is None else weights.sum())
         base_rate = float(np.average(self._split.labels, weights=weights))

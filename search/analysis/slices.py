@@ -1,6 +1,6 @@
 """NE by slice: where a winner is better than the baseline, and where it is worse, by the values of a column.
 
-Made from the logits that `dhen-search confirm` kept of the test split: nothing is trained or scored.
+Slices are made from the logits that `dhen-search confirm` kept of the test split: nothing is trained or scored.
 Intervals are over seeds and blocks of a slice's rows (`search.analysis.statistics.bootstrap`), p after Holm's
 correction over slices.
 
@@ -38,7 +38,7 @@ from trials.training.evaluation import evaluate
 from trials.training.score_weights import logits_file
 
 MOST = 20
-"""Values of a column that are shown; the others are joined."""
+"""Number of values of a column that are shown; the others are joined."""
 
 
 class Slice(Value):
@@ -51,16 +51,16 @@ class Slice(Value):
     """NE of the winner; None where all labels are equal."""
     baseline_ne: float | None
     calibration: float | None
-    """Of the winner: predictions over labels; None without positives."""
+    """Calibration of the winner: predictions over labels; None without positives."""
     baseline_calibration: float | None
     difference_percent: float | None = None
-    """NE relative to the baseline's; negative is better. None without one, or where all rows lie in one block."""
+    """NE relative to the baseline's; negative is better. None without a baseline, or with one block alone."""
     low_percent: float | None = None
     """Lower end of the 95 % interval."""
     high_percent: float | None = None
     p_adjusted: float | None = None
     better: Better
-    """Than the baseline, on this slice."""
+    """Whether the winner is better than the baseline on this slice."""
 
 
 class Slices(Value):
@@ -76,11 +76,11 @@ class Slices(Value):
 
 
 class _Model(NamedTuple):
-    """What a model's logits add up to, by seed (S), group of rows (G) and block (K)."""
+    """Sums over a model's predictions, by seed (S), group of rows (G) and block (K)."""
 
     loss_SGK: Floats
     clicks_G: Floats
-    """Predicted, mean over seeds."""
+    """Predicted clicks, the mean over seeds."""
 
 
 class _Sums:
@@ -129,10 +129,10 @@ def slices(
     most: int = MOST,
     block_by: str | None = None,
 ) -> Slices:
-    """Of a winner that was compared with the baseline; by default over the blocks of that comparison.
+    """The slices of a winner that was compared with the baseline; by default over the blocks of that comparison.
 
     Raises:
-        UserError: where it was not, its logits are gone, or the column is not one of the log's.
+        UserError: where it was not compared, its logits are gone, or the column is not one of the log's.
     """
     comparison = study.comparison(trial)
     if comparison is None or study.baseline is None:
@@ -141,22 +141,22 @@ def slices(
             f"`dhen-search confirm {study.directory}` does that."
         )
     sums = _Sums(log, column, most, block_by or comparison.blocked_by)
-    own, reference = (
+    winner, reference = (
         sums.of(_kept_logits(study, number, log, comparison.seeds)) for number in (trial, study.baseline)
     )
-    found = _slices(sums, own, reference)
+    rows = _slices(sums, winner, reference)
     return Slices(
         trial=trial,
         baseline=study.baseline,
         column=column,
         blocked_by=sums.blocked_by,
         seeds=comparison.seeds,
-        slices=found,
+        slices=rows,
     )
 
 
 def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = MOST) -> Slices:
-    """Of a bundle on the test split of a log in its encoding; there is no baseline to compare it with.
+    """The slices of a bundle on the test split of a log in its encoding; there is no baseline to compare with.
 
     Raises:
         UserError: where the column is not one of the log's.
@@ -165,9 +165,9 @@ def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = 
     sums = _Sums(log, column, most, None)
     model = bundle.model(as_trained=True).to(device())
     evaluate(model, log, SPLIT, keep=lambda logit_N: logits.append(logit_N.cpu().numpy()))
-    found = _slices(sums, sums.of(logits), None)
+    rows = _slices(sums, sums.of(logits), None)
     seeds = tuple(sorted({job.seed for job in bundle.info.jobs}))
-    return Slices(trial=bundle.info.trial, column=column, seeds=seeds, slices=found)
+    return Slices(trial=bundle.info.trial, column=column, seeds=seeds, slices=rows)
 
 
 def _kept_logits(
@@ -190,15 +190,15 @@ def _kept_file(study: StudyRecord, retraining: TrialRecord) -> Path:
     return file
 
 
-def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, ...]:
+def _slices(sums: _Sums, model: _Model, reference: _Model | None) -> tuple[Slice, ...]:
     groups = range(len(sums.names))
-    estimates = [_estimate(own, reference, group) if reference else None for group in groups]
+    estimates = [_estimate(model, reference, group) if reference else None for group in groups]
     adjusted = iter(holm([estimate.p for estimate in estimates if estimate is not None]))
-    found = []
+    rows = []
     for group, estimate in zip(groups, estimates, strict=True):
-        quality = _quality(sums, own, group)
+        quality = _quality(sums, model, group)
         base = _quality(sums, reference, group) if reference else (None, None)
-        told = {
+        known_fields = {
             "value": sums.names[group],
             "rows": int(sums.rows_G[group]),
             "base_rate": sums.base_rate(group),
@@ -207,16 +207,16 @@ def _slices(sums: _Sums, own: _Model, reference: _Model | None) -> tuple[Slice, 
             "baseline_ne": base[0],
             "baseline_calibration": base[1],
         }
-        found.append(Slice(**told, **_difference(estimate, next(adjusted) if estimate else 1.0)))
-    return tuple(found)
+        rows.append(Slice(**known_fields, **_difference(estimate, next(adjusted) if estimate else 1.0)))
+    return tuple(rows)
 
 
-def _estimate(own: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
-    """The difference over the blocks in which the slice has rows; None where that is one at most."""
-    there = reference.loss_SGK[:, group].sum(axis=0) > 0.0
-    if there.sum() < 2:
+def _estimate(model: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
+    """The difference over the blocks in which the slice has rows; None where that is at most one block."""
+    has_rows = reference.loss_SGK[:, group].sum(axis=0) > 0.0
+    if has_rows.sum() < 2:
         return None
-    return paired_bootstrap(own.loss_SGK[:, group, there], reference.loss_SGK[:, group, there])
+    return paired_bootstrap(model.loss_SGK[:, group, has_rows], reference.loss_SGK[:, group, has_rows])
 
 
 def _difference(estimate: BootstrapDifference | None, p_adjusted: float) -> dict[str, Any]:

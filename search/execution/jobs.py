@@ -31,18 +31,18 @@ def job_on(
 
 
 def candidate_training(shared: TrainingConfig, candidate: Candidate) -> TrainingConfig:
-    """What all candidates share, with what the space decides for this one; the rest is left open."""
+    """Training settings that all candidates share, with those that the space decides here; the rest is open."""
     return parse(TrainingConfig, shared.to_dict() | candidate.training, "space")
 
 
 def on_all_rows(training: TrainingConfig, candidate: Candidate) -> TrainingConfig:
-    """A candidate's training on all rows of the log, with what is left open; `training` is what all share."""
+    """A candidate's training on all rows of the log, with what is left open; `training` is shared by all."""
     return candidate_training(training, candidate).replace(train_fraction=1.0)
 
 
 def trained_job(trial: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) -> Job:
-    """The job that a finished trial has done, with its seed moved by `seed_shift`. For an average ask its
-    members."""
+    """The job that a finished trial has done, with its seed moved by `seed_shift`. An average has none;
+    its members have."""
     return Job(
         model=parse_model(trial.job.model, "ledger"),
         features=log.features,
@@ -53,7 +53,7 @@ def trained_job(trial: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) ->
 
 
 def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: Any) -> TrialRecord:
-    """A trial that is about to start, with all that is known before it is planned; `origin`: see `Origin`."""
+    """A trial that is about to start, with all that is known before its plan; `origin` has fields of `Origin`."""
     cost = model_cost(job.model, job.features)
     return TrialRecord(
         number=number,

@@ -10,7 +10,8 @@ from search.planning.attempts import ranks_here
 from trials.cluster.machine import cores, device, fastest_threads
 
 MOST = 4
-"""Trials side by side where the study does not say (docs/decisions/0007-candidates-side-by-side.md)."""
+"""Largest number of trials side by side where the study does not say
+(docs/decisions/0007-candidates-side-by-side.md)."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class Parallelism:
     """The shares of this machine that trials have."""
 
     side_by_side: int
-    """Trials at the same time."""
+    """Number of trials at the same time."""
     threads: int
-    """CPU threads per rank."""
+    """Number of CPU threads per rank."""
 
 
 def parallelism(parallel: int | None, threads: int | None, ranks: int = 1) -> Parallelism:
@@ -28,8 +29,8 @@ def parallelism(parallel: int | None, threads: int | None, ranks: int = 1) -> Pa
 
     A trial has so many `ranks`, processes that share this machine.
 
-    Neither given: one trial on an accelerator, else as many as there are cores, four at most; then of each trial's
-    share of the cores as many threads as are found to gain (`fastest_threads`).
+    Where neither is given: one trial on an accelerator, else as many as there are cores, four at most; then of
+    each trial's share of the cores as many threads as are found to gain (`fastest_threads`).
     """
     if parallel is None:
         parallel = 1 if device().type != "cpu" else max(1, min(MOST, cores() // (ranks * (threads or 1))))

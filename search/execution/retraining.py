@@ -1,8 +1,8 @@
 """Trains networks again from other seeds, scores them on test where asked, and keeps what is finished.
 
-Several go on side by side, each in processes of its own, like the study's trials; in their own folder and in the
-ledger's own table, so that no reader takes them for candidates. What is done is not done again: the same command
-goes on after Ctrl-C or worse.
+Several retrainings go on side by side, each in processes of its own, like the study's trials. They have a folder
+and a table of the ledger to themselves, so that no reader takes them for candidates. What is done is not done
+again: the same command goes on after Ctrl-C or worse.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from trials.events import WEIGHTS
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
-from trials.strategy import Prefer
 from trials.training.score_weights import logits_file
 
 SPLIT = "test"
 OnRetraining = Callable[[TrialRecord, bool], None]
-"""Is called with each retraining that has begun or changed, and whether it has ended."""
+"""A function that is called with each retraining that has begun or changed, and whether it has ended."""
 
 
 class RetrainingRequest(NamedTuple):
@@ -36,7 +35,7 @@ class RetrainingRequest(NamedTuple):
     of: TrialRecord
     job: Job
     removed: str | None = None
-    """What the network lacks."""
+    """The part that the network lacks."""
 
 
 class Retrainings:
@@ -49,36 +48,34 @@ class Retrainings:
         *,
         side_by_side: int,
         on_change: OnRetraining,
-        prefer: Prefer = "least",
     ) -> None:
         """Retrainings that the ledger has, and those to come.
 
         Args:
-            ledger: of the study, settled.
-            trainer: works in the study's directory.
-            side_by_side: retrainings at the same time.
-            on_change: hears of each.
-            prefer: of the memory techniques that fit, where one ran out of memory.
+            ledger: the study's ledger, settled.
+            trainer: a trainer that works in the study's directory.
+            side_by_side: number of retrainings at the same time.
+            on_change: is called with each retraining.
         """
         self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side
-        self._on_change, self._prefer = on_change, prefer
-        known = [cut_short(record) for record in ledger.retrainings()]
-        self._records = {record.job.fingerprint: record for record in known}
+        self._on_change = on_change
+        records = [cut_short(record) for record in ledger.retrainings()]
+        self._records = {record.job.fingerprint: record for record in records}
 
     def run(
         self, wanted: Iterable[RetrainingRequest], *, score: bool = False, weights: bool = False
     ) -> dict[str, TrialRecord]:
-        """Records of those that completed, by fingerprint of their job; equal jobs are trained once.
+        """Records of the retrainings that completed, by fingerprint of their job; equal jobs are trained once.
 
-        Ctrl-C ends the processes and goes on up.
+        Ctrl-C ends the processes and is raised again.
 
         Args:
-            wanted: what is to be trained, where that is not done.
-            score: on the test split too; each look is counted, and logits are kept (`logits`).
+            wanted: jobs to be trained, where that is not done.
+            score: whether to score on the test split too; each look is counted, and logits are kept (`logits`).
             weights: whether the weights must still be there, or the job is trained again.
 
         Raises:
-            UserError: where one cannot be scored, or this machine lacks what its strategy needs.
+            UserError: where a network cannot be scored, or this machine lacks what its strategy needs.
         """
         unique = {request.job.fingerprint: request for request in wanted}
         missing = [request for request in unique.values() if not self._is_done(request.job, score, weights)]
@@ -87,43 +84,43 @@ class Retrainings:
         return {name: record for name, record in ended.items() if record.result.outcome is Outcome.COMPLETED}
 
     def failures(self, wanted: Iterable[RetrainingRequest]) -> list[str]:
-        """What became of those that ran and did not complete, in words."""
+        """Sentences on the retrainings that ran and did not complete."""
         ended = [self._records[name] for name in {request.job.fingerprint: None for request in wanted}]
-        bad = [record for record in ended if record.result.outcome is not Outcome.COMPLETED]
+        incomplete = [record for record in ended if record.result.outcome is not Outcome.COMPLETED]
         return [
             f"trial {record.origin.of} with seed {record.job.seed}: {record.result.outcome}, {record.result.error}"
-            for record in bad
+            for record in incomplete
         ]
 
     def logits(self, record: TrialRecord) -> Path:
         """The file of a retraining's logits on test."""
         return logits_file(self._trainer.folder(record), SPLIT)
 
-    def begin(self, wanted: RetrainingRequest) -> Training | Scoring:
+    def begin(self, request: RetrainingRequest) -> Training | Scoring:
         """Begins what is next for a job: it is scored where its weights are there, else trained."""
-        record = self._records.get(wanted.job.fingerprint)
+        record = self._records.get(request.job.fingerprint)
         if (
             record is not None
             and record.result.outcome is Outcome.COMPLETED
             and self._weights(record).exists()
         ):
-            return self.begin_scoring(record, wanted)
-        fresh = self._fresh(wanted, record)
+            return self.begin_scoring(record, request)
+        fresh = self._fresh(request, record)
         self.keep(fresh, ended=False)
-        return self._trainer.start(fresh, wanted.job)
+        return self._trainer.start(fresh, request.job)
 
-    def begin_scoring(self, record: TrialRecord, wanted: RetrainingRequest) -> Scoring:
+    def begin_scoring(self, record: TrialRecord, request: RetrainingRequest) -> Scoring:
         """Begins to score a finished training on test; the look is counted first."""
-        self._ledger.count_test_look(wanted.of.number)
-        return self._trainer.start_scoring(record, wanted.job, SPLIT, keep_logits=True)
+        self._ledger.count_test_look(request.of.number)
+        return self._trainer.start_scoring(record, request.job, SPLIT, keep_logits=True)
 
     def begin_next_attempt(self, training: Training) -> Training | None:
         """Begins the next attempt of a training that was killed or ran out of memory; None where there is none."""
-        again = self._trainer.execution.next_attempt(training.record, training.job, self._prefer)
-        if again is None:
+        record = self._trainer.execution.next_attempt(training.record, training.job)
+        if record is None:
             return None
-        self.keep(again, ended=False)
-        return self._trainer.start(again, training.job)
+        self.keep(record, ended=False)
+        return self._trainer.start(record, training.job)
 
     def keep(self, record: TrialRecord, *, ended: bool) -> None:
         """Commits a retraining, and lets go of files that nothing needs any more once it has ended."""
@@ -142,23 +139,23 @@ class Retrainings:
         scored = record.result.test is not None and self.logits(record).exists()
         return (scored or not score) and (not weights or self._weights(record).exists())
 
-    def _fresh(self, wanted: RetrainingRequest, known: TrialRecord | None) -> TrialRecord:
-        """A retraining about to start, with the technique that its trial was trained with: that is known to
+    def _fresh(self, request: RetrainingRequest, earlier: TrialRecord | None) -> TrialRecord:
+        """A retraining about to start, with the strategy that its trial was trained with, which is known to
         fit."""
-        number = len(self._records) if known is None else known.number
-        of = wanted.of
+        number = len(self._records) if earlier is None else earlier.number
+        trial = request.of
         record = new_record(
-            number, TrialKind.RETRAINING, {}, wanted.job, of=of.number, removed=wanted.removed
+            number, TrialKind.RETRAINING, {}, request.job, of=trial.number, removed=request.removed
         )
-        technique = of.result.technique or of.plan.technique
-        return record.with_plan(technique=technique).replace(attempts=known.attempts if known else ())
+        technique = trial.result.technique or trial.plan.technique
+        return record.with_plan(technique=technique).replace(attempts=earlier.attempts if earlier else ())
 
     def _weights(self, record: TrialRecord) -> Path:
         return self._trainer.folder(record) / WEIGHTS
 
 
 class _RetrainingWork:
-    """See `search.execution.scheduler.Work`: each job is trained, then scored where that is asked for."""
+    """The `search.execution.scheduler.Work` of retraining: each job is trained, then scored where wanted."""
 
     def __init__(self, wanted: Sequence[RetrainingRequest], retrainings: Retrainings, *, score: bool) -> None:
         self._wanted = {request.job.fingerprint: request for request in wanted}
@@ -176,31 +173,31 @@ class _RetrainingWork:
         return False
 
     def ended(self, activity: Training | Scoring) -> Iterable[Training | Scoring]:
-        wanted = self._wanted[activity.job.fingerprint]
+        request = self._wanted[activity.job.fingerprint]
         return (
-            self._scored(activity, wanted)
+            self._scored(activity, request)
             if isinstance(activity, Scoring)
-            else self._trained(activity, wanted)
+            else self._trained(activity, request)
         )
 
     def looked(self) -> None:
         pass
 
-    def _trained(self, training: Training, wanted: RetrainingRequest) -> Iterable[Training | Scoring]:
-        again = self._retrainings.begin_next_attempt(training)
-        if again is not None:
-            return [again]
+    def _trained(self, training: Training, request: RetrainingRequest) -> Iterable[Training | Scoring]:
+        next_attempt = self._retrainings.begin_next_attempt(training)
+        if next_attempt is not None:
+            return [next_attempt]
         record = training.record
         if self._score and record.result.outcome is Outcome.COMPLETED:
             self._retrainings.keep(record, ended=False)
-            return [self._retrainings.begin_scoring(record, wanted)]
+            return [self._retrainings.begin_scoring(record, request)]
         self._retrainings.keep(record, ended=True)
         return []
 
-    def _scored(self, scoring: Scoring, wanted: RetrainingRequest) -> Iterable[Training | Scoring]:
-        name = wanted.job.fingerprint
+    def _scored(self, scoring: Scoring, request: RetrainingRequest) -> Iterable[Training | Scoring]:
+        name = request.job.fingerprint
         if scoring.killed and name not in self._scored_again:
             self._scored_again.add(name)
-            return [self._retrainings.begin_scoring(scoring.record, wanted)]
+            return [self._retrainings.begin_scoring(scoring.record, request)]
         self._retrainings.keep(scoring.record.with_result(test=scoring.metrics), ended=True)
         return []

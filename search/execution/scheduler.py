@@ -16,12 +16,12 @@ A = TypeVar("A", bound=Activity)
 
 
 class Work(Protocol[A]):
-    """What a scheduler works off."""
+    """Activities that a scheduler begins, and what follows their ends."""
 
     def begin(self) -> Iterator[A | None]:
         """Begins one activity per item, as late as there is a place for it.
 
-        None stands for something that was settled without processes: the scheduler looks at those that go on
+        None stands for something that was settled without processes: the scheduler looks at running activities
         before it asks for the next, so that what is begun next knows of all that has ended.
         """
 
@@ -30,11 +30,11 @@ class Work(Protocol[A]):
         matter."""
 
     def heard(self, activity: A) -> bool:
-        """Takes in what an activity said; whether it has been ended by that (a training that is given up)."""
+        """Takes in what an activity said; says whether that has ended it (a training that is given up)."""
 
     def ended(self, activity: A) -> Iterable[A]:
-        """Takes in the end of an activity; what begins in its place at once, such as its next attempt, one by
-        one."""
+        """Takes in the end of an activity; returns, one by one, what begins in its place at once, such as its next
+        attempt."""
 
     def looked(self) -> None:
         """Is called after every look at all activities, about ten times per second."""
@@ -44,10 +44,10 @@ class Scheduler(Generic[A]):
     """Runs activities side by side."""
 
     def __init__(self, places: int, poll_seconds: float = POLL_SECONDS) -> None:
-        """`places`: how many activities go on at the same time, at most."""
+        """A scheduler; `places` is the largest number of activities at the same time."""
         self._places, self._poll_seconds = places, poll_seconds
         self.running: list[A] = []
-        """Activities that go on; after an interruption those that it has ended."""
+        """Activities that go on; after an interruption those that the interruption has ended."""
 
     def run(self, work: Work[A]) -> None:
         """Works off all of `work`. Whatever goes wrong meanwhile, Ctrl-C included, ends all processes first."""
@@ -81,6 +81,7 @@ class Scheduler(Generic[A]):
             # `heard` comes first: what a rule gives up at an earlier evaluation is given up, though it has ended
             if work.heard(activity) or activity.run.ended:
                 self.running.remove(activity)
-                for following in work.ended(activity):  # each is known here before the next may fail to begin
-                    self.running.append(following)
+                # each is known here before the next may fail to begin
+                for next_activity in work.ended(activity):
+                    self.running.append(next_activity)
         work.looked()

@@ -1,4 +1,4 @@
-"""Scores trained networks on a split, several side by side; one whose processes were killed has a second try."""
+"""Scores trained networks on a split, several side by side; a scoring that was killed is tried once more."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def score_networks(
     """Scores the kept weights of trials on a split.
 
     Args:
-        networks: are taken up one by one, as late as there is a place for each.
+        networks: requests, which are taken up one by one, as late as there is a place for each.
         split: train, validation or test.
         trainer: starts the processes.
-        take: is given each trial and its metrics, as they come.
-        side_by_side: scorings at the same time.
+        take: is called with each trial and its metrics, as they come.
+        side_by_side: number of scorings at the same time.
         keep_logits: whether logits stay in the trials' folders.
 
     Raises:
@@ -51,13 +51,13 @@ def score_one(record: TrialRecord, job: Job, split: str, trainer: Trainer) -> Me
     Raises:
         UserError: where the processes end without a result.
     """
-    found: list[Metrics] = []
-    score_networks([ScoringRequest(record, job)], split, trainer, lambda _, metrics: found.append(metrics))
-    return found[0]
+    results: list[Metrics] = []
+    score_networks([ScoringRequest(record, job)], split, trainer, lambda _, metrics: results.append(metrics))
+    return results[0]
 
 
 class _ScoringWork:
-    """See `search.execution.scheduler.Work`."""
+    """The `search.execution.scheduler.Work` of scoring."""
 
     def __init__(
         self,

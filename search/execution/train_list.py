@@ -1,7 +1,7 @@
 """A list of trainings, such as a table's: each job once, several side by side, what is finished kept in a folder.
 
-A finished training is `trainings/FINGERPRINT.json`, its record; one that was cut short left its checkpoint beside.
-Tables with one folder share what they have in common.
+A finished training is `trainings/FINGERPRINT.json`, its record; a training that was cut short left its checkpoint
+beside. Tables with one folder share the trainings that they have in common.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ TRAININGS, PRECISION_FILE = "trainings", "precision.json"
 
 
 class TrainingObserver(Protocol):
-    """Hears how the trainings go."""
+    """An observer of the trainings in a list."""
 
     def ended(self, record: TrialRecord) -> None:
-        """Is told of each training that is over."""
+        """Is called with the record of each training that is over."""
 
     def progress(self, examples: int) -> None:
-        """Is told how many of the examples that had to be trained are done."""
+        """Is called with how many of the examples that had to be trained are done."""
 
 
 def measured_precision(directory: Path) -> Precision:
-    """What `precision=auto` means in this folder: measured once, for a second measurement may differ."""
+    """The precision that `auto` means in this folder: measured once, for a second measurement may differ."""
     path = directory / PRECISION_FILE
     if not path.exists():
         write_atomically(path, json.dumps(preferred_precision()))
@@ -50,13 +50,13 @@ class TrainingList:
     """The trainings in one folder, on one log."""
 
     def __init__(self, trainer: Trainer, directory: Path, *, side_by_side: int) -> None:
-        """`trainer` works below `directory`."""
+        """The trainings in `directory`, below which `trainer` works."""
         self._trainer, self._folder = trainer, directory / TRAININGS
         self._scheduler = Scheduler[Training](side_by_side)
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def finished(self, jobs: Iterable[Job]) -> dict[str, TrialRecord]:
-        """Records of those of the jobs that are done, by fingerprint.
+        """Records of the jobs that are done, by fingerprint.
 
         Raises:
             UserError: naming a file that is damaged.
@@ -65,10 +65,10 @@ class TrainingList:
         return {name: _read(path) for name, path in paths.items() if path.exists()}
 
     def run(self, jobs: Sequence[Job], observer: TrainingObserver) -> None:
-        """Trains those that are not done; Ctrl-C ends the processes and goes on up.
+        """Trains the jobs that are not done; Ctrl-C ends the processes and is raised again.
 
         Raises:
-            UserError: where one ends without a result, saying how.
+            UserError: where a training ends without a result, saying how.
         """
         unique = {job.fingerprint: job for job in jobs}
         done = self.finished(unique.values())
@@ -83,11 +83,11 @@ class TrainingList:
 
     def start_again(self, training: Training) -> Training | None:
         """Begins the next attempt of a training that was killed from outside, or None."""
-        again = self._trainer.execution.next_attempt(training.record, training.job, "least")
-        return None if again is None else self.start(again, training.job)
+        record = self._trainer.execution.next_attempt(training.record, training.job)
+        return None if record is None else self.start(record, training.job)
 
     def keep(self, record: TrialRecord) -> None:
-        """Keeps a result; not its weights and its log, unless it has none.
+        """Keeps a result, and removes the folder of its training.
 
         Raises:
             UserError: where the training ended without a result that stands.
@@ -106,7 +106,7 @@ class TrainingList:
 
 
 class _ListWork:
-    """See `search.execution.scheduler.Work`."""
+    """The `search.execution.scheduler.Work` of a list of trainings."""
 
     def __init__(
         self,
@@ -129,9 +129,9 @@ class _ListWork:
         return False
 
     def ended(self, activity: Training) -> Iterable[Training]:
-        again = self._trainings.start_again(activity)
-        if again is not None:
-            return [again]
+        next_attempt = self._trainings.start_again(activity)
+        if next_attempt is not None:
+            return [next_attempt]
         self._examples += activity.examples
         self._observer.ended(activity.record)
         self._trainings.keep(activity.record)

@@ -10,10 +10,9 @@ from search.execution.scheduler import Scheduler
 from search.execution.trainer import Trainer
 from trials.job import Job
 from trials.record import TrialRecord
-from trials.strategy import Prefer
 
 OnChange = Callable[[TrialRecord], None]
-"""Is called with the record as it grows."""
+"""A function that is called with the record as it grows."""
 
 
 def train_one(
@@ -23,30 +22,28 @@ def train_one(
     on_change: OnChange,
     *,
     start_from: Path | None = None,
-    prefer: Prefer = "least",
 ) -> TrialRecord:
-    """The record of a finished training; what runs out of memory, or is killed, has its next attempts.
+    """The record of a finished training; one that runs out of memory, or is killed, has its next attempts.
 
-    Ctrl-C ends the processes and goes on up.
+    Ctrl-C ends the processes and is raised again.
 
     Args:
-        record: about to start.
-        job: what is trained.
+        record: the record of a trial that is about to start.
+        job: the job that is trained.
         trainer: starts the processes.
-        on_change: sees the record grow.
+        on_change: is called as the record grows.
         start_from: a weights file to begin with in place of fresh weights.
-        prefer: of the memory techniques that fit.
 
     Raises:
         UserError: where this machine lacks what the strategy needs.
     """
-    work = _OneTraining(record, job, trainer, on_change, start_from, prefer)
+    work = _OneTraining(record, job, trainer, on_change, start_from)
     Scheduler[Training](1).run(work)
     return work.record
 
 
 class _OneTraining:
-    """See `search.execution.scheduler.Work`."""
+    """The `search.execution.scheduler.Work` of one training."""
 
     def __init__(
         self,
@@ -55,10 +52,9 @@ class _OneTraining:
         trainer: Trainer,
         on_change: OnChange,
         start_from: Path | None,
-        prefer: Prefer,
     ) -> None:
         self.record, self._job, self._trainer = record, job, trainer
-        self._on_change, self._start_from, self._prefer = on_change, start_from, prefer
+        self._on_change, self._start_from = on_change, start_from
 
     def begin(self) -> Iterator[Training]:
         yield self._start(self.record)
@@ -72,8 +68,8 @@ class _OneTraining:
 
     def ended(self, activity: Training) -> Iterable[Training]:
         self.record = activity.record
-        again = self._trainer.execution.next_attempt(activity.record, self._job, self._prefer)
-        return [] if again is None else [self._start(again)]
+        record = self._trainer.execution.next_attempt(activity.record, self._job)
+        return [] if record is None else [self._start(record)]
 
     def looked(self) -> None:
         pass

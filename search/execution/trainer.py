@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dhen.config import ModelConfig
 from search.execution.jobs import job_on
+from search.execution.reduce_events import AttemptContext
 from search.execution.running import Scoring, Timing, Training, look
 from search.planning.attempts import Execution
 from search.run_directory import CHECKPOINTS, folder_of
@@ -38,7 +39,7 @@ class Trainer:
         precision: Precision | None = None,
         execution: Execution | None = None,
     ) -> None:
-        """Works below `directory`; by default with as many threads as gain, in the precision preferred here."""
+        """A trainer below `directory`; by default with as many threads as gain, and in the preferred precision."""
         self._launcher = launcher
         self._log = log
         self._directory = directory
@@ -55,10 +56,10 @@ class Trainer:
         return folder_of(self._directory, record)
 
     def below(self, name: str) -> Trainer:
-        """The same trainer in a folder of this one's directory."""
-        other = copy.copy(self)
-        other._directory = self._directory / name
-        return other
+        """This trainer in a folder of this one's directory."""
+        trainer = copy.copy(self)
+        trainer._directory = self._directory / name
+        return trainer
 
     def start(self, record: TrialRecord, job: Job, *, start_from: Path | None = None) -> Training:
         """Begins a training, with the strategy that was planned where plans are executed.
@@ -80,12 +81,11 @@ class Trainer:
         began = time.monotonic()
         run = self._launcher.start(task, folder)
         return Training(
-            record.with_result(technique=strategy.name),
+            record.with_result(technique=None),
             job,
             run,
             began,
-            counted=self.execution.counted,
-            planned_here=self.execution.cluster is not None,
+            AttemptContext(strategy, self.execution.counted, self.execution.cluster is not None),
         )
 
     def start_scoring(
@@ -128,5 +128,5 @@ class Trainer:
 
 
 def _word(record: TrialRecord) -> str:
-    """What a record's number counts: retrainings are numbered apart from trials."""
+    """The word for what a record's number counts: retrainings are numbered apart from trials."""
     return "retraining" if record.kind is TrialKind.RETRAINING else "trial"

@@ -28,7 +28,7 @@ class UnfitCandidate(NamedTuple):
     plan: Plan
 
     def nearer(self, other: UnfitCandidate | None) -> UnfitCandidate:
-        """That of two candidates which lacks less."""
+        """The candidate that lacks less memory."""
         return other if other is not None and other.plan.lacking_bytes <= self.plan.lacking_bytes else self
 
 

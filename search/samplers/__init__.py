@@ -22,21 +22,21 @@ SAMPLERS: dict[str, Callable[[int, SamplerContext], BaseSampler]] = {
     "tpe": tpe.make,
 }
 SUCCESSORS = {"gp": (gp.MOST_TRIALS, "tpe")}
-"""Samplers that another one takes over from, after so many candidates."""
+"""Samplers that another sampler follows: after how many candidates, and which one."""
 AUTO = "ranker"
-"""What `auto` means (docs/benchmarks/samplers.md has the comparison)."""
+"""The sampler that `auto` means (docs/benchmarks/samplers.md has the comparison)."""
 
 
 def check_sampler(name: str) -> None:
-    """Raises UserError for an unknown one, listing the names there are."""
+    """Raises UserError for an unknown name, listing the names there are."""
     if name not in SAMPLERS and name != "auto":
         raise unknown_name("sampler", name, [*SAMPLERS, "auto"])
 
 
 def successor(name: str, candidates: int) -> str | None:
-    """The sampler that goes on after so many candidates in place of the one of this name, if another one does."""
-    most, other = SUCCESSORS.get(name, (0, ""))
-    return other if other and candidates >= most else None
+    """The sampler that follows the named one after so many candidates; None where the named one goes on."""
+    most, follower = SUCCESSORS.get(name, (0, ""))
+    return follower if follower and candidates >= most else None
 
 
 def make_sampler(

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial, TrialState
 
 MEMORY = "memory"
-"""The constraint that a candidate fits: `TrialRecord.memory_excess`, a ratio, feasible at 0 or less."""
+"""Name of the constraint that a candidate fits: `TrialRecord.memory_excess`, a ratio, feasible at 0 or less."""
 SERVING = "serving"
-"""The same for `TrialRecord.serving_excess`, where serving has limits: samplers add up how far both are over."""
+"""Name of the constraint `TrialRecord.serving_excess`, where serving has limits: samplers add up both excesses."""
 NE_OF_INFEASIBLE = 1.0
 """NE of a candidate that never trained: that of the base rate alone, 1 by definition of NE. Samplers go by the
 constraint there."""
 
 
 class Proposals:
-    """Points of a space, proposed by a sampler that learns from what it is told."""
+    """Points of a space, proposed by a sampler that learns from the results of earlier points."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class Proposals:
         """The point of the trial with this number, and the sampler's notes.
 
         Args:
-            number: of the trial.
+            number: number of the trial.
             start: values that the point has, whatever the sampler would choose.
-            fixed: others that it has, for which the sampler is to choose the rest; not for the best it can think
-                of anywhere.
+            fixed: further values that the point has; the sampler chooses the rest for these values, not for the
+                best point that it can think of anywhere.
         """
         index = len(self._study.get_trials(deepcopy=False))
         fixed = self._context.fixed = fixed or {}
@@ -95,26 +95,26 @@ class Proposals:
         return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
 
     def _say_what_goes_on(self) -> None:
-        """Once, where another sampler has taken over from the one that was asked for."""
-        other = successor(self._sampler, len(self._context.points))
-        if other is not None and not self._said:
+        """Says once that another sampler has taken over from the one that the settings name."""
+        follower = successor(self._sampler, len(self._context.points))
+        if follower is not None and not self._said:
             self._said = True
             self._say(
-                f"sampler={self._sampler} ends after {len(self._context.points)} candidates; {other} goes on"
+                f"sampler={self._sampler} ends after {len(self._context.points)} candidates; {follower} goes on"
             )
 
     def note(self, record: TrialRecord) -> None:
-        """What a proposal that still trains has shown so far."""
+        """Takes in what a proposal that still trains has shown so far."""
         self._context.records[record.number] = record
 
     def tell(self, record: TrialRecord) -> None:
-        """How a proposal ended."""
+        """Takes in how a proposal ended."""
         self.note(record)
         state, values = self._result(record)
-        asked = self._asked.pop(record.number, None)
-        if asked is not None:
+        optuna_trial = self._asked.pop(record.number, None)
+        if optuna_trial is not None:
             for name, excess in _constraints(record).items():
-                asked.set_constraint(name, excess)
+                optuna_trial.set_constraint(name, excess)
         self._study.tell(self._optuna_numbers[record.number], values, state)
 
     def _distributions(self) -> dict[str, BaseDistribution]:
@@ -124,7 +124,7 @@ class Proposals:
         return dict(sorted(trial.distributions.items()))
 
     def _remembered(self, record: TrialRecord) -> FrozenTrial:
-        """A candidate of the ledger as Optuna has it."""
+        """A candidate of the ledger as a trial of Optuna."""
         state, values = self._result(record)
         return self._optuna.trial.create_trial(
             state=state,
@@ -136,11 +136,11 @@ class Proposals:
         )
 
     def _result(self, record: TrialRecord) -> tuple[TrialState, list[float] | None]:
-        """Trials that cannot be trained are not failed: samplers would go on proposing their corner.
+        """State and values of a trial for Optuna; trials that cannot be trained do not count as failed.
 
-        One that does not fit in memory, or is over a limit of serving, is complete and violates the
-        constraint, which both TPE and NSGA-II rank below all that fit, by how much they lack; TPE alone
-        learns from pruned ones.
+        Else samplers would go on proposing their corner. A trial that does not fit in memory, or is over a limit
+        of serving, is complete and violates the constraint, which both TPE and NSGA-II rank below all that fit, by
+        how much they lack; TPE alone learns from pruned ones.
         """
         state = self._optuna.trial.TrialState
         if record.result.outcome.unfinished:
@@ -150,13 +150,13 @@ class Proposals:
             if not math.isnan(record.result.validation.ne):
                 return state.COMPLETE, [record.result.validation.ne, log_flops(record.job.flops)]
             return state.FAIL, None
-        beyond = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
-        if record.result.outcome in beyond and max(_constraints(record).values(), default=0.0) > 0:
+        not_trainable = (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
+        if record.result.outcome in not_trainable and max(_constraints(record).values(), default=0.0) > 0:
             return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.job.flops)]
         return (state.FAIL if record.result.outcome is Outcome.FAILED else state.PRUNED), None
 
 
 def _constraints(record: TrialRecord) -> dict[str, float]:
-    """By name, what is known of them; feasible at 0 or less."""
-    known = {MEMORY: record.plan.memory_excess, SERVING: record.plan.serving_excess}
-    return {name: excess for name, excess in known.items() if excess is not None}
+    """Excesses of a trial by name of the constraint, where they are known; feasible at 0 or less."""
+    excesses = {MEMORY: record.plan.memory_excess, SERVING: record.plan.serving_excess}
+    return {name: excess for name, excess in excesses.items() if excess is not None}

@@ -11,15 +11,15 @@ class SamplerContext:
     """A study as its proposals know it."""
 
     def __init__(self, pricer: CandidatePricer) -> None:
-        """Nothing was proposed so far."""
+        """A study for which nothing was proposed so far."""
         self.pricer = pricer
-        """What prices points."""
+        """The pricer of points."""
         self.points: dict[int, Point] = {}
-        """All that was proposed, by the trial's number."""
+        """All points that were proposed, by the trial's number."""
         self.records: dict[int, TrialRecord] = {}
-        """What was heard of them: of those that have ended all, of those that still train what they showed."""
+        """Records of the proposed trials by number; those of running trials have what was shown so far."""
         self.fixed: Point = {}
-        """What the next proposal has been given; the sampler chooses the rest."""
+        """Values that the next proposal has to have; the sampler chooses the rest."""
         self._priced: dict[int, PricedCandidate | None] = {}
 
     def priced(self, number: int) -> PricedCandidate | None:

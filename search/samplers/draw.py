@@ -13,13 +13,13 @@ from spaces.axes import Axis, Range, Scalar, random_value
 from spaces.space import Point, Space
 
 TRIES = 50
-"""Points drawn in a row that are all known, after which there seems to be nothing new, since a space may be small:
+"""Number of known points in a row after which there seems to be nothing new to draw, since a space may be small:
 an assumption, not measured."""
 MOST_OVER = 1000
-"""Points drawn that are over a limit of serving, after which no more are drawn, since limits may leave little: an
+"""Number of drawn points over a limit of serving after which no more are drawn, since limits may leave little: an
 assumption, not measured."""
 MOST_CHANGED = 4
-"""Axes that a point near another differs in, at most: an assumption, not measured."""
+"""Largest number of axes in which a point near another differs from it: an assumption, not measured."""
 STEP = 0.15
 """Standard deviation of a change of a number, over its range: an assumption, not measured."""
 
@@ -40,14 +40,14 @@ class DrawnPoint:
 def evenly(
     pricer: CandidatePricer, taken: set[str], rng: random.Random, fixed: Point
 ) -> Iterator[DrawnPoint]:
-    """New points from the whole space with the values of `fixed`; their fingerprints are taken as they come."""
+    """New points from the whole space with the values of `fixed`; their fingerprints join `taken` as they come."""
     return _new(pricer, lambda: pricer.space.random_point(rng) | fixed, taken)
 
 
 def near(
     pricer: CandidatePricer, good: Sequence[Point], taken: set[str], rng: random.Random, fixed: Point
 ) -> Iterator[DrawnPoint]:
-    """New points with the values of `fixed` that differ from a good one in a few other axes."""
+    """New points with the values of `fixed` that differ from a good point in a few other axes."""
     return _new(pricer, lambda: neighbour(pricer.space, rng.choice(good) | fixed, rng, fixed), taken)
 
 

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from search.samplers.context import SamplerContext
 
 POPULATION = 20
-"""Candidates per generation: an assumption, not measured. Optuna's default of 50 would leave short studies with a
-random first generation only."""
+"""Number of candidates per generation: an assumption, not measured. Optuna's default of 50 would leave short
+studies with a random first generation only."""
 
 FIRST_GENERATION = {"Nsga2:generation": 0}
 """The note that a candidate of another study needs to be a parent here."""
 
 
 def make(seed: int, context: SamplerContext) -> BaseSampler:
-    """Optuna's own, with parents always in the order of trials.
+    """Optuna's own sampler, with parents always in the order of trials.
 
-    Optuna has them in the order of selection when it selects and in that of trials when it remembers, and a
-    resumed study, which selects anew, would draw other ones.
+    Optuna has parents in the order of selection when it selects and in that of trials when it remembers, and a
+    resumed study, which selects anew, would draw other parents.
     """
     from optuna.samplers import NSGAIISampler
 

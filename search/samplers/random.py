@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def make(seed: int, context: SamplerContext) -> BaseSampler:
-    """Optuna's own."""
+    """Optuna's own random sampler."""
     from optuna.samplers import RandomSampler
 
     return RandomSampler(seed=seed)

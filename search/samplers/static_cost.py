@@ -20,7 +20,7 @@ class PricedCandidate:
 
     candidate: Candidate
     fingerprint: str
-    """Fingerprint of the network and the training settings that the space decides: equal ones train alike."""
+    """Fingerprint of the network and the training settings that the space decides; equal ones train alike."""
     flops: float
     """FLOPs of the forward pass per example."""
     parameters: int
@@ -39,14 +39,14 @@ class CandidatePricer:
         fits: Callable[[Candidate], bool],
         serving: ServingConfig | None = None,
     ) -> None:
-        """`fits`: whether some memory technique makes a candidate fit (the planner knows in milliseconds)."""
+        """A pricer; `fits` says whether some strategy makes a candidate fit (the planner takes milliseconds)."""
         self.space, self.fits = space, fits
         self.serving = serving or ServingConfig()
         self._features = features
         self._costs: dict[str, tuple[float, int, int]] = {}
 
     def price(self, point: Point) -> PricedCandidate | None:
-        """None where the point gives no model."""
+        """The priced candidate of a point; None where the point gives no model."""
         try:
             candidate = self.space.decode(point)
         except UserError:
@@ -62,12 +62,12 @@ class CandidatePricer:
         )
 
     def serves(self, priced: PricedCandidate) -> bool:
-        """Whether it meets the limits of serving on size and FLOPs; its forward time is not known yet."""
+        """Whether a candidate meets the limits of serving on size and FLOPs; its forward time is not yet known."""
         excess = self.serving.excess(flops=priced.flops, weights_bytes=priced.weights_bytes)
         return (excess or 0.0) <= 0
 
     def _cost(self, key: str, candidate: Candidate) -> tuple[float, int, int]:
-        """Priced once per network: many points differ in training settings alone."""
+        """Cost of a network, worked out once: many points differ in training settings alone."""
         if key not in self._costs:
             rows = model_cost(candidate.model, self._features)
             self._costs[key] = headline_flops(rows), dense_parameters(rows), weights_bytes(rows)

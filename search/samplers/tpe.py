@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from search.samplers.context import SamplerContext
 
 STARTUP_TRIALS = 8
-"""Random candidates before the model is used: an assumption, not measured. Studies of 20 to 50 candidates are
-common here, and Optuna's default is 10."""
+"""Number of random candidates before the model is used: an assumption, not measured. Studies of 20 to 50
+candidates are common here, and Optuna's default is 10."""
 
 
 def make(seed: int, context: SamplerContext) -> BaseSampler:
-    """Optuna's own; axes are modelled together, since modules, widths and learning rates interact.
+    """Optuna's own sampler; axes are modelled together, since modules, widths and learning rates interact.
 
-    Candidates that are still training count as bad ones (the constant liar), so that no second one is
+    Candidates that are still training count as bad ones (the constant liar), so that no similar one is
     proposed beside them; with one candidate at a time there are none.
     """
     from optuna.samplers import TPESampler

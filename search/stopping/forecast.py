@@ -77,7 +77,7 @@ def _features(trial: TrialRecord, milestone: int) -> tuple[float, ...]:
 
 
 def _left(trial: TrialRecord, milestone: int) -> float:
-    """By how much a finished trial's NE fell after the milestone."""
+    """Fall of a finished trial's NE after the milestone."""
     assert trial.result.validation is not None
     return best_ne(trial, milestone) - trial.result.validation.ne
 

@@ -2,8 +2,8 @@
 
 The first trial is the configuration as given; further ones vary learning rates, regularisation and, for a shipped
 AdvancedDLRM, the embedding dimension and how buckets of numbers enter, drawn at random. Where there are buckets,
-the second is as given but for having them apart: what candidates may have for one axis, the baseline may. The
-best on validation is the baseline.
+the second has them apart and is otherwise as given: what candidates may have for one axis, the baseline may have
+too. The best on validation is the baseline.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ BUCKETS: dict[str, Any] = {"buckets": ["summed", "apart"]}
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What stands first: a model and how it trains."""
+    """The baseline as given: a model and how it trains."""
 
     model: ModelConfig
     training: TrainingConfig
     incumbent: bool
-    """A user's own configuration: its architecture is not varied."""
+    """Whether the architecture stays as it is: true for all but the shipped AdvancedDLRM."""
     bucketed: bool = False
     """Whether there are buckets of numbers to vary."""
 
     def variant(self, index: int, seed: int) -> tuple[Point, ModelConfig, TrainingConfig]:
-        """The baseline's trial of this index (0: as given): what was drawn, and what it gives."""
+        """The baseline's trial of this index (0: as given): its point, model and training settings."""
         point = self._drawn(index, seed)
         model = {key: value for key, value in point.items() if not key.startswith("training.")}
-        training = {key.removeprefix("training."): v for key, v in point.items() if key not in model}
+        training = {key.removeprefix("training."): value for key, value in point.items() if key not in model}
         return (
             point,
             parse_model(self.model.to_dict() | model, "baseline"),
@@ -67,7 +67,7 @@ class Baseline:
 
 
 def read_baseline(config: StudyConfig, features: FeatureSchema | None = None) -> Baseline:
-    """The study's baseline; with what there is to vary of it on a log with these inputs.
+    """The study's baseline, with what may be varied of it on a log with these inputs.
 
     Raises:
         UserError: where `baseline` names neither a shipped model nor a readable configuration.
@@ -102,8 +102,8 @@ def read_configuration(path: Path, defaults: TrainingConfig) -> tuple[ModelConfi
     data = load_yaml(path)
     if isinstance(data, dict) and "model" in data:
         model = parse_model(data["model"], f"{path}: model")
-        given = data.get("training") or {}
-        if isinstance(given, dict):  # what is none, `parse` refuses
-            given = defaults.to_dict() | given
-        return model, parse(TrainingConfig, given, f"{path}: training")
+        settings = data.get("training") or {}
+        if isinstance(settings, dict):  # `parse` refuses what is no mapping
+            settings = defaults.to_dict() | settings
+        return model, parse(TrainingConfig, settings, f"{path}: training")
     return parse_model(data, str(path)), defaults

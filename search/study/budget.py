@@ -7,18 +7,18 @@ from search.study.retune import untuned
 from search.study_state import StudyState
 
 NOTHING_NEW = 100
-"""Proposals in a row that needed no training, after which a study without a number of trials ends."""
+"""Number of proposals in a row that needed no training, after which a study without a number of trials ends."""
 
 
 class Budget:
-    """What the study's settings leave, as its trials stand."""
+    """The part of a study's budget that its trials have left."""
 
     def __init__(self, config: StudyConfig, state: StudyState, *, spent: bool) -> None:
-        """`spent`: the study has come to its end with these settings, whatever they would leave."""
+        """A budget; `spent` says that the study came to its end with these settings, whatever they would leave."""
         self._config, self._state, self._spent = config, state, spent
 
     def search_is_over(self, fruitless: int) -> bool:
-        """Whether no further candidate is proposed; `fruitless`: proposals in a row that needed no training."""
+        """Whether no further candidate is proposed, after `fruitless` proposals in a row needed no training."""
         trials = self._config.trials
         if self._spent:
             return True
@@ -39,7 +39,7 @@ class Budget:
         )
 
     def _tuning_seconds(self) -> float:
-        """What the last stage will take at the pace so far."""
+        """Seconds that the tuning stage will take at the pace so far."""
         done = max(1, len(self._state.trials))
         return self._still_to_tune() * self._state.elapsed_seconds() / done
 

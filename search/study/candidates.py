@@ -1,5 +1,5 @@
-"""The trials that a study trains, as they come up: the baseline's own, the sampler's proposals, the last
-stage's."""
+"""The trials that a study trains, as they come up: the baseline's own, the sampler's proposals, those of the
+tuning stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trials.job import Job, TrainingConfig
 from trials.record import Origin, Outcome, TrialKind, TrialRecord
 
 JobOf = Callable[[Any, TrainingConfig, int], Job]
-"""Makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
+"""A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
 
 class CandidateJobs:
@@ -38,7 +38,7 @@ class CandidateJobs:
 
 
 class CandidateSource:
-    """Makes up trials one by one, each as late as there is a place for it, so that it knows of all that has
+    """Makes trials one by one, each as late as there is a place for it, so that it knows of all trials that have
     ended."""
 
     def __init__(
@@ -70,15 +70,15 @@ class CandidateSource:
     def baseline_trials(self) -> Iterator[AdmittedTrial]:
         """The baseline as given and tuned, as far as its trials have not ended."""
         for index in range(self._config.baseline_trials):
-            known = self._state.trials.get(index)
-            if known is None or known.result.outcome.unfinished:
+            earlier = self._state.trials.get(index)
+            if earlier is None or earlier.result.outcome.unfinished:
                 point, job = self._baseline_job(index)
-                yield self._admission.admit(new_record(index, TrialKind.BASELINE, point, job), job, known)
+                yield self._admission.admit(new_record(index, TrialKind.BASELINE, point, job), job, earlier)
 
     def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[AdmittedTrial]:
         """Candidates that were cut short, then new proposals until the budget is spent.
 
-        `fruitless`: how many trials in a row needed no training, as of now.
+        `fruitless` says how many trials in a row needed no training, as of now.
         """
         baseline = self._state.require_baseline()
         for record in self._state.candidates:

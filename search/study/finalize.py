@@ -1,6 +1,6 @@
-"""What follows selection, from top to bottom: weights recovered, averages made, winners scored on test, confirmed.
+"""What follows selection, in order: weights are recovered, averages made, winners scored and confirmed.
 
-Candidates never see the test split; from here on nothing is proposed any more, and each look at it is counted.
+Candidates never see the test split; from here on nothing is proposed any more, and each look at test is counted.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Finals:
         self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
         self._side_by_side = side_by_side
         self._retrainings = Retrainings(
-            ledger, trainer, side_by_side=side_by_side, on_change=self._note_retraining, prefer=config.prefer
+            ledger, trainer, side_by_side=side_by_side, on_change=self._note_retraining
         )
 
     def recover_weights(self) -> None:
-        """Every winner has weights: fetched from the study that has trained it, or trained here after all.
+        """Gives every winner weights: fetched from the study that has trained it, or trained here after all.
 
-        Trained again, its result is its own, and may be a little another: then others may have won.
+        A winner that is trained again has a result of its own, which may differ: then others may have won.
         """
         while lost := [trial for trial in self._state.selection.trained if not self._weights.has(trial)]:
             self._runner.train(self._again(lost, "won, its weights are gone: trained here before its test"))
@@ -72,9 +72,9 @@ class Finals:
         self._weights.drop()
 
     def make_averages(self) -> None:
-        """Means of networks on the front, and next to it, that nothing beats become trials of the study.
+        """Makes trials of those means of networks on the front, and next to it, that nothing beats.
 
-        Chosen on validation among many, they are a little better there than elsewhere
+        Averages are chosen on validation among many, so they are a little better there than elsewhere
         (`search.averages.greedy_selection`).
         """
         if not self._config.averages or not self._state.selection.networks:
@@ -85,13 +85,13 @@ class Finals:
         pool = (*selection.networks, *at_hand, *retrained)
         self._keep_logits((*pool, *selection.members), "validation")
         chosen = choose(pool, self._log, "validation", self._logits("validation"), most=self._config.averages)
-        found = [members for members in chosen if meets(self._config.serving, members)]
+        averages = [members for members in chosen if meets(self._config.serving, members)]
         standing = [
             self._state.networks(average) for average in selection.front if average.kind is TrialKind.AVERAGE
         ]
-        for members in (*found, *standing):
+        for members in (*averages, *standing):
             self._take_in(members)
-        if not found:
+        if not averages:
             lacking = (
                 "is within the limits of serving" if chosen else "is better than they are, for its FLOPs"
             )
@@ -99,7 +99,7 @@ class Finals:
         self._weights.drop()
 
     def score_winners(self) -> None:
-        """The test split, after selection is frozen: the baseline and the front, each look counted.
+        """Scores the baseline and the front on test, after selection is frozen; each look is counted.
 
         An average is the mean of its members' logits, which are scored for it where they are not winners too.
         """
@@ -117,77 +117,85 @@ class Finals:
         self._score(networks, "test", take, keep_logits=bool(averages), winners=alone)
         for average in averages:
             self._ledger.count_test_look(average.number)
-            its = self._state.networks(average)
-            self._note(average.with_result(test=mean_metrics(its, self._log, "test", self._logits("test"))))
+            networks_of_average = self._state.networks(average)
+            self._note(
+                average.with_result(
+                    test=mean_metrics(networks_of_average, self._log, "test", self._logits("test"))
+                )
+            )
 
     def confirm_winners(self) -> None:
         """Says whether winners are better than the baseline, where the study is to say so.
 
-        Where that cannot be told it says why, and the study ends all the same: the same command would come to
-        the same, and what was searched for is there.
+        Where that cannot be told it says why, and the study ends all the same: the same command would fail
+        again, and what was searched for is there.
         """
         if not self._config.confirm or not self._state.selection.front:
             return
-        asked, record = self._config, self._state.record()
+        config, record = self._config, self._state.record()
         try:
-            comparisons, told = confirm(
+            comparisons, sentences = confirm(
                 record,
                 self._log,
                 self._ledger,
                 self._retrainings,
-                seeds=asked.confirm,
-                block_by=asked.block_by,
+                seeds=config.confirm,
+                block_by=config.block_by,
             )
             self._state.note_comparisons(comparisons)
         except UserError as error:
-            told = [f"{error} The study ends without a verdict; `{confirm_command(record)}` goes on."]
-        for line in told:
-            self._state.say(line)
+            sentences = [f"{error} The study ends without a verdict; `{confirm_command(record)}` goes on."]
+        for sentence in sentences:
+            self._state.say(sentence)
 
     def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[AdmittedTrial]:
         """Finished trials whose weights are gone, as they begin once more."""
         for owner in {winner.owner: None for winner in lost}:
-            known = self._state.trials[owner]
-            job = trained_job(known, self._log)
+            finished = self._state.trials[owner]
+            job = trained_job(finished, self._log)
             self._state.say(f"trial {owner} {why}")
-            origin = known.origin
+            origin = finished.origin
             fresh = new_record(
                 owner,
-                known.kind,
-                known.point,
+                finished.kind,
+                finished.point,
                 job,
                 sampler_notes=origin.sampler_notes,
                 promoted_from=origin.promoted_from,
                 tuned_from=origin.tuned_from,
             )
-            yield self._admission.admit(fresh.replace(attempts=known.attempts), job)
+            yield self._admission.admit(fresh.replace(attempts=finished.attempts), job)
 
     def _further_seeds(self) -> list[TrialRecord]:
-        """Trainings of the best network from other seeds (`average_seeds`), those that completed."""
+        """Trainings of the best network from other seeds (`average_seeds`) that completed."""
         best = self._state.selection.networks[-1]
         shifts = range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE)
         wanted = [RetrainingRequest(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
         return list(self._retrainings.run(wanted, weights=True).values())
 
     def _recover_retrained_members(self) -> None:
-        """Retrainings that an average on the front has for members have weights too."""
+        """Gives weights to the retrainings that an average on the front has for members."""
         for member in self._state.selection.members:
             if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
-                of = self._state.trials[member.network_of]
-                self._retrainings.run([RetrainingRequest(of, trained_job(member, self._log))], weights=True)
+                trial = self._state.trials[member.network_of]
+                self._retrainings.run(
+                    [RetrainingRequest(trial, trained_job(member, self._log))], weights=True
+                )
 
     def _take_in(self, members: Members) -> None:
         """Takes in an average that is new, or whose members have other weights than when it was made."""
         validation = mean_metrics(members, self._log, "validation", self._logits("validation"))
         fresh = average_record(len(self._state.trials), members, validation)
-        name = fresh.job.fingerprint
-        known = next((trial for trial in self._state.trials.values() if trial.job.fingerprint == name), None)
-        if known is None:
+        fingerprint = fresh.job.fingerprint
+        existing = next(
+            (trial for trial in self._state.trials.values() if trial.job.fingerprint == fingerprint), None
+        )
+        if existing is None:
             self._runner.take_in(fresh)
             return
-        before = known.result.validation
+        before = existing.result.validation
         if before is None or not math.isclose(before.ne, validation.ne, rel_tol=SAME_NE):
-            self._note(known.with_result(validation=validation, test=None))
+            self._note(existing.with_result(validation=validation, test=None))
 
     def _keep_logits(self, networks: Iterable[TrialRecord], split: str) -> None:
         missing = [network for network in networks if not self._weights.have_logits(network, split)]
@@ -204,15 +212,16 @@ class Finals:
     ) -> None:
         """Scores networks that have weights, each once.
 
-        `winners`: trials whose results these are; on test each of them is a look, a mere member is one by itself.
+        `winners` are the trials whose results these are; on test each of them counts as a look, and a network that
+        is a member alone counts as one.
         """
         unique = {(network.kind is TrialKind.RETRAINING, network.owner): network for network in networks}
 
         def upcoming() -> Iterator[ScoringRequest]:
             for network in unique.values():
                 if split == "test":  # counted before the score is known: a look that is cut short is a look
-                    for looking in _sharing(winners, network) or [network]:
-                        self._ledger.count_test_look(looking.network_of)
+                    for trial in _sharing(winners, network) or [network]:
+                        self._ledger.count_test_look(trial.network_of)
                 yield ScoringRequest(network, trained_job(network, self._log))
 
         LOG.info("scoring %d networks on %s", len(unique), split)
@@ -221,7 +230,7 @@ class Finals:
         )
 
     def _note(self, record: TrialRecord) -> None:
-        """Commits a trial that has changed; the observers have it at once."""
+        """Commits a trial that has changed, and calls the observers."""
         self._runner.note(record)
         self._state.tell()
 

@@ -21,12 +21,12 @@ from trials.job import Job, TrainingConfig
 from trials.record import TrialKind, TrialRecord
 
 JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
-"""Makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
+"""A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
 
 def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
-    """Trials on a part whose configuration goes on: those cut short on all rows, though others have won since, the
-    front's candidates by FLOPs, and last the baseline."""
+    """Trials on a part of the rows that are to be trained on all: those cut short there, though others have won
+    since, the front's candidates by FLOPs, and last the baseline."""
     searched = state.searched
     cut_short = (trial.origin.promoted_from for trial in state.promoted if trial.result.outcome.unfinished)
     begun = [state.trials[number] for number in cut_short if number is not None]
@@ -40,16 +40,18 @@ def promotions(
 ) -> Iterator[tuple[TrialRecord, Job]]:
     """Trials that are still to be trained on all rows.
 
-    With the baseline the last has begun, so that all have ended once none of them runs (`StudyState.selection`).
+    The baseline begins last, so that all promotions have ended once none of them runs (`StudyState.selection`).
     """
     for selected in to_promote(state):
-        known = next((t for t in state.promoted if t.origin.promoted_from == selected.number), None)
-        if known is None or known.result.outcome.unfinished:
-            whole = _whole_log_job(selected, config, space, baseline, job)
-            number = len(state.trials) if known is None else known.number
+        earlier = next(
+            (trial for trial in state.promoted if trial.origin.promoted_from == selected.number), None
+        )
+        if earlier is None or earlier.result.outcome.unfinished:
+            whole_job = _whole_log_job(selected, config, space, baseline, job)
+            number = len(state.trials) if earlier is None else earlier.number
             yield (
-                new_record(number, selected.kind, selected.point, whole, promoted_from=selected.number),
-                whole,
+                new_record(number, selected.kind, selected.point, whole_job, promoted_from=selected.number),
+                whole_job,
             )
 
 
@@ -72,7 +74,7 @@ def require_promoted(state: StudyState) -> None:
 def _whole_log_job(
     trial: TrialRecord, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf
 ) -> Job:
-    """The job of the configuration, not of the record: what was left open is decided anew for all rows."""
+    """The job of a trial's configuration, not of its record: what was left open is decided anew for all rows."""
     if trial.kind is TrialKind.BASELINE:
         _, model, training = baseline.variant(trial.number, config.seed)
         return job(model, training.replace(train_fraction=1.0), config.seed)

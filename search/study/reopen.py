@@ -1,4 +1,4 @@
-"""Opens a finished study once more, for its winners to be retrained; what is written of it is written anew at
+"""Opens a finished study once more, for its winners to be retrained; its report and its bundle are written anew at
 the end."""
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class FinishedStudy:
 
 @contextlib.contextmanager
 def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]:
-    """The study in a run directory; the report, MLflow and the best one's bundle are written anew at the end.
+    """The study in a run directory; the report, MLflow and the bundle of the best are written anew at the end.
 
     Ctrl-C ends what trains, and then this process (exit code 130); the same command goes on from there.
 
     Raises:
-        UserError: where it is not finished, another process drives it, or it does not fit its settings.
+        UserError: where the study is not finished, another process drives it, or it does not fit its settings.
     """
     if read_finished_study(directory).running:  # before anything is locked, opened or written
         raise UserError(f"{directory}: another process is running this study; wait for it to end.")
@@ -74,7 +74,7 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
 
 
 def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, console: Console) -> Retrainings:
-    """Retrainings are trained as the study's trials were: the same ranks, precision and memory."""
+    """The study's retrainings, trained as its trials were: with the same ranks, precision and memory."""
     directory, log, shares = session.directory, session.log, study_parallelism(config)
     settings = StudySettings(
         ledger,
@@ -99,6 +99,4 @@ def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, console:
         if ended:
             console.print(retrained_line(record), soft_wrap=True, markup=False, highlight=False)
 
-    return Retrainings(
-        ledger, trainer, side_by_side=shares.side_by_side, on_change=show, prefer=config.prefer
-    )
+    return Retrainings(ledger, trainer, side_by_side=shares.side_by_side, on_change=show)

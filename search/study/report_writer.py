@@ -1,7 +1,7 @@
 """Brings the report and MLflow up to date while a study goes on, in a thread of its own.
 
 Both take time that grows with the number of trials, so they follow the study at a distance: after each
-writing there is a pause of many times what it took. At the end, and when a study is interrupted, they
+writing there is a pause of many times its duration. At the end, and when a study is interrupted, they
 are brought fully up to date. The ledger is the truth meanwhile; nothing here is needed to resume.
 """
 
@@ -23,11 +23,11 @@ from trials.study_record import StudyRecord
 
 PAUSE_SECONDS = 2.0
 PAUSE_RATIO = 10.0
-"""Pauses take at least `PAUSE_SECONDS`, and this many times what the writing before took."""
+"""Least duration of a pause over that of the writing before; a pause also takes at least `PAUSE_SECONDS`."""
 
 
 class ReportWriter:
-    """An observer of a study that writes its report and MLflow runs; MLflow's errors are told, and not fatal."""
+    """An observer of a study that writes its report and MLflow runs; errors of MLflow are only printed."""
 
     def __init__(self, directory: Path, console: Console) -> None:
         self._directory, self._console = directory, console
@@ -63,13 +63,13 @@ class ReportWriter:
         self._thread.shutdown()
 
     def _settle(self) -> None:
-        """Waits for a writing under way; raises what it ran into."""
+        """Waits for a writing under way; raises the error that it ended with."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     def _write(self, record: StudyRecord) -> None:
-        """In the thread, which alone uses the tracker."""
+        """Writes both, in the thread that alone uses the tracker."""
         began = time.monotonic()
         write_report(record, self._directory / REPORT)
         try:

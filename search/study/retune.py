@@ -1,8 +1,8 @@
 """The last stage of a study: regularisation and optimisation are tuned again for the few best architectures.
 
-That is, training settings, dropouts, and what the space has left for this stage (`SpaceConfig.tuning`). An
-architecture's other axes keep the values of the candidate it was found with; the sampler of the study proposes
-these, by what all candidates have shown of them. Architectures take turns.
+Training settings, dropouts, and what the space has left for this stage (`SpaceConfig.tuning`) are tuned. An
+architecture's other axes keep the values of the candidate that it was found with; the sampler of the study
+proposes the tuned ones, by what all candidates have shown. Architectures take turns.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DROPOUT = "dropout"
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What is tuned again."""
+    """An architecture that is tuned again."""
 
     trial: int
-    """Number of the candidate that it was found with."""
+    """Number of the candidate that the architecture was found with."""
     fixed: Point
-    """The values of its axes; those left out are to be tuned."""
+    """Values of its axes; axes left out are to be tuned."""
 
 
 def check_tunable(space: Space) -> None:
@@ -52,48 +52,51 @@ def untuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
 def best_architectures(
     candidates: Sequence[TrialRecord], space: Space, most: int
 ) -> tuple[Architecture, ...]:
-    """The best by NE, the knee, the rest of the front by NE, then the others, as far as they differ in more than
-    what is tuned; of the search's own candidates, so that the stage can be resumed."""
+    """Architectures to tune: the best by NE, the knee, the rest of the front by NE, then the others, as far as
+    they differ in more than what is tuned. Only the search's own candidates count, so that the stage can be
+    resumed."""
     searched, left = untuned(candidates), space.left_for_tuning
     front = pareto_front(searched)
     bend = knee(front)
     ordered = [*front[-1:], *([bend] if bend else []), *reversed(front), *sorted(eligible(searched), key=_ne)]
-    found: dict[str, Architecture] = {}
+    architectures: dict[str, Architecture] = {}
     for trial in ordered:
         free = _free(space, trial, left)
         fixed = {name: value for name, value in trial.point.items() if name not in free}
         if free:
-            found.setdefault(
+            architectures.setdefault(
                 fingerprint(_without_dropout(trial.job.model)), Architecture(trial=trial.number, fixed=fixed)
             )
-    return tuple(found.values())[:most]
+    return tuple(architectures.values())[:most]
 
 
 def least_tuned(best: Sequence[Architecture], candidates: Iterable[TrialRecord]) -> Architecture:
-    """The next one's turn: the first of those that were tuned least often."""
+    """The architecture whose turn it is: the first of those that were tuned least often."""
     often = Counter(trial.origin.tuned_from for trial in candidates)
     return min(best, key=lambda architecture: often[architecture.trial])
 
 
 def _dropouts(space: Space) -> list[Axis]:
-    """The model's, and those of modules."""
-    every = (space.model_axes, *space.layer_axes.values())
-    return [axis for axes in every for key, axis in axes.items() if key.split(".")[-1] == DROPOUT]
+    """Axes of dropouts: the model's, and those of modules."""
+    all_axes = (space.model_axes, *space.layer_axes.values())
+    return [axis for axes in all_axes for key, axis in axes.items() if key.split(".")[-1] == DROPOUT]
 
 
 def _free(space: Space, trial: TrialRecord, left: Collection[str]) -> set[str]:
-    """Axes that are tuned: of training, dropouts, and what was left for this stage, of modules that it has."""
-    named = {axis.name for axis in space.training_axes.values()}
-    named |= {axis.name for key, axis in space.model_axes.items() if key == DROPOUT or axis.name in left}
+    """Names of the tuned axes: training, dropouts, and those left for this stage, of modules in the trial."""
+    names = {axis.name for axis in space.training_axes.values()}
+    names |= {axis.name for key, axis in space.model_axes.items() if key == DROPOUT or axis.name in left}
     for layer, axes in zip(trial.job.model["layers"], space.layer_axes.values(), strict=False):
         kinds = {module["kind"] for module in layer["modules"]}
-        own = {key: axis for key, axis in axes.items() if key.partition(".")[0] in kinds}
-        named |= {axis.name for key, axis in own.items() if key.endswith(f".{DROPOUT}") or axis.name in left}
-    return named & {axis.name for axis in space.axes}
+        module_axes = {key: axis for key, axis in axes.items() if key.partition(".")[0] in kinds}
+        names |= {
+            axis.name for key, axis in module_axes.items() if key.endswith(f".{DROPOUT}") or axis.name in left
+        }
+    return names & {axis.name for axis in space.axes}
 
 
 def _without_dropout(value: Any) -> Any:
-    """Plain data of a model, less what is tuned."""
+    """Plain data of a model without its dropouts, which are tuned."""
     if isinstance(value, dict):
         return {key: _without_dropout(inner) for key, inner in value.items() if key != DROPOUT}
     return [_without_dropout(inner) for inner in value] if isinstance(value, list) else value

@@ -49,7 +49,7 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
 
 
 def _search(config: StudyConfig, session: Session, console: Console) -> StudyRecord:
-    """The study and its best one's bundle, with the terminal, the report and MLflow following it."""
+    """Runs the study and exports its best, while the terminal, the report and MLflow follow it."""
     directory, log = session.directory, session.log
     report_writer = ReportWriter(directory, console)
     with StudyView(console) as view:
@@ -67,7 +67,7 @@ def _search(config: StudyConfig, session: Session, console: Console) -> StudyRec
 
 
 def _check_names(config: StudyConfig) -> None:
-    """What is misspelt is said before the log is read, which may take long."""
+    """Checks names before the log is read, which may take long."""
     check_sampler(config.sampler)
     stopping_rule(config.stopping)
     load_space(config.space)
@@ -75,7 +75,7 @@ def _check_names(config: StudyConfig) -> None:
 
 
 def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
-    """An optional study file first, then `key=value` words."""
+    """Splits words into an optional study file, which comes first, and `key=value` words."""
     if words and "=" not in words[0]:
         return Path(words[0]), list(words[1:])
     return None, list(words)
@@ -88,5 +88,5 @@ def _default_directory(file: Path | None, data: tuple[str, ...]) -> Path:
 
 
 def _resumes(directory: Path, data: tuple[str, ...]) -> bool:
-    """Without a study file and a log, a run directory's own settings are what is meant."""
+    """Whether the run directory's own settings are meant: where no log is named, and it has settings."""
     return not data and (directory / STUDY_FILE).exists()

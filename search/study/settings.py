@@ -1,4 +1,4 @@
-"""What must not change while a study lives, and what its readers need beside its trials."""
+"""The facts that must not change while a study lives, and what its readers need beside its trials."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from trials.storage.ledger import Ledger, Setting
 from trials.study_record import StudyRecord
 
 BUDGET = "budget"
-"""The key under which it is noted how much the study was to do."""
+"""Key of the facts under which the study's budget is noted."""
 
 
 class StudySettings:
-    """What the ledger notes of a study when it begins, to which a resumed one is held."""
+    """What the ledger notes of a study when it begins; a resumed study is held to it."""
 
     def __init__(
         self,
@@ -41,16 +41,16 @@ class StudySettings:
         side_by_side: int = 1,
         threads: int | None = None,
     ) -> None:
-        """Notes them for a new study, and holds a known one to them.
+        """Notes the facts of a new study, and holds a known study to its facts.
 
         Args:
-            ledger: of the study.
-            config: as given now.
-            directory: of the run.
-            log: that the study searches on.
-            space: that it searches.
-            side_by_side: trials that share this machine, where it is the cluster.
-            threads: CPU threads per rank.
+            ledger: ledger of the study.
+            config: settings as given now.
+            directory: the run directory.
+            log: log that the study searches on.
+            space: space that it searches.
+            side_by_side: number of trials that share this machine, where it is the cluster.
+            threads: number of CPU threads per rank.
 
         Raises:
             UserError: where the ledger knows the study with another log, space, seed or cluster.
@@ -58,9 +58,9 @@ class StudySettings:
         self._ledger = ledger
         self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
         self.cluster = parse(Cluster, self._facts["cluster"], "the study's cluster")
-        """What every trial is planned for: as declared, or this machine as measured when the study began."""
+        """Cluster that trials are planned for: as declared, or this machine as measured when the study began."""
         self.precision: Precision = self._facts["precision"]
-        """What all trainings compute in: this machine's preference when the study began."""
+        """Precision of all trainings: this machine's preference when the study began."""
         self.setting = Setting(
             directory=str(directory.resolve()),
             log=log.fingerprint,
@@ -69,7 +69,7 @@ class StudySettings:
             version=TRAINING_VERSION,
             cluster=self._facts["cluster"],
         )
-        """What its trials have in common."""
+        """What the study's trials have in common."""
         self.shared_name = f"{ledger.study}-{fingerprint(self._facts['created'])[:6]}"
         """Name of the study among those that share a ledger; others may have its own name."""
         self.head = StudyRecord(
@@ -89,10 +89,10 @@ class StudySettings:
         self._budget = [config.trials, config.tune, config.minutes]
         earlier = self._facts.get(HEAD, {})
         self.had_finished: bool = earlier.get("finished", False) and self._facts.get(BUDGET) == self._budget
-        """Whether it has come to its end with this very budget: minutes that were left over then stay so."""
+        """Whether the study came to its end with this very budget: minutes left over then stay so."""
 
     def once(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the study noted under this key when it began; made for one that begins, and noted with its head."""
+        """What the study noted under this key when it began; a study that begins makes it now."""
         if key not in self._facts:
             self._facts[key] = make()
         noted: dict[str, Any] = self._facts[key]
@@ -115,10 +115,10 @@ def _settled(
     side_by_side: int,
     threads: int | None,
 ) -> dict[str, Any]:
-    """This machine is measured for a new study alone: measured again it would not quite be the same."""
+    """The facts of a study. This machine is measured for a new study alone: a second measurement would differ."""
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
-    known = ledger.facts()
-    if known is None or config.cluster not in (LOCAL, THIS):
+    noted = ledger.facts()
+    if noted is None or config.cluster not in (LOCAL, THIS):
         cluster = declared_cluster(
             config.cluster,
             config.ranks,
@@ -128,22 +128,22 @@ def _settled(
             hosts_apart=config.address is not None,
         )
         facts["cluster"] = cluster.to_dict()
-    if known is None:
+    if noted is None:
         return facts | {"created": time.time(), "precision": preferred_precision()}
-    changed = [key for key, value in facts.items() if known.get(key) != value]
+    changed = [key for key, value in facts.items() if noted.get(key) != value]
     if changed:
         raise UserError(
             f"{directory} holds a study with another {' and another '.join(changed)}; "
             f"continue it with the same settings, or choose another --out (or name=)."
         )
-    return known
+    return noted
 
 
 def check_training_axes(space: Space, training: TrainingConfig) -> None:
-    """The space's training settings exist and their values are valid.
+    """Checks that the space's training settings exist and that their values are valid.
 
     Raises:
-        UserError: naming the one that is not.
+        UserError: naming the setting that is not.
     """
     if "train_fraction" in space.training_axes:
         raise UserError(

@@ -41,13 +41,13 @@ class TrialRunner:
         """The runner of one study.
 
         Args:
-            ledger: is told of every change first.
-            state: of the study.
+            ledger: the study's ledger, which is told of every change first.
+            state: state of the study.
             trainer: starts attempts.
             admission: says which attempt follows another.
             weights: keeps and drops what trainings leave.
-            sources: where results of other studies are found, and told.
-            side_by_side: trials at the same time.
+            sources: where results of other studies are found, and this study's are published.
+            side_by_side: number of trials at the same time.
         """
         self._ledger, self._state, self._trainer, self._admission = ledger, state, trainer, admission
         self._weights, self._sources, self._side_by_side = weights, sources, side_by_side
@@ -61,17 +61,17 @@ class TrialRunner:
         self._training: set[str] = set()
         """Fingerprints of the jobs that train now."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
-        """Trials whose equal trains: they wait for its result."""
+        """Trials that wait for the result of an equal job, which trains now."""
         self._upcoming: Iterator[AdmittedTrial] = iter(())
         self._decisions: Decisions | None = None
         self.fruitless = 0
-        """Trials in a row that needed no training."""
+        """Number of trials in a row that needed no training."""
 
     def train(self, upcoming: Iterator[AdmittedTrial], decisions: Decisions | None = None) -> None:
-        """Works off what comes up; a trial is made when it can start.
+        """Trains the trials that come up; a trial is made when it can start.
 
-        `decisions`: the sampler and the stopping rule, while the study searches; without them selection is frozen,
-        and results of other studies do not count, since weights are wanted.
+        `decisions` has the sampler and the stopping rule, while the study searches; without it selection is
+        frozen, and results of other studies do not count, since weights are wanted.
         """
         self._upcoming, self._decisions = upcoming, decisions
         self._training.clear()
@@ -102,7 +102,7 @@ class TrialRunner:
         self._state.note(record)
 
     def break_off(self, *, resumable: bool) -> None:
-        """After an interruption, whose processes are gone: the ledger hears of it where it can be relied on."""
+        """Notes an interruption, whose processes are gone, in the ledger, where that can be relied on."""
         if resumable:
             for training in self._scheduler.running:
                 # an attempt may have ended before the interruption: the trial is cut short in its next one
@@ -119,11 +119,11 @@ class TrialRunner:
             yield self._place(record, job)
 
     def has_room(self) -> bool:
-        """Trials that wait for an equal one take places too, or a sampler could propose them without end."""
+        """Whether more trials may begin; waiting ones count, or a sampler could propose equal ones without end."""
         return len(self._waiting) < self._side_by_side
 
     def heard(self, activity: Training) -> bool:
-        """Takes in a curve that has grown; whether the stopping rule gives the trial up."""
+        """Takes in a curve that has grown; says whether the stopping rule gives the trial up."""
         record, before = activity.record, self._state.trials[activity.record.number]
         if activity.progress is not None:
             self._state.progress[record.number] = activity.progress
@@ -141,29 +141,31 @@ class TrialRunner:
         """Begins the trial's next attempt, or takes it in; then what has waited for it need not wait."""
         record = activity.record
         self._state.progress.pop(record.number, None)
-        again = self._next_attempt(activity)
-        if again is not None:
-            LOG.info("trial %d: %s%s, and is tried again", again.number, record.result.outcome, _why(record))
-            self.note(again)
-            yield self._trainer.start(again, activity.job)
+        next_record = self._next_attempt(activity)
+        if next_record is not None:
+            LOG.info(
+                "trial %d: %s%s, and is tried again", next_record.number, record.result.outcome, _why(record)
+            )
+            self.note(next_record)
+            yield self._trainer.start(next_record, activity.job)
             return
         self._training.discard(record.job.fingerprint)
         self.take_in(record)
         yield from self._begin_waiting(record.job.fingerprint)
 
     def looked(self) -> None:
-        """Lets the observers look."""
+        """Calls all observers."""
         self._state.tell()
 
     def _place(self, record: TrialRecord, job: Job | None) -> Training | None:
-        """Begins what is new; an equal job's result is shared, and waited for where that one still trains."""
-        known = self._known.get(record.job.fingerprint)
+        """Begins a new job; an equal job's result is shared, and waited for where that job still trains."""
+        trained = self._known.get(record.job.fingerprint)
         if job is None:
             self.take_in(record)
-        elif known is not None and known.owner != record.number:
-            self.take_in(_shared(record, known))
-        elif (done := self._done_elsewhere(record)) is not None:
-            self.take_in(done)
+        elif trained is not None and trained.owner != record.number:
+            self.take_in(_shared(record, trained))
+        elif (result := self._done_elsewhere(record)) is not None:
+            self.take_in(result)
             self.fruitless = 0
         else:
             self.note(record)
@@ -176,7 +178,7 @@ class TrialRunner:
 
     def _begin_waiting(self, fingerprint: str) -> Iterator[Training]:
         """Places the trials that have waited for this job; where one of them trains it now, the others wait on."""
-        for waiting in [each for each in self._waiting if each[0].job.fingerprint == fingerprint]:
+        for waiting in [pair for pair in self._waiting if pair[0].job.fingerprint == fingerprint]:
             if fingerprint not in self._training:
                 # before the trial ends: what waits at an interruption is noted as cut short
                 self._waiting.remove(waiting)
@@ -185,29 +187,29 @@ class TrialRunner:
                     yield training
 
     def _next_attempt(self, training: Training) -> TrialRecord | None:
-        """The trial as it begins its next attempt; None where the last one may not be followed by another."""
+        """The trial as it begins its next attempt; None where the last may not be followed by another."""
         record = training.record
         if not record.result.outcome.may_be_tried_again:
             return None
         return self._admission.next_attempt(record, training.job)
 
     def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
-        """The trial with the result of another study; none once selection is frozen."""
+        """The trial with the result of another study; None where there is none, or once selection is frozen."""
         if self._decisions is None:
             return None
         results = (source.result(record) for source in self._sources)
         return next((result for result in results if result is not None), None)
 
     def _renew_shared(self, record: TrialRecord) -> None:
-        """Trials that share a result which was trained again have the new one."""
+        """Gives the new result to trials that share one which was trained again."""
         for trial in list(self._state.trials.values()):
             if trial.origin.reused_from == record.number:
                 self.note(_shared(trial, record))
 
 
-def _shared(record: TrialRecord, known: TrialRecord) -> TrialRecord:
-    """A trial whose job has been trained already, with that one's result and plan."""
-    return record.with_result_of(known, reused_from=known.owner).replace(plan=known.plan)
+def _shared(record: TrialRecord, trained: TrialRecord) -> TrialRecord:
+    """A trial whose job has been trained already, with the result and plan of that training."""
+    return record.with_result_of(trained, reused_from=trained.owner).replace(plan=trained.plan)
 
 
 def _why(record: TrialRecord) -> str:

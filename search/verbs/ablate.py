@@ -41,22 +41,22 @@ def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     console = Console(stderr=as_json)
     with finished_study(directory, console) as study:
         trial = picked(study.record, how)
-        found = _ablation(study, trial, seeds)
+        ablation = _ablation(study, trial, seeds)
     if as_json:
-        click.echo(found.model_dump_json(indent=1))
+        click.echo(ablation.model_dump_json(indent=1))
         return
     console.print(
-        f"trial {trial.number} ({trial_name(trial)}), {si(found.flops)} FLOPs, {len(found.seeds)} seeds; "
-        f"above 0 the part is worth that much NE on {found.split}",
+        f"trial {trial.number} ({trial_name(trial)}), {si(ablation.flops)} FLOPs, {len(ablation.seeds)} seeds; "
+        f"above 0 the part is worth that much NE on {ablation.split}",
         soft_wrap=True,
         markup=False,
         highlight=False,
     )
-    print_table(plain_table(COLUMNS, _rows(found), COLUMNS[:1]))
+    print_table(plain_table(COLUMNS, _rows(ablation), COLUMNS[:1]))
 
 
 def _ablation(study: FinishedStudy, trial: TrialRecord, seeds: int) -> Ablation:
-    """Of a network, or of an average over the blocks of its comparison with the baseline."""
+    """The ablation of a network, or of an average over the blocks of its comparison with the baseline."""
     if trial.kind is not TrialKind.AVERAGE:
         return ablate(study.record, trial, study.log, study.retrainings, seeds=seeds)
     compared = study.record.comparison(trial.number)
@@ -64,9 +64,9 @@ def _ablation(study: FinishedStudy, trial: TrialRecord, seeds: int) -> Ablation:
     return ablate_average(study.record, trial, study.log, study.retrainings, seeds=seeds, block_by=block_by)
 
 
-def _rows(found: Ablation) -> list[tuple[str, ...]]:
+def _rows(ablation: Ablation) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for part in found.parts:
+    for part in ablation.parts:
         ne = part.ne_percent
         between = percent_range(ne.low, ne.high) if ne else MISSING
         mean = percent(ne.mean) if ne else MISSING

@@ -13,7 +13,7 @@ from search.study.run_session import run_session
 from trials.processes.launcher import Launcher
 
 MOST = 3
-"""Networks, where not said."""
+"""Largest number of networks in an average, where the option is not given."""
 
 
 @click.command(

@@ -16,7 +16,7 @@ from dhen.cost import dense_parameters, headline_flops
 from dhen.errors import unknown_name
 
 REFERENCE = BlockShape(embeddings=32, dim=16, out=8)
-"""Where costs are shown: 32 embeddings of length 16 in, 8 out."""
+"""Shape at which costs are shown: 32 embeddings of length 16 in, 8 out."""
 
 
 @click.command(epilog="Example: dhen-search blocks attention")

@@ -43,8 +43,13 @@ def command(name: str | None, as_json: bool) -> None:
 
 def unmeasured() -> dict[str, Any]:
     """This machine, as far as it is known without torch."""
-    known = {"name": THIS, "description": DESCRIPTION, "hosts": 1, "host_memory_bytes": host_memory_bytes()}
-    return dict.fromkeys(Cluster.model_fields) | {"verified": False, "sources": {}} | known
+    known_values = {
+        "name": THIS,
+        "description": DESCRIPTION,
+        "hosts": 1,
+        "host_memory_bytes": host_memory_bytes(),
+    }
+    return dict.fromkeys(Cluster.model_fields) | {"verified": False, "sources": {}} | known_values
 
 
 def _list(clusters: list[Cluster]) -> None:

@@ -45,7 +45,7 @@ def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) ->
     fresh_seeds(0, seeds)
     console = Console(stderr=as_json)
     with finished_study(directory, console) as study:
-        found, failed = confirm(
+        comparisons, failed = confirm(
             study.record,
             study.log,
             study.ledger,
@@ -54,7 +54,7 @@ def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) ->
             block_by=block_by or study.config.block_by,
         )
     if as_json:
-        click.echo(json.dumps([comparison.to_dict() for comparison in found], indent=1))
+        click.echo(json.dumps([comparison.to_dict() for comparison in comparisons], indent=1))
         return
     for line in failed:
         console.print(line, style="yellow", soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""`--data demo` where the current folder holds something of that name: that is read, and said."""
+"""The option `--data demo` where the current folder holds something named `demo`: that is read, and said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`export`: takes the best configuration away."""
+"""`export`: writes a picked trial as a bundle."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from trials.address import host_and_port
 from trials.processes.launcher import Launcher
 
 WAIT_SECONDS = 600.0
-"""As torchrun waits at its rendezvous."""
+"""Seconds to wait for the study, as long as torchrun waits at its rendezvous."""
 
 
 @click.command(

@@ -1,6 +1,6 @@
 """`plan`: the ladder of memory techniques for a configuration, priced on clusters; needs no GPU and no data.
 
-`--json` is a list of plans, one a cluster in the order asked for: `cluster`, `hosts`, `gpus_per_host`,
+`--json` is a list of plans, one per cluster in the order asked for: `cluster`, `hosts`, `gpus_per_host`,
 `hbm`, `verified`, `examples_per_rank`, `batch_size`, `precision`, `chosen` (a strategy's name, or null
 where none fits), `strategies` (fewer techniques first), `remedy`, `faster` (sentences or null) and `notes`.
 Each strategy has `name`, `techniques`, `memory` (bytes by item and `total`), `step` (seconds by item and
@@ -22,6 +22,9 @@ from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
 from dashboards.units import byte_size
 from dhen.errors import UserError
+from dhen.values import parse
+from search.config import HELD_KEYS, StudyConfig, set_override
+from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_cluster
 from search.verbs.data_option import files_first
 from search.verbs.depth_sweep import depths, sweep
@@ -30,17 +33,19 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.quantity import parse_bytes
 from trials.planner.estimates import PricedStrategy
-from trials.planner.plan import Plan, Prefer, plan
+from trials.planner.options import PlanOptions
+from trials.planner.plan import Plan, plan
+from trials.strategy import Prefer
 
 WIDTH = 120
-"""Columns of what is not shown in a terminal, which has its own."""
+"""Width in columns of output that does not go to a terminal, which has a width of its own."""
 
 
 def size(context: click.Context, option: click.Parameter, words: str | None) -> int | None:
-    """The bytes that an option says.
+    """The number of bytes that an option says.
 
     Raises:
-        UserError: when it is no size above 0.
+        UserError: when the option is no size above 0.
     """
     if words is None:
         return None
@@ -64,7 +69,7 @@ Examples:
 @click.option("--cluster", "clusters", multiple=True, help="A name, a YAML file, or `this` (the default).")
 @click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4.")
 @click.option("--hbm", callback=size, help="Memory per rank in place of the cluster's own, e.g. 24GiB.")
-@click.option("--prefer", type=click.Choice(["least", "fastest"]), default="least", show_default=True)
+@click.option("--prefer", type=click.Choice(["least", "fastest"]), help="least is the default.")
 @click.option(
     "--data",
     multiple=True,
@@ -82,7 +87,7 @@ def command(
     clusters: tuple[str, ...],
     ranks: str | None,
     hbm: int | None,
-    prefer: Prefer,
+    prefer: Prefer | None,
     data: tuple[str, ...],
     everything: bool,
     as_json: bool,
@@ -93,48 +98,62 @@ def command(
     """Print what each memory technique costs a configuration on a cluster, and the least that fits.
 
     CONFIG.yaml holds `model`, `schema` (tables with name, rows, multi_hot, mean_ids; numeric: names or how
-    many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY.
+    many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY, and
+    as in a study ranks, hbm, prefer, technique (the one strategy to price) and memory_margin.
     """
     if (swept is None) != (out is None):
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")
-    request = read_request(what, data, overrides, member)
-    declared = [declared_cluster(name, ranks, hbm) for name in clusters or (THIS,)]
+    held = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
+    config, words = _held_as({key: value for key, value in held.items() if value is not None}, overrides)
+    request, options = read_request(what, data, words, member), plan_options(config)
+    declared = [declared_cluster(name, config.ranks, config.hbm) for name in clusters or (THIS,)]
     if swept is not None and out is not None:
-        _sweep(request, declared, swept, out)
+        _sweep(request, declared, options, swept, out)
         return
     plans = [
-        plan(request.model, request.schema, for_cluster(request.training, each), each, prefer=prefer)
-        for each in declared
+        plan(request.model, request.schema, for_cluster(request.training, cluster), cluster, options=options)
+        for cluster in declared
     ]
-    if all(fits_nowhere(request, *pair) for pair in zip(declared, plans, strict=True)):
+    if all(fits_nowhere(request, *pair, options) for pair in zip(declared, plans, strict=True)):
         layer = "not even one layer with one example a rank would fit. " if plans[0].strategies else ""
         raise UserError(f"{what}: {layer}{plans[0].remedy}")
     if as_json:
-        click.echo(json.dumps([as_data(each) for each in plans], indent=1))
+        click.echo(json.dumps([as_data(cluster_plan) for cluster_plan in plans], indent=1))
         return
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
     console.print(short_name(request.model.to_dict()), markup=False, soft_wrap=True)
-    for each in plans:
-        _show(console, each, everything=everything)
+    for cluster_plan in plans:
+        _show(console, cluster_plan, everything=everything)
 
 
-def as_data(found: Plan) -> dict[str, Any]:
+def _held_as(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[StudyConfig, tuple[str, ...]]:
+    """How the model is to be held, from options and words, as a study's config; and the words that are left."""
+    left = []
+    for word in overrides:
+        if word.partition("=")[0] in HELD_KEYS:
+            set_override(given, word)
+        else:
+            left.append(word)
+    return parse(StudyConfig, given, "plan"), tuple(left)
+
+
+def as_data(cluster_plan: Plan) -> dict[str, Any]:
     """A plan as `--json` gives it."""
     return {
-        "cluster": found.cluster,
-        "hosts": found.hosts,
-        "gpus_per_host": found.gpus_per_host,
-        "hbm": found.hbm,
-        "verified": found.verified,
-        "examples_per_rank": found.examples_per_rank,
-        "batch_size": found.batch_size,
-        "precision": found.precision,
-        "chosen": found.chosen.name if found.chosen else None,
-        "strategies": [_strategy(each, found.batch_size) for each in found.strategies],
-        "remedy": found.remedy,
-        "faster": found.faster,
-        "notes": list(found.notes),
+        "cluster": cluster_plan.cluster,
+        "hosts": cluster_plan.hosts,
+        "gpus_per_host": cluster_plan.gpus_per_host,
+        "hbm": cluster_plan.hbm,
+        "verified": cluster_plan.verified,
+        "examples_per_rank": cluster_plan.examples_per_rank,
+        "batch_size": cluster_plan.batch_size,
+        "precision": cluster_plan.precision,
+        "chosen": cluster_plan.chosen.name if cluster_plan.chosen else None,
+        "strategies": [_strategy(priced, cluster_plan.batch_size) for priced in cluster_plan.strategies],
+        "remedy": cluster_plan.remedy,
+        "faster": cluster_plan.faster,
+        "notes": list(cluster_plan.notes),
     }
 
 
@@ -151,46 +170,57 @@ def _strategy(priced: PricedStrategy, batch_size: int) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, found: Plan, *, everything: bool) -> None:
-    """The ladder, the reasons, the parts of what was chosen, what else would do."""
+def _show(console: Console, cluster_plan: Plan, *, everything: bool) -> None:
+    """Prints the ladder, the reasons, the items of the chosen strategy, and what else would do."""
     console.print()
-    console.print(_heading(found), style="bold", markup=False, soft_wrap=True)
-    if found.strategies:
-        _show_ladder(console, found, everything=everything)
-    said = (found.remedy, *reasons(found.strategies, found.best), found.faster, *found.notes)
-    for sentence in filter(None, said):
+    console.print(_heading(cluster_plan), style="bold", markup=False, soft_wrap=True)
+    if cluster_plan.strategies:
+        _show_ladder(console, cluster_plan, everything=everything)
+    sentences = (
+        cluster_plan.remedy,
+        *reasons(cluster_plan.strategies, cluster_plan.best),
+        cluster_plan.faster,
+        *cluster_plan.notes,
+    )
+    for sentence in filter(None, sentences):
         console.print(sentence, markup=False, soft_wrap=True)
-    if found.closest is not None:
-        how = "by item" if found.best else "which comes closest, by item"
-        console.print(f"\n{found.closest.strategy.name}, {how}:", markup=False, soft_wrap=True)
-        console.print(parts_table(found.closest))
-    if not found.verified:
-        text = f"Unverified: the numbers of {found.cluster} have not been measured on it."
+    if cluster_plan.closest is not None:
+        how = "by item" if cluster_plan.best else "which comes closest, by item"
+        console.print(f"\n{cluster_plan.closest.strategy.name}, {how}:", markup=False, soft_wrap=True)
+        console.print(parts_table(cluster_plan.closest))
+    if not cluster_plan.verified:
+        text = f"Unverified: the numbers of {cluster_plan.cluster} have not been measured on it."
         console.print(text, style="yellow", soft_wrap=True)
 
 
-def _show_ladder(console: Console, found: Plan, *, everything: bool) -> None:
-    shown = list(found.strategies) if everything else selection(found.strategies, found.best)
-    console.print(ladder_table(shown, found.best, found.batch_size))
-    if len(shown) < len(found.strategies):
-        left_out = f"{len(found.strategies) - len(shown)} more strategies: --all"
+def _show_ladder(console: Console, cluster_plan: Plan, *, everything: bool) -> None:
+    shown = (
+        list(cluster_plan.strategies) if everything else selection(cluster_plan.strategies, cluster_plan.best)
+    )
+    console.print(ladder_table(shown, cluster_plan.best, cluster_plan.batch_size))
+    if len(shown) < len(cluster_plan.strategies):
+        left_out = f"{len(cluster_plan.strategies) - len(shown)} more strategies: --all"
         console.print(left_out, style="dim", soft_wrap=True)
     console.print()
 
 
-def _heading(found: Plan) -> str:
+def _heading(cluster_plan: Plan) -> str:
     return (
-        f"{found.cluster}: {found.hosts} x {found.gpus_per_host} ranks of {byte_size(found.hbm)}, "
-        f"batch {found.batch_size:,} ({found.examples_per_rank:,} per rank), {found.precision}"
+        f"{cluster_plan.cluster}: {cluster_plan.hosts} x {cluster_plan.gpus_per_host} ranks of "
+        f"{byte_size(cluster_plan.hbm)}, "
+        f"batch {cluster_plan.batch_size:,} ({cluster_plan.examples_per_rank:,} per rank), "
+        f"{cluster_plan.precision}"
     )
 
 
-def _sweep(request: PlanRequest, clusters: list[Cluster], swept: str, out: Path) -> None:
-    """The figure, and how deep each way to hold the state goes."""
+def _sweep(
+    request: PlanRequest, clusters: list[Cluster], options: PlanOptions, swept: str, out: Path
+) -> None:
+    """Writes the figure, and prints how many layers fit with each way to hold the state."""
     if len(clusters) > 1:
         raise UserError("--sweep draws one cluster; give --cluster once.")
     (cluster,) = clusters
-    ladders = sweep(request, cluster, depths(swept))
+    ladders = sweep(request, cluster, depths(swept), options)
     assert request.training.batch_size is not None
     info = sweep_info(
         ladders,

@@ -20,6 +20,7 @@ from search.dataset import open_log
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
 from trials.job import TrainingConfig
+from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 
 KEYS = ("model", "schema", "training")
@@ -32,15 +33,15 @@ class PlanRequest(NamedTuple):
     model: ModelConfig
     schema: FeatureSchema
     training: TrainingConfig
-    """With its batch size, over all ranks; the precision may be `auto`."""
+    """Training settings with a batch size, which is that over all ranks; the precision may be `auto`."""
 
 
 def read_request(
     what: str, data: tuple[str, ...], overrides: tuple[str, ...], member: int | None = None
 ) -> PlanRequest:
-    """From a bundle, a YAML file or a shipped model's name; the log in `data` gives the inputs in their place.
+    """The request in a bundle, a YAML file or a shipped model's name; a log in `data` gives the inputs instead.
 
-    `member`: which network of a bundle that is an average.
+    `member` says which network is meant in a bundle that is an average.
 
     Raises:
         UserError: naming the key, what was received and what would work.
@@ -69,7 +70,7 @@ def read_request(
 
 
 def for_cluster(training: TrainingConfig, cluster: Cluster) -> TrainingConfig:
-    """With the precision that `auto` means there: bf16 where it multiplies clearly faster."""
+    """Training settings with the precision that `auto` means on a cluster: bf16 where it is clearly faster."""
     peak = cluster.peak_flops
     faster: Precision = "bf16" if peak.bf16 > BF16_GAIN * peak.fp32 else "fp32"
     precision = faster if training.precision == "auto" else training.precision
@@ -77,7 +78,7 @@ def for_cluster(training: TrainingConfig, cluster: Cluster) -> TrainingConfig:
 
 
 def _plain(what: str, member: int | None) -> dict[str, Any]:
-    """Plain data with some of `KEYS`."""
+    """The request as plain data, with some of `KEYS`."""
     path = Path(what)
     if is_bundle(path) or path.is_dir():
         job = read_bundle(path).job(member)
@@ -108,7 +109,7 @@ def _model(data: object, what: str) -> ModelConfig:
 
 
 def _schema(data: object, what: str) -> FeatureSchema:
-    """As written; a number of numeric inputs stands for so many names."""
+    """The inputs as written; a number of numeric inputs stands for so many names."""
     if data is None:
         raise UserError(
             f"{what}: the key 'schema' is missing, which says what the model's inputs are. Write it, "
@@ -121,12 +122,12 @@ def _schema(data: object, what: str) -> FeatureSchema:
     return parse(FeatureSchema, data, f"{what}: schema")
 
 
-def fits_nowhere(request: PlanRequest, cluster: Cluster, found: Plan) -> bool:
+def fits_nowhere(request: PlanRequest, cluster: Cluster, cluster_plan: Plan, options: PlanOptions) -> bool:
     """Whether a plan failed in a way that neither a smaller batch nor fewer layers mend."""
-    if found.chosen is not None:
+    if cluster_plan.chosen is not None:
         return False
     model, training = request.model, for_cluster(request.training, cluster)
     if isinstance(model, DhenConfig):
         model = model.replace(layers=model.layers[:1])
     smallest = training.replace(batch_size=cluster.ranks)
-    return plan(model, request.schema, smallest, cluster).chosen is None
+    return plan(model, request.schema, smallest, cluster, options=options).chosen is None

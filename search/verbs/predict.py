@@ -31,12 +31,16 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Pa
 
     Unseen categories and missing values are scored as the encoding learned to.
     """
-    found = read_bundle(bundle)
+    opened_bundle = read_bundle(bundle)
     if out.is_dir():
         raise UserError(f"{out} is a folder; --out names the CSV file to write.")
     files = log_files(data)
     with step_progress(Console()) as progress:
         rows = score_rows(
-            found, files, out, format=log_format, on_rows=lambda scored: progress("scoring", scored, None)
+            opened_bundle,
+            files,
+            out,
+            format=log_format,
+            on_rows=lambda scored: progress("scoring", scored, None),
         )
     click.echo(f"{out}: {rows:,} rows scored")

@@ -78,29 +78,31 @@ def command(
     if is_bundle(what):
         _check_of_bundle(what, data, how, block_by)
         bundle = read_bundle(what)
-        found = bundle_slices(bundle, log_of(bundle, data), column, most=top)
+        column_slices = bundle_slices(bundle, log_of(bundle, data), column, most=top)
     elif data:
         raise UserError("--data goes with a bundle; of a study its own log's test split is what was scored.")
     else:
         record = read_study(what)
         trial = picked(record, how or PICK)
-        found = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
+        column_slices = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
     if as_json:
-        click.echo(found.model_dump_json(indent=1))
+        click.echo(column_slices.model_dump_json(indent=1))
         return
-    against = "" if found.baseline is None else f" against the baseline, trial {found.baseline},"
-    click.echo(f"trial {found.trial}{against} on test by {column}; seeds: {len(found.seeds)}")
-    print_table(plain_table(COLUMNS, map(_row, found.slices), LEFT))
-    worse = [row.value for row in found.slices if row.better is Better.NO]
-    if found.baseline is not None:
+    against = (
+        "" if column_slices.baseline is None else f" against the baseline, trial {column_slices.baseline},"
+    )
+    click.echo(f"trial {column_slices.trial}{against} on test by {column}; seeds: {len(column_slices.seeds)}")
+    print_table(plain_table(COLUMNS, map(_row, column_slices.slices), LEFT))
+    worse = [row.value for row in column_slices.slices if row.better is Better.NO]
+    if column_slices.baseline is not None:
         click.echo(
             f"worse than the baseline on: {', '.join(worse)}" if worse else "worse on no slice for sure"
         )
-        click.echo(f"intervals: over seeds and blocks of rows by {found.blocked_by}")
+        click.echo(f"intervals: over seeds and blocks of rows by {column_slices.blocked_by}")
 
 
 def _check_of_bundle(what: Path, data: tuple[str, ...], how: str | None, block_by: str | None) -> None:
-    """A bundle is one model, and has no retrainings to draw intervals from."""
+    """Checks the options that go with a bundle: it is one model, and has no retrainings to draw intervals from."""
     for option, value in (("--pick", how), ("--block-by", block_by)):
         if value is not None:
             raise UserError(
@@ -111,16 +113,16 @@ def _check_of_bundle(what: Path, data: tuple[str, ...], how: str | None, block_b
         raise UserError(f"{what} is a bundle: --data names the log on whose test split it is scored.")
 
 
-def _row(part: Slice) -> tuple[str, ...]:
-    between = percent_range(part.low_percent, part.high_percent)
+def _row(row_slice: Slice) -> tuple[str, ...]:
+    between = percent_range(row_slice.low_percent, row_slice.high_percent)
     return (
-        part.value,
-        f"{part.rows:,}",
-        f"{decimals(100 * part.base_rate, 2)} %",
-        decimals(part.ne, 5),
-        decimals(part.baseline_ne, 5),
-        percent(part.difference_percent),
-        between if part.low_percent is not None else MISSING,
-        f"{decimals(part.calibration, 3)} ({decimals(part.baseline_calibration, 3)})",
-        WORDS[part.better],
+        row_slice.value,
+        f"{row_slice.rows:,}",
+        f"{decimals(100 * row_slice.base_rate, 2)} %",
+        decimals(row_slice.ne, 5),
+        decimals(row_slice.baseline_ne, 5),
+        percent(row_slice.difference_percent),
+        between if row_slice.low_percent is not None else MISSING,
+        f"{decimals(row_slice.calibration, 3)} ({decimals(row_slice.baseline_calibration, 3)})",
+        WORDS[row_slice.better],
     )

@@ -17,11 +17,12 @@ from spaces.size import space_size
 @click.option("--json", "as_json", is_flag=True, help="Sizes (and with NAME the space) as JSON.")
 def command(name: str | None, as_json: bool) -> None:
     """List the search spaces, or show one (a NAME, or a YAML file of your own) as YAML to start from."""
-    spaces = [load_space(named) for named in ([name] if name else catalog())]
+    spaces = [load_space(space_name) for space_name in ([name] if name else catalog())]
     if as_json:
         rows = [
-            {"name": s.name, "size": vars(space_size(s))} | ({"space": s.config.to_dict()} if name else {})
-            for s in spaces
+            {"name": space.name, "size": vars(space_size(space))}
+            | ({"space": space.config.to_dict()} if name else {})
+            for space in spaces
         ]
         click.echo(json.dumps(rows, indent=1))
         return

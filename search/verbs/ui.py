@@ -25,7 +25,7 @@ from trials.mlflow.tracker import ENVIRONMENT, VIEW, artifacts, check_store, dat
 HOST = "127.0.0.1"
 USUAL_PORT = 5000
 START_SECONDS = 120.0
-"""MLflow is up in about six; a loaded machine may take far longer."""
+"""Seconds to wait for MLflow, which is up in about six; a loaded machine may take far longer."""
 LAST_LINES = 8
 """Lines of the server's own output, shown where it does not start."""
 RUNS = f"runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
@@ -64,18 +64,18 @@ def mlflow_server(directory: Path, port: int) -> Iterator[tuple[str, subprocess.
     mlflow = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", HOST, "--port", str(port)]
     store = ["--backend-store-uri", store_uri(directory), "--default-artifact-root", _uri(directory)]
     quiet = {**ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONSAFEPATH": "1"}
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         server = subprocess.Popen(
             [sys.executable, end_with_parent.__file__, *mlflow, *store],
             stdin=subprocess.PIPE,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **quiet},
             start_new_session=True,
         )
         try:
             address = f"http://{HOST}:{port}"
-            _wait_until_it_answers(address, server, said)
+            _wait_until_it_answers(address, server, output)
             yield address, server
         finally:
             assert server.stdin is not None
@@ -99,7 +99,7 @@ def _uri(directory: Path) -> str:
 
 
 def _port(wanted: int | None) -> int:
-    """The wanted one if it is free; else the usual one or any that is free."""
+    """The wanted port; where none is wanted, the usual port or any that is free."""
     for port in (wanted,) if wanted else (USUAL_PORT, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -111,7 +111,7 @@ def _port(wanted: int | None) -> int:
     raise UserError(f"port {wanted} is taken or not allowed; leave --port out to have a free one picked.")
 
 
-def _wait_until_it_answers(address: str, server: subprocess.Popen[bytes], said: IO[bytes]) -> None:
+def _wait_until_it_answers(address: str, server: subprocess.Popen[bytes], output: IO[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
         try:
@@ -120,8 +120,8 @@ def _wait_until_it_answers(address: str, server: subprocess.Popen[bytes], said: 
             time.sleep(0.2)
         else:
             return
-    said.seek(0)
-    words = said.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+    output.seek(0)
+    words = output.read().decode(errors="replace").splitlines()[-LAST_LINES:]
     raise RuntimeError("the MLflow server did not start:\n" + "\n".join(words))
 
 
@@ -130,10 +130,10 @@ def _experiments(address: str) -> list[tuple[str, str]]:
     body = json.dumps({"max_results": 100, "filter": "name != 'Default'"}).encode()
     url = f"{address}/api/2.0/mlflow/experiments/search"
     answer = json.loads(_get(Request(url, body, {"Content-Type": "application/json"})))
-    return [(found["name"], found["experiment_id"]) for found in answer.get("experiments", [])]
+    return [(experiment["name"], experiment["experiment_id"]) for experiment in answer.get("experiments", [])]
 
 
 def _get(request: str | Request) -> Any:
-    """The body of the answer; past any proxy, which could not reach this machine's own address."""
+    """The body of the answer to a request past any proxy, which could not reach this machine's own address."""
     with build_opener(ProxyHandler({})).open(request, timeout=10) as answer:
         return answer.read()

@@ -20,7 +20,7 @@ from trials.record import Metrics
 from trials.training.evaluation import evaluate
 
 NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
-"""Absolute; what another machine's matmul order and precision may change."""
+"""Absolute tolerances by precision: what another machine's matmul order and precision may change."""
 
 
 @click.command(epilog="Example: dhen-search verify runs/demo/best --data log.csv")
@@ -32,29 +32,29 @@ NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
 @click.option("--skip-bad-rows", is_flag=True, help="As the log was prepared.")
 def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_bad_rows: bool) -> None:
     """Check a bundle's files, costs and stored scores; with --data, evaluate it again and compare NE."""
-    found = read_bundle(bundle)
+    opened_bundle = read_bundle(bundle)
     click.echo("files: whole, none altered")
-    flops = sum(headline_flops(model_cost(job.model, job.features)) for job in found.info.jobs)
-    if flops != found.info.flops:
-        raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {found.info.flops:,.0f} at export.")
+    flops = sum(headline_flops(model_cost(job.model, job.features)) for job in opened_bundle.info.jobs)
+    if flops != opened_bundle.info.flops:
+        raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {opened_bundle.info.flops:,.0f} at export.")
     click.echo(f"cost: {flops:,.0f} FLOPs per example, as at export")
-    click.echo(f"stored examples: scores within {found.check():.1e} of those at export")
-    log = log_of(found, data, format=log_format, skip_bad_rows=skip_bad_rows) if data else None
-    click.echo(_forward(found, log))
+    click.echo(f"stored examples: scores within {opened_bundle.check():.1e} of those at export")
+    log = log_of(opened_bundle, data, format=log_format, skip_bad_rows=skip_bad_rows) if data else None
+    click.echo(_forward(opened_bundle, log))
     if log is not None:
-        _evaluate(found, log)
+        _evaluate(opened_bundle, log)
 
 
 def _forward(bundle: Bundle, log: PreparedLog | None) -> str:
-    """Now and at export; another machine, or a busy one, is no mistake of the bundle's."""
+    """The forward time now and at export; another machine, or a busy one, is no mistake of the bundle's."""
     now, before = bundle.forward_time(log), bundle.info.forward
     rows = "validation rows" if log else "stored examples, repeated"
-    said = f"{now}, {rows}" if now else "not measured: this device cannot hold it"
-    return f"forward: {said}; at export {before or 'not measured'}"
+    measured = f"{now}, {rows}" if now else "not measured: this device cannot hold it"
+    return f"forward: {measured}; at export {before or 'not measured'}"
 
 
 def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
-    """Metrics on the log; compared where it is the log of the bundle."""
+    """Prints metrics on the log, compared where it is the log of the bundle."""
     same = log.fingerprint == bundle.info.log.fingerprint
     click.echo("log: the one it was trained on" if same else "log: another one; nothing to compare with")
     model = bundle.model(as_trained=True)

@@ -33,27 +33,28 @@ from trials.data.schema_yaml import read_schema
 from trials.study_record import LogSummary
 
 VERSION = 2
-"""Of the layout of the cache and of the rules by which rows are encoded."""
+"""Version of the layout of the cache and of the rules by which rows are encoded."""
 MANIFEST = "manifest.json"
 
 
 class Manifest(Value):
-    """What a prepared log says of itself."""
+    """Facts that a prepared log states of itself."""
 
     version: int
     name: str
     key: str
-    """What the cache is found by: as `fingerprint`, with the schema as it was given or inferred."""
+    """Key by which the cache is found: made as `fingerprint`, with the schema as it was given or inferred."""
     fingerprint: str
-    """Of the bytes of the files, the resolved schema, how bad rows were treated, and the encoding if given."""
+    """Hash of the bytes of the files, the resolved schema, how bad rows were treated, and the encoding if
+    given."""
     schema_fingerprint: str
-    """Of schema.yaml, to notice that it was edited."""
+    """Hash of schema.yaml, to notice that it was edited."""
     rows: dict[str, int]
     base_rate: dict[str, float]
     chronological: bool
     ne_floor: dict[str, float] | None
     notes: tuple[str, ...]
-    """What was noticed while the log was prepared, e.g. how many rows were skipped."""
+    """Sentences on what was noticed while the log was prepared, e.g. how many rows were skipped."""
     sizes: dict[str, int]
     """Bytes of every file of the cache, by path."""
 
@@ -64,15 +65,15 @@ class Split:
 
     name: str
     labels: NDArray[np.float32]
-    """N, 0 or 1."""
+    """Labels (N), 0 or 1."""
     inputs: EncodedRows
-    """N examples."""
+    """Inputs of N examples."""
     weight: NDArray[np.float32] | None
-    """N, the weight column."""
+    """The weight column (N)."""
     oracle: NDArray[np.float64] | None
-    """N, the true probabilities of a generated log."""
+    """The true probabilities (N) of a generated log."""
     timestamp: NDArray[np.int64] | None
-    """N, milliseconds since 1970, the lowest int64 where missing."""
+    """Time stamps (N), milliseconds since 1970, the lowest int64 where missing."""
     base_rate: float
     """Fraction of positives (weighted, corrected for negative sampling)."""
     chronological: bool
@@ -80,12 +81,12 @@ class Split:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """Number of rows, N."""
         return len(self.labels)
 
     @property
     def categorical(self) -> NDArray[np.int32]:
-        """N x T, ids local to their table."""
+        """Ids (N x T), each local to its table."""
         return self.inputs.categorical
 
     @property
@@ -95,7 +96,7 @@ class Split:
 
     @property
     def numeric(self) -> NDArray[np.float32]:
-        """N x K, transformed."""
+        """Numeric inputs (N x K), transformed."""
         return self.inputs.numeric
 
 
@@ -108,7 +109,7 @@ class PreparedLog:
 
     @staticmethod
     def is_prepared(path: Path) -> bool:
-        """Whether a path is the directory of a prepared log."""
+        """Tells whether a path is the directory of a prepared log."""
         return (Path(path) / MANIFEST).is_file()
 
     @classmethod
@@ -122,9 +123,9 @@ class PreparedLog:
         directory = Path(directory)
         manifest = _read_manifest(directory)
         for name, size in manifest.sizes.items():
-            found = (directory / name).stat().st_size if (directory / name).is_file() else None
-            if found != size:
-                state = "is missing" if found is None else f"has {found:,} bytes"
+            actual_size = (directory / name).stat().st_size if (directory / name).is_file() else None
+            if actual_size != size:
+                state = "is missing" if actual_size is None else f"has {actual_size:,} bytes"
                 raise UserError(
                     f"{directory}: the prepared log is damaged: {name} {state}, expected {size:,}. Delete "
                     "the directory and prepare the log again."
@@ -139,7 +140,7 @@ class PreparedLog:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal logs, prepared alike."""
+        """Identity of the log: equal for equal logs that were prepared alike."""
         return self.manifest.fingerprint
 
     @property
@@ -149,7 +150,7 @@ class PreparedLog:
 
     @cached_property
     def encoding(self) -> Encoding:
-        """What was fitted on the training rows."""
+        """The encoding that was fitted on the training rows."""
         return Encoding.load(self.directory / "encoding")
 
     @property
@@ -163,7 +164,7 @@ class PreparedLog:
         return self.encoding.features
 
     def split(self, name: str) -> Split:
-        """One split: train, validation or test.
+        """Returns one split: train, validation or test.
 
         Raises:
             UserError: for any other name.
@@ -191,7 +192,7 @@ class PreparedLog:
         )
 
     def summary(self) -> LogSummary:
-        """What a study's record says of its log."""
+        """Returns what a study's record says of its log."""
         return LogSummary(
             name=self.manifest.name,
             fingerprint=self.fingerprint,

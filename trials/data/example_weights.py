@@ -1,4 +1,4 @@
-"""How much an example counts: the one rule behind base rates and normalized entropy.
+"""The weight of an example: the one rule behind base rates and normalized entropy.
 
 An example counts by its weight column, and a negative of a down-sampled log stands for the 1 / rate
 negatives it was drawn from, so that base rate and NE describe the log before down-sampling.
@@ -18,11 +18,11 @@ Floats = NDArray[np.float64]
 
 
 class Weighted(Protocol):
-    """Anything with labels (N) in {0, 1} and weights (N) or None: a `Split`, or some rows of one."""
+    """Rows with labels (N) in {0, 1} and weights (N) or None: a `Split`, or some rows of one."""
 
     @property
     def labels(self) -> NDArray[np.float32]:
-        """0 or 1 per example."""
+        """Label per example, 0 or 1."""
 
     @property
     def weight(self) -> NDArray[np.float32] | None:
@@ -39,7 +39,7 @@ class WeightedRows:
 
 
 def example_weights(rows: Weighted, negative_sampling_rate: float) -> Floats | None:
-    """How much each example counts (N), or None where all count the same."""
+    """Returns how much each example counts (N), or None where all count the same."""
     if negative_sampling_rate == 1.0:
         return None if rows.weight is None else np.asarray(rows.weight, dtype=np.float64)
     counts = np.where(np.asarray(rows.labels) > 0.5, 1.0, 1.0 / negative_sampling_rate)

@@ -1,4 +1,4 @@
-"""Batches of tensors from a prepared split. The only file of the room that imports torch."""
+"""Batches of tensors from a prepared split. This is the only file of the folder that imports torch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Batch:
 
     features: FeatureBatch
     label_B: Tensor
-    """float32, 0 or 1."""
+    """Labels in float32, 0 or 1."""
     weight_B: Tensor | None
-    """float32, the log's weight column; None where it has none."""
+    """The log's weight column in float32; None where the log has none."""
 
     @property
     def size(self) -> int:
-        """B."""
+        """Number of examples, B."""
         return len(self.label_B)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch on a device."""
+        """Returns the same batch on a device."""
         return Batch(
             features=self.features.to(device, non_blocking=non_blocking),
             label_B=self.label_B.to(device, non_blocking=non_blocking),
@@ -41,7 +41,7 @@ class Batch:
         )
 
     def pinned(self) -> Batch:
-        """The same batch in page-locked memory."""
+        """Returns the same batch in page-locked memory."""
         return Batch(
             features=self.features.pinned(),
             label_B=self.label_B.pin_memory(),
@@ -50,7 +50,7 @@ class Batch:
 
 
 def feature_batch(rows: EncodedRows) -> FeatureBatch:
-    """Encoded rows as tensors; arrays that can be written to are shared, others copied."""
+    """Returns encoded rows as tensors; arrays that can be written to are shared, others copied."""
     return FeatureBatch(
         ids_BT=_tensor(rows.categorical),
         bags=tuple((_tensor(bags.ids), _tensor(bags.offsets[:-1])) for bags in rows.bags),
@@ -74,35 +74,35 @@ def train_batches(
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[Batch]:
-    """Batches of one pass over a split; each row at most once.
+    """Yields batches of one pass over a split; each row at most once.
 
     The order follows from (seed, epoch) alone. A last batch smaller than the others is dropped, unless it is
     the only one.
 
     Args:
-        split: the rows.
-        batch_size: B of the global batch.
-        seed: of the order.
-        epoch: 0, 1, 2 ...: every pass has an order of its own.
-        last_rows: so many rows at the end of the split are all that a pass has; None: all rows.
+        split: the rows to train on.
+        batch_size: examples of the global batch.
+        seed: seed of the order.
+        epoch: number of the pass, 0, 1, 2 ...: every pass has an order of its own.
+        last_rows: number of rows at the end of the split that a pass has; None: all rows.
         shuffle: False keeps the order of the log.
-        start_batch: batches to leave out at the start, to go on where a training was interrupted.
+        start_batch: number of batches to leave out at the start, to go on where a training was interrupted.
         rank: which part of each global batch to yield.
         ranks: number of parts (equal up to one row, `rank_slice`) that a global batch is divided into.
     """
     used = split.rows if last_rows is None else last_rows
-    first = split.rows - used
+    first_row = split.rows - used
     huge = _bytes(split) * used > GLOBAL_SHUFFLE_BYTES * split.rows
     order = shuffled(used, seed=seed, epoch=epoch, by_windows=huge) if shuffle else sequential(used)
     batches = max(1, used // batch_size) - start_batch
     for rows in islice(row_batches(order, batch_size, start_batch), max(0, batches)):
-        part = first + rows[rank_slice(len(rows), rank, ranks)]
-        weight = None if split.weight is None else split.weight[part]
-        yield _batch(split.inputs.take(part), split.labels[part], weight)
+        row_numbers = first_row + rows[rank_slice(len(rows), rank, ranks)]
+        weight = None if split.weight is None else split.weight[row_numbers]
+        yield _batch(split.inputs.take(row_numbers), split.labels[row_numbers], weight)
 
 
 def rank_slice(size: int, rank: int, ranks: int) -> slice:
-    """Which of `size` things in a row a rank has; parts are equal up to one."""
+    """Returns which of `size` things in a row a rank has; the ranks' parts are equal up to one."""
     return slice(size * rank // ranks, size * (rank + 1) // ranks)
 
 
@@ -112,7 +112,7 @@ def _bytes(split: Split) -> int:
 
 
 def eval_batches(split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-    """All rows of a split in their order; of several ranks, each yields the batches of its own part."""
+    """Yields all rows of a split in their order; of several ranks, each yields the batches of its own part."""
     mine = rank_slice(split.rows, rank, ranks)
     for start in range(mine.start, mine.stop, batch_size):
         stop = min(start + batch_size, mine.stop)

@@ -11,11 +11,11 @@ import torch
 from trials.data.loader import Batch
 
 AHEAD = 3
-"""Batches prepared ahead."""
+"""Number of batches prepared ahead."""
 
 
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on `device`; for the CPU as they are, since there preparing competes with the step.
+    """Yields the batches on `device`; for the CPU as they are, since there preparing competes with the step.
 
     On CUDA a thread prepares and pins them, and the copy does not wait for the step before it. An error
     while a batch is prepared is raised where the batch would have come.
@@ -28,12 +28,12 @@ def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
 
 
 def ahead(batches: Iterator[Batch], *, pin: bool) -> Iterator[Batch]:
-    """The same batches, prepared by a thread, in page-locked memory if `pin` (needs an accelerator)."""
+    """Yields the same batches, prepared by a thread, in page-locked memory if `pin` (needs an accelerator)."""
     ready: queue.Queue[Batch | Exception | None] = queue.Queue(AHEAD)
-    done = threading.Event()
+    stopped = threading.Event()
 
     def put(item: Batch | Exception | None) -> None:
-        while not done.is_set():
+        while not stopped.is_set():
             try:
                 return ready.put(item, timeout=0.1)
             except queue.Full:
@@ -43,7 +43,7 @@ def ahead(batches: Iterator[Batch], *, pin: bool) -> Iterator[Batch]:
         try:
             for batch in batches:
                 put(batch.pinned() if pin else batch)
-                if done.is_set():
+                if stopped.is_set():
                     return
             put(None)
         except Exception as error:
@@ -57,5 +57,5 @@ def ahead(batches: Iterator[Batch], *, pin: bool) -> Iterator[Batch]:
                 raise item
             yield item
     finally:
-        done.set()
+        stopped.set()
         thread.join()

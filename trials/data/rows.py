@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bags:
-    """One multi-hot table's ids of N examples: those of example i are `ids[offsets[i] : offsets[i + 1]]`."""
+    """The ids of N examples in one multi-hot table: those of example i are `ids[offsets[i] : offsets[i + 1]]`."""
 
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
-    """N + 1, the last one is the number of ids."""
+    """Beginnings of the bags, N + 1 numbers, the last one being the number of ids."""
 
     def take(self, rows: NDArray[np.int64]) -> Bags:
-        """The bags of the given examples, in the order given."""
+        """Returns the bags of the given examples, in the order given."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -26,29 +26,29 @@ class Bags:
         return Bags(ids=self.ids[source], offsets=offsets)
 
     def slice(self, first: int, last: int) -> Bags:
-        """The bags of examples first to last - 1."""
+        """Returns the bags of examples first to last - 1."""
         offsets = np.asarray(self.offsets[first : last + 1])
         return Bags(ids=self.ids[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedRows:
-    """N examples, in the order of a `FeatureSchema` (T categorical tables, K numeric inputs)."""
+    """The inputs of N examples, in the order of a `FeatureSchema` (T categorical tables, K numeric inputs)."""
 
     categorical: NDArray[np.int32]
-    """N x T, ids local to their table."""
+    """Ids (N x T), each local to its table."""
     bags: tuple[Bags, ...]
-    """One for each multi-hot table."""
+    """Bags of each multi-hot table."""
     numeric: NDArray[np.float32]
-    """N x K."""
+    """Numeric inputs (N x K)."""
 
     @property
     def rows(self) -> int:
-        """N."""
+        """Number of examples, N."""
         return len(self.numeric)
 
     def take(self, rows: NDArray[np.int64]) -> EncodedRows:
-        """The given examples, in the order given (copied)."""
+        """Returns the given examples, in the order given (copied)."""
         return EncodedRows(
             categorical=np.take(self.categorical, rows, axis=0),
             bags=tuple(bags.take(rows) for bags in self.bags),
@@ -56,7 +56,7 @@ class EncodedRows:
         )
 
     def slice(self, first: int, last: int) -> EncodedRows:
-        """Examples first to last - 1 (views where possible)."""
+        """Returns examples first to last - 1 (views where possible)."""
         return EncodedRows(
             categorical=self.categorical[first:last],
             bags=tuple(bags.slice(first, last) for bags in self.bags),

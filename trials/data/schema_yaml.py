@@ -29,17 +29,19 @@ _HEAD = """\
 #                     yyyymmdd, yyyymmddhh or yyyymmddhhmmss; derive: tables made of it
 #       weight        weight of the example in the loss and all metrics
 #       oracle        the true probability of a generated log, never an input
+#       split         whether the row is for training, validation or test; `split` below lists its values
 #       ignore        not used
 """
 _SPLIT_HEAD = """\
 # by: timestamp (validation later than train, test later than validation), order (position in the log),
-# or files (validation and test are lists of file names)
+# files (validation and test are lists of file names), or column (lists of values of the column with role: split).
+# With timestamp and order one of the two may be a list, too: {by: order, validation: 0.1, test: [test.csv]}
 """
 _RATE_HEAD = "# the fraction of negatives that were kept in the log; 1.0 if none was dropped\n"
 
 
 def schema_to_yaml(schema: LogSchema, notes: Mapping[str, str] | None = None) -> str:
-    """The text of a `schema.yaml`; `notes` are comments by column name."""
+    """Returns the text of a `schema.yaml`; `notes` are comments by column name."""
     data = schema.to_dict()
     entries = [_entry(name, column, (notes or {}).get(name)) for name, column in data["columns"].items()]
     return (
@@ -61,12 +63,12 @@ def _entry(name: str, column: dict[str, Any], note: str | None) -> str:
 
 
 def _flow(data: dict[str, Any]) -> str:
-    """Plain data on one line."""
+    """Returns plain data on one line."""
     return _yaml(data, default_flow_style=True).rstrip("\n")
 
 
 def _yaml(data: dict[str, Any], **style: Any) -> str:
-    """Without line breaks of its own; what cannot be printed is escaped, as `repr` does."""
+    """Returns YAML without line breaks of its own; what cannot be printed is escaped, as `repr` does."""
     printable = "\\" not in repr(data)
     return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=printable, width=2**31, **style))
 
@@ -81,7 +83,7 @@ def read_schema(path: Path) -> LogSchema:
 
 
 def parse_schema(data: object, source: str) -> LogSchema:
-    """A LogSchema from plain data; errors name `source`, the column and the key."""
+    """Makes a LogSchema from plain data; errors name `source`, the column and the key."""
     if isinstance(data, dict) and isinstance(data.get("columns"), dict):
         columns = {
             str(name): _column(column, f"{source}: column {name!r}")

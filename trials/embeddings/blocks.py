@@ -69,25 +69,25 @@ def whole_blocks(tables: Sequence[EmbeddingTables], optimizer: RowWiseAdagrad) -
 State = dict[str, Tensor]
 
 
-def state_of(held: Sequence[HeldBlock]) -> State:
+def state_of(held_parts: Sequence[HeldBlock]) -> State:
     """Returns the parts of this rank for `torch.distributed.checkpoint`, as views (loading into them changes what
     trains)."""
-    weights = {f"weight.{part.name}": weight_RC for part, weight_RC, _ in held}
-    return weights | {f"sum.{part.name}": sum_R for part, _, sum_R in held}
+    weights = {f"weight.{part.name}": weight_RC for part, weight_RC, _ in held_parts}
+    return weights | {f"sum.{part.name}": sum_R for part, _, sum_R in held_parts}
 
 
-def state_to_load(saved: Iterable[str], held: Sequence[HeldBlock]) -> State:
+def state_to_load(saved: Iterable[str], held_parts: Sequence[HeldBlock]) -> State:
     """Returns what to load of a checkpoint with the keys `saved`, however its tables are cut: the parts of this
     rank where they were saved alike, else tensors of their own for all saved parts that share columns with
     them."""
-    own, to_load = state_of(held), {}
+    own_state, to_load = state_of(held_parts), {}
     for key in saved:
         kind, _, name = key.partition(".")
-        if key in own:
-            to_load[key] = own[key]
+        if key in own_state:
+            to_load[key] = own_state[key]
         elif kind in ("weight", "sum"):
             saved_part = _parse(name)
-            for part, weight_RC, _ in held:
+            for part, weight_RC, _ in held_parts:
                 start, stop = part.shared_columns(saved_part)
                 if start < stop:
                     shape = weight_RC.shape[:1] if kind == "sum" else (len(weight_RC), saved_part.columns)
@@ -97,9 +97,9 @@ def state_to_load(saved: Iterable[str], held: Sequence[HeldBlock]) -> State:
 
 
 @torch.no_grad()
-def load_state(state: Mapping[str, Tensor], held: Sequence[HeldBlock]) -> None:
+def load_state(state: Mapping[str, Tensor], held_parts: Sequence[HeldBlock]) -> None:
     """Puts loaded parts, cut in any way, into those of this rank."""
-    for part, weight_RC, sum_R in held:
+    for part, weight_RC, sum_R in held_parts:
         loaded = state.get(f"weight.{part.name}")
         if loaded is None:
             _assemble(state, part, weight_RC, sum_R)

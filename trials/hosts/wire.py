@@ -1,4 +1,4 @@
-"""What the hosts of a study say to each other: JSON messages over one TCP connection a host, no pickles.
+"""What the hosts of a study say to each other: JSON messages over one TCP connection per host, no pickles.
 
 Framing and the mutual challenge are `multiprocessing.connection`'s; the challenge's key is the secret in
 `DHEN_SEARCH_SECRET`, the same on all hosts (docs/decisions/0012-hosts.md). The kernel's keepalive finds hosts that

@@ -1,4 +1,4 @@
-"""The planner: for a model, a batch and a cluster, the least memory technique that fits, priced beforehand.
+"""The planner: for a model, a batch and a cluster, the least strategy that fits, priced beforehand.
 
 `plan.plan` is the way in. Nothing here imports torch but `trace_module`, and that only when a module declares no
 memory.

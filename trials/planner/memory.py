@@ -113,11 +113,11 @@ class Unit(NamedTuple):
 @lru_cache(maxsize=4096)
 def unit(shapes: tuple[Shape, ...], ranks: int) -> Unit:
     """Returns what `fully_shard` makes of parameters of these shapes."""
-    whole = shard = 0
+    count = shard = 0
     for rows, width in shapes:
-        whole += rows * width
+        count += rows * width
         shard += -(-rows // ranks) * width
-    return Unit(whole, shard * ranks, shard)
+    return Unit(count, shard * ranks, shard)
 
 
 class Activations:

@@ -1,4 +1,4 @@
-"""Where nothing fits: the nearest changes of batch, cluster or model under which one strategy would."""
+"""The nearest changes of batch, cluster or model under which one strategy would fit, where nothing fits."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def _changed(
         pricing.schema,
         training,
         cluster or pricing.cluster,
-        margin_bytes=pricing.margin_bytes,
+        options=pricing.options,
     )

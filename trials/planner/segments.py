@@ -39,7 +39,7 @@ class Segment(NamedTuple):
     undeclared: tuple[str, ...] = ()
     """Kinds of its modules that declare no memory, so that a trace was taken."""
     operations: int = KERNELS_PER_SEGMENT
-    """Operations of forward, as the segment declares them; an assumption where a trace was taken."""
+    """Number of operations of forward, as the segment declares them; an assumption where a trace was taken."""
 
 
 def segments(

@@ -1,4 +1,4 @@
-"""How long a training step takes: roofline for compute, the alpha-beta model for collectives, their overlap.
+"""The duration of a training step: roofline for compute, the alpha-beta model for collectives, their overlap.
 
 A segment's forward takes the longer of its FLOPs at the reachable peak and its traffic at the reachable memory
 bandwidth (roofline, Williams et al. 2009), and the time to start its kernels; on a CPU its operations have costs

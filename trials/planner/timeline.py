@@ -1,4 +1,4 @@
-"""What overlaps with what: the passes of one micro-batch played out on a clock for compute and one for each link.
+"""The overlap of compute and links: the passes of one micro-batch played out on a clock for each of them.
 
 Compute goes through the segments forward and back; collectives wait for what they need, for the collective
 before them on their link, and compute waits for what it needs of them. As torch does it:

@@ -1,4 +1,4 @@
-"""Starts fresh processes for each candidate, one a rank, in well under a second, and ends them for certain.
+"""Starts fresh processes for each candidate, one per rank, in well under a second, and ends them for certain.
 
 A fork server has torch and this project imported and has run no operation, so what it forks is fresh:
 nothing of one candidate reaches the next, and a crash of one is an event, not the end of the study.

@@ -35,14 +35,14 @@ class FileStamp(NamedTuple):
 class SharedLedger:
     """What one study tells the other studies, and asks of them."""
 
-    def __init__(self, url: str, own: Ledger, key: str, setting: Setting) -> None:
-        """`own` is the study's own ledger, `key` its name in the shared one.
+    def __init__(self, url: str, ledger: Ledger, key: str, setting: Setting) -> None:
+        """`ledger` is the study's own ledger, `key` its name in the shared one.
 
         Raises:
             UserError: when the database cannot be used.
         """
-        self._same = same_database(url, own.url)
-        self._ledger = own if self._same else Ledger(url, key)
+        self._same = same_database(url, ledger.url)
+        self._ledger = ledger if self._same else Ledger(url, key)
         if not self._same:
             self._ledger.settle(setting)
 

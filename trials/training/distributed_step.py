@@ -148,8 +148,8 @@ class DistributedStep:
         """Returns a copy of the plain model's weights on the CPU, in fp32; on rank 0, empty on others."""
         weights = self._engine.weights()
         if self._tables is not None:
-            whole = self._tables.full_weights() or {}
-            weights |= {f"{TABLES}{name}": weight for name, weight in whole.items()}
+            table_weights = self._tables.full_weights() or {}
+            weights |= {f"{TABLES}{name}": weight for name, weight in table_weights.items()}
         return weights
 
     def dense_state(self) -> dict[str, FlatPieces]:

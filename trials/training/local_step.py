@@ -106,8 +106,8 @@ class TrainStep:
         """Returns the tables' weights and optimizer state, to save; with `saved`, what to take of a checkpoint's
         keys."""
         self.settle()
-        blocks = state_of(self._held()) if saved is None else state_to_load(saved, self._held())
-        return blocks | (self._sparse.progress(saved) if self._sparse is not None else {})
+        parts = state_of(self._held()) if saved is None else state_to_load(saved, self._held())
+        return parts | (self._sparse.progress(saved) if self._sparse is not None else {})
 
     def restored(self, tables: State, steps: int) -> None:
         """Takes over what was loaded into `dense_state()` and `table_state(saved)`, as they were after so many

@@ -30,7 +30,7 @@ from trials.record import TrialRecord
 from trials.study_record import StudyRecord
 
 TRIES = 20
-"""Points drawn for each candidate that is wanted, before a space is said to have too few that fit."""
+"""Number of points drawn per wanted candidate, before a space is said to have too few that fit."""
 
 
 class AuditedCandidate(NamedTuple):
@@ -39,61 +39,62 @@ class AuditedCandidate(NamedTuple):
     name: str
     model: DhenConfig
     training: TrainingConfig
-    """On all rows, with what is left open."""
+    """Training settings on all rows; some may be left open."""
     known: TrialRecord | None = None
-    """Its training on all rows from the audit's seed, where a study has done that."""
+    """The candidate's training on all rows from the audit's seed, where a study has done that."""
 
 
 def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> list[AuditedCandidate]:
-    """So many feasible candidates as are wanted, each another network or another training.
+    """As many feasible candidates as are wanted, which all differ in network or training.
 
     Raises:
         UserError: where the space has too few that fit the declared memory, saying what would.
     """
     space = load_space(config.space, log.features)
     cluster = declared_cluster(config.cluster, config.ranks, config.hbm)
-    found: list[AuditedCandidate] = []
+    candidates: list[AuditedCandidate] = []
     closest: UnfitCandidate | None = None
-    for each in _points(space, log, config):
-        training = on_all_rows(config.training, each.priced.candidate)
+    for drawn_point in _points(space, log, config):
+        training = on_all_rows(config.training, drawn_point.priced.candidate)
         plan = plan_of(
-            job_on(log, each.priced.candidate.model, training, config.seed, precision), cluster, "least", 0
+            job_on(log, drawn_point.priced.candidate.model, training, config.seed, precision),
+            cluster,
         )
         if plan.chosen is not None:
-            found.append(_subject(each.priced.candidate, training))
+            candidates.append(_subject(drawn_point.priced.candidate, training))
         else:
-            closest = UnfitCandidate(each, plan).nearer(closest)
-        if len(found) == config.candidates:
-            return found
-    raise _too_few(space, cluster, len(found), config, closest)
+            closest = UnfitCandidate(drawn_point, plan).nearer(closest)
+        if len(candidates) == config.candidates:
+            return candidates
+    raise _too_few(space, cluster, len(candidates), config, closest)
 
 
 def _points(space: Space, log: PreparedLog, config: FidelityConfig) -> Iterator[DrawnPoint]:
-    """No network twice; not without end."""
+    """Points of the space, no network twice, and not without end."""
     pricer = CandidatePricer(space, log.features, lambda _: True)
     points = evenly(pricer, set(), random.Random(f"fidelity {config.seed}"), {})
     return islice(points, TRIES * config.candidates)
 
 
 def _subject(
-    candidate: Candidate, training: TrainingConfig, known: TrialRecord | None = None
+    candidate: Candidate, training: TrainingConfig, trained: TrialRecord | None = None
 ) -> AuditedCandidate:
-    return AuditedCandidate(short_name(candidate.model.to_dict()), candidate.model, training, known)
+    return AuditedCandidate(short_name(candidate.model.to_dict()), candidate.model, training, trained)
 
 
 def _too_few(
     space: Space,
     cluster: Cluster,
-    found: int,
+    count: int,
     config: FidelityConfig,
     closest: UnfitCandidate | None,
 ) -> UserError:
     if closest is None:
         return UserError(
-            f"space {space.name!r} has {found} candidates that differ, {config.candidates} are wanted: "
-            f"give --candidates {max(FEWEST, found)} or a larger space."
+            f"space {space.name!r} has {count} candidates that differ, {config.candidates} are wanted: "
+            f"give --candidates {max(FEWEST, count)} or a larger space."
         )
-    fit = f"only {found} of {config.candidates} wanted fit" if found else "nothing fits"
+    fit = f"only {count} of {config.candidates} wanted fit" if count else "nothing fits"
     return too_little_memory(space.name, fit, cluster, TRIES * config.candidates, closest)
 
 
@@ -108,7 +109,7 @@ def studied(directory: Path) -> AuditedStudy:
     """The study in a run directory.
 
     Raises:
-        UserError: where there is none, it is not finished, or it was on a part of its log itself.
+        UserError: where there is no study, it is not finished, or it trained on a part of its log.
     """
     record = read_finished_study(directory)
     config = written_config(directory)
@@ -122,29 +123,29 @@ def studied(directory: Path) -> AuditedStudy:
 
 def check_log(study: AuditedStudy, log: PreparedLog) -> None:
     """Raises UserError for another log than the study's."""
-    known = study.record.log
-    if known.fingerprint != log.fingerprint:
+    audited = study.record.log
+    if audited.fingerprint != log.fingerprint:
         raise UserError(
-            f"--from {study.record.directory} is a study of another log: its fingerprint is {known.fingerprint} "
-            f"({known.name}), that of --data {log.fingerprint} ({log.manifest.name}). Leave --data out to take "
+            f"--from {study.record.directory} is a study of another log: its fingerprint is {audited.fingerprint} "
+            f"({audited.name}), that of --data {log.fingerprint} ({log.manifest.name}). Leave --data out to take "
             "the study's own, or leave --from out to draw candidates."
         )
 
 
 def taken(study: AuditedStudy, log: PreparedLog, precision: Precision) -> list[AuditedCandidate]:
-    """Those of the study's candidates that have a result on all rows, each network once.
+    """The study's candidates that have a result on all rows, each network once.
 
     Raises:
-        UserError: for fewer than an audit needs, or one that this version would train otherwise.
+        UserError: for fewer than an audit needs, or a candidate that this version would train otherwise.
     """
     space, config = load_space(study.config.space, log.features), study.config
-    own = [trial for trial in eligible(study.record.candidates) if trial.origin.reused_from is None]
-    if len(own) < FEWEST:
+    trials = [trial for trial in eligible(study.record.candidates) if trial.origin.reused_from is None]
+    if len(trials) < FEWEST:
         raise UserError(
-            f"{study.record.directory}: {len(own)} candidates completed, an audit needs {FEWEST} at least."
+            f"{study.record.directory}: {len(trials)} candidates completed, an audit needs {FEWEST} at least."
         )
     subjects = []
-    for trial in own:
+    for trial in trials:
         candidate = space.decode(trial.point)
         training = on_all_rows(config.training, candidate)
         job = job_on(log, candidate.model, training, config.seed, precision)

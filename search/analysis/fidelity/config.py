@@ -14,16 +14,16 @@ from trials.cluster.quantity import Bytes
 from trials.job import TrainingConfig
 
 STUDYS_OWN = ("space", "seed", "training")
-"""What a study has decided for its candidates."""
+"""Keys that a study has decided for its candidates."""
 FEWEST = 5
-"""Candidates, below which a rank correlation says nothing."""
+"""Number of candidates below which a rank correlation says nothing."""
 CANDIDATES = 20
 
 
 def _fractions(value: Any) -> Any:
-    """`0.05,0.1` as a shell has it; one alone may stand for itself."""
+    """Fractions as a shell has them, `0.05,0.1`; a single one needs no list."""
     if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(word.strip() for word in value.split(",") if word.strip())
     return (value,) if isinstance(value, (int, float)) else value
 
 
@@ -37,7 +37,7 @@ class FidelityConfig(LogConfig):
     """Fractions of the training rows to measure, each the last rows of the log; the whole log is always
     measured too."""
     tau: float = Field(default=0.8, gt=0, le=1)
-    """The Kendall's tau that is wanted, between the ranking on a fraction and the one on the whole log."""
+    """Kendall's tau that is wanted between the ranking on a fraction and the ranking on the whole log."""
     candidates: int = Field(default=CANDIDATES, ge=FEWEST, le=1000)
     """Number of candidates, drawn at random from the space: different networks that fit the cluster."""
     space: str = "default"
@@ -81,20 +81,22 @@ class FidelityConfig(LogConfig):
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """The fractions but for the whole log."""
+        """The fractions without that of the whole log."""
         return tuple(fraction for fraction in self.fractions if fraction < 1.0)
 
 
-def read_fidelity_config(overrides: Iterable[str], study: StudyConfig | None, **given: Any) -> FidelityConfig:
+def read_fidelity_config(
+    overrides: Iterable[str], study: StudyConfig | None, **settings: Any
+) -> FidelityConfig:
     """The audit's settings from options of the command line and `key=value` words.
 
-    `study`: of the study whose candidates are taken, in place of some that are drawn.
+    `study` has the settings of the study whose candidates are taken; without it candidates are drawn.
 
     Raises:
-        UserError: for an unknown key (the nearest is named), one that is given both ways or that the study has
-            decided, and wrong values.
+        UserError: for an unknown key (the nearest is named), a key that is given both ways or that the study
+            has decided, and wrong values.
     """
-    data = {key: value for key, value in given.items() if value is not None}
+    data = {key: value for key, value in settings.items() if value is not None}
     options = set(data)
     for word in overrides:
         if (key := word.partition("=")[0]) in options:

@@ -25,45 +25,45 @@ from trials.data.cache import PreparedLog
 from trials.record import TrialRecord
 
 BEST_SHARE = 1 / 3
-"""Share of the candidates, the best, for which a tau of their own is given."""
+"""Share of the candidates, the best by the reference, for which tau is given by itself."""
 
 
 class CandidateResult(Value):
-    """One candidate."""
+    """NE and FLOPs of one candidate."""
 
     name: str
     flops: float
     """FLOPs of the forward pass per example."""
     ne: tuple[float | None, ...]
-    """On validation, by row of the table; None where it diverged."""
+    """NE on validation, by row of the table; None where the training diverged."""
     reference_ne: float | None
-    """On the whole log, from the second seed."""
+    """NE on the whole log, from the second seed."""
 
 
 class FractionResult(Value):
-    """One part of the log, or all of it."""
+    """Cost and ranking of one part of the log, or of all of it."""
 
     fraction: float
     rows: int
-    """Rows of a pass."""
+    """Number of rows of a pass."""
     flops_share: float
     """FLOPs per example times examples trained, over all candidates, relative to the whole log."""
     seconds: float
-    """Training and evaluation of all candidates, as measured."""
+    """Seconds of training and evaluation of all candidates, as measured."""
     seconds_share: float | None
     tau: RankCorrelation | None
-    """With the reference's ranking; None where all are equal."""
+    """Correlation with the reference's ranking; None where all NE are equal."""
     tau_of_best_third: float | None
-    """Tau among the reference's best third; None where that are fewer than three."""
+    """Tau among the reference's best third; None where that has fewer than three candidates."""
     regret_percent: float | None
-    """Reference NE of the candidate that is best here, above the lowest; None where that one diverged."""
+    """Excess of the reference NE of the best candidate here over the lowest; None where it diverged."""
 
 
 class FidelityResult(Value):
-    """What a log's fractions are worth."""
+    """Results of an audit: cost and ranking of each fraction of a log."""
 
     log: str
-    """Its fingerprint."""
+    """Fingerprint of the log."""
     space: str
     train_rows: int
     validation_rows: int
@@ -72,21 +72,21 @@ class FidelityResult(Value):
     wanted_tau: float
     confidence: float
     fractions: tuple[FractionResult, ...]
-    """Ascending; the last is the whole log, of which no fraction can be expected to rank better."""
+    """Rows in ascending order; the last is the whole log, of which no fraction can be expected to rank better."""
     candidates: tuple[CandidateResult, ...]
     cheapest: float | None
-    """The least fraction whose tau is the wanted one at least."""
+    """The least fraction whose tau is at least the wanted one."""
     cheapest_surely: float | None
-    """The least of which the lower end of tau's interval is."""
+    """The least fraction of which the lower end of tau's interval is at least the wanted tau."""
 
     @property
     def whole(self) -> FractionResult:
-        """The whole log, another seed."""
+        """The row of the whole log, which compares its two seeds."""
         return self.fractions[-1]
 
 
 class Trained(NamedTuple):
-    """All candidates on one part of the log."""
+    """Trainings of all candidates on one part of the log."""
 
     fraction: float
     records: Sequence[TrialRecord]
@@ -102,14 +102,14 @@ def result_of(
     """The audit from its finished trainings.
 
     Args:
-        config: its settings.
-        log: what it is of.
-        names: of candidates.
-        trained: by fraction, the whole log last.
-        reference: the whole log from the second seed.
+        config: settings of the audit.
+        log: the log that is audited.
+        names: names of the candidates.
+        trained: trainings by fraction, the whole log last.
+        reference: trainings on the whole log from the second seed.
 
     Raises:
-        UserError: where all diverged on the whole log.
+        UserError: where all candidates diverged on the whole log.
     """
     target = [_ne(record) for record in reference]
     if not any(map(math.isfinite, target)):
@@ -129,10 +129,10 @@ def result_of(
             CandidateResult(
                 name=name,
                 flops=last.job.flops or 0.0,
-                ne=tuple(_finite(_ne(part.records[place])) for part in trained),
-                reference_ne=_finite(target[place]),
+                ne=tuple(_finite(_ne(part.records[index])) for part in trained),
+                reference_ne=_finite(target[index]),
             )
-            for place, (name, last) in enumerate(zip(names, reference, strict=True))
+            for index, (name, last) in enumerate(zip(names, reference, strict=True))
         ),
         cheapest=cheapest(rows, config.tau),
         cheapest_surely=cheapest(rows, config.tau, surely=True),
@@ -167,7 +167,7 @@ def _row(
 
 
 def _ne(record: TrialRecord) -> float:
-    """At the best point of the curve, as a study compares; infinite where it diverged."""
+    """NE at the best point of the curve, as a study compares; infinite where the training diverged."""
     ne = record.result.validation.ne if record.result.validation else math.inf
     return math.inf if math.isnan(ne) else ne
 

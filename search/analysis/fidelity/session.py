@@ -38,7 +38,7 @@ def fidelity(
 ) -> FidelityResult:
     """Trains what the folder lacks of an audit, and writes `fidelity.json` and `fidelity.md` there.
 
-    `study`: a finished one, whose candidates are taken.
+    `study` is a finished study whose candidates are taken; without it candidates are drawn.
 
     Raises:
         UserError: for whatever is wrong with the settings, the log, the study or the folder.
@@ -61,7 +61,7 @@ def fidelity(
 
 
 def _precision_of(study: AuditedStudy) -> Precision:
-    """What its candidates were trained in, whatever this machine would choose now."""
+    """The precision of the trainings of a study, whatever this machine would choose now."""
     trained = (trial.job.training.get("precision") for trial in study.record.candidates if trial.result.curve)
     return "bf16" if next(trained, None) == "bf16" else "fp32"
 
@@ -81,25 +81,32 @@ def _audited(
         part: [_job(trainer, candidate, part, config.seed) for candidate in subjects] for part in fractions
     }
     reference = [_job(trainer, candidate, 1.0, config.seed + 1) for candidate in subjects]
-    known = {candidate.known.job.fingerprint: candidate.known for candidate in subjects if candidate.known}
-    jobs = [job for part in (*by_part.values(), reference) for job in part if job.fingerprint not in known]
+    study_records = {
+        candidate.known.job.fingerprint: candidate.known for candidate in subjects if candidate.known
+    }
+    jobs = [
+        job
+        for part_jobs in (*by_part.values(), reference)
+        for job in part_jobs
+        if job.fingerprint not in study_records
+    ]
     todo = {job.fingerprint: job for job in jobs}
-    for done in trainings.finished(jobs):
-        del todo[done]
+    for fingerprint in trainings.finished(jobs):
+        del todo[fingerprint]
     if todo:
         names = {
             job.fingerprint: f"{candidate.name}, {part_name(job.training.train_fraction)}, seed {job.seed}"
-            for part in (*by_part.values(), reference)
-            for candidate, job in zip(subjects, part, strict=True)
+            for part_jobs in (*by_part.values(), reference)
+            for candidate, job in zip(subjects, part_jobs, strict=True)
         }
         total = sum(_examples(job, log) for job in todo.values())
         trainings.run(jobs, TrainingsView("training", names, console, progress, total=total))
-    records = known | trainings.finished(jobs)
+    records = study_records | trainings.finished(jobs)
     return result_of(
         config,
         log,
         [candidate.name for candidate in subjects],
-        [Trained(part, _of(jobs_, records)) for part, jobs_ in by_part.items()],
+        [Trained(part, _of(part_jobs, records)) for part, part_jobs in by_part.items()],
         _of(reference, records),
     )
 
@@ -110,7 +117,7 @@ def _job(trainer: Trainer, subject: AuditedCandidate, fraction: float, seed: int
 
 
 def _examples(job: Job, log: PreparedLog) -> int:
-    """Of all its passes."""
+    """Number of examples of all passes of a job."""
     return (job.training.epochs or 1) * job.training.rows_used(log.manifest.rows["train"])
 
 

@@ -15,7 +15,7 @@ COLUMNS = ("Fraction", "Rows", "FLOPs", "Seconds", "Tau", "95 % interval", "Best
 
 
 def part_name(fraction: float) -> str:
-    """`25 %`, or `whole log`."""
+    """A part of the log in words: `25 %`, or `whole log`."""
     return "whole log" if fraction == 1.0 else f"{100 * fraction:g} %"
 
 
@@ -25,12 +25,12 @@ def cells(result: FidelityResult) -> list[tuple[str, ...]]:
 
 
 def table(result: FidelityResult) -> Table:
-    """For the terminal."""
+    """The table for the terminal."""
     return plain_table(COLUMNS, cells(result), COLUMNS[:1])
 
 
 def remarks(result: FidelityResult) -> Iterator[str]:
-    """How to read the table."""
+    """Sentences on how to read the table."""
     yield (
         f"{len(result.candidates)} candidates of space {result.space}, NE on {result.validation_rows:,} "
         f"validation rows. A fraction is the last of {result.train_rows:,} training rows. Tau is Kendall's tau-b "
@@ -73,12 +73,12 @@ def verdict(result: FidelityResult) -> str:
 
 
 def key(result: FidelityResult) -> str | None:
-    """Of `run`, for the cheapest fraction."""
+    """The key of `run` for the cheapest fraction; None where there is none."""
     return f"training.train_fraction={result.cheapest:g}" if result.cheapest is not None else None
 
 
 def markdown(result: FidelityResult) -> str:
-    """The table, how to read it, and what follows."""
+    """Markdown of the table, how to read it, and what follows."""
     lines = [COLUMNS, ("---", *["---:"] * (len(COLUMNS) - 1)), *cells(result)]
     shown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     end = f"\n\n`{key(result)}`" if key(result) else ""

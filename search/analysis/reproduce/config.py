@@ -36,7 +36,7 @@ Count = Annotated[int, Field(gt=0, le=1000)]
 Counts = Annotated[
     tuple[Count, ...], BeforeValidator(_several), Field(min_length=1), AfterValidator(_different)
 ]
-"""Some numbers above 0, each once; one alone may stand for itself."""
+"""Numbers above 0, each once; a single one needs no list."""
 Modules = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)]
 """Kinds of interaction modules, e.g. `dlrm+linear` or a list."""
 
@@ -66,7 +66,7 @@ class SinglePass(TrainingConfig):
 
 
 class TableConfig(LogConfig):
-    """What the three tables share; all rows of one are trained alike."""
+    """Settings that the three tables share; all rows of a table are trained alike."""
 
     seeds: int = Field(default=3, gt=0, le=1000)
     """Number of trainings of each row, with seeds `seed`, `seed + 1`, ...; one gives no intervals."""
@@ -87,7 +87,7 @@ class TableConfig(LogConfig):
     head: Widths = (64,)
     """Hidden widths of the MLP from a DHEN's last layer to the logit."""
     training: SinglePass = SinglePass()
-    """How every row is trained."""
+    """Training settings of every row."""
     parallel: int | None = Field(default=None, gt=0)
     """Number of trainings side by side; the default is that of a study."""
     threads: int | None = Field(default=None, gt=0)
@@ -127,7 +127,7 @@ class Table2Config(TableConfig):
 
 
 class Table3Config(Table2Config):
-    """AdvancedDLRM with a mixture of experts against DHEN at like FLOPs."""
+    """AdvancedDLRM with a mixture of experts against DHEN at similar FLOPs."""
 
     layers: Counts = (2, 4, 6)
     """N, the number of layers, of each DHEN; each makes a row."""
@@ -164,7 +164,7 @@ def read_table_config(table: str, overrides: Iterable[str], data: tuple[str, ...
     """
     if table not in CONFIGS:
         raise unknown_name("table", table, CONFIGS)
-    given: dict[str, Any] = {"data": data}
+    settings: dict[str, Any] = {"data": data}
     for word in overrides:
-        set_override(given, word)
-    return parse(CONFIGS[table], given, table)
+        set_override(settings, word)
+    return parse(CONFIGS[table], settings, table)

@@ -26,28 +26,28 @@ Curve = tuple[float | None, ...]
 
 
 class RowResult(Value):
-    """One model."""
+    """Results of one model."""
 
     name: str
     flops: float
     """FLOPs of the forward pass per example."""
     parameters: int
-    """Dense ones."""
+    """Number of dense parameters."""
     ne: tuple[Curve, ...]
-    """On validation, by seed."""
+    """NE on validation, by seed."""
     relative: tuple[MeanInterval | None, ...]
-    """Percent of the first row's NE, paired by seed, by milestone; None where a seed is missing."""
+    """NE relative to the first row's in percent, paired by seed, by milestone; None where a seed is missing."""
     paper_percent: float | None
-    """The paper's, at its last milestone; None where it has no such row."""
+    """The paper's value at its last milestone; None where the paper has no such row."""
     paper_flops: float | None
     seconds: float
-    """Training and evaluation of all seeds."""
+    """Seconds of training and evaluation of all seeds."""
     errors: tuple[str, ...]
     """Errors of seeds that diverged."""
 
     @property
     def last_ne(self) -> tuple[float | None, ...]:
-        """At the last milestone, by seed."""
+        """NE at the last milestone, by seed."""
         return tuple(curve[-1] for curve in self.ne)
 
 
@@ -62,13 +62,13 @@ class Comparison(Value):
 
 
 class Finding(Value):
-    """Something said of the table's rows, and whether it holds here."""
+    """A claim about the table's rows, and whether it holds here."""
 
     text: str
     in_paper: bool
-    """False for what others ask about the paper."""
+    """Whether the paper makes the claim; False for what others ask about the paper."""
     holds: Better
-    """Yes where all comparisons say so, no where one says the opposite."""
+    """Whether the claim holds: yes where all comparisons say so, no where one says the opposite."""
     comparisons: tuple[Comparison, ...]
 
 
@@ -78,16 +78,16 @@ class TableResult(Value):
     table: str
     title: str
     log: str
-    """Its fingerprint."""
+    """Fingerprint of the log."""
     train_rows: int
     validation_rows: int
     seeds: tuple[int, ...]
     confidence: float | None
     """Confidence of intervals; None with one seed, which has none."""
     milestones: tuple[int, ...]
-    """Training examples seen."""
+    """Numbers of training examples seen."""
     rows: tuple[RowResult, ...]
-    """NE is relative to the first."""
+    """Rows of the table; NE is relative to the first."""
     findings: tuple[Finding, ...]
     source: str = SOURCE
     """Source of the paper's values."""
@@ -104,17 +104,17 @@ def result_of(
     """The table from its finished trainings.
 
     Args:
-        name: of the table.
-        table: its rows and claims.
-        config: its settings.
-        jobs: of each row, by seed.
-        records: by the fingerprint of their job.
-        rows: of the log, by split.
+        name: name of the table.
+        table: rows and claims of the table.
+        config: settings of the table.
+        jobs: jobs of each row, by seed.
+        records: records by the fingerprint of their job.
+        rows: numbers of rows of the log, by split.
 
     Raises:
         UserError: where no training came as far as its first evaluation.
     """
-    trained = [[records[job.fingerprint] for job in of_row] for of_row in jobs]
+    trained = [[records[job.fingerprint] for job in row_jobs] for row_jobs in jobs]
     milestones = sorted(
         {point.examples for records in trained for record in records for point in record.result.curve}
     )
@@ -125,8 +125,13 @@ def result_of(
         raise UserError(f"every training diverged before its first evaluation: {'; '.join(errors)}.")
     curves = [[_at(milestones, record) for record in records] for records in trained]
     results = tuple(
-        _row(row, each, curve, [compared(*pair, config.level) for pair in _by_milestone(curve, curves[0])])
-        for row, each, curve in zip(table.rows, trained, curves, strict=True)
+        _row(
+            row,
+            row_records,
+            curve,
+            [compared(*pair, config.level) for pair in _by_milestone(curve, curves[0])],
+        )
+        for row, row_records, curve in zip(table.rows, trained, curves, strict=True)
     )
     return TableResult(
         table=name,
@@ -187,6 +192,10 @@ def _better(difference: MeanInterval | None) -> Better:
 
 
 def _at(milestones: Sequence[int], record: TrialRecord) -> Curve:
-    """NE where the training was evaluated, and finite."""
-    known = {p.examples: p.validation.ne for p in record.result.curve if math.isfinite(p.validation.ne)}
-    return tuple(known.get(examples) for examples in milestones)
+    """NE of a training at each milestone; None where it was not evaluated, or NE is not finite."""
+    finite = {
+        point.examples: point.validation.ne
+        for point in record.result.curve
+        if math.isfinite(point.validation.ne)
+    }
+    return tuple(finite.get(examples) for examples in milestones)

@@ -42,15 +42,15 @@ def reproduce(
         training = _training(config, log, trainer)
         seeds = range(config.seed, config.seed + config.seeds)
         jobs = [[trainer.job(row.model, training, seed) for seed in seeds] for row in table.rows]
-        by_seed = [job for of_seed in zip(*jobs, strict=True) for job in of_seed]
+        by_seed = [job for seed_jobs in zip(*jobs, strict=True) for job in seed_jobs]
         trainings = TrainingList(trainer, directory, side_by_side=shares.side_by_side)
         todo = {job.fingerprint for job in by_seed} - set(trainings.finished(by_seed))
         if todo:
             examples = (training.epochs or 1) * training.rows_used(log.manifest.rows["train"]) * len(todo)
             names = {
                 job.fingerprint: f"{row.name}, seed {job.seed}"
-                for row, of_row in zip(table.rows, jobs, strict=True)
-                for job in of_row
+                for row, row_jobs in zip(table.rows, jobs, strict=True)
+                for job in row_jobs
             }
             with step_progress(console) as progress:
                 view = TrainingsView(f"training {name}", names, console, progress, total=examples)
@@ -62,7 +62,7 @@ def reproduce(
 
 
 def _training(config: TableConfig, log: PreparedLog, trainer: Trainer) -> TrainingConfig:
-    """The same for all rows, evaluated at the milestones.
+    """The training settings of all rows, with an evaluation at each milestone.
 
     Raises:
         UserError: for a log with fewer steps than milestones.
@@ -91,7 +91,9 @@ def _write(result: TableResult, directory: Path) -> None:
     lines = [
         MilestoneLine(
             name=row.name,
-            values=tuple((e.mean, e.half_width) if e else None for e in row.relative),
+            values=tuple(
+                (estimate.mean, estimate.half_width) if estimate else None for estimate in row.relative
+            ),
         )
         for row in result.rows[1:]
     ]

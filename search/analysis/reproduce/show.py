@@ -13,19 +13,19 @@ from search.analysis.reproduce.result import Comparison, Finding, RowResult, Tab
 from search.analysis.statistics.t_interval import MeanInterval
 
 FIXED = 4
-"""Columns before the milestones."""
+"""Number of columns before the milestones."""
 NOT_IN_PAPER = " (asked of the paper, not in it)"
 
 
 def columns(result: TableResult) -> list[str]:
-    """Titles: the row, its size, its NE, NE relative to the first row's by milestone, the paper's."""
-    at = [f"at {si(examples)}" for examples in result.milestones]
+    """Titles: the row, its size, its NE, NE relative to the first row's by milestone, the paper's values."""
+    milestones = [f"at {si(examples)}" for examples in result.milestones]
     return [
         "row",
         "FLOPs",
         "parameters",
         "NE",
-        *at,
+        *milestones,
         "paper",
         *(["paper's FLOPs"] if _has_flops(result) else []),
     ]
@@ -44,7 +44,7 @@ def cells(result: TableResult) -> list[list[str]]:
 
 
 def shown(estimate: MeanInterval | None) -> str:
-    """`-1.044 ± 0.120 %`, of NE."""
+    """A relative NE with its interval: `-1.044 ± 0.120 %`."""
     if estimate is None:
         return MISSING
     half = f" ± {estimate.half_width:.3f}" if estimate.half_width is not None else ""
@@ -52,12 +52,12 @@ def shown(estimate: MeanInterval | None) -> str:
 
 
 def heading(result: TableResult) -> str:
-    """What the table holds, in a line."""
+    """The line above the table, which says what it holds."""
     return f"The DHEN paper's {result.table.replace('table', 'table ')}: {result.title}"
 
 
 def remarks(result: TableResult) -> Iterator[str]:
-    """How to read the table."""
+    """Sentences on how to read the table."""
     seeds = (
         f"seeds {result.seeds[0]} to {result.seeds[-1]}" if result.confidence else f"seed {result.seeds[0]}"
     )
@@ -78,13 +78,13 @@ def remarks(result: TableResult) -> Iterator[str]:
 
 
 def findings(result: TableResult) -> Iterator[str]:
-    """`yes: attention is better than DCN (-1.20 ± 0.31 %)`, a line per finding."""
+    """A line per finding: `yes: attention is better than DCN (-1.20 ± 0.31 %)`."""
     for finding in result.findings:
         yield f"{finding.holds}: {finding.text}{'' if finding.in_paper else NOT_IN_PAPER} {_detail(finding)}"
 
 
 def findings_heading(result: TableResult) -> str:
-    """What `findings` are."""
+    """The line above `findings`, which says what they are."""
     at = f"{result.milestones[-1]:,} examples"
     if result.confidence is None:
         return f"Whether the paper's findings hold on this log, at {at} (one seed cannot tell):"
@@ -93,7 +93,7 @@ def findings_heading(result: TableResult) -> str:
 
 
 def rich_table(result: TableResult, width: int) -> Table:
-    """For a terminal of `width` columns; one too narrow gets the last milestones, and is told so."""
+    """The table for a terminal of `width` columns; where that is narrow it has the last milestones, and a note."""
     lines = [columns(result), *cells(result)]
     widths = [2 + max(map(len, column)) for column in zip(*lines, strict=True)]
     left_out = 0
@@ -102,8 +102,8 @@ def rich_table(result: TableResult, width: int) -> Table:
     ):
         left_out += 1
     table = Table(title=heading(result), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(_without(lines[0], left_out)):
-        table.add_column(name, justify="right" if place else "left", no_wrap=bool(place))
+    for index, name in enumerate(_without(lines[0], left_out)):
+        table.add_column(name, justify="right" if index else "left", no_wrap=bool(index))
     for line in lines[1:]:
         table.add_row(*map(Text, _without(line, left_out)))
     if left_out:
@@ -113,13 +113,13 @@ def rich_table(result: TableResult, width: int) -> Table:
 
 
 def markdown(result: TableResult) -> str:
-    """The table, how to read it, and what it says."""
+    """Markdown of the table, how to read it, and what it says."""
     titles = columns(result)
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *cells(result)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    said = "\n".join(f"- {line}" for line in findings(result))
+    listed = "\n".join(f"- {line}" for line in findings(result))
     notes = "\n\n".join(remarks(result))
-    return f"# {heading(result)}\n\n{table}\n\n{notes}\n\n{findings_heading(result)}\n\n{said}\n"
+    return f"# {heading(result)}\n\n{table}\n\n{notes}\n\n{findings_heading(result)}\n\n{listed}\n"
 
 
 def _without(line: list[str], milestones: int) -> list[str]:
@@ -127,11 +127,11 @@ def _without(line: list[str], milestones: int) -> list[str]:
 
 
 def _ne(row: RowResult) -> str:
-    """Mean over seeds at the last milestone."""
-    known = [ne for ne in row.last_ne if ne is not None]
-    if len(known) < len(row.ne):
+    """Mean NE over seeds at the last milestone."""
+    values = [ne for ne in row.last_ne if ne is not None]
+    if len(values) < len(row.ne):
         return "diverged" if row.errors else MISSING
-    return f"{sum(known) / len(known):.5f}"
+    return f"{sum(values) / len(values):.5f}"
 
 
 def _has_flops(result: TableResult) -> bool:

@@ -41,7 +41,7 @@ MODULES_1: dict[str, dict[str, Any]] = {
 }
 """Interaction modules by the paper's names, in its forms."""
 WIDEST = 16_384
-"""Of the last width of an MLP that is widened."""
+"""Largest last width of an MLP that is widened."""
 
 
 class Row(NamedTuple):
@@ -54,21 +54,21 @@ class Row(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Something said of rows: in each pair the first has the lower NE."""
+    """A claim about rows: in each pair the first has the lower NE."""
 
     text: str
     pairs: tuple[tuple[str, str], ...]
     """Names of rows."""
     in_paper: bool = True
-    """False for what others ask about the paper."""
+    """Whether the paper makes the claim; False for what others ask about the paper."""
 
 
 class Table(NamedTuple):
-    """What is trained and what is asked of it."""
+    """The rows that are trained, and the claims that they are to decide."""
 
     title: str
     rows: tuple[Row, ...]
-    """NE is relative to the first."""
+    """Rows of the table; NE is relative to the first."""
     claims: tuple[Claim, ...]
 
 
@@ -95,7 +95,7 @@ def table1(config: Table1Config) -> Table:
     """Single modules and pairs in stacks of N layers, against DCN."""
     paper = PAPER_1 if config.layers == PAPER_LAYERS_1 else {}
     names = ("DCN", *PAPER_1)
-    modules = {name: [MODULES_1[part] for part in name.split("+")] for name in names}
+    modules = {name: [MODULES_1[module] for module in name.split("+")] for name in names}
     rows = tuple(Row(name, _dhen(config, modules[name], config.layers), paper.get(name)) for name in names)
     best, others = "attention+linear", ("attention+convolution", "DCN+linear")
     return Table(
@@ -105,7 +105,7 @@ def table1(config: Table1Config) -> Table:
             *(Claim(f"{name} is better than DCN", ((name, "DCN"),)) for name in names[1:4]),
             Claim("linear is better than attention", (("linear", "attention"),)),
             Claim(f"{best} is the best of the pairs", tuple((best, other) for other in others)),
-            Claim(f"{best} is better than either alone", tuple((best, part) for part in best.split("+"))),
+            Claim(f"{best} is better than either alone", tuple((best, module) for module in best.split("+"))),
             Claim("linear loses by being paired with DCN", (("linear", "DCN+linear"),)),
         ),
     )
@@ -176,7 +176,7 @@ def _row(name: str, model: ModelConfig, paper: tuple[float | None, float | None]
 
 
 def _more_is_better(text: str, ascending: Sequence[str]) -> list[Claim]:
-    """Each row better than the one before; nothing where there is but one."""
+    """The claim that each row is better than the one before; none where there is but one row."""
     pairs = tuple((more, less) for less, more in pairwise(ascending))
     return [Claim(text, pairs)] if pairs else []
 
@@ -214,7 +214,7 @@ def _advanced_dlrm(config: Table2Config, experts: int) -> ModelConfig:
 
 
 def _like(config: Table3Config, layers: int, flops: float, schema: FeatureSchema) -> ModelConfig:
-    """The DHEN whose FLOPs are nearest, by the width of its AdvancedDLRM modules' MLP."""
+    """The DHEN whose FLOPs are nearest to `flops`, by the width of its AdvancedDLRM modules' MLP."""
 
     def model(width: int) -> ModelConfig:
         scaled = [max(1, round(width * layer_width / config.mlp[-1])) for layer_width in config.mlp]

@@ -18,12 +18,12 @@ class TrainingsView:
     def __init__(
         self, step: str, names: Mapping[str, str], console: Console, progress: OnProgress, *, total: int
     ) -> None:
-        """`names` of trainings by the fingerprint of their job; `total` examples are to be trained at most."""
+        """A view; `names` are by the fingerprint of the job, at most `total` examples are trained."""
         self._step, self._names, self._total = step, names, total
         self._console, self._show = console, progress
 
     def ended(self, record: TrialRecord) -> None:
-        """See `TrainingObserver`."""
+        """Prints a line for a training that has ended."""
         ne = record.result.curve[-1].validation.ne if record.result.curve else None
         how = f"NE {decimals(ne, 5)}" if record.result.error is None else record.result.error
         self._console.print(
@@ -34,5 +34,5 @@ class TrainingsView:
         )
 
     def progress(self, examples: int) -> None:
-        """See `TrainingObserver`."""
+        """Moves the bar to this number of examples."""
         self._show(self._step, examples, self._total)

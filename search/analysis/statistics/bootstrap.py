@@ -21,7 +21,7 @@ from dhen.values import Value
 from trials.data.example_weights import Floats
 
 RESAMPLES = 4000
-"""Times that seeds and blocks are drawn: the standard error of a standard error is 1.1 % of it with so many."""
+"""Number of draws of seeds and blocks: the standard error of a standard error is 1.1 % of it with so many."""
 CONFIDENCE = 0.95
 """Probability with which an interval covers the true difference."""
 POWER = 0.8
@@ -61,41 +61,41 @@ class BootstrapDifference(Value):
 def paired_bootstrap(
     loss_SK: Floats, reference_SK: Floats, *, resamples: int = RESAMPLES, seed: int = FIXED_SEED
 ) -> BootstrapDifference:
-    """How much higher or lower NE is than the reference's, in percent.
+    """The difference of NE from the reference's in percent, with its standard error.
 
     Args:
         loss_SK: sums of weighted losses, by seed (two at least) and block of examples (two at least).
-        reference_SK: the same of the reference, trained from the same seeds and scored on the same rows.
-        resamples: of seeds and blocks.
-        seed: of the resampling.
+        reference_SK: the same sums for the reference, trained from the same seeds and scored on the same rows.
+        resamples: number of draws of seeds and blocks.
+        seed: seed of the resampling.
     """
     seeds, blocks = loss_SK.shape
     assert loss_SK.shape == reference_SK.shape
     assert seeds > 1
     assert blocks > 1
     rng = np.random.default_rng(seed)
-    own_S = _percent(loss_SK.sum(axis=1), reference_SK.sum(axis=1))
+    percent_S = _percent(loss_SK.sum(axis=1), reference_SK.sum(axis=1))
     counts_RK = rng.multinomial(blocks, np.full(blocks, 1.0 / blocks), size=resamples)
     percent_RS = _percent(counts_RK @ loss_SK.T, counts_RK @ reference_SK.T)
-    drawn = rng.integers(seeds, size=(resamples, seeds - 1))
-    replicates_R = np.take_along_axis(percent_RS, drawn, axis=1).mean(axis=1)
-    parts = {
-        seeds - 1: float(own_S.var(ddof=1)) / seeds,
+    drawn_seeds = rng.integers(seeds, size=(resamples, seeds - 1))
+    replicates_R = np.take_along_axis(percent_RS, drawn_seeds, axis=1).mean(axis=1)
+    variances = {
+        seeds - 1: float(percent_S.var(ddof=1)) / seeds,
         blocks - 1: float(percent_RS.mean(axis=1).var(ddof=1)),
     }
     return BootstrapDifference(
-        percent=float(own_S.mean()),
+        percent=float(percent_S.mean()),
         standard_error=float(replicates_R.std(ddof=1)),
-        degrees=_satterthwaite(parts),
+        degrees=_satterthwaite(variances),
     )
 
 
 def holm(p: Sequence[float]) -> tuple[float, ...]:
     """Adjusted p-values (Holm 1979): however many are compared, one false finding at most in 20 studies."""
     adjusted, highest = [0.0] * len(p), 0.0
-    for rank, place in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[place]))
-        adjusted[place] = highest
+    for rank, index in enumerate(sorted(range(len(p)), key=lambda index: p[index])):
+        highest = max(highest, min(1.0, (len(p) - rank) * p[index]))
+        adjusted[index] = highest
     return tuple(adjusted)
 
 
@@ -103,8 +103,8 @@ def _percent(loss: Floats, reference: Floats) -> Floats:
     return 100.0 * (loss - reference) / reference
 
 
-def _satterthwaite(parts: dict[int, float]) -> float:
+def _satterthwaite(variances: dict[int, float]) -> float:
     """Degrees of freedom of a sum of variances, each with its own degrees (Biometrics Bulletin 1946)."""
-    total = sum(parts.values())
-    weighted = sum(variance**2 / degrees for degrees, variance in parts.items())
-    return total**2 / weighted if weighted > 0.0 else float(min(parts))
+    total = sum(variances.values())
+    weighted = sum(variance**2 / degrees for degrees, variance in variances.items())
+    return total**2 / weighted if weighted > 0.0 else float(min(variances))

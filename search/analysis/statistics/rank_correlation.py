@@ -17,13 +17,13 @@ from dhen.values import Value
 
 RESAMPLES = 2000
 LEAST = 3
-"""Candidates below which a tau is not shown: of two it is 1 or -1."""
+"""Number of candidates below which a tau is not shown: for two it is 1 or -1."""
 Ne = Sequence[float] | NDArray[np.float64]
-"""By candidate."""
+"""NE by candidate."""
 
 
 class RankCorrelation(Value):
-    """Kendall's tau-b and where it lies with the confidence asked for."""
+    """Kendall's tau-b, and its interval with the confidence asked for."""
 
     value: float
     low: float
@@ -31,7 +31,7 @@ class RankCorrelation(Value):
 
 
 def tau_b(ne: Ne, reference: Ne) -> float | None:
-    """None where it is not defined: too few candidates, or all equal."""
+    """Kendall's tau-b; None where it is not defined: too few candidates, or all equal."""
     if len(ne) < LEAST:
         return None
     tau = float(kendalltau(ne, reference, method="asymptotic").statistic)
@@ -39,7 +39,7 @@ def tau_b(ne: Ne, reference: Ne) -> float | None:
 
 
 def tau_interval(ne: Ne, reference: Ne, confidence: float, seed: int) -> RankCorrelation | None:
-    """Tau-b with its interval; the same for the same seed."""
+    """Tau-b with its interval; equal seeds give equal intervals."""
     value = tau_b(ne, reference)
     if value is None:
         return None
@@ -52,13 +52,13 @@ def tau_interval(ne: Ne, reference: Ne, confidence: float, seed: int) -> RankCor
 
 
 def tau_of_best(ne: Ne, reference: Ne, share: float) -> float | None:
-    """Tau-b among this share of the candidates, the best by the reference: those that a front is made of."""
+    """Tau-b among this share of the candidates, the best by the reference, which a front is made of."""
     count = math.ceil(share * len(reference))
     best = np.argsort(reference, kind="stable")[:count]
     return tau_b(np.asarray(ne)[best], np.asarray(reference)[best])
 
 
 def regret_percent(ne: Ne, reference: Ne) -> float | None:
-    """Reference NE of the best of `ne`, above the lowest, in percent; None where that one diverged."""
+    """Excess of the reference NE of the best by `ne` over the lowest, in percent; None where that one diverged."""
     chosen, best = reference[int(np.argmin(ne))], min(reference)
     return 100.0 * (chosen - best) / best if math.isfinite(chosen) else None

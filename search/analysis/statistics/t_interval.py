@@ -13,11 +13,11 @@ from trials.study_record import relative_ne_percent
 
 
 class MeanInterval(Value):
-    """A mean over seeds, in percent of NE, and where it lies with the confidence asked for."""
+    """A mean over seeds, in percent of NE, and its interval with the confidence asked for."""
 
     mean: float
     low: float | None = None
-    """None with one seed."""
+    """Lower end of the interval; None with one seed."""
     high: float | None = None
 
     @property

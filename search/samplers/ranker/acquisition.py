@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ndtr
 
 Corner = tuple[float, float]
-"""log FLOPs and NE."""
+"""Log FLOPs and NE of a candidate."""
 
 
 def expected_gain(
@@ -22,7 +22,7 @@ def expected_gain(
     front: Iterable[Corner],
     reference: Corner,
 ) -> np.ndarray:
-    """gain_N of candidates with these FLOPs and expected NE; the area counts up to `reference`."""
+    """Expected gains gain_N of candidates with these FLOPs and expected NE; the area counts up to `reference`."""
     starts_S, levels_S = _stairs(front, reference)
     ends_S = np.append(starts_S[1:], reference[0])
     gain_N = np.zeros(len(log_flops_N))
@@ -40,7 +40,7 @@ def hypervolume(points: Iterable[Corner], reference: Corner) -> float:
 
 
 def _expected_below(level: float, ne_N: np.ndarray, error_N: np.ndarray) -> np.ndarray:
-    """By how much a normal variable is expected to lie below a level, 0 where above."""
+    """Expected distance of normal variables below a level, counted as 0 where they lie above."""
     z_N = (level - ne_N) / error_N
     density_N = np.exp(-0.5 * z_N**2) / np.sqrt(2.0 * np.pi)
     below_N: np.ndarray = error_N * (density_N + z_N * ndtr(z_N))
@@ -48,7 +48,7 @@ def _expected_below(level: float, ne_N: np.ndarray, error_N: np.ndarray) -> np.n
 
 
 def _stairs(points: Iterable[Corner], reference: Corner) -> tuple[np.ndarray, np.ndarray]:
-    """Where each stair begins in log FLOPs, the first at minus infinity, and the lowest NE to be had there."""
+    """Start of each stair in log FLOPs, the first at minus infinity, and the lowest NE to be had there."""
     starts, levels = [-np.inf], [reference[1]]
     for log_flops, ne in sorted(points):
         if log_flops < reference[0] and ne < levels[-1]:

@@ -1,8 +1,8 @@
 """Scores read as NE: what is expected of candidates, and how sure that is.
 
-A member's score of a candidate that was kept from it is an honest prediction; the line from those to NE gives
-every score an NE. Its error is the one that the members expect, which grows with the distance from what is known,
-and their disagreement, both times what the held-out candidates show to be missing.
+A member's score of a candidate that it did not learn from is an honest prediction; the line from such scores to NE
+gives every score an NE. The error of that NE is what the members expect, which grows with the distance from known
+candidates, and their disagreement, both times the factor that held-out candidates show to be missing.
 
 Shapes: N candidates, F features, R records (the first of the candidates), E members of the ensemble.
 """
@@ -23,8 +23,8 @@ TEMPERATURE = 0.5
 made-up function of benchmarks/search/samplers_on_surrogate.py (docs/log.md, 2026-11-21, 2 cores): with a tenth of
 NE's spread expectations were off by 0.005 on average, with half of it mostly by less than 0.002, in one repeat."""
 TAIL = 2.0
-"""NE counts up to so many times that difference above the median, so that a bad candidate says that it is bad and
-not how bad: an assumption, not measured apart."""
+"""NE counts up to so many times the difference of median and best above the median, so that a bad candidate says
+that it is bad and not how bad: an assumption, not measured apart."""
 SLOPES = (0.5, 1.5)
 """Bounds of the line's slope, over the temperature, since few candidates do not show it well: an assumption, not
 measured apart."""
@@ -32,8 +32,8 @@ ERROR_SCALES = (0.3, 3.0)
 """Bounds of the error that held-out candidates show over the error that the members expect: an assumption, not
 measured apart."""
 SMALLEST_SPREAD = 1e-9
-"""NE between the median and the best, at least, where all candidates are alike: an assumption, far below any
-noise."""
+"""Smallest difference of the median from the best in NE, for candidates that are all alike: an assumption, far
+below any noise."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Calibration:
-    """NE = level + slope * score; errors are `error_scale` times those that the members expect."""
+    """The line NE = level + slope * score; errors are `error_scale` times those that the members expect."""
 
     level: float
     slope: float
@@ -55,7 +55,7 @@ class Calibration:
 
 
 def predict_ne(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Generator) -> Prediction:
-    """What rankers that learned from `records` expect of all rows; the first rows are those records'
+    """The prediction for all rows by rankers that learned from `records`; the first rows are those records'
     candidates."""
     ne_R = _bounded(np.array([_or_nan(final_ne(record)) for record in records]))
     temperature = TEMPERATURE * _spread(ne_R)
@@ -87,7 +87,7 @@ def _spread(ne_R: np.ndarray) -> float:
 
 
 def _mean_of(value_ER: np.ndarray, held_out_ER: np.ndarray) -> np.ndarray:
-    """Mean over the members that a candidate was kept from; NaN where there is none."""
+    """Mean over the members that a candidate was kept from; NaN where there is no such member."""
     count_R = held_out_ER.sum(axis=0)
     total_R = (value_ER * held_out_ER).sum(axis=0)
     return np.where(count_R > 0, total_R / np.maximum(count_R, 1), np.nan)

@@ -3,7 +3,7 @@
 Each member gives a candidate a score s; that i ends below j has the probability sigmoid(s_i - s_j) (RankNet,
 Burges et al., ICML 2005, equation 3), and scores of like candidates are alike (preference learning with Gaussian
 processes, Chu and Ghahramani, ICML 2005). Members differ in how fast likeness fades, in which features count and
-in the candidates they learn from; those that rank the ones kept from them best are taken. Small networks in
+in the candidates they learn from; members that rank held-out candidates best are taken. Small networks in
 place of the kernel ranked worse and took longer (docs/log.md).
 """
 
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 TRIED = 40
-"""Rankers that are trained for a proposal: an assumption, not measured apart."""
+"""Number of rankers that are trained for a proposal: an assumption, not measured apart."""
 MEMBERS = 8
-"""Rankers that are kept of those, the best: an assumption, not measured apart."""
+"""Number of rankers that are kept, the best of those trained: an assumption, not measured apart."""
 LEARNED_SHARE = 0.85
 """Share of the candidates that a member learns from, the others test it: an assumption, not measured apart."""
 MOST_LEARNED = 256
-"""Candidates that a member learns from, at most, for the time of a proposal grows with their cube: an assumption,
-not measured apart."""
+"""Largest number of candidates that a member learns from, for the time of a proposal grows with its cube: an
+assumption, not measured apart."""
 ITERATIONS = 10
-"""Newton's steps to the scores of highest posterior probability: an assumption, not measured apart."""
+"""Number of Newton's steps to the scores of highest posterior probability: an assumption, not measured apart."""
 LENGTHS = (2.0, 20.0)
 """Distance, in standardised features, over which likeness fades, smallest and largest: an assumption, not measured
 apart."""
@@ -33,12 +33,12 @@ LINEAR = (0.001, 0.3)
 """Part of a standardised feature that is linear, over the amplitude, smallest and largest: an assumption, not
 measured apart."""
 OBSERVATIONS = 25.0
-"""What a candidate's pairs with all others weigh together, twice: at a temperature of half the spread of NE, a
+"""Twice the weight of a candidate's pairs with all others together: at a temperature of half the spread of NE, a
 training then counts as exact to a seventh of that spread. Chosen on the made-up function (docs/log.md,
 2026-11-21): with it and that temperature the bias of expected NE was mostly below 0.002, in one repeat."""
 NOISE = 2.0 / OBSERVATIONS
-"""Variance of what one training says of a score: follows from `OBSERVATIONS` by definition, the curvature of a
-pair being a quarter at most."""
+"""Variance of what one training says about a score: it follows from `OBSERVATIONS` by definition, the curvature of
+a pair being a quarter at most."""
 RELEVANCE = 0.5
 """Spread of the logarithms of how much single features count, at most. Measured on the made-up function
 (docs/log.md, 2026-11-21): a spread of 1.0 cost up to 0.1 of Kendall's tau, so little or none is better; 0.5 itself
@@ -47,17 +47,17 @@ is an assumption."""
 
 @dataclass(frozen=True)
 class Pairs:
-    """What the trainings say of each pair of N candidates."""
+    """What the trainings say about each pair of N candidates."""
 
     logit_NN: np.ndarray
     """Logit of the probability that the row's candidate ends below the column's."""
     weight_NN: np.ndarray
-    """How much the pair says; 0 where it says nothing."""
+    """Weight of the pair; 0 where the trainings say nothing about it."""
 
     def among(self, left: np.ndarray, right: np.ndarray) -> Pairs:
         """The pairs of these candidates, by their rows."""
-        chosen = np.ix_(left, right)
-        return Pairs(self.logit_NN[chosen], self.weight_NN[chosen])
+        rows_and_columns = np.ix_(left, right)
+        return Pairs(self.logit_NN[rows_and_columns], self.weight_NN[rows_and_columns])
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Kernel:
         return variance_N
 
     def __call__(self, x_NF: np.ndarray, y_KF: np.ndarray) -> np.ndarray:
-        """k_NK, how alike each of N candidates is to each of K."""
+        """The kernel k_NK: how alike each of N candidates is to each of K."""
         x_NF, y_KF = x_NF * self.scale_F, y_KF * self.scale_F
         inner_NK = x_NF @ y_KF.T
         squared_NK = (x_NF**2).sum(axis=1)[:, None] + (y_KF**2).sum(axis=1) - 2.0 * inner_NK
@@ -97,16 +97,16 @@ class Ranker:
 
     kernel: Kernel
     x_KF: np.ndarray
-    """Features of the candidates that it learned from."""
+    """Features of the candidates that the ranker learned from."""
     dual_K: np.ndarray
     """Weights of the kernel's columns in a score."""
     held_out: np.ndarray
-    """Rows of the candidates that were kept from it."""
+    """Rows of the candidates that the ranker did not learn from."""
     loss: float
     """Mean cross-entropy over the pairs of a candidate held out and one that was learned from."""
 
     def scores(self, x_NF: np.ndarray) -> np.ndarray:
-        """s_N; the higher, the lower the NE."""
+        """The scores s_N; the higher a score, the lower the NE."""
         score_N: np.ndarray = self.kernel(x_NF, self.x_KF) @ self.dual_K
         return score_N
 
@@ -123,7 +123,7 @@ class Ranker:
 
 
 def train(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> list[Ranker]:
-    """The members for these candidates, best first."""
+    """The members of the ensemble for these candidates, best first."""
     tried = [_ranker(x_NF, pairs, rng) for _ in range(TRIED)]
     return sorted(tried, key=lambda ranker: ranker.loss)[:MEMBERS]
 
@@ -141,11 +141,11 @@ def _ranker(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> Ranker:
 
 
 def _most_likely(k_KK: np.ndarray, pairs: Pairs) -> np.ndarray:
-    """dual_K of the scores of highest posterior probability, s = k dual.
+    """Weights dual_K of the scores of highest posterior probability, s = k dual.
 
     Newton's steps with the curvature's bound, a quarter for each pair (Boehning, 1992), in place of the
-    curvature: one factorisation serves all, and no step makes it worse. A candidate is in many pairs and was
-    trained once, so what a pair weighs falls with their number.
+    curvature: one factorisation serves all steps, and no step makes the scores less likely. A candidate is in
+    many pairs and was trained once, so what a pair weighs falls with their number.
     """
     candidates = len(k_KK)
     weight_KK = pairs.weight_NN * (2.0 * OBSERVATIONS / candidates)

@@ -1,8 +1,8 @@
 """What a ranker sees of a candidate: numbers of the decoded network, its cost and how it is trained.
 
-They describe the network, not the point: points that decode to the same network have the same features, the
+The numbers describe the network, not the point: points that decode to the same network have the same features, the
 order of modules and settings of absent modules have none. Shares (how many attention modules a layer has) are 0
-where there is nothing; sizes (heads of attention) are as the average of the others where there is nothing.
+where there is nothing; sizes (heads of attention) are the average of the other candidates where there is nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Description:
     """Named numbers of one candidate."""
 
     shares: dict[str, float] = field(default_factory=dict)
-    """How many there are of something; 0 where there is nothing."""
+    """How many there are of a thing; 0 where there is none."""
     sizes: dict[str, float] = field(default_factory=dict)
-    """How large something is; unknown where there is nothing."""
+    """How large a thing is; unknown where there is none."""
 
 
 def describe(priced: PricedCandidate) -> Description:
@@ -49,16 +49,16 @@ def describe(priced: PricedCandidate) -> Description:
     _take("model", {key: value for key, value in model if key not in DESCRIBED_APART}, network)
     _take("training", priced.candidate.training, network)
     layers = _layers(model)
-    for name, chosen in (("layers", layers), ("first", layers[:1]), ("last", layers[-1:])):
-        _average(name, chosen, network)
+    for name, selected in (("layers", layers), ("first", layers[:1]), ("last", layers[-1:])):
+        _average(name, selected, network)
     return network
 
 
 class Encoder:
-    """Descriptions as standardised numbers, by these descriptions' names, means and deviations."""
+    """An encoder of descriptions as standardised numbers, by the means and deviations of some of them."""
 
     def __init__(self, described: Sequence[Description]) -> None:
-        """Columns that say nothing, or what another says, are left out."""
+        """An encoder fit to `described`; columns that do not vary, or repeat another column, are left out."""
         self._shares = sorted({name for description in described for name in description.shares})
         self._sizes = sorted({name for description in described for name in description.sizes})
         x_NF = self._raw(described)
@@ -72,14 +72,14 @@ class Encoder:
         self._kept = self._kept[np.sort(first)]
 
     def matrix(self, described: Sequence[Description]) -> np.ndarray:
-        """x_NF, a row per candidate."""
+        """The matrix x_NF, a row per candidate."""
         x_NF = (self._scaled(self._raw(described)) - self._mean_F)[:, self._kept]
         standardised_NF: np.ndarray = np.nan_to_num(x_NF / self._deviation_F[self._kept])
         return standardised_NF
 
     def _raw(self, described: Sequence[Description]) -> np.ndarray:
-        shares = [[candidate.shares.get(name, 0.0) for name in self._shares] for candidate in described]
-        sizes = [[candidate.sizes.get(name, math.nan) for name in self._sizes] for candidate in described]
+        shares = [[description.shares.get(name, 0.0) for name in self._shares] for description in described]
+        sizes = [[description.sizes.get(name, math.nan) for name in self._sizes] for description in described]
         return np.hstack([np.array(shares).reshape(len(described), -1), np.array(sizes)])
 
     def _scaled(self, x_NF: np.ndarray) -> np.ndarray:
@@ -97,19 +97,19 @@ def _layers(model: DhenConfig) -> list[Description]:
         description.shares[f"ensemble={layer.ensemble.kind}"] = 1.0
         _take("ensemble", layer.ensemble.model_dump(exclude={"kind"}), description)
         by_kind: dict[str, list[Description]] = {}
-        for block in layer.modules:
+        for module in layer.modules:
             settings = Description()
-            _take("", block.model_dump(exclude={"kind"}), settings)
-            by_kind.setdefault(block.kind, []).append(settings)
-        for kind, blocks in by_kind.items():
-            description.shares[kind] = len(blocks)
-            _average(kind, blocks, description)
+            _take("", module.model_dump(exclude={"kind"}), settings)
+            by_kind.setdefault(module.kind, []).append(settings)
+        for kind, module_settings in by_kind.items():
+            description.shares[kind] = len(module_settings)
+            _average(kind, module_settings, description)
         layers.append(description)
     return layers
 
 
 def _take(prefix: str, values: Mapping[str, Any], into: Description) -> None:
-    """Numbers as sizes, lists of widths as their sum and length, what is within as itself, others as shares."""
+    """Adds numbers as sizes, widths as their sum and length, nested values one by one, and others as shares."""
     for key, value in values.items():
         name = f"{prefix}.{key}"
         if isinstance(value, (bool, int, float)):

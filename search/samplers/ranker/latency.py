@@ -14,8 +14,8 @@ from search.samplers.draw import DrawnPoint
 from search.samplers.ranker.features import Encoder, describe
 
 FEWEST_TIMED = 8
-"""Measured candidates from which on a time is expected of others (docs/decisions/0019-serving-limits.md): an
-assumption, not measured."""
+"""Number of measured candidates from which on a time is expected of others
+(docs/decisions/0019-serving-limits.md): an assumption, not measured."""
 PENALTY = 1.0
 """Penalty on the squared weights of standardised features, over the squared error of a candidate: an assumption,
 not measured."""

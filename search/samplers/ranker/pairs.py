@@ -1,7 +1,7 @@
 """Curves side by side: who was ahead at the latest number of examples that both of two candidates have seen.
 
-A candidate that was stopped, or still trains, is compared by what it showed; how much that says of the end is
-taken from those that went on to it (the regression of their last NE on what they had shown by then).
+A candidate that was stopped, or still trains, is compared by what it showed; how much that says about the end
+is taken from candidates that went on to it (the regression of their last NE on what they had shown by then).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from search.samplers.ranker.ensemble import Pairs
 from trials.record import Outcome, TrialRecord
 
 FEWEST_FINISHED = 6
-"""Finished candidates from which on the regression is believed; before, differences count as they are: an
-assumption, not measured apart."""
+"""Number of finished candidates from which on the regression is believed; before, differences count as they are:
+an assumption, not measured apart."""
 SLOPES = (0.0, 2.0)
-"""Bounds of how much of an early difference in NE is left at the end: an assumption, not measured apart."""
+"""Bounds of the share of an early difference in NE is left at the end: an assumption, not measured apart."""
 
 
 def final_ne(record: TrialRecord) -> float | None:
@@ -40,7 +40,7 @@ def has_shown(record: TrialRecord) -> bool:
 def compare(records: Sequence[TrialRecord], temperature: float) -> Pairs:
     """All pairs of candidates that have shown something; at this difference in NE the odds are e to 1.
 
-    At least one has an NE; those that diverged are as bad as the worst of these.
+    At least one candidate has an NE; candidates that diverged are as bad as the worst of those with an NE.
     """
     examples = sorted({point.examples for record in records for point in record.result.curve})
     ne_NG = np.stack([_best_so_far(record, examples) for record in records])
@@ -58,7 +58,7 @@ def compare(records: Sequence[TrialRecord], temperature: float) -> Pairs:
 
 
 def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:
-    """NE at each number of examples, then at the end; NaN where the candidate has not come."""
+    """Lowest NE up to each number of examples, then NE at the end; NaN for what the candidate has not reached."""
     row, best = np.full(len(examples) + 1, math.nan), math.inf
     points = {point.examples: point.validation.ne for point in record.result.curve}
     final = final_ne(record)
@@ -75,7 +75,7 @@ def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:
 
 
 def _regression(early: np.ndarray, final: np.ndarray) -> tuple[float, float]:
-    """Slope, within `SLOPES`, and standard error, of the last NE given an early one."""
+    """Slope (within `SLOPES`) and standard error of the last NE, given an early one."""
     both = np.isfinite(early) & np.isfinite(final)
     x, y = early[both], final[both]
     if len(x) < FEWEST_FINISHED or x.std() == 0:

@@ -1,9 +1,9 @@
 """The ranker's proposal: of many points that are new and fit, the one that is expected to add most to the front.
 
 After the ranked-pair predictor of arXiv 2311.07870 and the predictor ensemble of BANANAS (arXiv 1910.11858):
-rankers learn from pairs of candidates (`ensemble`), their scores are read as NE (`prediction`), and the gain is
-what the front is expected to grow by (`gain`). Candidates that still train stand on the front with the NE that is
-expected of them, so that no second one is proposed beside them.
+rankers learn from pairs of candidates (`ensemble`), their scores are read as NE (`calibration`), and the gain is
+what the front is expected to grow by (`acquisition`). Candidates that still train stand on the front with the NE
+that is expected of them, so that no similar one is proposed beside them.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from spaces.space import Point
 from trials.record import TrialRecord
 
 STARTUP = 12
-"""Candidates with an NE at their end from which on the rankers are asked; before, points are random: an
+"""Number of candidates with an NE at their end from which on the rankers are asked; before, points are random: an
 assumption, not measured apart."""
 STARTUP_DRAWS = 20
-"""Random points of which one is taken before, the first that is expected to meet serving.max_ms: an assumption,
-not measured apart."""
+"""Number of random points of which one is taken before that, the first expected to meet serving.max_ms: an
+assumption, not measured apart."""
 EVENLY = 120
-"""Points drawn from the whole space for a proposal: an assumption, not measured apart."""
+"""Number of points drawn from the whole space for a proposal: an assumption, not measured apart."""
 NEAR = 180
-"""Points drawn near good candidates for a proposal: an assumption, not measured apart."""
+"""Number of points drawn near good candidates for a proposal: an assumption, not measured apart."""
 BEST = 4
-"""Candidates of lowest NE near which points are drawn, beside those on the front: an assumption, not measured
-apart."""
+"""Number of candidates of lowest NE near which points are drawn, beside those on the front: an assumption, not
+measured apart."""
 WORST = 0.75
 """Quantile of the first candidates' NE up to which the front's area counts: an assumption, not measured apart."""
 
 
 @dataclass(frozen=True)
 class Observations:
-    """A study, each candidate once; twins share their result."""
+    """What is known of a study; candidates with the same network and training share a result and count once."""
 
     taken: set[str] = field(default_factory=set)
-    """Fingerprints of all that was proposed."""
+    """Fingerprints of all candidates that were proposed."""
     shown: list[DrawnPoint] = field(default_factory=list)
     """Candidates with an NE, or with a curve that has begun."""
     records: list[TrialRecord] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Observations:
 
 
 def propose(context: SamplerContext, seed: int) -> Point:
-    """A point; the same for the same seed and what is known of the study."""
+    """The proposed point, which follows from the seed and what is known of the study."""
     observations, rng, pricer = observations_of(context), random.Random(seed), context.pricer
     anywhere = evenly(pricer, observations.taken, rng, context.fixed)
     max_ms = pricer.serving.max_ms
@@ -103,15 +103,15 @@ def observations_of(context: SamplerContext) -> Observations:
 
 
 def _first_that_fits(drawn: Iterable[DrawnPoint], pricer: CandidatePricer, rng: random.Random) -> Point:
-    """Where nothing new fits, any point: the study counts how often nothing new comes, and ends."""
-    for candidate in drawn:
-        if pricer.fits(candidate.priced.candidate):
-            return candidate.point
+    """The first drawn point that fits; else any point: the study counts how often nothing new comes, and ends."""
+    for drawn_point in drawn:
+        if pricer.fits(drawn_point.priced.candidate):
+            return drawn_point.point
     return pricer.space.random_point(rng)
 
 
 def _good(observations: Observations) -> list[Point]:
-    """Points of the front, and of the lowest NE."""
+    """Points of the candidates on the front, and of those of lowest NE."""
     by_ne = sorted(observations.finished, key=lambda pair: pair[1])
     front, least = [], math.inf
     for drawn, _ne in by_ne:
@@ -122,15 +122,15 @@ def _good(observations: Observations) -> list[Point]:
 
 
 def _gains(observations: Observations, pool: list[DrawnPoint], seed: int) -> np.ndarray:
-    """gain_P of the pool."""
-    everyone = [*observations.shown, *observations.pending, *pool]
-    described = [describe(drawn.priced) for drawn in everyone]
+    """Expected gains gain_P of the points in the pool."""
+    drawn_points = [*observations.shown, *observations.pending, *pool]
+    described = [describe(drawn.priced) for drawn in drawn_points]
     prediction = predict_ne(
         Encoder(described).matrix(described), observations.records, np.random.default_rng(seed)
     )
     front: list[Corner] = [(drawn.log_flops, ne) for drawn, ne in observations.finished]
     first, end = len(observations.shown), len(observations.shown) + len(observations.pending)
-    flops_N = np.array([drawn.log_flops for drawn in everyone])
+    flops_N = np.array([drawn.log_flops for drawn in drawn_points])
     front += zip(flops_N[first:end].tolist(), prediction.ne_N[first:end].tolist(), strict=True)
     reference = (float(flops_N.max()), _worst(observations))
     return expected_gain(flops_N[end:], prediction.ne_N[end:], prediction.error_N[end:], front, reference)

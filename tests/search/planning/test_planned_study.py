@@ -262,7 +262,7 @@ def test_candidates_of_one_study_get_different_techniques(planned_study: Path) -
             assert trial.plan.technique is None
             assert trial.result.technique is None
             assert trial.result.error
-            assert trial.result.seconds < 5
+            assert trial.attempts == ()  # nothing was started
         else:
             assert trial.result.outcome is Outcome.COMPLETED
             assert trial.result.technique == "dp"

@@ -75,7 +75,6 @@ def test_two_do_run_at_once(pair: Path) -> None:
     record = read_study(pair)
     (_, first_end), (second_start, _) = span(record.trial(0)), span(record.trial(1))
     assert second_start < first_end
-    assert record.elapsed_seconds < sum(trial.result.seconds or 0.0 for trial in record.trials)
 
 
 @pytest.mark.parametrize("rate", ["0.001", "1.0e+30"], ids=["sound", "diverging"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.job import TrainingConfig
+from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
 from trials.strategy import FULLY_SHARDED, Strategy, named
@@ -52,8 +54,8 @@ def small(hbm: int, ranks: str = "2x4", host_memory: str = "1TB") -> Cluster:
     return Cluster.model_validate(data).with_ranks(ranks).with_hbm(hbm)
 
 
-def made(cluster: Cluster, depth: int = 4, **more: str) -> Plan:
-    return plan(model(depth), SCHEMA, TRAINING, cluster, **more)  # type: ignore[arg-type]
+def made(cluster: Cluster, depth: int = 4, **options: Any) -> Plan:
+    return plan(model(depth), SCHEMA, TRAINING, cluster, options=PlanOptions(**options))
 
 
 NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
@@ -133,6 +135,37 @@ def test_the_plan_says_which_way_gradients_are_accumulated() -> None:
     less = made(small(chosen.memory.total - 1)).best
     assert less is not None
     assert less.strategy != chosen.strategy
+
+
+def test_the_ladder_can_be_restricted_to_one_way_to_hold_the_model() -> None:
+    cluster = small(10**12)
+    fsdp = made(cluster, technique=named("fsdp"))
+    several = [f"fsdp+micro_batches={count}" for count in (2, 4, 8, 16)]
+    names = {"fsdp", *several, *(f"{name}+no_sync" for name in several)}
+    assert {priced.strategy.name for priced in fsdp.strategies} == names
+    assert fsdp.chosen == named("fsdp")
+    assert "The ladder is restricted to technique=fsdp." in fsdp.notes
+    two = made(cluster, technique=named("fsdp+micro_batches=2"))
+    assert [priced.strategy.name for priced in two.strategies] == ["fsdp+micro_batches=2"]
+    free = {priced.strategy.name: priced for priced in made(cluster).strategies}
+    assert all(priced == free[priced.strategy.name] for priced in (*fsdp.strategies, *two.strategies))
+    with pytest.raises(UserError, match=r"technique=hsdp is not on the ladder.*There are dp, "):
+        made(cluster.with_ranks("1x4"), technique=named("hsdp"))
+
+
+def test_a_margin_is_added_to_predictions_for_the_verdict_alone() -> None:
+    need = made(small(10**12)).strategies[0].memory.total
+    assert made(small(need)).chosen == Strategy()
+    for more in ({"memory_margin": 1}, {"learnt": {"dp": 1}}):
+        found = made(small(need), **more)
+        dp = found.strategies[0]
+        assert (dp.strategy, dp.fits, dp.lacking_bytes, dp.memory.total) == (Strategy(), False, 1, need)
+        assert "with the margin" in dp.reason
+        assert found.chosen != Strategy()
+    assert made(small(need - 1)).chosen != Strategy()
+    assert made(small(need - 1), memory_margin=-1).chosen == Strategy()
+    assert made(small(need - 1), memory_margin=-1, learnt={"dp": 1}).chosen != Strategy()
+    assert made(small(need - 1), memory_margin=-1, learnt={"zero1": 1}).chosen == Strategy()
 
 
 def test_a_gpu_has_a_context_and_a_reserve_and_a_cpu_has_not() -> None:

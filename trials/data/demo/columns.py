@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 HEAD = 100
-"""Ids of a column that have effects of their own; all rarer ids share one, as no model could learn theirs."""
+"""Number of ids of a column that have effects of their own; all rarer ids share one, as no model could learn
+theirs."""
 COUNTER = "I13"
 """The count that reports the drift: clicks among the last `COUNTER_WINDOW` impressions."""
 COUNTER_WINDOW = 10_000
@@ -17,7 +18,8 @@ COUNTER_WINDOW = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdColumn:
-    """Ids are popularity ranks: 0 is the most frequent, rank r has a probability ~ (r + 1) ** -exponent."""
+    """A column of ids that are popularity ranks: 0 is the most frequent, rank r has a probability ~ (r + 1) **
+    -exponent."""
 
     name: str
     cardinality: int
@@ -32,9 +34,9 @@ class CountColumn:
 
     name: str
     median: float
-    """Of the count before it is rounded."""
+    """Median of the count before it is rounded."""
     spread: float
-    """Standard deviation of its logarithm."""
+    """Standard deviation of the count's logarithm."""
     missing: float = 0.0
     """Fraction of missing values."""
 
@@ -71,12 +73,12 @@ COUNTS = (
     CountColumn(name="I11", median=1.5, spread=1.4, missing=0.04),
     CountColumn(name="I12", median=0.6, spread=1.6, missing=0.76),
 )
-"""All counts but the `COUNTER`."""
+"""All counts except the `COUNTER`."""
 
 
 @cache
 def zipf(column: IdColumn) -> NDArray[np.float64]:
-    """Probability of each id where the value is not missing, shape [cardinality]."""
+    """Returns the probability of each id where the value is not missing, shape [cardinality]."""
     weight = np.power(1.0 + np.arange(column.cardinality), -column.exponent)
     probability: NDArray[np.float64] = weight / weight.sum()
     return probability

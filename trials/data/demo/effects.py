@@ -16,14 +16,14 @@ from trials.data.demo.examples import MISSING, Examples, Floats, Ints
 
 Effect = Callable[[Examples], Floats]
 Name = tuple[str, int]
-"""A column, and which of its traits."""
+"""A column, and one of its traits."""
 TRAITS = 2
-"""Scalar traits of every id: an id's latent factors."""
+"""Number of scalar traits of every id: an id's latent factors."""
 HOUR = "hour_of_day"
 
 
 def draw_effects(rng: Generator) -> dict[Name, Effect]:
-    """The effects of all columns, not yet standardised; some have several, one a trait."""
+    """Returns the effects of all columns, not yet standardised; some columns have several, one per trait."""
     effects: dict[Name, Effect] = {(HOUR, 0): _hour, (COUNTER, 0): _log_clicks}
     for column in CATEGORICAL:
         for trait in range(TRAITS):
@@ -37,7 +37,7 @@ def draw_effects(rng: Generator) -> dict[Name, Effect]:
 
 
 def _draw_traits(rng: Generator, column: IdColumn) -> Floats:
-    """One trait for each id of the head, then one that all rarer ids share, then that of missing values.
+    """Returns one trait for each id of the head, then one that all rarer ids share, then that of missing values.
 
     Traits are softened signs. Of several draws the most balanced one is kept (half of the examples on
     either side), so that a product of traits is no mere effect of one of its columns.
@@ -63,7 +63,7 @@ def _of_id(column: str, traits_I: Floats, examples: Examples) -> Floats:
 
 
 def _of_bag(column: str, traits_I: Floats, examples: Examples) -> Floats:
-    """The mean trait of the bag's ids; 0 for an empty bag."""
+    """Returns the mean trait of the bag's ids; 0 for an empty bag."""
     ids, offsets = examples.bags[column]
     running = np.concatenate([[0.0], np.cumsum(_look_up(traits_I, ids))])
     mean_B: Floats = np.diff(running[offsets]) / np.maximum(np.diff(offsets), 1)
@@ -71,7 +71,7 @@ def _of_bag(column: str, traits_I: Floats, examples: Examples) -> Floats:
 
 
 def _wave(column: str, frequency: float, phase: float, missing: float, examples: Examples) -> Floats:
-    """A smooth wave in the logarithm of the count; missing values have an effect of their own."""
+    """Returns a smooth wave in the logarithm of the count; missing values have an effect of their own."""
     counts_B = examples.counts[column]
     wave_B = np.sin(frequency * np.log1p(np.maximum(counts_B, 0)) + phase)
     return np.where(counts_B == MISSING, missing, wave_B)
@@ -83,7 +83,7 @@ def _log_clicks(examples: Examples) -> Floats:
 
 
 def _hour(examples: Examples) -> Floats:
-    """A daily curve with its peak in the evening."""
+    """Returns a daily curve with its peak in the evening."""
     angle_B = 2 * np.pi * examples.hours / 24
     curve_B: Floats = np.sin(angle_B - 3.9) + 0.4 * np.sin(2 * angle_B - 1.6)
     return curve_B

@@ -29,26 +29,26 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 START = np.datetime64("2024-01-01T00:00:00", "s")
-"""A Monday."""
+"""First moment of the log, a Monday."""
 DAYS = 10
 MISSING = -1
-"""Stands for a missing value among ids and counts, which are never negative."""
+"""Mark of a missing value among ids and counts, which are never negative."""
 MAX_IDS = 10
-"""Most ids in a bag."""
+"""Largest number of ids in a bag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """B examples, ids still popularity ranks."""
+    """B examples, whose ids are still popularity ranks."""
 
     seconds_B: Ints
-    """Since `START`, in order."""
+    """Seconds since `START`, in order."""
     ids: dict[str, Ints]
-    """By categorical column, shape [B]; `MISSING` where missing."""
+    """Ids by categorical column, shape [B]; `MISSING` where missing."""
     bags: dict[str, tuple[Ints, Ints]]
-    """By multi-hot column: ids of all examples one after another, and B + 1 offsets."""
+    """Bags by multi-hot column: ids of all examples one after another, and B + 1 offsets."""
     counts: dict[str, Ints]
-    """By numeric column, shape [B]; `MISSING` where missing."""
+    """Counts by numeric column, shape [B]; `MISSING` where missing."""
 
     @property
     def hours(self) -> Ints:
@@ -58,25 +58,25 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """How the base rate wanders over the ten days: a smooth path, a sum of waves."""
+    """The path of the base rate over the ten days: smooth, a sum of waves."""
 
     periods_days: Floats
     phases: Floats
 
     @classmethod
     def draw(cls, rng: Generator) -> Drift:
-        """Three waves with periods of two to seven days."""
+        """Draws three waves with periods of two to seven days."""
         return cls(periods_days=rng.uniform(2.0, 7.0, 3), phases=rng.uniform(0.0, 2 * np.pi, 3))
 
     def at(self, seconds_B: Ints) -> Floats:
-        """The path at these times, of about unit variance, shape [B]."""
+        """Returns the path at these times, of about unit variance, shape [B]."""
         angle_WB = 2 * np.pi * seconds_B / 86_400 / self.periods_days[:, None] + self.phases[:, None]
         path_B: Floats = np.sqrt(2 / len(angle_WB)) * np.sin(angle_WB).sum(axis=0)
         return path_B
 
 
 def draw_examples(rng: Generator, drift: Drift, base_rate: float, position_B: Floats) -> Examples:
-    """B examples at increasing `position_B`, the fraction (0 to 1) of all impressions that went before."""
+    """Draws B examples at increasing `position_B`, the fraction (0 to 1) of all impressions that went before."""
     size = len(position_B)
     seconds_B = _seconds(position_B)
     counts = {column.name: _counts(rng, column, size) for column in COUNTS}
@@ -90,7 +90,7 @@ def draw_examples(rng: Generator, drift: Drift, base_rate: float, position_B: Fl
 
 
 def _seconds(position_B: Floats) -> Ints:
-    """Times by which these fractions of all impressions have gone by: busiest at 18 h, quietest at 6 h."""
+    """Returns times by which these fractions of all impressions have gone by: busiest at 18 h, quietest at 6 h."""
     hours = np.arange(DAYS * 24 + 1)
     traffic = 1.0 + 0.6 * np.sin(2 * np.pi * (hours[:-1] % 24 - 11.5) / 24)
     passed = np.concatenate([[0.0], np.cumsum(traffic)])
@@ -104,7 +104,7 @@ def _counts(rng: Generator, column: CountColumn, size: int) -> Ints:
 
 
 def _clicks(rng: Generator, base_rate: float, drift_B: Floats) -> Ints:
-    """Clicks in the window before each example; by default the base rate itself moves about as far."""
+    """Returns clicks in the window before each example; by default the base rate itself moves about as far."""
     odds_B = base_rate / (1 - base_rate) * np.exp(0.2 * drift_B)
     return rng.binomial(COUNTER_WINDOW, odds_B / (1 + odds_B))
 
@@ -114,7 +114,7 @@ def _ids(rng: Generator, column: IdColumn, size: int) -> Ints:
 
 
 def _bags(rng: Generator, column: IdColumn, size: int) -> tuple[Ints, Ints]:
-    """Bags of about three ids (geometric); an id may come more than once, as in a list of recent visits."""
+    """Draws bags of about three ids (geometric); an id may come more than once, as in a list of recent visits."""
     lengths_B = np.minimum(rng.geometric(0.3, size), MAX_IDS)
     lengths_B[rng.random(size) < column.missing] = 0
     offsets = np.concatenate([[0], np.cumsum(lengths_B)])
@@ -126,7 +126,7 @@ def _with_missing(rng: Generator, fraction: float, values_B: Ints) -> Ints:
 
 
 def _ranks(rng: Generator, column: IdColumn, size: int) -> Ints:
-    """Zipf-distributed ids, by inversion of the cumulative distribution."""
+    """Draws Zipf-distributed ids, by inversion of the cumulative distribution."""
     return np.searchsorted(_cumulative(column), rng.random(size), side="right")
 
 

@@ -1,4 +1,5 @@
-"""What a demo log is made from: how many rows, which seed, how strong each order of interaction is."""
+"""The settings from which a demo log is made: how many rows, which seed, how strong each order of interaction
+is."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ from dhen.values import Value
 
 
 class Shares(Value):
-    """How the variance of the teacher's logit divides over orders of interaction; the shares add up to 1."""
+    """Shares of the variance of the teacher's logit by order of interaction; they add up to 1."""
 
     first: float = Field(default=0.25, ge=0, le=1)
-    """Effects of single columns."""
+    """Share of effects of single columns."""
     second: float = Field(default=0.30, ge=0, le=1)
-    """Products of two columns: id x id, number x id, bag x id."""
+    """Share of products of two columns: id x id, number x id, bag x id."""
     third: float = Field(default=0.25, ge=0, le=1)
-    """Products of three columns."""
+    """Share of products of three columns."""
     fourth: float = Field(default=0.15, ge=0, le=1)
-    """Products of four columns."""
+    """Share of products of four columns."""
     drift: float = Field(default=0.05, ge=0, le=1)
-    """Hour of day, and the slow drift that column `I13` reports."""
+    """Share of the hour of day, and of the slow drift that column `I13` reports."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -39,12 +40,12 @@ class DemoLog(Value):
     """
 
     rows: int = Field(default=1_000_000, ge=1)
-    """Examples, in time order over ten days."""
+    """Number of examples, in time order over ten days."""
     seed: int = Field(default=0, ge=0)
-    """Decides the teacher and the examples."""
+    """Seed that decides the teacher and the examples."""
     base_rate: float = Field(default=0.22, ge=0.001, le=0.9)
     """Fraction of positives, in expectation."""
     logit_deviation: float = Field(default=1.75, gt=0, le=10)
     """Standard deviation of the teacher's logit; the larger, the lower the reachable NE (0.70 by default)."""
     shares: Shares = Shares()
-    """Of the logit's variance, by order of interaction."""
+    """Shares of the logit's variance, by order of interaction."""

@@ -18,7 +18,7 @@ from trials.data.demo.spec import DemoLog
 from trials.data.demo.terms import Term, draw_terms
 
 _SAMPLE = 1 << 17
-"""Examples on which effects are standardised and the intercept is found."""
+"""Number of examples on which effects are standardised and the intercept is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +31,18 @@ class StandardEffect:
 
     @classmethod
     def measure(cls, effect: Effect, examples: Examples) -> StandardEffect:
-        """Takes the moments from examples."""
+        """Takes the mean and the deviation from examples."""
         values_B = effect(examples)
         return cls(effect=effect, mean=float(values_B.mean()), deviation=float(values_B.std()))
 
     def __call__(self, examples: Examples) -> Floats:
-        """Shape [B]."""
+        """Returns the standardised effect, shape [B]."""
         return (self.effect(examples) - self.mean) / self.deviation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """A world: how the base rate drifts, and what makes people click."""
+    """A way that labels come about: how the base rate drifts, and what makes people click."""
 
     drift: Drift
     effects: dict[Name, StandardEffect]
@@ -51,7 +51,7 @@ class Teacher:
 
     @classmethod
     def draw(cls, spec: DemoLog) -> Teacher:
-        """The teacher of a seed, whatever the number of rows."""
+        """Draws the teacher of a seed, whatever the number of rows."""
         rng = np.random.default_rng([spec.seed, 0])
         drift, effects, terms = Drift.draw(rng), draw_effects(rng), draw_terms(rng, spec)
         sample = _sample(spec, drift, stream=1)
@@ -62,41 +62,41 @@ class Teacher:
         return cls(drift=drift, effects=standard, terms=terms, intercept=intercept)
 
     def by_order(self, examples: Examples) -> dict[str, Floats]:
-        """The parts of the logit, by order of interaction, [B] each; without the intercept."""
+        """Returns the parts of the logit, by order of interaction, [B] each; without the intercept."""
         values = {name: effect(examples) for name, effect in self.effects.items()}
-        parts: dict[str, Floats] = {}
+        logits: dict[str, Floats] = {}
         for term in self.terms:
             product_B = term.weight * _product(values[name] for name in term.effects)
-            parts[term.order] = parts.get(term.order, 0.0) + product_B
-        return parts
+            logits[term.order] = logits.get(term.order, 0.0) + product_B
+        return logits
 
     def logit(self, examples: Examples) -> Floats:
-        """Shape [B]."""
+        """Returns the logit, shape [B]."""
         logit_B: Floats = self.intercept + np.sum(list(self.by_order(examples).values()), axis=0)
         return logit_B
 
 
 def probability(logit_B: Floats) -> Floats:
-    """The logistic function."""
+    """Returns the logistic function of logits."""
     probability_B: Floats = 1.0 / (1.0 + np.exp(-logit_B))
     return probability_B
 
 
 def variance_shares(spec: DemoLog) -> dict[str, float]:
-    """The realised shares of the logit's variance by order, measured on fresh examples; they add up to 1.
+    """Returns the realised shares of the logit's variance by order, measured on fresh examples; they add up to 1.
 
     An order's share is the covariance of its part with the whole logit, over the logit's variance.
     """
     teacher = Teacher.draw(spec)
-    parts = teacher.by_order(_sample(spec, teacher.drift, stream=3))
-    logit_B = np.sum(list(parts.values()), axis=0)
+    logits = teacher.by_order(_sample(spec, teacher.drift, stream=3))
+    logit_B = np.sum(list(logits.values()), axis=0)
     return {
-        order: float(np.cov(part_B, logit_B)[0, 1] / logit_B.var(ddof=1)) for order, part_B in parts.items()
+        order: float(np.cov(part_B, logit_B)[0, 1] / logit_B.var(ddof=1)) for order, part_B in logits.items()
     }
 
 
 def _sample(spec: DemoLog, drift: Drift, *, stream: int) -> Examples:
-    """Examples spread evenly over the ten days, none of the log itself."""
+    """Draws examples spread evenly over the ten days, none of the log itself."""
     position_B = (np.arange(_SAMPLE) + 0.5) / _SAMPLE
     return draw_examples(np.random.default_rng([spec.seed, stream]), drift, spec.base_rate, position_B)
 
@@ -107,7 +107,7 @@ def _product(factors: Iterable[Floats]) -> Floats:
 
 
 def _intercept(logit_B: Floats, base_rate: float) -> float:
-    """The constant to add to logits so that their mean probability is the base rate (by bisection)."""
+    """Returns the constant to add to logits so that their mean probability is the base rate (by bisection)."""
     low, high = -100.0, 100.0
     while high - low > 1e-9:
         middle = (low + high) / 2

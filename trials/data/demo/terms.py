@@ -23,7 +23,7 @@ DOT_PRODUCTS = 4
 NUMBER_BY_ID = 3
 """Pairs of a numeric and a categorical column."""
 _MODEST = tuple(column.name for column in CATEGORICAL if 8 <= column.cardinality <= HEAD)
-"""Columns all of whose ids are frequent enough to learn."""
+"""Columns of which all ids are frequent enough to learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ class Term:
     """The product of one to four effects, each standardised, times a weight."""
 
     order: str
-    """A field of `Shares`."""
+    """Order of interaction, a field of `Shares`."""
     effects: tuple[Name, ...]
     weight: float = 1.0
-    """Of a weighted sum of uncorrelated products: its square is a variance."""
+    """Weight in a sum of uncorrelated products: its square is a variance."""
 
 
 def draw_terms(rng: Generator, spec: DemoLog) -> tuple[Term, ...]:
-    """All terms, their weights such that every order has its share of the logit's variance."""
+    """Returns all terms, their weights such that every order has its share of the logit's variance."""
     modest = [str(name) for name in rng.permutation(_MODEST)]
     chains = [modest[4 * i : 4 * i + 4] for i in range(CHAINS)]
     terms = [
@@ -56,7 +56,7 @@ def draw_terms(rng: Generator, spec: DemoLog) -> tuple[Term, ...]:
 
 
 def _chain_terms(chains: list[list[str]]) -> Iterator[Term]:
-    """Products of the first two, first three and all four columns of a chain, and of its last two."""
+    """Yields products of the first two, first three and all four columns of a chain, and of its last two."""
     for chain in chains:
         for order, columns in (
             ("second", chain[:2]),
@@ -68,18 +68,20 @@ def _chain_terms(chains: list[list[str]]) -> Iterator[Term]:
 
 
 def _other_pairs(rng: Generator) -> Iterator[Term]:
-    """Dot products of two ids' traits, and ids with numbers and with bags."""
+    """Yields dot products of two ids' traits, and products of ids with numbers and with bags."""
     for _ in range(DOT_PRODUCTS):
-        left, right = rng.choice([column.name for column in CATEGORICAL], 2, replace=False)
+        first, second = rng.choice([column.name for column in CATEGORICAL], 2, replace=False)
         for trait in range(TRAITS):
-            yield Term(order="second", effects=((str(left), trait), (str(right), trait)), weight=TRAITS**-0.5)
+            yield Term(
+                order="second", effects=((str(first), trait), (str(second), trait)), weight=TRAITS**-0.5
+            )
     numbers = rng.choice([column.name for column in COUNTS], NUMBER_BY_ID, replace=False)
     for name in (*numbers, *(column.name for column in MULTI_HOT)):
         yield Term(order="second", effects=((str(name), 0), (str(rng.choice(_MODEST)), 0)))
 
 
 def _single_effects(rng: Generator, in_chains: set[str]) -> Iterator[Term]:
-    """One effect per column, some much stronger than others; those of chains stronger by half."""
+    """Yields one effect per column, some much stronger than others; those of chains stronger by half."""
     names = [column.name for column in (*CATEGORICAL, *MULTI_HOT)] + [column.name for column in COUNTS]
     for name in names:
         weight = rng.gamma(2.0) * (1.5 if name in in_chains else 1.0)

@@ -25,9 +25,9 @@ from trials.data.prepare.staging import Progress
 from trials.data.roles.names import ORACLE
 
 _GROUP = 1 << 16
-"""Rows drawn and written at a time."""
+"""Number of rows that are drawn and written at a time."""
 _GENERATOR = 1
-"""Goes up when equal settings give another log than before."""
+"""Version of the generator, which goes up when equal settings give another log than before."""
 _KEY = b"demo_log"
 _NOTE = """\
 {name}: a GENERATED click log. No person clicked anything here, and no real log was used.
@@ -68,7 +68,7 @@ def generate(spec: DemoLog, path: Path, *, progress: Progress | None = None) -> 
         note = path.with_name(f"_README_{path.stem}.txt")  # readers of a folder skip names with an underscore
         if not current:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(spec, path, progress or (lambda stage, done, total: None))
+            _write_whole(spec, path, progress or (lambda stage, rows_done, total: None))
         if not current or not note.exists():
             note.write_text(_note(spec, path.name), encoding="utf-8")
     except OSError as error:
@@ -79,7 +79,7 @@ def generate(spec: DemoLog, path: Path, *, progress: Progress | None = None) -> 
 
 
 def _is_current(spec: DemoLog, path: Path) -> bool:
-    """Whether the very log is there already; one of other settings may be replaced, another's file not."""
+    """Tells whether the very log is there already; a log of other settings may be replaced, a foreign file not."""
     if not path.exists():
         return False
     try:
@@ -107,11 +107,11 @@ def _write_whole(spec: DemoLog, path: Path, progress: Progress) -> None:
         atomic_file(path) as unfinished,
         pq.ParquetWriter(unfinished, _schema(spec), compression="zstd") as writer,
     ):
-        done = 0
+        rows_done = 0
         for table in _groups(spec):
             writer.write_table(table)
-            done += len(table)
-            progress("generate", done, spec.rows)
+            rows_done += len(table)
+            progress("generate", rows_done, spec.rows)
 
 
 def _schema(spec: DemoLog) -> pa.Schema:
@@ -125,12 +125,12 @@ def _schema(spec: DemoLog) -> pa.Schema:
 
 
 def _groups(spec: DemoLog) -> Iterator[pa.Table]:
-    """The log's rows, a group at a time."""
+    """Yields the log's rows, a group at a time."""
     teacher = Teacher.draw(spec)
     schema = _schema(spec)
-    for group, first in enumerate(range(0, spec.rows, _GROUP)):
+    for group, first_row in enumerate(range(0, spec.rows, _GROUP)):
         rng = np.random.default_rng([spec.seed, 2, group])
-        row_B = np.arange(first, min(first + _GROUP, spec.rows))
+        row_B = np.arange(first_row, min(first_row + _GROUP, spec.rows))
         position_B = (row_B + rng.random(len(row_B))) / spec.rows
         examples = draw_examples(rng, teacher.drift, spec.base_rate, position_B)
         oracle_B = probability(teacher.logit(examples))
@@ -161,6 +161,8 @@ def _texts(column: IdColumn, ids: Ints) -> pa.Array:
 
 @cache
 def _names(column: IdColumn) -> pa.Array:
-    """The text of each id: eight hex digits that say nothing of its popularity."""
+    """Returns the text of each id: eight hex digits that say nothing of its popularity."""
     code = np.arange(column.cardinality, dtype=np.uint64) * 2_654_435_761 + zlib.crc32(column.name.encode())
-    return pa.array([f"{one:08x}" for one in (code % 2**32).tolist()])  # an odd multiplier: all distinct
+    return pa.array(
+        [f"{number:08x}" for number in (code % 2**32).tolist()]
+    )  # an odd multiplier: all distinct

@@ -1,4 +1,4 @@
-"""From raw files straight to a model's inputs: the short way, for scoring. Needs no label and no cache."""
+"""The short way from raw files straight to a model's inputs, for scoring. Needs no label and no cache."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _encoded(batches: Iterator[RawBatch], encoding: Encoding, batch_size: int) -
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for batch in batches:
             rows = _encode(batch, encoding, pool)
-            for first in range(0, rows.rows, batch_size):
-                yield rows.slice(first, min(first + batch_size, rows.rows))
+            for start in range(0, rows.rows, batch_size):
+                yield rows.slice(start, min(start + batch_size, rows.rows))
 
 
 def transform(table: pa.RecordBatch, encoding: Encoding) -> EncodedRows:

@@ -35,44 +35,44 @@ from trials.data.schema_yaml import read_schema, schema_to_yaml
 
 CYCLE_LENGTH = {"hour_of_day": 24, "day_of_week": 7}
 CLIP = 100.0
-"""Standardised numbers are kept within so many deviations: no single outlier must end a training."""
+"""Number of deviations within which standardised numbers are kept: no single outlier must end a training."""
 
 
 class NumericScale(Value):
-    """How one numeric column is standardised, and cut into the buckets of its table."""
+    """The standardisation of one numeric column, and the buckets of its table."""
 
     transform: str
     mean: float
-    """Of the transformed training values."""
+    """Mean of the transformed training values."""
     std: float = Field(gt=0)
-    """Of the transformed training values; 1 where they do not vary."""
+    """Deviation of the transformed training values; 1 where they do not vary."""
     indicator: bool
     """Whether there is an input that says the value is missing."""
     buckets: Buckets | None = None
-    """Those of its table; None where it has none."""
+    """Buckets of the column's table; None where it has none."""
 
     def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Standardised values (N), 0 where missing."""
+        """Returns standardised values (N), 0 where missing."""
         z = (transformed(values, self.transform) - self.mean) / self.std
         return np.clip(np.nan_to_num(z, nan=0.0), -CLIP, CLIP).astype(np.float32)
 
     def undo(self, z: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The values (N) as the log has them, of standardised ones."""
+        """Returns the values (N) as the log has them, from standardised ones."""
         values = z.astype(np.float64) * self.std + self.mean
         return np.sign(values) * np.expm1(np.abs(values)) if self.transform == "log" else values
 
 
 class _Tables(Value):
-    """What tables.json holds."""
+    """The content of tables.json."""
 
     vocabularies: dict[str, str]
-    """File names by column."""
+    """File names of vocabularies, by column."""
     mean_ids: dict[str, float]
-    """By multi-hot column."""
+    """Mean number of ids per example, by multi-hot column."""
 
 
 def transformed(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
-    """Values (N) before standardisation: as they are, or sign(x) log(1 + |x|)."""
+    """Returns values (N) before standardisation: as they are, or sign(x) log(1 + |x|)."""
     return np.sign(values) * np.log1p(np.abs(values)) if transform == "log" else values
 
 
@@ -90,10 +90,11 @@ class Encoding:
         """Takes what `fit` found.
 
         Args:
-            schema: with every `hash_buckets` resolved to a number or None, and only the derived tables kept.
-            vocabularies: by column, for tables that are not hashed.
-            scales: by numeric column; with buckets where the schema has them.
-            mean_ids: by multi-hot column.
+            schema: the schema, with every `hash_buckets` resolved to a number or None, and only the derived tables
+                kept.
+            vocabularies: vocabularies by column, for tables that are not hashed.
+            scales: scales by numeric column; with buckets where the schema has them.
+            mean_ids: mean number of ids per example, by multi-hot column.
         """
         self.schema = schema
         self._vocabularies = dict(vocabularies)
@@ -106,7 +107,8 @@ class Encoding:
         tables = [Table(name=name, rows=self._rows(name)) for name in self.schema.categorical]
         tables += [Table(name=cycle, rows=FIRST_ID + CYCLE_LENGTH[cycle]) for cycle in self.schema.cycles]
         tables += [
-            Table(name=name, rows=FIRST_ID + len(each), buckets=True) for name, each in self._buckets.items()
+            Table(name=name, rows=FIRST_ID + len(buckets), buckets=True)
+            for name, buckets in self._buckets.items()
         ]
         tables += [
             Table(name=name, rows=self._rows(name), multi_hot=True, mean_ids=self._mean_ids[name])
@@ -119,20 +121,21 @@ class Encoding:
         return FIRST_ID + (buckets if isinstance(buckets, int) else len(self._vocabularies[name]))
 
     def value_names(self, table: str, ids: Iterable[int]) -> list[str]:
-        """What ids of a categorical table stand for, to be read: values, hours, days, ranges or buckets."""
+        """Returns what ids of a categorical table stand for, to be read: values, hours, days, ranges or
+        buckets."""
         shared = {MISSING_ID: "(missing)", UNKNOWN_ID: "(not in training)"}
         vocabulary = self._vocabularies.get(table)
         word = "" if table in CYCLE_LENGTH else "bucket "
 
-        def name(place: int) -> str:
+        def name(index: int) -> str:
             if table in self._buckets:
-                return self._buckets[table].name(place)
-            return str(vocabulary.values[place]) if vocabulary is not None else f"{word}{place}"
+                return self._buckets[table].name(index)
+            return str(vocabulary.values[index]) if vocabulary is not None else f"{word}{index}"
 
-        return [shared.get(each) or name(each - FIRST_ID) for each in ids]
+        return [shared.get(row) or name(row - FIRST_ID) for row in ids]
 
     def numbers(self, name: str, numeric_NK: NDArray[np.float32]) -> NDArray[np.float64]:
-        """A numeric column of encoded rows as the log has it (N), NaN where it is known to be missing."""
+        """Returns a numeric column of encoded rows as the log has it (N), NaN where it is known to be missing."""
         inputs = self.features.numeric
         values = self._scales[name].undo(numeric_NK[:, inputs.index(name)])
         if name in self._indicators:
@@ -140,7 +143,7 @@ class Encoding:
         return values
 
     def with_schema(self, schema: LogSchema) -> Encoding:
-        """The same encoding for a log that differs in what is no input."""
+        """Returns the same encoding for a log that differs in columns that are no input."""
         return Encoding(
             schema=schema, vocabularies=self._vocabularies, scales=self._scales, mean_ids=self._mean_ids
         )
@@ -151,19 +154,20 @@ class Encoding:
 
     @cached_property
     def _buckets(self) -> dict[str, Buckets]:
-        """By the table's name."""
-        found = {table: self._scales[name].buckets for table, name in self.schema.bucketed.items()}
-        return {table: each for table, each in found.items() if each is not None}
+        """The buckets by the table's name."""
+        by_table = {table: self._scales[name].buckets for table, name in self.schema.bucketed.items()}
+        return {table: buckets for table, buckets in by_table.items() if buckets is not None}
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of all that decides how a row is encoded."""
-        vocabularies = {name: one.checksum() for name, one in self._vocabularies.items()}
-        scales = {name: one.to_dict() for name, one in self._scales.items()}
+        """A hash (16 hex digits) of all that decides how a row is encoded."""
+        vocabularies = {name: vocabulary.checksum() for name, vocabulary in self._vocabularies.items()}
+        scales = {name: scale.to_dict() for name, scale in self._scales.items()}
         return fingerprint([self.schema.to_dict(), vocabularies, scales])
 
     def encode(self, columns: Mapping[str, pa.Array], pool: Executor) -> EncodedRows:
-        """Encodes typed columns (see `trials.data.raw.typed`) of N rows; others are not looked at."""
+        """Encodes typed columns (see `trials.data.raw.typed`) of N rows; columns that are no input are not looked
+        at."""
         categorical = pool.map(lambda name: self._ids(name, columns[name]), self.schema.categorical)
         bags = pool.map(lambda name: self._bags(name, columns[name]), self.schema.multi_hot)
         numbers = {name: columns[name].to_numpy() for name in self._scales}
@@ -229,7 +233,7 @@ class Encoding:
                 for name, file in tables.vocabularies.items()
             },
             scales={
-                name: parse(NumericScale, one, f"{directory}/numeric.json") for name, one in scales.items()
+                name: parse(NumericScale, data, f"{directory}/numeric.json") for name, data in scales.items()
             },
             mean_ids=tables.mean_ids,
         )
@@ -242,7 +246,7 @@ def _fill(matrix: NDArray[Any], columns: Sequence[NDArray[Any]]) -> None:
 
 
 def _file_name(index: int, column: str) -> str:
-    """Safe on every file system, and still readable."""
+    """Returns a file name that is safe on every file system, and still readable."""
     return f"{index:03d}_{re.sub(r'[^A-Za-z0-9-]+', '_', column)[:40]}.parquet"
 
 

@@ -16,15 +16,15 @@ Hashes = NDArray[np.uint64]
 
 
 def hash64(values: pa.Array) -> Hashes:
-    """Hashes (N) of N strings; those of nulls mean nothing."""
+    """Returns the hashes (N) of N strings; those of nulls mean nothing."""
     if not len(values):
         return np.empty(0, dtype=np.uint64)  # Arrow may leave out the buffers
     _, offset_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
     text = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
     starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
-    place = np.arange(len(text)) - np.repeat(starts, lengths)
-    terms = (text.astype(np.uint64) + np.uint64(1)) * _powers(int(lengths.max(initial=0)))[place]
+    position = np.arange(len(text)) - np.repeat(starts, lengths)
+    terms = (text.astype(np.uint64) + np.uint64(1)) * _powers(int(lengths.max(initial=0)))[position]
     # sums wrap around, and so their differences are exact modulo 2 ** 64
     sums = np.concatenate(([np.uint64(0)], np.cumsum(terms, dtype=np.uint64)))
     return _mixed(sums[starts + lengths] - sums[starts])

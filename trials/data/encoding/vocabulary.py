@@ -16,16 +16,16 @@ from trials.data.encoding.hashing import Hashes, hash64
 from trials.data.raw.text import Codes
 
 MISSING_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
-"""Ids of missing and of out-of-vocabulary values, and the first of all others."""
+"""Id of missing values; after it that of out-of-vocabulary values, and the first of all other values."""
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Values in the order of their ids: most frequent first, equal ones by their text."""
+    """Values in the order of their ids: most frequent first, equally frequent ones by their text."""
 
     values: pa.Array
     counts: NDArray[np.int64]
-    """How often each occurs in the training rows."""
+    """Number of times that each value occurs in the training rows."""
     _hashes: Hashes = field(init=False, repr=False)
     _positions: NDArray[np.int64] = field(init=False, repr=False)
 
@@ -40,28 +40,28 @@ class Vocabulary:
 
     @classmethod
     def fit(cls, counted: pa.Table, min_count: int) -> Vocabulary:
-        """From distinct `value`s and their `count`s."""
-        kept = counted.filter(pc.greater_equal(counted["count"], min_count))
-        kept = kept.sort_by([("count", "descending"), ("value", "ascending")])
-        return cls(_one_array(kept["value"]), kept["count"].to_numpy())
+        """Makes a vocabulary from distinct `value`s and their `count`s."""
+        frequent = counted.filter(pc.greater_equal(counted["count"], min_count))
+        frequent = frequent.sort_by([("count", "descending"), ("value", "ascending")])
+        return cls(_one_array(frequent["value"]), frequent["count"].to_numpy())
 
     def ids(self, values: pa.Array) -> Codes:
-        """Ids (N) of N values without nulls.
+        """Returns the ids (N) of N values without nulls.
 
         A value is found by its hash and then compared: unlike a hash table's, the index is built once, and
         so a batch costs the same whatever the vocabulary's size.
         """
         if not len(self):
             return np.full(len(values), UNKNOWN_ID, dtype=np.int32)
-        place = np.searchsorted(self._hashes, hash64(values))
-        position = self._positions[np.minimum(place, len(self) - 1)]
-        same = pc.equal(self.values.take(pa.array(position)), values).to_numpy(zero_copy_only=False)
-        return np.where(same, position + FIRST_ID, UNKNOWN_ID).astype(np.int32)
+        hash_index = np.searchsorted(self._hashes, hash64(values))
+        position = self._positions[np.minimum(hash_index, len(self) - 1)]
+        equal = pc.equal(self.values.take(pa.array(position)), values).to_numpy(zero_copy_only=False)
+        return np.where(equal, position + FIRST_ID, UNKNOWN_ID).astype(np.int32)
 
     def checksum(self) -> list[str]:
-        """Differs where a value has another id."""
-        places = np.arange(FIRST_ID, FIRST_ID + len(self), dtype=np.uint64)
-        return [str(len(self)), str((hash64(self.values) * places).sum())]
+        """Returns texts that differ where a value has another id."""
+        ids = np.arange(FIRST_ID, FIRST_ID + len(self), dtype=np.uint64)
+        return [str(len(self)), str((hash64(self.values) * ids).sum())]
 
     def save(self, path: Path) -> None:
         """Writes a Parquet file of `value` and `count`; the row number plus 2 is the id."""
@@ -86,5 +86,5 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def hashed_ids(values: pa.Array, buckets: int) -> Codes:
-    """Ids (N) of N values without nulls, hashed into buckets."""
+    """Returns the ids (N) of N values without nulls, hashed into buckets."""
     return (hash64(values) % np.uint64(buckets)).astype(np.int32) + FIRST_ID

@@ -23,36 +23,38 @@ from trials.data.raw.readers import BadRows
 from trials.data.raw.sources import estimate_rows
 
 THREADS = min(16, os.cpu_count() or 1)
-"""Columns are typed, counted and encoded side by side."""
+"""Number of threads in which columns are typed, counted and encoded side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be prepared."""
+    """The log to be prepared, and how."""
 
     log: RawLog
     file_hashes: tuple[str, ...]
     schema: LogSchema
     schema_text: str
-    """The schema.yaml to be written: the schema, with its comments."""
+    """Text of the schema.yaml to be written: the schema, with its comments."""
     encoding: Encoding | None
-    """Used instead of fitting one."""
+    """Encoding that is used instead of fitting one."""
     skip_bad_rows: bool
+    sentences: tuple[str, ...] = ()
+    """Sentences that were said when the schema was inferred."""
 
     def fingerprint(self, schema: LogSchema) -> str:
-        """Of all that decides what the cache holds, with this schema for the log."""
-        names = [file.path.name for file in self.log.files] if schema.split.by == "files" else []
+        """Returns the hash of all that decides what the cache holds, with this schema for the log."""
+        names = [file.path.name for file in self.log.files] if schema.splits_by_file else []
         encoding = self.encoding.fingerprint if self.encoding else None
-        parts = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
-        return fingerprint([*parts, self.skip_bad_rows])
+        deciding = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
+        return fingerprint([*deciding, self.skip_bad_rows])
 
     @property
     def key(self) -> str:
-        """What the cache is found by before the schema is resolved."""
+        """Key by which the cache is found before the schema is resolved."""
         return self.fingerprint(self.schema)
 
     def needed_bytes(self) -> int:
-        """About what staged log and cache take together, from the first rows (a bag is taken for 8 ids)."""
+        """Bytes that staged log and cache take together, about, from the first rows (a bag is taken for 8 ids)."""
         tables, bags, numbers = (
             len(self.schema.categorical),
             len(self.schema.multi_hot),
@@ -73,7 +75,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
     staging = directory / "staged.arrow"
     with ThreadPoolExecutor(THREADS) as pool:
         staged = stage(request.log, schema, staging, bad_rows=bad_rows, pool=pool, progress=progress)
-        plan = plan_splits(schema.split, staged.rows, staged.files, staged.stamps)
+        plan = plan_splits(schema.split, sum(staged.open_rows), staged.stamps)
         totals = count_clicks(staged, plan, schema)
         encoding = request.encoding or fit(staged, plan, schema, pool, progress)
         write_splits(staged, plan, encoding, directory, pool, progress)
@@ -90,7 +92,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         base_rate={name: totals[name].base_rate for name in SPLITS},
         chronological=staged.stamps is not None and staged.stamps.chronological,
         ne_floor=_ne_floors(totals) if schema.oracle else None,
-        notes=(*bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
+        notes=(*request.sentences, *bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
         sizes=dict(sorted(sizes.items())),
     )
     (directory / "schema.yaml").write_text(request.schema_text, encoding="utf-8")
@@ -98,13 +100,13 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
 
 
 def _ne_floors(totals: Mapping[str, ClickTotals]) -> dict[str, float] | None:
-    """By split; None where a true probability is missing."""
-    floors = {name: one.ne_floor for name, one in totals.items()}
+    """Returns NE floors by split; None where a true probability is missing."""
+    floors = {name: clicks.ne_floor for name, clicks in totals.items()}
     return floors if all(math.isfinite(floor) for floor in floors.values()) else None
 
 
 def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
-    """What was decided, and is worth knowing."""
+    """Returns what was decided and is worth knowing."""
     notes = []
     label = schema.columns[schema.label]
     if isinstance(label, LabelColumn) and label.positive is not None:

@@ -11,29 +11,29 @@ from pathlib import Path
 from dhen.atomic_write import write_atomically
 
 _SETTLED_NS = 2_000_000_000
-"""A file modified more recently than this may change again within the clock's resolution: not remembered."""
+"""Age in ns below which a file may change again within the clock's resolution: its hash is not remembered."""
 
 
 def hash_files(paths: Sequence[Path], memory: Path) -> list[str]:
-    """SHA-256 of each file, in hex. What is remembered lies in a file below `memory`."""
+    """Returns the SHA-256 of each file, in hex. What is remembered lies in a file below `memory`."""
     store = memory / "file_hashes.json"
-    known = _load(store)
+    remembered = _load(store)
     hashes, fresh = [], {}
     for path in paths:
         key, settled = _key(path)
-        found = known.get(key)
-        if found is None:
-            found = _sha256(path)
+        digest = remembered.get(key)
+        if digest is None:
+            digest = _sha256(path)
             if settled:
-                fresh[key] = found
-        hashes.append(found)
+                fresh[key] = digest
+        hashes.append(digest)
     if fresh:
         _save(store, {**_load(store), **fresh})
     return hashes
 
 
 def _key(path: Path) -> tuple[str, bool]:
-    """What a file is remembered by, and whether it may be."""
+    """Returns the key by which a file is remembered, and whether it may be."""
     stat = path.stat()
     return (
         f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}",
@@ -54,7 +54,8 @@ def _load(store: Path) -> dict[str, str]:
 
 
 def _save(store: Path, hashes: dict[str, str]) -> None:
-    """Atomic; of two writers at once one wins, and the other's files are hashed again next time."""
+    """Writes the hashes atomically; of two writers at once one wins, and the other's files are hashed again next
+    time."""
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(store, json.dumps(hashes))

@@ -18,33 +18,34 @@ from trials.data.prepare.staging import Progress, Staged
 from trials.data.prepare.statistics import Moments, Quantiles, StampRange, ValueCounts
 
 MAX_VOCABULARY = 5_000_000
-"""Values that reach `min_count`, above which `hash_buckets: auto` hashes."""
+"""Number of values that reach `min_count` above which `hash_buckets: auto` hashes."""
 AUTO_BUCKETS = 1 << 22
-"""Buckets of a table that `auto` hashes."""
+"""Number of buckets of a table that `auto` hashes."""
 
 
 def fit(staged: Staged, plan: SplitPlan, schema: LogSchema, pool: Executor, progress: Progress) -> Encoding:
     """Fits an encoding on the training rows of a staged log."""
     fitting = _Fitting(schema)
-    done = 0
-    for file, first_row, batch in staged.batches():
-        train = split_of(plan, schema, file, first_row, batch) == TRAIN
+    rows_done = 0
+    for file, first_open, batch in staged.batches():
+        train = split_of(plan, schema, file, first_open, batch) == TRAIN
         fitting.add(batch if train.all() else batch.filter(pa.array(train)), pool)
-        done += batch.num_rows
-        progress("fitting", done, staged.rows)
+        rows_done += batch.num_rows
+        progress("fitting", rows_done, staged.rows)
     return fitting.encoding()
 
 
 def split_of(
-    plan: SplitPlan, schema: LogSchema, file: str, first_row: int, batch: pa.RecordBatch
+    plan: SplitPlan, schema: LogSchema, file: str, first_open: int, batch: pa.RecordBatch
 ) -> NDArray[np.uint8]:
-    """The split of each row (N) of a staged batch."""
+    """Returns the split of each row (N) of a staged batch."""
     stamps = batch.column(schema.timestamp).to_numpy() if schema.timestamp else None
-    return plan.of(file, first_row, batch.num_rows, stamps)
+    values = batch.column(schema.split_column) if schema.split_column else None
+    return plan.of(file, first_open, batch.num_rows, stamps, values)
 
 
 class _Fitting:
-    """The statistics of all columns."""
+    """The statistics of all columns, from which an encoding is fitted."""
 
     def __init__(self, schema: LogSchema) -> None:
         self._schema = schema
@@ -58,8 +59,8 @@ class _Fitting:
 
     def add(self, batch: pa.RecordBatch, pool: Executor) -> None:
         """Takes in typed training rows, each column in a thread of the pool."""
-        tasks = [pool.submit(one.add, batch.column(name)) for name, one in self._moments.items()]
-        tasks += [pool.submit(one.add, batch.column(name)) for name, one in self._quantiles.items()]
+        tasks = [pool.submit(moments.add, batch.column(name)) for name, moments in self._moments.items()]
+        tasks += [pool.submit(sample.add, batch.column(name)) for name, sample in self._quantiles.items()]
         for name, counts in self._counts.items():
             column = batch.column(name)
             values = column.flatten() if name in self._schema.multi_hot else column
@@ -72,7 +73,7 @@ class _Fitting:
             task.result()
 
     def encoding(self) -> Encoding:
-        """What follows from them."""
+        """Returns the encoding that follows from the statistics."""
         tables = {name: _table(column, self._counts[name]) for name, column in self._schema.tables.items()}
         scales = {name: self._scale(name) for name in self._moments}
         return Encoding(
@@ -83,13 +84,13 @@ class _Fitting:
         )
 
     def _scale(self, name: str) -> NumericScale:
-        """Of a numeric column; with buckets where they were asked for and it varies."""
+        """Returns the scale of a numeric column; with buckets where they were asked for and the column varies."""
         scale, quantiles = self._moments[name].scale(), self._quantiles.get(name)
         return scale.replace(buckets=quantiles.buckets()) if quantiles else scale
 
 
 def _table(column: TableColumn, counts: ValueCounts) -> Vocabulary | int:
-    """A vocabulary, or the number of buckets of a table that is hashed."""
+    """Returns a vocabulary, or the number of buckets of a table that is hashed."""
     if isinstance(column.hash_buckets, int):
         return column.hash_buckets
     counted = counts.table()
@@ -105,17 +106,17 @@ def _resolved(
     scales: Mapping[str, NumericScale],
     span: StampRange,
 ) -> LogSchema:
-    """The schema with nothing left open."""
+    """Returns the schema with nothing left open."""
     columns = dict(schema.columns)
     for name, table in tables.items():
         hashed = table if isinstance(table, int) else None
         columns[name] = schema.tables[name].replace(hash_buckets=hashed)
     for name, scale in scales.items():
-        found = len(scale.buckets) if scale.buckets is not None else None
-        columns[name] = schema.numeric[name].replace(buckets=found)
+        buckets = len(scale.buckets) if scale.buckets is not None else None
+        columns[name] = schema.numeric[name].replace(buckets=buckets)
     if schema.timestamp:
         column = columns[schema.timestamp]
         assert isinstance(column, TimestampColumn)
-        kept = tuple(cycle for cycle in column.derive if span.spans(cycle))
-        columns[schema.timestamp] = column.replace(derive=kept)
+        cycles = tuple(cycle for cycle in column.derive if span.spans(cycle))
+        columns[schema.timestamp] = column.replace(derive=cycles)
     return schema.replace(columns=columns)

@@ -24,10 +24,10 @@ def locked(target: Path) -> Iterator[None]:
     path = target.parent / f".{target.name}.lock"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(path, fallback_to_soft=False).acquire()  # a soft lock would outlive a killed process
+        lock = FileLock(path, fallback_to_soft=False).acquire()  # a soft lock would outlive a killed process
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror}); name another place.") from None
-    with held:
+    with lock:
         remove_left_behind(target)
         try:
             yield
@@ -39,7 +39,7 @@ def locked(target: Path) -> Iterator[None]:
 
 @contextmanager
 def built(target: Path, needed_bytes: int) -> Iterator[Path]:
-    """A new directory to fill, which takes the target's place when the block ends without an error.
+    """Makes a new directory to fill, which takes the target's place when the `with` body ends without an error.
 
     Args:
         target: the directory to make or to replace; it must be `locked`.

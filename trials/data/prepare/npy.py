@@ -22,7 +22,8 @@ class NpyWriter:
         self._write_header()
 
     def _write_header(self) -> None:
-        """Of the same length for any number of rows: numpy leaves room for the first axis to grow."""
+        """Writes a header of the same length for any number of rows: numpy leaves room for the first axis to
+        grow."""
         shape = (self.rows, *self._row_shape)
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, header)

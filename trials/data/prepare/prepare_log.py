@@ -61,20 +61,20 @@ def prepare(
     request = _request(open_log(sources, format), out, schema, encoding, label, skip_bad_rows)
     target = Path(out).resolve() if out is not None else cache_root() / request.key
     with locked(target):
-        if (found := _existing(target, request.key)) is not None:
-            return found
+        if (existing := _existing(target, request.key)) is not None:
+            return existing
         with built(target, request.needed_bytes()) as directory:
             build(request, directory, progress or _silent)
     return PreparedLog.open(target)
 
 
 def cache_root() -> Path:
-    """Where prepared logs are kept unless told otherwise."""
+    """Returns the folder in which prepared logs are kept unless told otherwise."""
     root = os.environ.get("DHEN_SEARCH_CACHE")
     return Path(root) if root else Path.home() / ".cache" / "dhen-search"
 
 
-def _silent(step: str, done: int, total: int | None) -> None:
+def _silent(step: str, rows_done: int, total: int | None) -> None:
     """Reports no progress."""
 
 
@@ -100,6 +100,7 @@ def _request(
     """Settles the schema: the encoding's, the one given, the one in the output directory, or an inferred one."""
     edited = Path(out) / "schema.yaml" if out is not None else None
     source, text = "the schema", None
+    sentences: tuple[str, ...] = ()
     if encoding is not None:
         schema, source = _schema_for(encoding, schema, log), "the encoding"
         encoding = encoding.with_schema(schema)
@@ -108,6 +109,7 @@ def _request(
     elif schema is None:
         inferred = infer(log, label=label, skip_bad_rows=skip_bad_rows)
         schema, text = inferred.schema, schema_to_yaml(inferred.schema, inferred.notes)
+        sentences = inferred.sentences
     check_columns(schema, log.columns, source)
     if label is not None and find_label(log, label) != schema.label:
         raise UserError(f"the label is {label!r}, but {source} says {schema.label!r}: change one of them.")
@@ -118,15 +120,17 @@ def _request(
         schema_text=text or schema_to_yaml(schema),
         encoding=encoding,
         skip_bad_rows=skip_bad_rows,
+        sentences=sentences,
     )
 
 
 def _schema_for(encoding: Encoding, schema: LogSchema | None, log: RawLog) -> LogSchema:
-    """The encoding's schema for another log: that may lack what is no input, and be split differently."""
+    """Returns the encoding's schema for another log, which may lack columns that are no input, and be split
+    differently."""
     columns = {
         name: column
         for name, column in encoding.schema.columns.items()
-        if name in log.columns or column.role not in ("ignore", "oracle")
+        if name in log.columns or column.role not in ("ignore", "oracle", "split")
     }
     rules = schema or encoding.schema
     data = {"columns": columns, "split": rules.split, "negative_sampling_rate": rules.negative_sampling_rate}
@@ -134,7 +138,7 @@ def _schema_for(encoding: Encoding, schema: LogSchema | None, log: RawLog) -> Lo
 
 
 def _existing(target: Path, key: str) -> PreparedLog | None:
-    """The prepared log at the target, if it is the one wanted, and whole."""
+    """Returns the prepared log at the target, if it is the one wanted, and whole."""
     if not PreparedLog.is_prepared(target):
         if target.is_file() or (
             target.is_dir() and any(path.name != "schema.yaml" for path in target.iterdir())
@@ -144,7 +148,7 @@ def _existing(target: Path, key: str) -> PreparedLog | None:
             )
         return None
     try:
-        found = PreparedLog.open(target)
+        log = PreparedLog.open(target)
     except UserError:
         return None  # damaged, edited, or of another version: it is built anew
-    return found if found.manifest.key == key else None
+    return log if log.manifest.key == key else None

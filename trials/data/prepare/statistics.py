@@ -11,27 +11,30 @@ from trials.data.log_schema import Cycle
 from trials.data.raw.stamps import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle_of
 
 COMPACT_AT = 1 << 16
-"""Counted values that may wait before equal ones are added up."""
+"""Number of counted values that may wait before equal ones are added up."""
 SAMPLE = 1 << 17
-"""Values of a numeric column from which its quantiles are taken: of 256 buckets, each has its share to 5 %."""
+"""Number of values of a numeric column from which its quantiles are taken: of 256 buckets, each has its share to 5
+%."""
 
 
 class ValueCounts:
-    """How often each value of a table occurs; memory is bounded by the distinct values."""
+    """The counts of the values of a table; memory is bounded by the distinct values."""
 
     def __init__(self) -> None:
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
         self._compact_above = COMPACT_AT
         self.total = 0
-        """Of all values."""
+        """Number of all values."""
 
     def add(self, column: pa.DictionaryArray) -> None:
         """Counts more values; nulls do not count."""
         codes = column.indices.drop_null().to_numpy(zero_copy_only=False)
         counts = np.bincount(codes, minlength=len(column.dictionary)).astype(np.int64)
-        seen = pa.array(counts > 0)
-        self._waiting.append(pa.table({"value": column.dictionary.filter(seen), "count": counts[counts > 0]}))
+        occurring = pa.array(counts > 0)
+        self._waiting.append(
+            pa.table({"value": column.dictionary.filter(occurring), "count": counts[counts > 0]})
+        )
         self._waiting_rows += len(self._waiting[-1])
         self.add_total(column)
         if self._waiting_rows > self._compact_above:
@@ -40,11 +43,11 @@ class ValueCounts:
             self._compact_above = COMPACT_AT + 2 * self._waiting_rows
 
     def add_total(self, column: pa.DictionaryArray) -> None:
-        """Counts how many more there are, whatever they are."""
+        """Adds so many values to the total, whatever they are."""
         self.total += len(column) - column.null_count
 
     def table(self) -> pa.Table:
-        """Distinct `value`s with their `count`s."""
+        """Returns distinct `value`s with their `count`s."""
         if not self._waiting:
             return pa.table({"value": pa.array([], pa.string()), "count": pa.array([], pa.int64())})
         summed = pa.concat_tables(self._waiting).group_by("value").aggregate([("count", "sum")])
@@ -62,18 +65,18 @@ class Moments:
     def add(self, column: pa.Array) -> None:
         """Takes in more values."""
         values = column.to_numpy()
-        known = transformed(values[~np.isnan(values)], self._transform)
-        self._missing += len(values) - len(known)
-        if not len(known):
+        present = transformed(values[~np.isnan(values)], self._transform)
+        self._missing += len(values) - len(present)
+        if not len(present):
             return
-        mean, n = float(known.mean()), self._n + len(known)
+        mean, n = float(present.mean()), self._n + len(present)
         delta = mean - self._mean
-        self._m2 += float(np.square(known - mean).sum()) + delta * delta * self._n * len(known) / n
-        self._mean += delta * len(known) / n
+        self._m2 += float(np.square(present - mean).sum()) + delta * delta * self._n * len(present) / n
+        self._mean += delta * len(present) / n
         self._n = n
 
     def scale(self) -> NumericScale:
-        """How to standardise the column."""
+        """Returns how to standardise the column."""
         std = float(np.sqrt(self._m2 / self._n)) if self._n else 0.0
         varies = std > 1e-9 * max(1.0, abs(self._mean))
         return NumericScale(
@@ -91,29 +94,29 @@ class Quantiles:
     """
 
     def __init__(self, most: int) -> None:
-        """Takes how many buckets there may be."""
+        """Takes the largest number of buckets."""
         self._most = most
         self._random = np.random.default_rng(0)
         self._drawn = np.empty((2, 0))
-        """Draws, and their values."""
+        """Random draws, and the values that they belong to."""
         self._bound = 1.0
-        """A draw from here on is none of the least."""
+        """Draw from which on a draw is none of the least."""
 
     def add(self, column: pa.Array) -> None:
         """Takes in more values."""
         values = column.to_numpy()
-        known = values[~np.isnan(values)]
-        drawn = np.stack([self._random.random(len(known)), known])
+        present = values[~np.isnan(values)]
+        drawn = np.stack([self._random.random(len(present)), present])
         self._drawn = np.concatenate([self._drawn, drawn[:, drawn[0] < self._bound]], axis=1)
         if self._drawn.shape[1] > 1.5 * SAMPLE:
             self._keep_least()
 
     def buckets(self) -> Buckets | None:
-        """The buckets between them; None where the values do not vary."""
+        """Returns the buckets between the quantiles; None where the values do not vary."""
         if self._drawn.shape[1] > SAMPLE:
             self._keep_least()
-        found = quantile_buckets(self._drawn[1], self._most)
-        return found if len(found) > 1 else None
+        buckets = quantile_buckets(self._drawn[1], self._most)
+        return buckets if len(buckets) > 1 else None
 
     def _keep_least(self) -> None:
         self._drawn = self._drawn[:, np.argpartition(self._drawn[0], SAMPLE)[:SAMPLE]]
@@ -121,7 +124,7 @@ class Quantiles:
 
 
 class StampRange:
-    """Which hours and days the training rows span."""
+    """The hours and days that the training rows span."""
 
     def __init__(self) -> None:
         self._first, self._last = np.iinfo(np.int64).max, np.iinfo(np.int64).min
@@ -129,14 +132,18 @@ class StampRange:
 
     def add(self, stamps: Stamps) -> None:
         """Takes in more rows."""
-        known = stamps[stamps != MISSING_STAMP]
-        if len(known):
-            self._first, self._last = min(self._first, int(known.min())), max(self._last, int(known.max()))
-            for cycle, seen in self._seen.items():
-                seen[cycle_of(known, cycle)] = True
+        present = stamps[stamps != MISSING_STAMP]
+        if len(present):
+            self._first, self._last = (
+                min(self._first, int(present.min())),
+                max(self._last, int(present.max())),
+            )
+            for cycle, occurred in self._seen.items():
+                occurred[cycle_of(present, cycle)] = True
 
     def spans(self, cycle: Cycle) -> bool:
-        """Whether a table of the cycle can be learnt: all of it was passed through, and it varies."""
+        """Tells whether a table of the cycle can be learnt: the rows pass through all of the cycle, and it
+        varies."""
         length_ms = DAY_MS if cycle == "hour_of_day" else 7 * DAY_MS
         resolution_ms = HOUR_MS if cycle == "hour_of_day" else DAY_MS
         return bool(self._last - self._first >= length_ms - resolution_ms and self._seen[cycle].sum() > 1)

@@ -66,28 +66,28 @@ class _SplitWriter:
 
 
 def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str, ClickTotals]:
-    """Base rate and NE floor of each split.
+    """Counts the clicks of each split, from which base rate and NE floor follow.
 
     Raises:
         UserError: when a split has no rows, or only clicks, or none.
     """
     totals = {name: ClickTotals(schema.negative_sampling_rate) for name in SPLITS}
-    for file, first_row, batch in staged.batches():
-        split = split_of(plan, schema, file, first_row, batch)
+    for file, first_open, batch in staged.batches():
+        split = split_of(plan, schema, file, first_open, batch)
         label = batch.column(schema.label).to_numpy()
         weight = batch.column(schema.weight).to_numpy() if schema.weight else None
         oracle = batch.column(schema.oracle).to_numpy() if schema.oracle else None
-        for i, one in enumerate(totals.values()):
+        for i, clicks in enumerate(totals.values()):
             rows = split == i
-            one.add(
+            clicks.add(
                 WeightedRows(
                     labels=label[rows],
                     weight=None if weight is None else weight[rows],
                     oracle=None if oracle is None else oracle[rows],
                 )
             )
-    for name, one in totals.items():
-        _check_classes(name, one, schema)
+    for name, clicks in totals.items():
+        _check_classes(name, clicks, schema)
     return totals
 
 
@@ -95,14 +95,16 @@ def _check_classes(name: str, totals: ClickTotals, schema: LogSchema) -> None:
     if 0.0 < totals.base_rate < 1.0:
         return
     if not totals.rows:
-        found = "no rows"
+        rows_found = "no rows"
     elif totals.positive_rows in (0, totals.rows):
-        found = f"{totals.rows:,} rows, all of them {'clicks' if totals.positive_rows else 'without a click'}"
+        rows_found = (
+            f"{totals.rows:,} rows, all of them {'clicks' if totals.positive_rows else 'without a click'}"
+        )
     else:
-        found = f"{totals.rows:,} rows whose weights leave only one class"
+        rows_found = f"{totals.rows:,} rows whose weights leave only one class"
     raise UserError(
-        f"the {name} split (by {schema.split.by}) has {found}: normalized entropy needs both classes. Give "
-        "the split more rows, or split by another rule (timestamp, order or files), under `split` in schema.yaml."
+        f"the {name} split (by {schema.split.by}) has {rows_found}: normalized entropy needs both classes. Give "
+        "the split more rows, or another rule (timestamp, order, files or column), under `split` in schema.yaml."
     )
 
 
@@ -110,11 +112,11 @@ def write_splits(
     staged: Staged, plan: SplitPlan, encoding: Encoding, directory: Path, pool: Executor, progress: Progress
 ) -> None:
     """Writes the three splits below a directory."""
-    done = 0
+    rows_done = 0
     with ExitStack() as stack:
         writers = [stack.enter_context(closing(_SplitWriter(directory / name, encoding))) for name in SPLITS]
-        for file, first_row, batch in staged.batches():
-            split = split_of(plan, encoding.schema, file, first_row, batch)
+        for file, first_open, batch in staged.batches():
+            split = split_of(plan, encoding.schema, file, first_open, batch)
             inputs = encoding.encode(_columns(batch), pool)
             for i in np.unique(split):
                 rows = np.flatnonzero(split == i)
@@ -122,8 +124,8 @@ def write_splits(
                     writers[i].append(inputs, _columns(batch))
                 else:
                     writers[i].append(inputs.take(rows), _columns(batch.take(pa.array(rows))))
-            done += batch.num_rows
-            progress("writing", done, staged.rows)
+            rows_done += batch.num_rows
+            progress("writing", rows_done, staged.rows)
 
 
 def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -1,1 +1,2 @@
-"""Raw files: which they are (`sources`), their batches (`readers`), and what their columns hold (`typed`)."""
+"""Raw files: which files a log has (`sources`), their batches (`readers`), and what their columns hold
+(`typed`)."""

@@ -38,10 +38,10 @@ class RawFile:
     path: Path
     format: Format
     columns: tuple[str, ...]
-    """In the file's order."""
+    """Names of the columns, in the file's order."""
     delimiter: str = ","
     header_bytes: int = 0
-    """Of decompressed text, before the first row of data."""
+    """Bytes of decompressed text before the first row of data."""
     header_lines: int = 0
 
     @property
@@ -50,7 +50,7 @@ class RawFile:
         return self.format is not Format.CRITEO
 
     def where(self, row: int) -> str:
-        """The place of a row (0 is the first row of data): its line, or its number in a Parquet file.
+        """Returns the place of a row (0 is the first row of data): its line, or its number in a Parquet file.
 
         Reads the file up to there, since blank lines and quoted line ends make lines differ from rows.
         """
@@ -60,8 +60,8 @@ class RawFile:
             stream.read(self.header_bytes)
             lines = io.TextIOWrapper(stream, encoding="latin-1", newline="\n")
             records = records_of(lines, self.delimiter, quoting=self.quoting)
-            first, _, _ = next(itertools.islice(records, row, None))
-        return f"{self.path}, line {self.header_lines + first}"
+            line, _, _ = next(itertools.islice(records, row, None))
+        return f"{self.path}, line {self.header_lines + line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class RawLog:
 
     @property
     def format(self) -> Format:
-        """Of all the files."""
+        """Format of all the files."""
         return self.files[0].format
 
     @property
@@ -83,25 +83,25 @@ class RawLog:
 
     @property
     def name(self) -> str:
-        """Of the first file, or of the folder that holds several."""
+        """Name of the first file, or of the folder that holds several."""
         path = self.files[0].path
         return path.parent.name if len(self.files) > 1 else path.name.split(".")[0]
 
     def describe(self) -> str:
-        """In words, for messages."""
+        """Returns the log's name in words, for messages."""
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
         return f"{self.files[0].path}{more}"
 
 
 def open_stream(path: Path) -> Any:
-    """The decompressed bytes of a file, as an Arrow input stream."""
+    """Opens the decompressed bytes of a file, as an Arrow input stream."""
     with path.open("rb") as file:
         compression = "gzip" if file.read(2) == GZIP_MAGIC else None
     return pa.input_stream(str(path), compression=compression)
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """A Parquet file; a compressed one is unpacked to an unnamed temporary file first."""
+    """Opens a Parquet file; a compressed one is unpacked to an unnamed temporary file first."""
     try:
         with path.open("rb") as file:
             plain = file.read(2) != GZIP_MAGIC
@@ -120,16 +120,16 @@ def _unpacked(path: Path) -> pa.NativeFile:
 def records_of(
     lines: Iterator[str], delimiter: str, *, quoting: bool
 ) -> Iterator[tuple[int, int, list[str]]]:
-    """First line, last line (both from 1) and fields of each record; blank lines are no records."""
+    """Yields first line, last line (both from 1) and fields of each record; blank lines are no records."""
     number = 0
     for line in lines:
-        first = number + 1
+        first_line = number + 1
         if quoting and '"' in line:
             reader = csv.reader(itertools.chain([line], lines), delimiter=delimiter)
             fields = next(reader)
             number += reader.line_num
         else:
-            number = first
+            number = first_line
             fields = line.rstrip("\r\n").split(delimiter)
         if fields != [""]:
-            yield first, number, fields
+            yield first_line, number, fields

@@ -1,4 +1,4 @@
-"""Labels to 0 and 1: exactly two values, whatever they are called."""
+"""Labels as 0 and 1: exactly two values, whatever they are called."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trials.data.raw.text import coded
 _NEGATIVE = {"0", "-1", "false", "f", "no", "n", "noclick", "no_click", "no click", "not_clicked", "negative"}
 _POSITIVE = {"1", "true", "t", "yes", "y", "click", "clicked", "positive"}
 LISTED = 10
-"""Values that an error message shows at most."""
+"""Number of values that an error message shows at most."""
 
 
 def canonical(value: str) -> str:
-    """One spelling for "1", "1.0" and "+1", and for "Yes" and "yes"."""
+    """Returns one spelling for "1", "1.0" and "+1", and for "Yes" and "yes"."""
     try:
         number = float(value)
     except ValueError:
@@ -28,24 +28,24 @@ def canonical(value: str) -> str:
 
 
 def plain_label(value: str) -> int | None:
-    """0 or 1 where the value says so itself."""
+    """Returns 0 or 1 where the value says so itself."""
     value = canonical(value)
     return 1 if value in _POSITIVE else 0 if value in _NEGATIVE else None
 
 
 class LabelReader:
-    """Reads the label column batch by batch, and knows at the end whether it was one."""
+    """Reads the label column batch by batch, and knows at the end whether it was a label column."""
 
     def __init__(self, column: str, positive: str | None, where: str) -> None:
         self._column = column
         self._positive = None if positive is None else canonical(positive)
         self._where = where
         self.counts: Counter[str] = Counter()
-        """Rows by canonical value."""
+        """Number of rows by canonical value."""
         self.missing = 0
 
     def read(self, column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Labels (N), and which are missing (N; their label is 0).
+        """Returns labels (N), and which are missing (N; their label is 0).
 
         Raises:
             UserError: when more than two values were seen, or values of which none is known to be positive.
@@ -89,9 +89,9 @@ class LabelReader:
                 remedy += f"; schema.yaml says that {self._positive!r} is the positive one"
             raise self._error(f"only one class: {_listed(self.counts) or 'no values'}", remedy)
 
-    def _error(self, found: str, remedy: str) -> UserError:
+    def _error(self, content: str, remedy: str) -> UserError:
         return UserError(
-            f"{self._where}: the label column {self._column!r} holds {found}. {remedy}, or name another column "
+            f"{self._where}: the label column {self._column!r} holds {content}. {remedy}, or name another column "
             "as the label."
         )
 

@@ -1,4 +1,4 @@
-"""Raw batches of a log, streamed in its order: text in blocks of bytes, Parquet in batches of rows."""
+"""Raw batches of a log, streamed in its order: text in chunks of bytes, Parquet in batches of rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trials.data.raw.files import Format, RawFile, RawLog, open_parquet, open_st
 from trials.data.raw.text import MISSING_MARKS
 
 BLOCK_BYTES = 8 << 20
-"""Of text, a batch: large enough that a column's distinct values are few beside its rows."""
+"""Bytes of text per batch: large enough that a column's distinct values are few beside its rows."""
 PARQUET_ROWS = 32_768
-"""Rows of a Parquet file, a batch."""
+"""Rows of a Parquet file per batch."""
 
 T = TypeVar("T")
 
@@ -31,17 +31,17 @@ class RawBatch:
 
     table: pa.RecordBatch
     source: RawFile | None = None
-    """None: the batch comes from no file."""
+    """File that the batch is from; None where it comes from no file."""
     first_row: int = 0
-    """Of the file; skipped rows are not counted."""
+    """Number of the batch's first row in the file; skipped rows are not counted."""
 
     def where(self, row: int) -> str:
-        """The file and line of a row of this batch (exact as long as no row was skipped)."""
+        """Returns the file and line of a row of this batch (exact as long as no row was skipped)."""
         return self.source.where(self.first_row + row) if self.source else f"row {row + 1}"
 
 
 class BadRows:
-    """What is done about rows that cannot be used: raise, or count them and go on."""
+    """The treatment of rows that cannot be used: raise an error, or count them and go on."""
 
     def __init__(self, *, skip: bool) -> None:
         self.skip = skip
@@ -64,17 +64,17 @@ class BadRows:
         self.unreadable[name] += int(bad.sum())
 
     def notes(self) -> list[str]:
-        """What was skipped, in words."""
+        """Returns what was skipped, in words."""
         counts = {
             "rows skipped for a wrong number of fields": self.ragged,
             "rows skipped for want of a label or a weight": self.unlabeled,
             **{f"unreadable values of {name!r}, taken for missing": n for name, n in self.unreadable.items()},
         }
-        return [f"{what}: {count:,}" for what, count in counts.items() if count]
+        return [f"{reason}: {count:,}" for reason, count in counts.items() if count]
 
 
 def read_batches(log: RawLog, columns: Sequence[str], bad_rows: BadRows) -> Iterator[RawBatch]:
-    """All rows of the log in order, the named columns only, the next batch being read meanwhile.
+    """Yields all rows of the log in order, the named columns only, the next batch being read meanwhile.
 
     Raises:
         UserError: for a column that a file lacks, a row with a wrong number of fields (unless skipped), or
@@ -84,7 +84,7 @@ def read_batches(log: RawLog, columns: Sequence[str], bad_rows: BadRows) -> Iter
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each computed in a thread of its own while the one before is used."""
+    """Yields the same items, each computed in a thread of its own while the one before is used."""
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, items, None)
         while (item := following.result()) is not None:
@@ -143,11 +143,11 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
     try:
         with open_stream(file.path) as stream:
             stream.read(file.header_bytes)
-            last = pa.array([])
+            last_column = pa.array([])
             for table in pacsv.open_csv(stream, read, parse, convert):
-                last = table.column(file.columns[-1])
+                last_column = table.column(file.columns[-1])
                 yield table.select(columns)
-        _check_last_field(file, last)
+        _check_last_field(file, last_column)
     except (pa.ArrowException, OSError) as error:
         if ragged:
             raise _ragged_row(file, ragged[0]) from None
@@ -156,9 +156,9 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         raise UserError(f"{file.path}: cannot be read to its end ({error}).{_remedy(str(error))}") from None
 
 
-def _check_last_field(file: RawFile, last: pa.Array) -> None:
-    """A quote that is never closed swallows the rest of the file, the end of its last line included."""
-    if len(last) and last[-1].is_valid and last[-1].as_py().endswith(b"\n"):
+def _check_last_field(file: RawFile, last_column: pa.Array) -> None:
+    """Checks that no quote was left open: it swallows the rest of the file, the end of its last line included."""
+    if len(last_column) and last_column[-1].is_valid and last_column[-1].as_py().endswith(b"\n"):
         raise UserError(f"{file.path}: a quote in column {file.columns[-1]!r} is never closed.")
 
 

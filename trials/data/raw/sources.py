@@ -27,9 +27,9 @@ from trials.data.raw.files import (
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 AVAZU_COLUMNS = ("hour", "C1", "banner_pos", "site_id", "app_id", "device_id", "C14", "C21")
-"""Columns by which an Avazu header is known (its test file has no `click`)."""
+"""Names by which an Avazu header is recognised (its test file has no `click`)."""
 HEAD_BYTES = 1 << 20
-"""Read from the start of a text file to learn how it is written; a header line must fit in."""
+"""Bytes read from the start of a text file to learn how it is written; a header line must fit in."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SUFFIXES = {".csv": Format.CSV, ".tsv": Format.TSV, ".parquet": Format.PARQUET, ".pq": Format.PARQUET}
 _CRITEO_FIELDS = re.compile(r"(?:[01]\t)?(?:-?\d*\t){13}(?:[0-9a-f]{0,8}\t){25}[0-9a-f]{0,8}")
@@ -43,16 +43,16 @@ def open_log(sources: Sequence[Path], log_format: str | None = None) -> RawLog:
             or names used twice in a header.
     """
     if log_format is not None and log_format not in list(Format):
-        raise unknown_name("format", log_format, [str(known) for known in Format])
+        raise unknown_name("format", log_format, [str(format_name) for format_name in Format])
     paths = [file for source in sources for file in _files_of(Path(source))]
     if not paths:
         raise UserError("no log was given: name a file, several files, or a folder.")
     files = tuple(_open_file(path, Format(log_format) if log_format else None) for path in paths)
     formats = Counter(file.format for file in files)
     if len(formats) > 1:
-        found = ", ".join(f"{file.path.name} is {file.format}" for file in files[:5])
+        examples = ", ".join(f"{file.path.name} is {file.format}" for file in files[:5])
         raise UserError(
-            f"the files of a log must have one format, received {found}; say which with --format."
+            f"the files of a log must have one format, received {examples}; say which with --format."
         )
     return RawLog(files=files)
 
@@ -68,7 +68,7 @@ def _files_of(source: Path) -> list[Path]:
     return files
 
 
-def _open_file(path: Path, wanted: Format | None) -> RawFile:
+def _open_file(path: Path, requested: Format | None) -> RawFile:
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty.")
     try:
@@ -76,14 +76,14 @@ def _open_file(path: Path, wanted: Format | None) -> RawFile:
             head = stream.read(HEAD_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error}).") from None
-    found = wanted or _detect(path, head)
-    if found is Format.PARQUET:
-        return RawFile(path=path, format=found, columns=tuple(open_parquet(path).schema_arrow.names))
+    file_format = requested or _detect(path, head)
+    if file_format is Format.PARQUET:
+        return RawFile(path=path, format=file_format, columns=tuple(open_parquet(path).schema_arrow.names))
     if head.startswith(_UTF16):
         raise UserError(f"{path}: the text is UTF-16; convert it to UTF-8, e.g. with iconv.")
-    if found is Format.CRITEO:
+    if file_format is Format.CRITEO:
         return _criteo_file(path, head)
-    return _file_with_header(path, head, found)
+    return _file_with_header(path, head, file_format)
 
 
 def _detect(path: Path, head: bytes) -> Format:
@@ -93,20 +93,20 @@ def _detect(path: Path, head: bytes) -> Format:
         raise UserError(f"{path}: neither text nor Parquet. Known formats: {', '.join(Format)}.")
     if _looks_like_criteo(head):
         return Format.CRITEO
-    first = head.removeprefix(codecs.BOM_UTF8).split(b"\n", 1)[0].decode("latin-1").strip("\r")
-    if set(AVAZU_COLUMNS) <= set(first.split(",")):
+    first_line = head.removeprefix(codecs.BOM_UTF8).split(b"\n", 1)[0].decode("latin-1").strip("\r")
+    if set(AVAZU_COLUMNS) <= set(first_line.split(",")):
         return Format.AVAZU
     suffixes = [suffix for suffix in path.suffixes if suffix in _SUFFIXES]
     if suffixes and _SUFFIXES[suffixes[-1]] is not Format.PARQUET:
         return _SUFFIXES[suffixes[-1]]
-    return Format.TSV if "\t" in first else Format.CSV
+    return Format.TSV if "\t" in first_line else Format.CSV
 
 
 def _looks_like_criteo(head: bytes) -> bool:
-    """The first line fits the pattern, and so do most of the next ones (a log may hold bad rows)."""
+    """Tells whether the first line fits the pattern, and so do most of the next ones (a log may hold bad rows)."""
     lines = head.decode("latin-1").split("\n")[:20]
-    whole = [line.rstrip("\r") for line in (lines[:-1] or lines) if line.strip()]
-    fits = [bool(_CRITEO_FIELDS.fullmatch(line)) for line in whole]
+    whole_lines = [line.rstrip("\r") for line in (lines[:-1] or lines) if line.strip()]
+    fits = [bool(_CRITEO_FIELDS.fullmatch(line)) for line in whole_lines]
     return bool(fits) and fits[0] and sum(fits) * 2 > len(fits)
 
 
@@ -120,11 +120,15 @@ def _criteo_file(path: Path, head: bytes) -> RawFile:
     return RawFile(path=path, format=Format.CRITEO, columns=CRITEO_COLUMNS[40 - width :], delimiter="\t")
 
 
-def _file_with_header(path: Path, head: bytes, found: Format) -> RawFile:
+def _file_with_header(path: Path, head: bytes, file_format: Format) -> RawFile:
     bom = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
     lines = list(io.StringIO(head[bom:].decode("latin-1"), newline="\n"))
-    first = next((line for line in lines if line.strip("\r\n")), "")
-    delimiter = "\t" if found is Format.TSV else next((one for one in ",;\t|" if one in first), ",")
+    header = next((line for line in lines if line.strip("\r\n")), "")
+    delimiter = (
+        "\t"
+        if file_format is Format.TSV
+        else next((character for character in ",;\t|" if character in header), ",")
+    )
     record = next(records_of(iter(lines), delimiter, quoting=True), None)
     if record is None:
         raise UserError(f"{path}: the file holds no header and no rows.")
@@ -132,7 +136,7 @@ def _file_with_header(path: Path, head: bytes, found: Format) -> RawFile:
     names = [field.encode("latin-1").decode("utf-8", "replace").strip() for field in fields]
     return RawFile(
         path=path,
-        format=found,
+        format=file_format,
         columns=_checked_names(path, names),
         delimiter=delimiter,
         header_bytes=bom + sum(len(line) for line in lines[:height]),
@@ -155,7 +159,7 @@ def _checked_names(path: Path, names: list[str]) -> tuple[str, ...]:
 
 
 def estimate_rows(log: RawLog) -> int:
-    """About how many rows a log has: exact for Parquet, from the first MiB of each text file."""
+    """Estimates how many rows a log has: exact for Parquet, from the first MiB of each text file."""
     return sum(_estimate_file_rows(file) for file in log.files)
 
 

@@ -1,4 +1,4 @@
-"""Time stamps, as logs write them, to milliseconds since 1970 (UTC)."""
+"""Time stamps as milliseconds since 1970 (UTC), from the forms in which logs write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trials.data.raw.text import clean, distinct, numbers_of
 
 Stamps = NDArray[np.int64]
 MISSING_STAMP = np.iinfo(np.int64).min
-"""Stands for a missing time stamp in arrays of milliseconds."""
+"""Mark of a missing time stamp in arrays of milliseconds."""
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 _EPOCH_MS = {"seconds": 1e3, "milliseconds": 1.0, "microseconds": 1e-3}
@@ -27,15 +27,15 @@ _DIGITS: dict[str, tuple[int, ...]] = {
 
 
 def stamps_of(column: pa.Array, stamp_format: StampFormat) -> tuple[Stamps, NDArray[np.bool_]]:
-    """Milliseconds (N), `MISSING_STAMP` where missing or unreadable, and which were unreadable (N)."""
+    """Returns milliseconds (N), `MISSING_STAMP` where missing or unreadable, and which were unreadable (N)."""
     if pa.types.is_temporal(column.type):
         ms = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
         return _filled(ms), np.zeros(len(column), dtype=bool)
     if stamp_format in _EPOCH_MS:
         numbers, bad = numbers_of(column)
-        known = np.isfinite(numbers) & (np.abs(numbers * _EPOCH_MS[stamp_format]) < 2.0**62)
-        scaled = np.round(np.where(known, numbers, 0.0) * _EPOCH_MS[stamp_format]).astype(np.int64)
-        return np.where(known, scaled, MISSING_STAMP), bad
+        readable = np.isfinite(numbers) & (np.abs(numbers * _EPOCH_MS[stamp_format]) < 2.0**62)
+        scaled = np.round(np.where(readable, numbers, 0.0) * _EPOCH_MS[stamp_format]).astype(np.int64)
+        return np.where(readable, scaled, MISSING_STAMP), bad
     return _from_digits(column, _DIGITS[stamp_format]) if stamp_format in _DIGITS else _from_iso(column)
 
 
@@ -45,28 +45,35 @@ def _filled(ms: pa.Array) -> Stamps:
 
 
 def _from_digits(column: pa.Array, widths: tuple[int, ...]) -> tuple[Stamps, NDArray[np.bool_]]:
-    """Fields of fixed width: year, month, day, and then hour, minute, second where they are written."""
+    """Reads fields of fixed width: year, month, day, and then hour, minute, second where they are written."""
     numbers, bad = numbers_of(column)
-    known = np.isfinite(numbers)
-    rest = np.where(known, np.clip(numbers, -1.0, 1e15), 0.0).astype(np.int64)
+    finite = np.isfinite(numbers)
+    digits_left = np.where(finite, np.clip(numbers, -1.0, 1e15), 0.0).astype(np.int64)
     fields = []
     for width in reversed(widths):
-        fields.append(rest % 10**width)
-        rest = rest // 10**width
+        fields.append(digits_left % 10**width)
+        digits_left = digits_left // 10**width
     year, month, day, *clock = reversed(fields)
     year = year + 2000 if widths[0] == 2 else year
     months = (year - 1970).astype("M8[Y]").astype("M8[M]") + (month - 1)
     days = months.astype("M8[D]") + (day - 1)
-    valid = known & (rest == 0) & (month >= 1) & (month <= 12) & (day >= 1) & (days.astype("M8[M]") == months)
+    valid = (
+        finite
+        & (digits_left == 0)
+        & (month >= 1)
+        & (month <= 12)
+        & (day >= 1)
+        & (days.astype("M8[M]") == months)
+    )
     ms = days.astype("M8[ms]").astype(np.int64)
     for value, limit, unit in zip(clock, (24, 60, 60), (HOUR_MS, 60_000, 1_000), strict=False):
         valid &= value < limit
         ms = ms + value * unit
-    return np.where(valid, ms, MISSING_STAMP), bad | (known & ~valid)
+    return np.where(valid, ms, MISSING_STAMP), bad | (finite & ~valid)
 
 
 def _from_iso(column: pa.Array) -> tuple[Stamps, NDArray[np.bool_]]:
-    """ISO 8601 with or without zone: in bulk where all rows are alike, else one distinct value at a time."""
+    """Reads ISO 8601 with or without zone: in bulk where all rows are alike, else one distinct value at a time."""
     codes, values = distinct(column)
     values = pc.replace_substring_regex(clean(values), r"([.]\d{3})\d+", r"\1")  # no finer than a millisecond
     ms = np.append(_iso_ms(values), MISSING_STAMP)
@@ -81,11 +88,11 @@ def _iso_ms(values: pa.Array) -> Stamps:
         except pa.ArrowInvalid:
             continue
     parsed = [_one_iso_ms(value) for value in values.to_pylist()]
-    return np.array([MISSING_STAMP if one is None else one for one in parsed], dtype=np.int64)
+    return np.array([MISSING_STAMP if ms is None else ms for ms in parsed], dtype=np.int64)
 
 
 def _one_iso_ms(text: str | None) -> int | None:
-    """One value; also with slashes in the date, or with a comma in the fraction."""
+    """Reads one value; also with slashes in the date, or with a comma in the fraction."""
     if text is None:
         return None
     try:
@@ -97,7 +104,8 @@ def _one_iso_ms(text: str | None) -> int | None:
 
 
 def cycle_of(stamps: Stamps, cycle: str) -> NDArray[np.int32]:
-    """Hour of the day (0 to 23) or day of the week (Monday is 0), and -1 where the stamp is missing."""
+    """Returns the hour of the day (0 to 23) or the day of the week (Monday is 0), and -1 where the stamp is
+    missing."""
     days, within = np.divmod(stamps, DAY_MS)
     value = within // HOUR_MS if cycle == "hour_of_day" else (days + 3) % 7  # 1970-01-01 was a Thursday
     return np.where(stamps == MISSING_STAMP, -1, value).astype(np.int32)

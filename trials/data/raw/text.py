@@ -1,4 +1,4 @@
-"""Raw columns to clean distinct values and to numbers: what is missing, what is equal, what is a number.
+"""Raw columns as clean distinct values and as numbers: what is missing, what is equal, what is a number.
 
 Text is trimmed; the usual marks are missing; bytes that are not UTF-8 are read as Latin-1, so that one
 stray byte does not stop a log of millions of rows. Work on text is done on distinct values only.
@@ -19,7 +19,8 @@ Codes = NDArray[np.int32]
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """Any column of scalars as strings; 3.0 in a column of floats reads "3", as in a CSV of the same log."""
+    """Returns any column of scalars as strings; 3.0 in a column of floats reads "3", as in a CSV of the same
+    log."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return as_text(column.dictionary_decode())
@@ -36,7 +37,7 @@ def _decoded(column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([None if one is None else _decode(one) for one in column.to_pylist()], pa.string())
+        return pa.array([None if raw is None else _decode(raw) for raw in column.to_pylist()], pa.string())
 
 
 def _decode(raw: bytes) -> str:
@@ -47,20 +48,21 @@ def _decode(raw: bytes) -> str:
 
 
 def clean(values: pa.Array) -> pa.Array:
-    """Trimmed strings, null where a mark says missing."""
+    """Returns trimmed strings, null where a mark says missing."""
     values = pc.utf8_trim_whitespace(values)
     return pc.if_else(pc.is_in(values, _MARKS), pa.scalar(None, pa.string()), values)
 
 
 def distinct(column: pa.Array) -> tuple[Codes, pa.Array]:
-    """Codes (N) and the distinct values they stand for, as text; -1 is null."""
+    """Returns codes (N) and the distinct values they stand for, as text; -1 is null."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     codes = encoded.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
     return codes, as_text(encoded.dictionary)
 
 
 def coded(column: pa.Array, wrapping: str = "") -> pa.DictionaryArray:
-    """A column as codes of its distinct clean values, null where missing; trims `wrapping` characters too."""
+    """Returns a column as codes of its distinct clean values, null where missing; trims `wrapping` characters
+    too."""
     codes, raw = distinct(column)
     raw = pc.utf8_trim(raw, characters=wrapping) if wrapping else raw
     merged = clean(raw).dictionary_encode()  # " a" and "a" become one
@@ -69,12 +71,12 @@ def coded(column: pa.Array, wrapping: str = "") -> pa.DictionaryArray:
 
 
 def dictionary_array(codes: Codes, values: pa.Array) -> pa.DictionaryArray:
-    """Arrow's form of codes (N), where -1 is null."""
+    """Returns Arrow's form of codes (N), where -1 is null."""
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), values)
 
 
 def numbers_of(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Numbers (N), NaN where missing, infinite or unreadable, and which were unreadable (N)."""
+    """Returns numbers (N), NaN where missing, infinite or unreadable, and which were unreadable (N)."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_temporal(column.type):
@@ -95,12 +97,12 @@ def numbers_of(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column holds a list a row."""
+    """Tells whether a column holds a list per row."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds strings or bytes."""
+    """Tells whether a column holds strings or bytes."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)

@@ -1,9 +1,10 @@
-"""Raw batches to typed ones, which every later step reads.
+"""Typed batches, made from raw ones, which every later step reads.
 
 A typed batch is an Arrow record batch under the log's own column names; by role:
 
     label        uint8, 0 or 1
     categorical  dictionary<int32, string> of the batch's own distinct values, null where missing
+    split        the same
     multi_hot    list of such, without missing values
     numeric      float64, NaN where missing
     timestamp    int64, milliseconds since 1970, `MISSING_STAMP` where missing
@@ -28,6 +29,7 @@ from trials.data.log_schema import (
     LogSchema,
     MultiHotColumn,
     OracleColumn,
+    SplitColumn,
     TimestampColumn,
 )
 from trials.data.raw.labels import LabelReader
@@ -36,13 +38,13 @@ from trials.data.raw.stamps import stamps_of
 from trials.data.raw.text import as_text, coded, dictionary_array, is_list, is_text, numbers_of
 
 _WRAPPING = " \t\r\n[](){}'\""
-"""Trimmed from the values of a bag, so that "['a', 'b']" holds a and b."""
+"""Characters trimmed from the values of a bag, so that "['a', 'b']" holds a and b."""
 
 
 def typed_columns(
     batch: RawBatch, schema: LogSchema, columns: Sequence[str], bad_rows: BadRows, pool: Executor
 ) -> dict[str, pa.Array]:
-    """The named columns, typed, each in a thread of the pool; all but the label."""
+    """Returns the named columns, typed, each in a thread of the pool; all but the label."""
 
     def one(name: str) -> pa.Array:
         return _typed(batch, name, schema.columns[name], bad_rows)
@@ -53,13 +55,14 @@ def typed_columns(
 def type_labelled(
     batch: RawBatch, schema: LogSchema, labels: LabelReader, bad_rows: BadRows, pool: Executor
 ) -> pa.RecordBatch:
-    """All used columns of a batch, typed; where bad rows are skipped, those without label or weight are dropped.
+    """Returns all used columns of a batch, typed; where bad rows are skipped, those without label or weight are
+    dropped.
 
     Raises:
         UserError: for values that their role does not allow, with their place (see `BadRows`).
     """
-    others = [name for name in schema.used if name != schema.label]
-    columns = typed_columns(batch, schema, others, bad_rows, pool)
+    inputs = [name for name in schema.used if name != schema.label]
+    columns = typed_columns(batch, schema, inputs, bad_rows, pool)
     label, missing = labels.read(batch.table.column(schema.label))
     columns[schema.label] = pa.array(label)
     if schema.weight:
@@ -92,7 +95,7 @@ def _typed(batch: RawBatch, name: str, column: Column, bad_rows: BadRows) -> pa.
         raise UserError(
             f"column {name!r} holds {raw.type}, not one value a row: its role is multi_hot or ignore."
         )
-    if isinstance(column, CategoricalColumn):
+    if isinstance(column, (CategoricalColumn, SplitColumn)):
         return coded(raw)
     if isinstance(column, TimestampColumn):
         stamps, bad = stamps_of(raw, column.format)
@@ -108,7 +111,8 @@ def _typed(batch: RawBatch, name: str, column: Column, bad_rows: BadRows) -> pa.
 
 
 def bags_of(raw: pa.Array, separator: str | None, name: str) -> pa.ListArray:
-    """Bags of values as lists of codes; a missing bag is empty, and missing values are left out of theirs."""
+    """Returns bags of values as lists of codes; a missing bag is empty, and missing values are left out of their
+    bags."""
     if not is_list(raw.type):
         if separator is None or not is_text(raw.type):
             raise UserError(
@@ -119,6 +123,6 @@ def bags_of(raw: pa.Array, separator: str | None, name: str) -> pa.ListArray:
     values = coded(raw.flatten(), wrapping=_WRAPPING)
     codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     bag = np.repeat(np.arange(len(raw)), lengths)[codes >= 0]
-    kept = np.bincount(bag, minlength=len(raw))
-    offsets = np.concatenate(([0], np.cumsum(kept))).astype(np.int32)
+    bag_sizes = np.bincount(bag, minlength=len(raw))
+    offsets = np.concatenate(([0], np.cumsum(bag_sizes))).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), dictionary_array(codes[codes >= 0], values.dictionary))

@@ -27,6 +27,7 @@ from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
 from trials.data.roles import names
 from trials.data.roles.rules import JudgedColumn, judge, seen
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
+from trials.data.roles.split_columns import FoundSplit, find_split
 
 MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
@@ -38,7 +39,9 @@ class InferredSchema:
 
     schema: LogSchema
     notes: dict[str, str]
-    """By column."""
+    """Notes on what was seen, by column."""
+    sentences: tuple[str, ...] = ()
+    """Sentences on what was decided about the split."""
 
 
 def infer_schema(
@@ -64,45 +67,52 @@ def infer_schema(
 
 
 def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False) -> InferredSchema:
-    """As `infer_schema`, with notes."""
+    """Infers the schema of a log as `infer_schema` does, with notes."""
     label = find_label(log, label)
     sample = draw_sample(log, log.columns, skip_bad_rows=skip_bad_rows)
     if not sample.rows:
         raise UserError(f"{log.describe()}: the log holds no rows, only a header.")
     judged = {name: _judge(log, name, label, sample) for name in log.columns}
     _keep_finest_stamp(judged, sample)
+    stamped = any(isinstance(judgement.column, TimestampColumn) for judgement in judged.values())
+    rule = SplitRule(by="timestamp" if stamped else "order")
+    found = _splits(log, label, sample, rule, skip_bad_rows=skip_bad_rows)
+    judged |= {name: split.judged for name, split in found.items()}
     _check_features(log, label, judged)
     rows = estimate_rows(log)
-    stamped = any(isinstance(one.column, TimestampColumn) for one in judged.values())
     schema = LogSchema(
-        columns={name: _for_rows(one.column, rows) for name, one in judged.items()},
-        split=SplitRule(by="timestamp" if stamped else "order"),
+        columns={name: _for_rows(judgement.column, rows) for name, judgement in judged.items()},
+        split=next((split.rule for split in found.values() if split.rule is not None), rule),
     )
-    return InferredSchema(schema=schema, notes={name: one.note for name, one in judged.items()})
+    notes = {name: judgement.note for name, judgement in judged.items()}
+    return InferredSchema(
+        schema=schema, notes=notes, sentences=tuple(split.sentence for split in found.values())
+    )
 
 
-def find_label(log: RawLog, wanted: str | None) -> str:
-    """The label column: the one wanted, or the first by name.
+def find_label(log: RawLog, requested: str | None) -> str:
+    """Returns the label column: the one wanted, or the first by name.
 
     Raises:
         UserError: when there is none; it lists the columns.
     """
-    if wanted is not None:
-        if wanted not in log.columns:
-            raise UserError(f"{log.describe()}: {unknown_name('label column', wanted, log.columns)}")
-        return wanted
+    if requested is not None:
+        if requested not in log.columns:
+            raise UserError(f"{log.describe()}: {unknown_name('label column', requested, log.columns)}")
+        return requested
     by_name = {names.plain(name): name for name in reversed(log.columns)}
-    found = next((by_name[name] for name in names.LABELS if name in by_name), None)
-    if found is None:
+    label = next((by_name[name] for name in names.LABELS if name in by_name), None)
+    if label is None:
         raise UserError(
             f"{log.describe()}: no label column found (looked for {', '.join(names.LABELS)}). Name it with "
             f"label=..., one of: {', '.join(log.columns)}."
         )
-    return found
+    return label
 
 
 def default_min_count(rows: int) -> int:
-    """Occurrences a value needs for an id of its own: 2 below a million rows, 5 below ten million, then 10.
+    """Returns how often a value must occur for an id of its own: 2 below a million rows, 5 below ten million, then
+    10.
 
     Ten is what work on the full Criteo logs commonly takes; small logs can afford to keep more.
     """
@@ -110,12 +120,13 @@ def default_min_count(rows: int) -> int:
 
 
 def default_buckets(rows: int) -> int:
-    """Quantiles of a number: 256, or fewer, with a hundred rows each (docs/benchmarks/buckets.md)."""
+    """Returns the largest number of buckets: 256, or fewer, with a hundred rows each
+    (docs/benchmarks/buckets.md)."""
     return max(2, min(MOST_BUCKETS, rows // ROWS_PER_BUCKET))
 
 
 def _for_rows(column: Column, rows: int) -> Column:
-    """With what depends on the size of the log."""
+    """Returns the column with what depends on the size of the log."""
     if isinstance(column, CategoricalColumn | MultiHotColumn):
         return column.replace(min_count=default_min_count(rows))
     if isinstance(column, NumericColumn):
@@ -127,16 +138,17 @@ def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
     column = sample.columns[name]
     if name == label:
         return _label(log, column)
-    if known := _known_role(log, name):
-        return JudgedColumn(known, seen(column))
-    found = judge(column)
-    if isinstance(found.column, IgnoredColumn) and not sample.complete:
-        return JudgedColumn(found.column, f"{found.note}, in the first {sample.rows:,} rows")
-    return found
+    if known_role := _known_role(log, name):
+        return JudgedColumn(known_role, seen(column))
+    judgement = judge(column)
+    if isinstance(judgement.column, IgnoredColumn) and not sample.complete:
+        return JudgedColumn(judgement.column, f"{judgement.note}, in the first {sample.rows:,} rows")
+    return judgement
 
 
 def _label(log: RawLog, column: ColumnSample) -> JudgedColumn:
-    """The label; of two values that do not say which is the click, the rarer one is taken for it."""
+    """Returns the label column; of two values that do not say which is the click, the rarer one is taken for
+    it."""
     values = dict(zip(map(canonical, column.values.to_pylist()), column.counts.tolist(), strict=False))
     positive = None
     if len(values) == 2 and None in map(plain_label, values):
@@ -150,7 +162,8 @@ def _label(log: RawLog, column: ColumnSample) -> JudgedColumn:
 
 
 def _known_role(log: RawLog, name: str) -> Column | None:
-    """By name, in logs whose columns are known: Criteo (with a header and further columns, too) and Avazu."""
+    """Returns a role by name, in logs whose columns are known: Criteo (with a header and further columns, too) and
+    Avazu."""
     if log.format is Format.AVAZU:
         return _avazu_role(name)
     criteo = CRITEO_COLUMNS[1:]
@@ -168,8 +181,8 @@ def _avazu_role(name: str) -> Column:
 
 
 def _keep_finest_stamp(judged: dict[str, JudgedColumn], sample: Sample) -> None:
-    """Of several time stamps the one with most values is kept; one that could not split the log is none."""
-    stamps = [name for name, one in judged.items() if isinstance(one.column, TimestampColumn)]
+    """Keeps, of several time stamps, the one with most values; a stamp that could not split the log is dropped."""
+    stamps = [name for name, judgement in judged.items() if isinstance(judgement.column, TimestampColumn)]
     if not stamps:
         return
     finest = max(stamps, key=lambda name: sample.columns[name].distinct)
@@ -180,13 +193,27 @@ def _keep_finest_stamp(judged: dict[str, JudgedColumn], sample: Sample) -> None:
         judged[finest] = JudgedColumn(IgnoredColumn(), "fewer than three time stamps cannot split the log")
 
 
+def _splits(
+    log: RawLog, label: str, sample: Sample, rule: SplitRule, *, skip_bad_rows: bool
+) -> dict[str, FoundSplit]:
+    """Returns the columns that say how the log is split, the first of several with a rule."""
+    found: dict[str, FoundSplit] = {}
+    for name, column in sample.columns.items():
+        split = find_split(log, column, rule, skip_bad_rows=skip_bad_rows) if name != label else None
+        if split is not None:
+            chosen = next((other for other, earlier in found.items() if earlier.rule is not None), None)
+            found[name] = split.left_for(chosen) if chosen else split
+    return found
+
+
 def _check_features(log: RawLog, label: str, judged: dict[str, JudgedColumn]) -> None:
     """Raises a UserError, with the reasons, when no column would be an input."""
     if any(
-        isinstance(one.column, CategoricalColumn | MultiHotColumn | NumericColumn) for one in judged.values()
+        isinstance(judgement.column, CategoricalColumn | MultiHotColumn | NumericColumn)
+        for judgement in judged.values()
     ):
         return
-    reasons = "; ".join(f"{name}: {one.note}" for name, one in judged.items() if name != label)
+    reasons = "; ".join(f"{name}: {judgement.note}" for name, judgement in judged.items() if name != label)
     raise UserError(
         f"{log.describe()}: no column besides the label {label!r} seems to be a feature"
         + (f" ({reasons})." if reasons else ".")

@@ -1,4 +1,4 @@
-"""What the name of a column suggests about it, where its values leave it open."""
+"""Hints from the name of a column on what it is, where its values leave it open."""
 
 from __future__ import annotations
 
@@ -47,39 +47,57 @@ _AMOUNT_WORDS = _words(
     """
 )
 _TIME_WORDS = _words("time timestamp ts date datetime dt hour day created at epoch")
+_SPLIT_WORDS = _words("split splits fold folds kfold partition partitions subset subsets")
+_BESIDE_FOLDS = _words(
+    "cv k id idx index no nr num number data dataset train test valid val validation cross"
+)
+_SPLIT_NAMES = ("set", "dataset", "data_set", "usage", "phase", "stage")
 _NO_IDS = _words(
     "bid paid prepaid unpaid valid invalid void grid hybrid solid covid fluid liquid rapid avid acid mid said"
 )
 
 
 def words_of(name: str) -> frozenset[str]:
-    """The words of snake_case, camelCase, kebab-case and spaced names, in lower case."""
+    """Returns the words of snake_case, camelCase, kebab-case and spaced names, in lower case."""
     return frozenset(word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))
 
 
 def suggests_amount(name: str) -> bool:
-    """A count, an amount, a duration: numeric even where it takes few values."""
+    """Tells whether the name is that of a count, an amount, a duration: numeric even where it takes few values."""
     return bool(words_of(name) & _AMOUNT_WORDS)
 
 
 def suggests_code(name: str) -> bool:
-    """An id or a code: categorical even where it is a number with many values."""
+    """Tells whether the name is that of an id or a code: categorical even where it is a number with many
+    values."""
     words = words_of(name)
     return bool(words & _CODE_WORDS) or any(word.endswith("id") and word not in _NO_IDS for word in words)
 
 
 def suggests_row_id(name: str) -> bool:
-    """An id of the row itself rather than of a user, an item or another thing that comes back."""
+    """Tells whether the name is that of an id of the row itself rather than of a user, an item or another thing
+    that comes back."""
     words = words_of(name)
     return bool(words & _ROW_WORDS) or words <= {"id"}
 
 
 def suggests_time(name: str) -> bool:
-    """A time stamp, where the values could be one."""
+    """Tells whether the name is that of a time stamp, where the values could be one."""
     words = words_of(name)
     return bool(words & _TIME_WORDS) or any(word.endswith(("time", "date", "timestamp")) for word in words)
 
 
+def suggests_split(name: str) -> bool:
+    """Whether a row is for training or test, where the values could say it."""
+    return bool(words_of(name) & _SPLIT_WORDS) or plain(name) in _SPLIT_NAMES
+
+
+def suggests_folds(name: str) -> bool:
+    """A number of a fold; `split_count` is a count."""
+    words = words_of(name)
+    return bool(words & _SPLIT_WORDS) and words <= _SPLIT_WORDS | _BESIDE_FOLDS
+
+
 def plain(name: str) -> str:
-    """The name in lower case with underscores."""
+    """Returns the name in lower case with underscores."""
     return re.sub(r"[\s-]+", "_", name.strip().lower())

@@ -26,28 +26,28 @@ from trials.data.roles.sample import ColumnSample
 from trials.data.roles.stamp_formats import stamp_format_of
 
 FEW_VALUES = 10
-"""Whole numbers with at most so many values are codes, whatever their name says ..."""
+"""Number of distinct values up to which whole numbers are codes, whatever their name says."""
 SOME_VALUES = 50
-"""... and with at most so many unless their name says otherwise."""
+"""Number of distinct values up to which whole numbers are codes unless their name says otherwise."""
 HEAVY_TAIL = 2.0
-"""Skewness above which a number is taken to the log (an exponential distribution has 2)."""
+"""Skewness above which the logarithm of a number is taken (an exponential distribution has 2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedColumn:
-    """What a column is for, and a note for people on what was seen of it."""
+    """The role of a column, and a note for people on what was seen of it."""
 
     column: Column
     note: str
 
 
 def judge(column: ColumnSample) -> JudgedColumn:
-    """The role of a column that is not the label."""
-    return next(found for rule in _RULES if (found := rule(column)) is not None)
+    """Returns the role of a column that is not the label."""
+    return next(judgement for rule in _RULES if (judgement := rule(column)) is not None)
 
 
 def seen(column: ColumnSample) -> str:
-    """How many values a column has, and how many are missing, in words."""
+    """Says how many values a column has, and how many are missing."""
     missing = f", {100 * column.missing / column.rows:.2g} % missing" if column.missing else ""
     return f"{column.distinct:,} values{missing}"
 
@@ -74,8 +74,8 @@ def _nested(column: ColumnSample) -> JudgedColumn | None:
 
 
 def _stamp(column: ColumnSample) -> JudgedColumn | None:
-    found = stamp_format_of(column)
-    return JudgedColumn(TimestampColumn(format=found), seen(column)) if found else None
+    stamp_format = stamp_format_of(column)
+    return JudgedColumn(TimestampColumn(format=stamp_format), seen(column)) if stamp_format else None
 
 
 def _constant(column: ColumnSample) -> JudgedColumn | None:
@@ -101,15 +101,15 @@ def _number(column: ColumnSample) -> JudgedColumn | None:
 
 
 def _leading_zeros(column: ColumnSample) -> bool:
-    """007 is a code."""
-    some = column.values[:1000].to_pylist()
-    return any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in some)
+    """Tells whether numbers begin with zeros: 007 is a code."""
+    first_values = column.values[:1000].to_pylist()
+    return any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in first_values)
 
 
 def _numeric(column: ColumnSample) -> JudgedColumn:
     assert column.numbers is not None
-    known = np.isfinite(column.numbers)
-    values, counts = column.numbers[known], column.counts[known]
+    finite = np.isfinite(column.numbers)
+    values, counts = column.numbers[finite], column.counts[finite]
     raw = _skewness(values, counts)
     logarithmic = _skewness(np.sign(values) * np.log1p(np.abs(values)), counts)
     heavy_tailed = abs(raw) > HEAVY_TAIL and abs(logarithmic) < abs(raw)
@@ -130,7 +130,8 @@ def _multi_hot(column: ColumnSample) -> JudgedColumn | None:
 
 
 def _row_id(column: ColumnSample) -> JudgedColumn | None:
-    """A value of its own in every row teaches nothing; those of a user may come back later in a large log."""
+    """Finds ids of rows: a value of its own in every row teaches nothing; those of a user may come back in a large
+    log."""
     comes_back = names.suggests_code(column.name) and not names.suggests_row_id(column.name)
     if not column.nearly_unique or (comes_back and not column.complete):
         return None

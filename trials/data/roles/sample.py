@@ -1,4 +1,4 @@
-"""What a bounded sample shows of each column: its distinct values, how often each occurs, what is missing."""
+"""A bounded sample of each column: its distinct values, how often each occurs, what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trials.data.raw.readers import BadRows, read_batches
 from trials.data.raw.text import coded, is_list, numbers_of
 
 SAMPLE_ROWS = 100_000
-"""Rows looked at, from the start of the log."""
+"""Number of rows looked at, from the start of the log."""
 MOSTLY = 0.01
 """Fraction of values that may be no numbers in a column of numbers."""
 
@@ -31,12 +31,12 @@ class ColumnSample:
 
     @property
     def kind(self) -> pa.DataType:
-        """How the file types it; text formats give bytes."""
+        """Type that the file gives the column; text formats give bytes."""
         return self.raw.type
 
     @property
     def rows(self) -> int:
-        """Of the sample."""
+        """Number of rows of the sample."""
         return len(self.raw)
 
     @cached_property
@@ -51,7 +51,7 @@ class ColumnSample:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Rows of each distinct value."""
+        """Number of rows of each distinct value."""
         codes = self._coded.indices.drop_null().to_numpy(zero_copy_only=False)
         return np.bincount(codes, minlength=len(self.values)).astype(np.int64)
 
@@ -62,12 +62,12 @@ class ColumnSample:
 
     @property
     def known(self) -> int:
-        """Rows that are not missing."""
+        """Number of rows that are not missing."""
         return int(self.counts.sum())
 
     @property
     def missing(self) -> int:
-        """Rows without a value."""
+        """Number of rows without a value."""
         return self.raw.null_count if is_list(self.kind) else self.rows - self.known
 
     @cached_property
@@ -94,7 +94,7 @@ class ColumnSample:
 
     @property
     def constant(self) -> bool:
-        """Whether it tells nothing: one value in all rows, or none at all."""
+        """Whether the column tells nothing: one value in all rows, or none at all."""
         return self.distinct == 0 or (self.distinct == 1 and self.missing == 0)
 
 

@@ -27,7 +27,7 @@ _ISO = r"^\d{4}[-/]\d{1,2}[-/]\d{1,2}"
 
 
 def stamp_format_of(column: ColumnSample) -> StampFormat | None:
-    """The format of a column of time stamps, or None for any other.
+    """Returns the format of a column of time stamps, or None for any other column.
 
     Numbers are time stamps only where the name suggests it: an id can look like any of them.
     """
@@ -46,7 +46,7 @@ def _numeric_format(column: ColumnSample) -> StampFormat | None:
     low, high = np.nanmin(column.numbers), np.nanmax(column.numbers)
     lengths = set(pc.utf8_length(column.values).to_pylist())
     hourly = "hour" in names.words_of(column.name)
-    for name, digits in sorted(_DATES, key=lambda one: one[0].endswith("hh") != hourly):
+    for name, digits in sorted(_DATES, key=lambda date: date[0].endswith("hh") != hourly):
         if lengths == {digits} and column.integral and _all_readable(column, name):
             years = 1 if name == "yymmddhh" else 10 ** (digits - 4)
             if name == "yymmddhh" or (low // years >= 1990 and high // years <= 2050):

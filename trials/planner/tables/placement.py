@@ -1,4 +1,4 @@
-"""Where embedding tables lie: replicated where small, else column shards over all ranks, balanced by cost.
+"""The places of embedding tables: replicated where small, else column shards over all ranks, balanced by cost.
 
 `lpt` splits and places them by the cost of `table_cost`. Where that balanced placement exceeds the memory there
 is, the compact one counts: the same procedure with bytes for the cost, and nothing replicated. Neither

@@ -1,4 +1,4 @@
-"""What an embedding table, or a few of its columns, costs a rank in one step: bytes held, moved and sent.
+"""The cost of an embedding table, or of a few of its columns, to a rank in one step: bytes held, moved and sent.
 
 A shard looks up the ids of the whole batch for its columns and sends pooled embeddings to all ranks; a
 replicated table looks up a rank's own examples and all-reduces its gradient. Traffic follows FBGEMM's fused
