@@ -22,7 +22,8 @@ FULLY_SHARDED: tuple[Dense, ...] = ("zero2", "hsdp", "fsdp")
 CHECKPOINTING = "_checkpointing"
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
-    f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone) and +micro_batches=N"
+    f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone) and +micro_batches=N, "
+    "which +no_sync may follow"
 )
 """What names of strategies are made of, for messages."""
 Prefer = Literal["least", "fastest"]
@@ -46,6 +47,11 @@ class Strategy(Value):
     """Whether sharded parameters, gradients and optimizer state live in host memory (`CPUOffloadPolicy`)."""
     micro_batches: int = Field(default=1, gt=0)
     """Number of parts of a rank's batch that go forward and backward one after another before the update."""
+    no_sync: bool = False
+    """Whether `fully_shard` keeps whole gradients until the last micro-batch and reduces them there once
+    (`set_requires_gradient_sync`), in place of reducing them and keeping shards after every micro-batch. It takes
+    memory for less traffic, so it is a way to accumulate gradients and no technique of its own. It has no meaning
+    for one micro-batch, nor for dp, which always waits for the last one."""
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -60,13 +66,15 @@ class Strategy(Value):
 
     @property
     def name(self) -> str:
-        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`."""
-        return "+".join(self.techniques if self.dense != "dp" else ("dp", *self.techniques))
+        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`; `no_sync` comes
+        last."""
+        words = ("dp", *self.techniques) if self.dense == "dp" else self.techniques
+        return "+".join((*words, "no_sync") if self.no_sync else words)
 
     @property
     def held_as(self) -> str:
         """The name without micro-batches: two strategies hold the model in the same way where these are equal."""
-        return self.replace(micro_batches=1).name
+        return self.replace(micro_batches=1, no_sync=False).name
 
     @property
     def fully_sharded(self) -> bool:
@@ -107,6 +115,8 @@ def _field_of(technique: str) -> tuple[str, object]:
         return "checkpointing", checkpointing
     if technique == "cpu_offload":
         return "offload", True
+    if technique == "no_sync":
+        return technique, True
     if word == "micro_batches" and count.isdecimal() and int(count) > 0:
         return word, int(count)
     raise ValueError(f"{technique!r} is no memory technique; a strategy is one of {TECHNIQUES}")

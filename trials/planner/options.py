@@ -24,10 +24,10 @@ class PlanOptions(Value):
         """Whether a strategy is left on the ladder."""
         if self.technique is None:
             return True
-        any_number = self.technique.micro_batches == 1
-        return strategy.held_as == self.technique.held_as and (
-            any_number or strategy.micro_batches == self.technique.micro_batches
-        )
+        if self.technique.micro_batches > 1:
+            return strategy == self.technique
+        waits = strategy.no_sync or not self.technique.no_sync
+        return strategy.held_as == self.technique.held_as and waits
 
     def margin_bytes(self, strategy: Strategy) -> int:
         """Returns what is added to a strategy's predicted peak before it is held against the memory."""

@@ -20,7 +20,7 @@ from trials.job import TrainingConfig
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.strategy import Strategy, named
+from trials.strategy import FULLY_SHARDED, Strategy, named
 
 SCHEMA = FeatureSchema(
     tables=(
@@ -109,10 +109,39 @@ def test_fastest_drops_the_number_of_techniques() -> None:
         assert (least.faster is None) == (least.best.time.total == found.best.time.total)
 
 
+def test_reductions_wait_for_the_last_micro_batch_where_memory_allows() -> None:
+    """Both ways are priced; keeping whole gradients takes memory for a shorter step."""
+    found = {priced.strategy: priced for priced in made(small(10**12)).strategies}
+    waiting = [strategy for strategy in found if strategy.no_sync]
+    assert {strategy.dense for strategy in waiting} == set(FULLY_SHARDED)
+    for strategy in waiting:
+        last, each = found[strategy], found[strategy.replace(no_sync=False)]
+        assert strategy.techniques == each.strategy.techniques
+        assert last.memory.total >= each.memory.total
+        assert last.time.total < each.time.total
+    assert any(found[s].memory.total > found[s.replace(no_sync=False)].memory.total for s in waiting)
+
+
+def test_the_plan_says_which_way_gradients_are_accumulated() -> None:
+    """With much to share out a plan waits; with a byte less than that takes, it reduces every micro-batch."""
+    among = [each for each in made(small(10**12)).strategies if len(each.strategy.techniques) == 3]
+    chosen = next(
+        plan_.best
+        for each in among
+        if (plan_ := made(small(each.memory.total))).best is not None and plan_.best.strategy.no_sync
+    )
+    assert chosen.strategy.name.endswith("+no_sync")
+    assert named(chosen.strategy.name) == chosen.strategy
+    less = made(small(chosen.memory.total - 1)).best
+    assert less is not None
+    assert less.strategy != chosen.strategy
+
+
 def test_the_ladder_can_be_restricted_to_one_way_to_hold_the_model() -> None:
     cluster = small(10**12)
     fsdp = made(cluster, technique=named("fsdp"))
-    names = {"fsdp", *(f"fsdp+micro_batches={count}" for count in (2, 4, 8, 16))}
+    several = [f"fsdp+micro_batches={count}" for count in (2, 4, 8, 16)]
+    names = {"fsdp", *several, *(f"{name}+no_sync" for name in several)}
     assert {priced.strategy.name for priced in fsdp.strategies} == names
     assert fsdp.chosen == named("fsdp")
     assert "The ladder is restricted to technique=fsdp." in fsdp.notes
