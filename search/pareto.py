@@ -13,10 +13,14 @@ from trials.study_record import StudyRecord
 
 def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Trials with a result, of their own or shared with an equal network, that can be compared."""
-    done = (
-        trial for trial in trials if trial.result.outcome is Outcome.COMPLETED and trial.job.flops is not None
-    )
-    return [trial for trial in done if trial.result.validation and not math.isnan(trial.result.validation.ne)]
+    return [
+        trial
+        for trial in trials
+        if (result := trial.result).outcome is Outcome.COMPLETED
+        and result.validation is not None
+        and not math.isnan(result.validation.ne)
+        and trial.job.flops is not None
+    ]
 
 
 def log_flops(flops: float | None) -> float:
@@ -27,9 +31,11 @@ def log_flops(flops: float | None) -> float:
 def pareto_front(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Trials that no other beats in both NE and FLOPs, by FLOPs; of equal trials the first stands."""
     front: list[TrialRecord] = []
+    lowest_ne = math.inf
     for trial in sorted(eligible(trials), key=lambda trial: (_flops(trial), _ne(trial), trial.number)):
-        if not front or _ne(trial) < _ne(front[-1]):
+        if (ne := _ne(trial)) < lowest_ne or not front:
             front.append(trial)
+            lowest_ne = ne
     return front
 
 

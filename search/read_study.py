@@ -19,8 +19,12 @@ HEAD = "record"
 """Key of the ledger's facts that holds the study's record without its trials."""
 
 
-def read_study(directory: Path) -> StudyRecord:
+def read_study(directory: Path, *, brief: bool = False) -> StudyRecord:
     """The study as it stands, whether a driver is at work on it or not.
+
+    Args:
+        directory: the study's run directory.
+        brief: without what only a close look at one candidate shows (`trials.storage.brief`), which is faster.
 
     Raises:
         UserError: where the directory holds no study, or one that has not trained anything yet.
@@ -30,7 +34,7 @@ def read_study(directory: Path) -> StudyRecord:
     running = is_driven(directory)
     ledger = _open_ledger(directory)
     head = (ledger.facts() or {}).get(HEAD)
-    trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials()]
+    trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials(brief=brief)]
     retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
     comparisons = ledger.comparisons()
     ledger.close()

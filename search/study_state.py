@@ -209,7 +209,8 @@ class StudyState:
         tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
         candidates = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
         averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
-        front, networks = pareto_front(candidates + averages), pareto_front(candidates)
+        networks = pareto_front(candidates)
+        front = pareto_front(candidates + averages) if averages else networks
         fingerprints = {trial.job.fingerprint for trial in networks}
         others = [
             trial for trial in candidates if self._averages and trial.job.fingerprint not in fingerprints

@@ -170,8 +170,8 @@ class StudyRecord(Value):
     @property
     def candidates(self) -> tuple[TrialRecord, ...]:
         """All trials except those of the baseline's own tuning and the front's second trainings on all rows."""
-        not_promoted = (trial for trial in self.trials if trial.origin.promoted_from is None)
-        return tuple(trial for trial in not_promoted if trial.kind is TrialKind.CANDIDATE)
+        candidates = [trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE]
+        return tuple([trial for trial in candidates if trial.origin.promoted_from is None])
 
     @property
     def promoted(self) -> tuple[TrialRecord, ...]:

@@ -8,6 +8,8 @@ the row before; of the thread that writes MLflow and the report, which runs besi
         marks at 10, 100 and 1,000 candidates
     python -m benchmarks.search.overhead_per_candidate --known 10000 --marks 20
         20 candidates in a study that has 10,000 already (copies of a real one, at points of their own)
+    python -m benchmarks.search.overhead_per_candidate --known 10000 --status
+        the time of `status` and of `status --json` in such a study alone, beside `--help`, which reads nothing
 """
 
 from __future__ import annotations
@@ -130,10 +132,35 @@ def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launc
     ledger.close()
 
 
+def time_status(directory: Path, config: StudyConfig, repeats: int) -> None:
+    """Prints the shortest of some calls of each command: what others do on the machine only makes them longer."""
+    write_config(directory, config)
+    command = str(Path(sys.executable).parent / "dhen-search")
+    calls = {
+        "--help": ["--help"],
+        "status": ["status", str(directory)],
+        "status --json": ["status", str(directory), "--json"],
+    }
+    rows = []
+    for name, words in calls.items():
+        seconds = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            subprocess.run([command, *words], check=True, stdout=subprocess.DEVNULL)
+            seconds.append(time.perf_counter() - began)
+        rows.append([name, f"{min(seconds):.2f}", f"{statistics.median(seconds):.2f}"])
+    print(machine())
+    print(markdown(["command", "seconds, least", "seconds, median"], rows))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--marks", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--known", type=int, default=0)
+    parser.add_argument("--status", action="store_true", help="time `status` alone")
+    parser.add_argument("--repeats", type=int, default=5, help="calls of each command with --status")
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--space", default="tiny")
     parser.add_argument("--sampler", default="auto")
@@ -147,12 +174,17 @@ def main() -> None:
         parallel=1,
         training=TrainingConfig(epochs=1, evaluate_every=arguments.rows),
     )
+    if arguments.status and not arguments.known:
+        parser.error("--status needs a study: --known says of how many candidates")
     log, launcher, watch = open_log(config), Launcher(), Stopwatch()
     launcher.warm_up()
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         if arguments.known:
             fill(config, directory, log, launcher, arguments.known)
+        if arguments.status:
+            time_status(directory, config, arguments.repeats)
+            return
         for name, (owner, method) in (PARTS | THREAD).items():
             watch.watch(name, owner, method)
         report_writer = ReportWriter(directory, Console(quiet=True))

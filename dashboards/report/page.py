@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dashboards import accuracy
+from dashboards import accuracy, attempts
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
@@ -100,7 +100,7 @@ COLUMNS = (
     ),
     Column(
         title="Executed",
-        help="memory technique it was trained with",
+        help="memory technique it was trained with, as its ranks read it from the wrapped modules",
         value="trial.result.technique",
         text=word,
         numeric=False,
@@ -153,6 +153,9 @@ def render(record: StudyRecord) -> str:
         figures=[_html(name, figure) for name, figure in _figures(record)],
         columns=columns_of(record),
         rows=trial_rows(record),
+        attempt_columns=attempts.COLUMNS,
+        attempt_text_columns=attempts.TEXT_COLUMNS,
+        attempt_rows=attempts.attempt_rows(record),
         accuracy_columns=accuracy.COLUMNS,
         accuracy_rows=[accuracy.cells(row) for row in accuracy.accuracy(record)],
         winners_columns=winners.COLUMNS,

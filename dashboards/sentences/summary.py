@@ -45,6 +45,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _outcomes(record),
         _stopped(record),
         _techniques(record),
+        _forced(record),
         _predictions(record),
         over_limits(record),
         _baseline_fits(baseline),
@@ -240,6 +241,22 @@ def _techniques(record: StudyRecord) -> str | None:
     chosen = [f"{name} for {count}" for name, count in counts.most_common()]
     chosen += [f"no technique makes {without_fit} fit"] if without_fit else []
     return f"Planned for {cluster.name} ({size}{doubt}): {', '.join(chosen)} of {len(planned)} candidates."
+
+
+def _forced(record: StudyRecord) -> str | None:
+    """What was asked of all plans, so that candidates are not held as they would be; None where nothing was."""
+    plan = next((trial.first_plan for trial in record.trials if trial.first_plan is not None), None)
+    if plan is None or not (plan.restricted_to or plan.memory_margin):
+        return None
+    forced = []
+    if plan.restricted_to:
+        forced.append(f"the ladder is restricted to technique={plan.restricted_to}")
+    if plan.memory_margin:
+        change = "added to" if plan.memory_margin > 0 else "taken off"
+        forced.append(
+            f"{byte_size(abs(plan.memory_margin))} are {change} every predicted peak (memory_margin)"
+        )
+    return f"Forced: {', and '.join(forced)}."
 
 
 def _predictions(record: StudyRecord) -> str | None:

@@ -22,7 +22,6 @@ from trials.events import WEIGHTS
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
-from trials.strategy import Prefer
 from trials.training.score_weights import logits_file
 
 SPLIT = "test"
@@ -51,7 +50,6 @@ class Retrainings:
         *,
         side_by_side: int,
         on_change: OnRetraining,
-        prefer: Prefer = "least",
     ) -> None:
         """Retrainings that the ledger has, and those to come.
 
@@ -60,10 +58,9 @@ class Retrainings:
             trainer: a trainer that works in the study's directory.
             side_by_side: number of retrainings at the same time.
             on_change: is called with each retraining.
-            prefer: which strategy that fits follows, where a retraining ran out of memory.
         """
         self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side
-        self._on_change, self._prefer = on_change, prefer
+        self._on_change = on_change
         records = [cut_short(record) for record in ledger.retrainings()]
         self._records = {record.job.fingerprint: record for record in records}
 
@@ -125,7 +122,7 @@ class Retrainings:
 
     def begin_next_attempt(self, training: Training) -> Training | None:
         """Begins the next attempt of a training that was killed or ran out of memory; None where there is none."""
-        record = self._trainer.execution.next_attempt(training.record, training.job, self._prefer)
+        record = self._trainer.execution.next_attempt(training.record, training.job)
         if record is None:
             return None
         self.keep(record, ended=False)

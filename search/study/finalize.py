@@ -57,7 +57,7 @@ class Finals:
         self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
         self._side_by_side = side_by_side
         self.retrainings = Retrainings(
-            ledger, trainer, side_by_side=side_by_side, on_change=self._note_retraining, prefer=config.prefer
+            ledger, trainer, side_by_side=side_by_side, on_change=self._note_retraining
         )
 
     def recover_weights(self) -> None:

@@ -86,7 +86,6 @@ def open_study(
     )
     admission = Admission(
         cluster=settings.cluster,
-        prefer=config.prefer,
         execution=executed,
         serving=config.serving,
         measure_ms=trainer.forward_ms,

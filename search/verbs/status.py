@@ -11,6 +11,7 @@ from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import progress_line, trial_table
 from search.read_study import read_progress, read_study
 from search.terminal import progress_lines
+from trials.storage.ledger import no_garbage_collection
 
 ROWS = 50
 """Largest number of rows of the table; the report and --json have every trial."""
@@ -21,14 +22,15 @@ ROWS = 50
 @click.option("--json", "as_json", is_flag=True, help="The study's whole record as JSON (trials.record).")
 def command(directory: Path, as_json: bool) -> None:
     """The study in DIRECTORY: its trials, its front, its best against the baseline, what runs now."""
-    record = read_study(directory)
-    if as_json:
-        click.echo(record.model_dump_json(indent=1))
-        return
-    console = Console()
-    console.print(trial_table(record, rows=ROWS))
-    console.print(progress_line(record), soft_wrap=True)
-    for line in progress_lines(read_progress(record)):
-        console.print(line, soft_wrap=True)
-    for sentence in sentences(record):
-        console.print(sentence, soft_wrap=True, markup=False)
+    with no_garbage_collection():
+        record = read_study(directory, brief=not as_json)
+        if as_json:
+            click.echo(record.model_dump_json(indent=1))
+            return
+        console = Console()
+        console.print(trial_table(record, rows=ROWS))
+        console.print(progress_line(record), soft_wrap=True)
+        for line in progress_lines(read_progress(record)):
+            console.print(line, soft_wrap=True)
+        for sentence in sentences(record):
+            console.print(sentence, soft_wrap=True, markup=False)

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from dhen.values import dump_yaml
-from trials.record import Attempt, CurvePoint, Metrics, Outcome, PlanSummary, TrialKind, TrialRecord
+from trials.record import Attempt, CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 KEY = "retraining"
@@ -87,7 +87,7 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
         series=series,
         artifacts={"config.yaml": dump_yaml(config)}
         | ({"cost.csv": _cost_csv(trial)} if trial.job.cost else {})
-        | ({"plan.json": _plan_json(trial.plan.summary, record)} if trial.plan.summary else {}),
+        | ({"plan.json": _plan_json(trial, record)} if trial.plan.summary else {}),
     )
 
 
@@ -189,6 +189,8 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         "outcome": trial.result.outcome.value,
         "technique.planned": trial.plan.technique,
         "technique.executed": trial.result.technique,
+        "technique.forced": trial.plan.summary.restricted_to if trial.plan.summary else None,
+        "memory_margin": (trial.plan.summary.memory_margin or None) if trial.plan.summary else None,
         "fingerprint": trial.job.fingerprint,
         "tuned_from": trial.origin.tuned_from,
         "reused_from": trial.origin.reused_from,
@@ -205,6 +207,7 @@ def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
     for number, attempt in enumerate(trial.attempts):
         attempt_values = {
             "strategy": attempt.strategy,
+            "executed": attempt.executed,
             "outcome": attempt.outcome.value,
             "error": attempt.error,
         }
@@ -215,7 +218,7 @@ def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
 def _attempt_series(trial: TrialRecord) -> Series:
     """Returns the numbers of each training, `attempt.0.predicted_bytes` ..., with the trial's end as their
     time."""
-    numbers = set(Attempt.model_fields) - {"strategy", "outcome", "error"}
+    numbers = set(Attempt.model_fields) - {"strategy", "executed", "plan", "outcome", "error"}
     time_ms = _start_ms(trial) + _ms(trial.result.seconds)
     return {
         f"attempt.{number}.{name}": (MetricValue(step=0, value=float(value), time_ms=time_ms),)
@@ -322,10 +325,21 @@ def _text(value: Any, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _plan_json(plan: PlanSummary, record: StudyRecord) -> str:
-    """Returns the plan as it is kept, with the cluster that it is for."""
+def _plan_json(trial: TrialRecord, record: StudyRecord) -> str:
+    """Returns the first plan, with the cluster that it is for, and the attempts, each with its own plan."""
     cluster = record.cluster.to_dict() if record.cluster else None
-    return json.dumps({"cluster": cluster} | plan.to_dict(), indent=1)
+    first = trial.first_plan.to_dict() if trial.first_plan else {}
+    attempts = [
+        {
+            "strategy": attempt.strategy,
+            "executed": attempt.executed,
+            "outcome": attempt.outcome.value,
+            "error": attempt.error,
+            "plan": attempt.plan.to_dict() if attempt.plan else None,
+        }
+        for attempt in trial.attempts
+    ]
+    return json.dumps({"cluster": cluster} | first | {"attempts": attempts}, indent=1)
 
 
 def _cost_csv(trial: TrialRecord) -> str:

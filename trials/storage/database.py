@@ -6,12 +6,12 @@ SQLite waits for a lock for a minute; PostgreSQL is for drivers on several machi
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAlchemyError
 
 from dhen.errors import UserError
@@ -21,8 +21,8 @@ SCHEMA_LOCK = 0x6468656E
 """The one of PostgreSQL's advisory locks that is held while tables are made ("dhen")."""
 FOREIGN = ("no such table", "no such column", "has no column", "does not exist", "already exists")
 """Pattern of what databases say of tables that are not the ones expected."""
-INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-"""Functions that insert a row or leave or change the one there, by dialect."""
+DIALECTS = ("sqlite", "postgresql")
+"""Kinds of databases whose `insert` can leave or change the row that is there."""
 
 
 class Database:
@@ -38,7 +38,7 @@ class Database:
         self._statements: dict[tuple[str, tuple[str, ...]], Any] = {}
         with self._errors_in_words():
             self._engine = sa.create_engine(url, **_options(url))
-            if self._engine.dialect.name not in INSERTS:
+            if self._engine.dialect.name not in DIALECTS:
                 raise UserError(
                     f"{without_password(url)}: a database of the kind {self._engine.dialect.name!r}; "
                     f"use SQLite (sqlite:////path/study.db) or PostgreSQL (postgresql://user@host/studies)."
@@ -77,7 +77,7 @@ class Database:
         """Returns the statement, made once: making it anew for each row takes longer than writing the row."""
         statement = table.name, changed
         if statement not in self._statements:
-            insert = INSERTS[self._engine.dialect.name](table)
+            insert = importlib.import_module(f"sqlalchemy.dialects.{self._engine.dialect.name}").insert(table)
             new = {name: insert.excluded[name] for name in changed}
             key = table.primary_key.columns.keys()
             self._statements[statement] = (

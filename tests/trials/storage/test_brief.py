@@ -1,0 +1,51 @@
+"""Trials in brief lack what no summary shows, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from records import study
+
+from dashboards.sentences.summary import sentences
+from dashboards.terminal.tables import progress_line, trial_table
+from trials.record import Outcome, PlanSummary, TrialKind, TrialRecord
+from trials.storage.database import sqlite_url
+from trials.storage.ledger import Ledger, Setting
+from trials.study_record import StudyRecord
+
+CLUSTER = {"name": "small", "hosts": 2, "gpus_per_host": 2, "hbm": 2**30}
+SETTING = Setting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def record() -> StudyRecord:
+    """Trials of every outcome, one that runs, and one with a plan."""
+    made_up = study(40, finished=False)
+    plan = PlanSummary(strategy="dp", fits=True, examples_per_rank=8, memory_bytes={"parameters": 300})
+    planned = made_up.trials[4].with_plan(summary=plan)
+    return made_up.replace(trials=(*made_up.trials[:4], planned, *made_up.trials[5:]))
+
+
+@pytest.fixture(scope="module")
+def in_brief(record: StudyRecord, tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
+    ledger = Ledger(sqlite_url(tmp_path_factory.mktemp("ledger") / "study.db"), "a")
+    ledger.settle(SETTING)
+    for trial in record.trials:
+        ledger.save(trial)
+    return ledger.trials(brief=True)
+
+
+def test_an_ended_candidate_lacks_its_point_its_cost_and_its_curve_but_the_last_evaluation(
+    record: StudyRecord, in_brief: list[TrialRecord]
+) -> None:
+    for whole, brief in zip(record.trials, in_brief, strict=True):
+        if whole.kind is TrialKind.CANDIDATE and whole.result.outcome is not Outcome.RUNNING:
+            whole = whole.replace(point={}).with_job(cost=()).with_result(curve=whole.result.curve[-1:])
+        assert brief == whole
+
+
+def test_a_study_says_the_same_of_itself(record: StudyRecord, in_brief: list[TrialRecord]) -> None:
+    brief = record.replace(trials=tuple(in_brief))
+    assert sentences(brief) == sentences(record)
+    assert progress_line(brief) == progress_line(record)
+    tables = [trial_table(each, rows=100) for each in (brief, record)]
+    assert [[*column.cells] for column in tables[0].columns] == [[*c.cells] for c in tables[1].columns]
