@@ -15,10 +15,10 @@ from dhen.values import Value, dump_yaml, load_yaml, parse
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import Address
 from trials.cluster.cluster import RANKS
-from trials.cluster.quantity import Bytes
+from trials.cluster.quantity import Bytes, SignedBytes
 from trials.job import TrainingConfig
 from trials.serving_limits import ServingConfig
-from trials.strategy import Prefer
+from trials.strategy import Prefer, StrategyName
 
 DEMO = "demo"
 """The name of the built-in generated log, where a path of a log would stand."""
@@ -105,6 +105,12 @@ class StudyConfig(LogConfig):
     prefer: Prefer = "least"
     """Which of the strategies that fit is taken: least (the fewest memory techniques, then the shortest step)
     or fastest (the shortest step)."""
+    technique: StrategyName | None = None
+    """Strategy that the ladder is restricted to, by name, such as zero1 or fsdp+full_checkpointing; where the
+    name says no micro_batches=N, any number of micro-batches is allowed."""
+    memory_margin: SignedBytes = 0
+    """Memory that is added to every predicted peak, such as 512MiB; below 0 it is taken off, so that candidates
+    are tried under strategies that are predicted not to fit."""
     storage: str | None = None
     """SQLAlchemy URL of the study's database; `study.db` in the run directory where not given."""
     ledger: str | None = None
@@ -197,6 +203,8 @@ BUDGET_KEYS = frozenset(
 """Keys that may differ when a study is resumed."""
 
 
+HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin")
+"""Keys of a study that say how a model is held; `train` and `plan` take them too."""
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
 """Files that a session may leave in a folder before its `study.yaml` is there."""
 

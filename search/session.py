@@ -18,7 +18,7 @@ from search.config import LogConfig, StudyConfig, check_directory
 from search.dataset import open_log
 from search.logs import logged_to
 from search.run_directory import DRIVER_LOG, only_driver
-from search.terminal import step_progress
+from search.terminal import print_notes, step_progress
 from trials.data.cache import PreparedLog
 from trials.distributed.process_group import check_devices
 from trials.hosts.hosts import Hosts
@@ -64,6 +64,7 @@ def open_session(
             check_directory(directory, study)
         with step_progress(console) as progress:
             log = open_log(config, progress)
+        print_notes(console, log.notes)
         session_launcher = HostsLauncher(launcher, hosts) if hosts else launcher
         with logged_to(directory / DRIVER_LOG):
             LOG.info(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,6 +75,12 @@ class StudyView:
 def print_table(table: Table) -> None:
     """Prints a table on stdout, as wide as the terminal, or wide enough where there is none."""
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
+
+
+def print_notes(console: Console, notes: Iterable[str]) -> None:
+    """Prints what was noticed and decided while a log was prepared, such as how it is split."""
+    for note in notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
 
 
 def progress_lines(progress: Mapping[int, Progress]) -> list[Text]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trials.events import WEIGHTS, Diverged, Evaluated, Event, Failed, Progress, Scored, Trained
+from trials.events import WEIGHTS, Diverged, Evaluated, Event, Failed, Progress, Scored, Trained, Wrapped
 from trials.processes.task import Task
 from trials.record import CurvePoint, Measured, Metrics
 
@@ -18,6 +18,7 @@ MOST_LOOKS = 1000
 """What goes wrong ends a test that would wait for ever."""
 Look = Sequence[Event]
 """What a run says at one look."""
+SAID_WHILE_TRAINING = (Progress, Evaluated, Trained, Diverged)
 
 
 class FakeRun:
@@ -32,6 +33,12 @@ class FakeRun:
         self.kills = 0
         self._left = MOST_LOOKS
         self.sentinels = [_READY]
+
+    def wrapped_as(self, strategy: str) -> FakeRun:
+        """Where it says anything of a training, it says first how the model is held, as ranks do."""
+        if any(isinstance(event, SAID_WHILE_TRAINING) for look in self._looks for event in look):
+            self._looks[0] = [Wrapped(strategy=strategy), *self._looks[0]]
+        return self
 
     @property
     def alive(self) -> bool:
@@ -61,7 +68,7 @@ class FakeLauncher:
         self.most_at_once = 0
 
     def start(self, task: Task, directory: Path) -> FakeRun:
-        run = self._script(task)
+        run = self._script(task).wrapped_as(task.strategy.name)
         run.directory = directory
         self.tasks.append(task)
         self.runs.append(run)

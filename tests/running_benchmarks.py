@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import re
 import signal
 import subprocess
@@ -54,6 +55,7 @@ def run_benchmark_process(module: str, *words: object) -> str:
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, words)],
         cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,

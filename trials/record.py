@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from dhen.cost import CostRow
 from dhen.values import Value
+from trials.strategy import named
 
 NAN_AS_WORD = ConfigDict(ser_json_inf_nan="strings")
 """NaN as `"NaN"` in JSON: pydantic's own `null` could not be read back."""
@@ -133,6 +134,11 @@ class RejectedStrategy(Value):
     lacking_bytes: int
     """Bytes by which the strategy exceeds the memory; 0 where it fits and is slower."""
 
+    @property
+    def held_as(self) -> str:
+        """The strategy without its micro-batches: how it holds the model."""
+        return named(self.strategy).held_as
+
 
 class PlanSummary(Value):
     """How a candidate is to be trained on the study's cluster; `dhen-search plan` prints the whole ladder."""
@@ -162,6 +168,15 @@ class PlanSummary(Value):
     """The strategy with more techniques that would be faster, where there is one; else None."""
     notes: tuple[str, ...] = ()
     """What a reader should know of the plan besides."""
+    restricted_to: str | None = None
+    """Name of the strategy that the ladder was restricted to (`technique=`)."""
+    memory_margin: int = 0
+    """Bytes that were added to every predicted peak (`memory_margin=`); below 0 they were taken off."""
+    margin_bytes: int = 0
+    """Bytes that were added to the predicted peak for the verdict: `memory_margin`, and what attempts so far had
+    needed beyond their plans."""
+    ran_out: tuple[str, ...] = ()
+    """Names of the strategies that had been tried before and had run out of memory."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -194,7 +209,8 @@ class TrialPlan(Value):
     """Part by which the model exceeds the worst limit of serving, over that limit, which the sampler learns; 0 or
     less where it meets all that was judged."""
     summary: PlanSummary | None = None
-    """The plan as it was made first: its items, its reasons, what it passed over."""
+    """The plan that the trial is held by: its items, its reasons, what it passed over. Each attempt keeps its own
+    (`Attempt.plan`)."""
 
 
 class Measured(Value):
@@ -234,7 +250,8 @@ class Result(Value):
     expected_ne: float | None = None
     """For a stopped trial: the lowest validation NE that it was expected to come to."""
     technique: str | None = None
-    """Strategy that the trial was trained under here, by name."""
+    """Strategy that the trial was trained under here, by name, as its ranks read it from their wrapped modules;
+    None until they have."""
     measured: Measured = Measured()
     """What the training measured of itself."""
     seconds: float | None = None
@@ -249,7 +266,12 @@ class Attempt(Value):
     """One execution of a trial under one strategy: the first, or the next after one ran out of memory."""
 
     strategy: str
-    """Strategy of the attempt, by name."""
+    """Strategy that the ranks were asked to hold the model with, by name."""
+    executed: str | None = None
+    """Strategy that the ranks read from their wrapped modules and their optimizer; None where the attempt ended
+    before they could."""
+    plan: PlanSummary | None = None
+    """Plan that the attempt was held by; None: planned for another cluster."""
     outcome: Outcome
     predicted_bytes: int | None
     """Peak of the fullest rank, as planned for the ranks it was trained on; None: planned for another cluster."""
@@ -303,6 +325,8 @@ class Origin(Value):
     """For a retraining: number of the trial whose network, or whose network in part, it is."""
     removed: str | None = None
     """For a retraining of an ablation: what was taken out of the network (`layer 1`, `layer 0: attention`)."""
+    passes: int | None = Field(default=None, exclude_if=lambda passes: passes is None)
+    """For a retraining of the baseline with more passes than the study's trainings have: how many."""
 
 
 class TrialRecord(Value):
@@ -323,6 +347,11 @@ class TrialRecord(Value):
     """What came of it."""
     attempts: tuple[Attempt, ...] = ()
     """Executions so far, in order; several where one ran out of memory. Empty for a shared result."""
+
+    @property
+    def first_plan(self) -> PlanSummary | None:
+        """The plan as it was made first, before any attempt ran out of memory."""
+        return self.attempts[0].plan if self.attempts and self.attempts[0].plan else self.plan.summary
 
     def with_result(self, **changes: Any) -> TrialRecord:
         """Returns the same trial with some fields of its result changed (see `Value.replace`)."""

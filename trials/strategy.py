@@ -9,9 +9,9 @@ inside a host, replicated across hosts).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dhen.values import Value
 
@@ -20,6 +20,12 @@ Checkpointing = Literal["none", "selective", "full"]
 FULLY_SHARDED: tuple[Dense, ...] = ("zero2", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
 CHECKPOINTING = "_checkpointing"
+TECHNIQUES = (
+    f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
+    f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone) and +micro_batches=N, "
+    "which +no_sync may follow"
+)
+"""What names of strategies are made of, for messages."""
 Prefer = Literal["least", "fastest"]
 """Which of the strategies that fit is chosen: the one with the fewest techniques, or with the shortest step."""
 RECOMPUTED: dict[Checkpointing, slice] = {
@@ -41,6 +47,11 @@ class Strategy(Value):
     """Whether sharded parameters, gradients and optimizer state live in host memory (`CPUOffloadPolicy`)."""
     micro_batches: int = Field(default=1, gt=0)
     """Number of parts of a rank's batch that go forward and backward one after another before the update."""
+    no_sync: bool = False
+    """Whether `fully_shard` keeps whole gradients until the last micro-batch and reduces them there once
+    (`set_requires_gradient_sync`), in place of reducing them and keeping shards after every micro-batch. It takes
+    memory for less traffic, so it is a way to accumulate gradients and no technique of its own. It has no meaning
+    for one micro-batch, nor for dp, which always waits for the last one."""
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -55,8 +66,15 @@ class Strategy(Value):
 
     @property
     def name(self) -> str:
-        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`."""
-        return "+".join(self.techniques if self.dense != "dp" else ("dp", *self.techniques))
+        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`; `no_sync` comes
+        last."""
+        words = ("dp", *self.techniques) if self.dense == "dp" else self.techniques
+        return "+".join((*words, "no_sync") if self.no_sync else words)
+
+    @property
+    def held_as(self) -> str:
+        """The name without micro-batches: two strategies hold the model in the same way where these are equal."""
+        return self.replace(micro_batches=1, no_sync=False).name
 
     @property
     def fully_sharded(self) -> bool:
@@ -65,19 +83,43 @@ class Strategy(Value):
 
 
 def named(name: str) -> Strategy:
-    """Returns the strategy with this `name`."""
+    """Returns the strategy with this `name`; its techniques may stand in any order.
+
+    Raises:
+        ValueError: naming the technique that is none, or that stands there a second time, and those there are.
+    """
     fields: dict[str, object] = {}
     for technique in name.split("+"):
-        word, _, count = technique.partition("=")
-        if word == "micro_batches":
-            fields[word] = int(count)
-        elif word == "cpu_offload":
-            fields["offload"] = True
-        elif word.endswith(CHECKPOINTING):
-            fields["checkpointing"] = word.removesuffix(CHECKPOINTING)
-        else:
-            fields["dense"] = word
+        field, value = _field_of(technique.strip())
+        if field in fields:
+            raise ValueError(f"{name!r} says {field} twice; a strategy is one of {TECHNIQUES}")
+        fields[field] = value
     return Strategy.model_validate(fields)
+
+
+def _canonical(name: object) -> object:
+    return named(name).name if isinstance(name, str) else name
+
+
+StrategyName = Annotated[str, BeforeValidator(_canonical)]
+"""A strategy's name as `Strategy.name` has it, from a name whose techniques stand in any order."""
+
+
+def _field_of(technique: str) -> tuple[str, object]:
+    """Returns the field of `Strategy` that a technique sets, and its value."""
+    word, _, count = technique.partition("=")
+    checkpointing = word.removesuffix(CHECKPOINTING)
+    if word in get_args(Dense):
+        return "dense", word
+    if checkpointing != word and checkpointing in get_args(Checkpointing):
+        return "checkpointing", checkpointing
+    if technique == "cpu_offload":
+        return "offload", True
+    if technique == "no_sync":
+        return technique, True
+    if word == "micro_batches" and count.isdecimal() and int(count) > 0:
+        return word, int(count)
+    raise ValueError(f"{technique!r} is no memory technique; a strategy is one of {TECHNIQUES}")
 
 
 def shards(dense: Dense, hosts: int, gpus_per_host: int) -> int:

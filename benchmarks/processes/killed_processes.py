@@ -28,6 +28,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -212,7 +213,14 @@ def outcome(trial: TrialRecord | None) -> dict[str, object]:
     if trial is None:
         return {}
     curve = [(point.examples, point.validation) for point in trial.result.curve]
-    return trial.model_dump(exclude=SPECIFIC) | {"curve": curve}
+    return {"record": _without(trial.model_dump(), SPECIFIC), "curve": curve}
+
+
+def _without(value: Any, names: set[str]) -> Any:
+    """Plain data, without what has one of these names at any depth."""
+    if isinstance(value, dict):
+        return {key: _without(each, names) for key, each in value.items() if key not in names}
+    return [_without(each, names) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def trained_twice(record: StudyRecord) -> int:

@@ -28,10 +28,11 @@ import time
 import warnings
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,18 @@ def finished(path: Path | None, setting: Setting) -> list[dict[str, Any]]:
     return [line for line in lines if line.pop("setting") == vars(setting)]
 
 
+def as_they_end(
+    setting: Setting, wanted: Sequence[tuple[str, int]], processes: int
+) -> Iterator[dict[str, Any]]:
+    """One repeat after the other here, or in fresh processes: forks wait for threads of the trees."""
+    if processes == 1:
+        yield from (one(setting, *each) for each in wanted)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(one, setting, *each) for each in wanted]):
+            yield future.result()
+
+
 def measure(
     setting: Setting, samplers: Sequence[str], repeats: int, processes: int, out: Path | None
 ) -> list[dict[str, Any]]:
@@ -202,16 +215,13 @@ def measure(
     found = finished(out, setting)
     known = {(line["sampler"], line["repeat"]) for line in found}
     wanted = [(name, repeat) for repeat in range(repeats) for name in samplers if (name, repeat) not in known]
-    with ProcessPoolExecutor(processes) as pool:
-        futures = [pool.submit(one, setting, *each) for each in wanted]
-        for done, future in enumerate(as_completed(futures), 1):
-            line = future.result()
-            found.append(line)
-            if out is not None:
-                with out.open("a") as file:
-                    file.write(json.dumps(line | {"setting": vars(setting)}) + "\n")
-            name, last = line["sampler"], line["trace"]["hypervolume"][-1]
-            print(f"{done}/{len(wanted)} {name} {line['repeat']}: {last:.2f}", file=sys.stderr, flush=True)
+    for done, line in enumerate(as_they_end(setting, wanted, processes), 1):
+        found.append(line)
+        if out is not None:
+            with out.open("a") as file:
+                file.write(json.dumps(line | {"setting": vars(setting)}) + "\n")
+        name, last = line["sampler"], line["trace"]["hypervolume"][-1]
+        print(f"{done}/{len(wanted)} {name} {line['repeat']}: {last:.2f}", file=sys.stderr, flush=True)
     return [line for line in found if line["sampler"] in samplers]
 
 

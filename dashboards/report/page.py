@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dashboards import accuracy
+from dashboards import accuracy, attempts
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
@@ -57,22 +57,24 @@ class Column:
 
 
 SERVING_MS = "trial.plan.serving_ms"
+# what a study is about comes first, so that it is seen without scrolling; a model's name may be long
 COLUMNS = (
     Column(title="Trial", help="in the order of starting", value="trial.number", text=str),
-    Column(
-        title="Outcome",
-        help="how it ended",
-        value="trial.result.outcome",
-        text=IN_WORDS.__getitem__,
-        numeric=False,
-    ),
-    Column(title="Model", help="modules, ensemble, dimension", value="name", text=str, numeric=False),
     Column(title="NE", help="normalized entropy on validation", value="ne", text=partial(decimals, digits=5)),
     Column(
         title="vs baseline",
         help="NE in percent of the tuned baseline's; negative is better",
         value="relative_percent",
         text=percent,
+    ),
+    Column(title="FLOPs", help="forward, per example", value="trial.job.flops", text=si),
+    Column(title="Model", help="modules, ensemble, dimension", value="name", text=str, numeric=False),
+    Column(
+        title="Outcome",
+        help="how it ended",
+        value="trial.result.outcome",
+        text=IN_WORDS.__getitem__,
+        numeric=False,
     ),
     Column(title="AUC", help="on validation", value="quality.auc", text=partial(decimals, digits=4)),
     Column(
@@ -81,7 +83,6 @@ COLUMNS = (
         value="quality.calibration",
         text=partial(decimals, digits=3),
     ),
-    Column(title="FLOPs", help="forward, per example", value="trial.job.flops", text=si),
     Column(title="Parameters", help="dense ones", value="trial.job.parameters", text=si),
     Column(title="Weights", help="size exported, fp32", value="trial.job.weights_bytes", text=byte_size),
     Column(title="Forward", help="measured time of a request", value=SERVING_MS, text=milliseconds),
@@ -99,7 +100,7 @@ COLUMNS = (
     ),
     Column(
         title="Executed",
-        help="memory technique it was trained with",
+        help="memory technique it was trained with, as its ranks read it from the wrapped modules",
         value="trial.result.technique",
         text=word,
         numeric=False,
@@ -152,6 +153,9 @@ def render(record: StudyRecord) -> str:
         figures=[_html(name, figure) for name, figure in _figures(record)],
         columns=columns_of(record),
         rows=trial_rows(record),
+        attempt_columns=attempts.COLUMNS,
+        attempt_text_columns=attempts.TEXT_COLUMNS,
+        attempt_rows=attempts.attempt_rows(record),
         accuracy_columns=accuracy.COLUMNS,
         accuracy_rows=[accuracy.cells(row) for row in accuracy.accuracy(record)],
         winners_columns=winners.COLUMNS,

@@ -10,7 +10,7 @@ from statistics import mean
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name, trial_name
 from dashboards.rows import does_not_fit, find
-from dashboards.sentences.stages import over_limits, promotion, tuned, warm_starts
+from dashboards.sentences.stages import over_limits, promotion, second_pass, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
@@ -34,6 +34,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     drafts = (
         _best(best, baseline, record),
         _knee(record, baseline),
+        second_pass(record),
         tuned(record),
         promotion(record),
         _averages(record, best),
@@ -44,6 +45,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _outcomes(record),
         _stopped(record),
         _techniques(record),
+        _forced(record),
         _predictions(record),
         over_limits(record),
         _baseline_fits(baseline),
@@ -239,6 +241,22 @@ def _techniques(record: StudyRecord) -> str | None:
     chosen = [f"{name} for {count}" for name, count in counts.most_common()]
     chosen += [f"no technique makes {without_fit} fit"] if without_fit else []
     return f"Planned for {cluster.name} ({size}{doubt}): {', '.join(chosen)} of {len(planned)} candidates."
+
+
+def _forced(record: StudyRecord) -> str | None:
+    """What was asked of all plans, so that candidates are not held as they would be; None where nothing was."""
+    plan = next((trial.first_plan for trial in record.trials if trial.first_plan is not None), None)
+    if plan is None or not (plan.restricted_to or plan.memory_margin):
+        return None
+    forced = []
+    if plan.restricted_to:
+        forced.append(f"the ladder is restricted to technique={plan.restricted_to}")
+    if plan.memory_margin:
+        change = "added to" if plan.memory_margin > 0 else "taken off"
+        forced.append(
+            f"{byte_size(abs(plan.memory_margin))} are {change} every predicted peak (memory_margin)"
+        )
+    return f"Forced: {', and '.join(forced)}."
 
 
 def _predictions(record: StudyRecord) -> str | None:

@@ -119,7 +119,7 @@ def _verdict(priced: PricedStrategy, chosen: PricedStrategy | None) -> str:
 
 
 def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
-    items = memory.model_dump(exclude={"activations_by_layer", "host", "peak_at"})
+    items = memory.model_dump(exclude={"activations_by_layer", "host", "margin", "peak_at"})
     rows = []
     for name, value in items.items():
         if value:
@@ -131,7 +131,8 @@ def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
                 if activations
             ]
     host = [("host memory (offload)", byte_size(memory.host))] if memory.host else []
-    return [*rows, (f"peak, {memory.peak_at}", byte_size(memory.total)), *host]
+    margin = [("with the margin", byte_size(memory.needed))] if memory.margin else []
+    return [*rows, (f"peak, {memory.peak_at}", byte_size(memory.total)), *margin, *host]
 
 
 def _layers(memory: MemoryEstimate) -> Iterable[tuple[str, int]]:

@@ -32,6 +32,9 @@ class Footprint(NamedTuple):
     """Most that is alive at a moment of forward beside the inputs, output included."""
     discarding_peak: int
     """The same where nothing is saved (checkpointing's first pass, evaluation)."""
+    repeated_peak: int
+    """As `forward_peak` in checkpointing's second pass, gradients of activations included: it begins when backward
+    has come to the last operation that saves, and PyTorch ends it with that operation."""
     backward_peak: int
     """Most that is alive in backward beside parameter gradients that are done: what was kept, gradients of
     activations, and the parameter gradients of one operation."""
@@ -62,6 +65,10 @@ def replay(tape: Tape, output: int) -> Replayed:
     kept = sum(sizes[tensor] for tensor in made.union(saved.intersection(tape.inputs)))
     start = kept + sizes[output] * (output in saved)
     backward, recomputed = _Backward(tape, sizes), _Backward(tape, sizes)
+    forward = _forward(tape, sizes, {*made, output})
+    repeated = max(
+        (index + 1 for index, operation in enumerate(tape.operations) if operation.saves), default=0
+    )
     backward.play(start, output)
     inputs = sum(sizes[tensor] for tensor in tape.inputs if tensor not in saved)
     recomputed.play(start + inputs, output, also_held=tape.inputs)
@@ -69,8 +76,9 @@ def replay(tape: Tape, output: int) -> Replayed:
         [sum(sizes[tensor] for tensor in tape.inputs)],
         [sizes[output]],
         [kept],
-        _forward(tape, sizes, {*made, output}),
+        forward,
         _forward(tape, sizes, {output}),
+        [moment + recomputed.gradients for moment in forward[:repeated]],
         backward.moments,
         backward.moments_with_gradients,
         recomputed.moments,
@@ -126,6 +134,8 @@ class _Backward:
         self._live = self._parameters = 0
         self.moments: list[int] = []
         self.moments_with_gradients: list[int] = []
+        self.gradients = 0
+        """Gradients of activations when the first operation comes that needs what was saved."""
 
     def play(self, kept: int, output: int, also_held: Sequence[int] = ()) -> None:
         """From the output's gradient, beside `kept`; `also_held` until nothing that was saved is left."""
@@ -138,6 +148,8 @@ class _Backward:
         for operation in reversed(self._tape.operations):
             if operation.output not in self._gradients:
                 continue
+            if saving and operation is saving[-1]:
+                self.gradients = self._live - kept
             made = self._run(operation)
             self._let_go(held, operation.saves)
             if operation is first:

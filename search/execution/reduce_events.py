@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from types import NoneType
+from typing import NamedTuple
 
-from trials.events import Diverged, Evaluated, Event, Failed, Trained
+from trials.events import Diverged, Evaluated, Event, Failed, Trained, Wrapped
 from trials.record import Attempt, Outcome, TrialRecord
+from trials.strategy import Strategy
+
+
+class AttemptContext(NamedTuple):
+    """What an attempt was asked to be, and whether its numbers compare with its plan."""
+
+    strategy: Strategy
+    """How the ranks were asked to hold the model."""
+    counted: bool
+    """Whether the peak is of tensors, as the planner predicts it, not of a whole process."""
+    planned_here: bool
+    """Whether the record's plan is for the ranks that it runs on."""
 
 
 def cut_short(record: TrialRecord) -> TrialRecord:
@@ -17,6 +30,8 @@ def cut_short(record: TrialRecord) -> TrialRecord:
 
 def reduce_event(record: TrialRecord, event: Event) -> TrialRecord:
     """The record after one event; events that say nothing of the result leave it as it is."""
+    if isinstance(event, Wrapped):
+        return record.with_result(technique=event.strategy)
     if isinstance(event, Evaluated):
         return record.with_result(curve=(*record.result.curve, event.point))
     if isinstance(event, Trained):
@@ -32,7 +47,10 @@ def reduce_event(record: TrialRecord, event: Event) -> TrialRecord:
 
 
 def with_attempt(
-    record: TrialRecord, event: Event | None, seconds: float, *, counted: bool, planned_here: bool
+    record: TrialRecord,
+    event: Event | None,
+    seconds: float,
+    context: AttemptContext,
 ) -> TrialRecord:
     """The record with the attempt that this event has ended; other events leave the record as it is.
 
@@ -40,19 +58,19 @@ def with_attempt(
         record: the record after the event (`reduce_event`).
         event: the event that ended the attempt; None for an attempt that was stopped.
         seconds: wall clock of the attempt.
-        counted: whether the peak is of tensors, not of a whole process.
-        planned_here: whether the plan is for the ranks that it ran on, so that both can be compared.
+        context: what the attempt was asked to be.
     """
     if not isinstance(event, (Trained, Diverged, Failed, NoneType)):
         return record
-    assert record.result.technique is not None
-    as_planned = planned_here and record.result.technique == record.plan.technique
+    as_planned = context.planned_here and context.strategy.name == record.plan.technique
     measured = event.measured if isinstance(event, Trained) else None
     attempt = Attempt(
-        strategy=record.result.technique,
+        strategy=context.strategy.name,
+        executed=record.result.technique,
+        plan=record.plan.summary if as_planned else None,
         outcome=record.result.outcome,
         predicted_bytes=record.plan.peak_bytes if as_planned else None,
-        measured_bytes=measured.peak_memory_bytes if measured and counted else None,
+        measured_bytes=measured.peak_memory_bytes if measured and context.counted else None,
         predicted_step_seconds=record.plan.step_seconds if as_planned else None,
         measured_step_seconds=measured.step_ms / 1000.0 if measured and measured.step_ms else None,
         needed_bytes=event.needed_bytes if isinstance(event, Failed) else None,

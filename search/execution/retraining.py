@@ -22,7 +22,6 @@ from trials.events import WEIGHTS
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
-from trials.strategy import Prefer
 from trials.training.score_weights import logits_file
 
 SPLIT = "test"
@@ -37,6 +36,8 @@ class RetrainingRequest(NamedTuple):
     job: Job
     removed: str | None = None
     """The part that the network lacks."""
+    passes: int | None = None
+    """Number of passes, where they are others than those of the trial."""
 
 
 class Retrainings:
@@ -49,7 +50,6 @@ class Retrainings:
         *,
         side_by_side: int,
         on_change: OnRetraining,
-        prefer: Prefer = "least",
     ) -> None:
         """Retrainings that the ledger has, and those to come.
 
@@ -58,10 +58,9 @@ class Retrainings:
             trainer: a trainer that works in the study's directory.
             side_by_side: number of retrainings at the same time.
             on_change: is called with each retraining.
-            prefer: which strategy that fits follows, where a retraining ran out of memory.
         """
         self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side
-        self._on_change, self._prefer = on_change, prefer
+        self._on_change = on_change
         records = [cut_short(record) for record in ledger.retrainings()]
         self._records = {record.job.fingerprint: record for record in records}
 
@@ -99,6 +98,10 @@ class Retrainings:
         """The file of a retraining's logits on test."""
         return logits_file(self._trainer.folder(record), SPLIT)
 
+    def drop_weights(self, record: TrialRecord) -> None:
+        """Removes the weights of a retraining of which only its NE is wanted."""
+        self._weights(record).unlink(missing_ok=True)
+
     def begin(self, request: RetrainingRequest) -> Training | Scoring:
         """Begins what is next for a job: it is scored where its weights are there, else trained."""
         record = self._records.get(request.job.fingerprint)
@@ -119,7 +122,7 @@ class Retrainings:
 
     def begin_next_attempt(self, training: Training) -> Training | None:
         """Begins the next attempt of a training that was killed or ran out of memory; None where there is none."""
-        record = self._trainer.execution.next_attempt(training.record, training.job, self._prefer)
+        record = self._trainer.execution.next_attempt(training.record, training.job)
         if record is None:
             return None
         self.keep(record, ended=False)
@@ -148,7 +151,13 @@ class Retrainings:
         number = len(self._records) if earlier is None else earlier.number
         trial = request.of
         record = new_record(
-            number, TrialKind.RETRAINING, {}, request.job, of=trial.number, removed=request.removed
+            number,
+            TrialKind.RETRAINING,
+            {},
+            request.job,
+            of=trial.number,
+            removed=request.removed,
+            passes=request.passes,
         )
         technique = trial.result.technique or trial.plan.technique
         return record.with_plan(technique=technique).replace(attempts=earlier.attempts if earlier else ())

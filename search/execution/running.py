@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 from dhen.errors import UserError
-from search.execution.reduce_events import reduce_event, with_attempt
+from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
 from trials.events import Event, Failed, Progress, Scored, Timed
 from trials.job import Job
 from trials.processes.launcher import AnyRun, wait_for
@@ -31,7 +31,7 @@ class Training:
     """A trial that trains: its record grows with what its processes say."""
 
     def __init__(
-        self, record: TrialRecord, job: Job, run: AnyRun, began: float, *, counted: bool, planned_here: bool
+        self, record: TrialRecord, job: Job, run: AnyRun, began: float, context: AttemptContext
     ) -> None:
         """A training whose processes were asked for.
 
@@ -40,12 +40,11 @@ class Training:
             job: what is trained.
             run: the processes.
             began: `time.monotonic()` before the processes were asked for.
-            counted: whether the peak that they tell is of tensors, as the planner predicts it.
-            planned_here: whether the record's plan is for what they run on.
+            context: what the attempt is asked to be.
         """
         self.record, self.job, self.run = record, job, run
         self.progress: Progress | None = None
-        self._began, self._comparable = began, {"counted": counted, "planned_here": planned_here}
+        self._began, self._context = began, context
 
     def take(self, events: list[Event]) -> None:
         """Takes in events; the end of the processes gives the record its wall clock."""
@@ -54,7 +53,7 @@ class Training:
                 self.progress = event
             else:
                 self.record = reduce_event(self.record, event)
-                self.record = with_attempt(self.record, event, self._seconds(), **self._comparable)
+                self.record = with_attempt(self.record, event, self._seconds(), self._context)
         if self.run.ended:
             self.record = self._timed(self.record)
 
@@ -62,7 +61,7 @@ class Training:
         """Ends the processes; the record becomes this one of the stopped trial, with its attempt and wall
         clock."""
         self.run.kill()
-        self.record = self._timed(with_attempt(stopped, None, self._seconds(), **self._comparable))
+        self.record = self._timed(with_attempt(stopped, None, self._seconds(), self._context))
 
     @property
     def examples(self) -> int:

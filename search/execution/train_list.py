@@ -83,7 +83,7 @@ class TrainingList:
 
     def start_again(self, training: Training) -> Training | None:
         """Begins the next attempt of a training that was killed from outside, or None."""
-        record = self._trainer.execution.next_attempt(training.record, training.job, "least")
+        record = self._trainer.execution.next_attempt(training.record, training.job)
         return None if record is None else self.start(record, training.job)
 
     def keep(self, record: TrialRecord) -> None:

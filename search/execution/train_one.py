@@ -10,7 +10,6 @@ from search.execution.scheduler import Scheduler
 from search.execution.trainer import Trainer
 from trials.job import Job
 from trials.record import TrialRecord
-from trials.strategy import Prefer
 
 OnChange = Callable[[TrialRecord], None]
 """A function that is called with the record as it grows."""
@@ -23,7 +22,6 @@ def train_one(
     on_change: OnChange,
     *,
     start_from: Path | None = None,
-    prefer: Prefer = "least",
 ) -> TrialRecord:
     """The record of a finished training; one that runs out of memory, or is killed, has its next attempts.
 
@@ -35,12 +33,11 @@ def train_one(
         trainer: starts the processes.
         on_change: is called as the record grows.
         start_from: a weights file to begin with in place of fresh weights.
-        prefer: which strategy that fits is taken next.
 
     Raises:
         UserError: where this machine lacks what the strategy needs.
     """
-    work = _OneTraining(record, job, trainer, on_change, start_from, prefer)
+    work = _OneTraining(record, job, trainer, on_change, start_from)
     Scheduler[Training](1).run(work)
     return work.record
 
@@ -55,10 +52,9 @@ class _OneTraining:
         trainer: Trainer,
         on_change: OnChange,
         start_from: Path | None,
-        prefer: Prefer,
     ) -> None:
         self.record, self._job, self._trainer = record, job, trainer
-        self._on_change, self._start_from, self._prefer = on_change, start_from, prefer
+        self._on_change, self._start_from = on_change, start_from
 
     def begin(self) -> Iterator[Training]:
         yield self._start(self.record)
@@ -72,7 +68,7 @@ class _OneTraining:
 
     def ended(self, activity: Training) -> Iterable[Training]:
         self.record = activity.record
-        record = self._trainer.execution.next_attempt(activity.record, self._job, self._prefer)
+        record = self._trainer.execution.next_attempt(activity.record, self._job)
         return [] if record is None else [self._start(record)]
 
     def looked(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dhen.config import ModelConfig
 from search.execution.jobs import job_on
+from search.execution.reduce_events import AttemptContext
 from search.execution.running import Scoring, Timing, Training, look
 from search.planning.attempts import Execution
 from search.run_directory import CHECKPOINTS, folder_of
@@ -80,12 +81,11 @@ class Trainer:
         began = time.monotonic()
         run = self._launcher.start(task, folder)
         return Training(
-            record.with_result(technique=strategy.name),
+            record.with_result(technique=None),
             job,
             run,
             began,
-            counted=self.execution.counted,
-            planned_here=self.execution.cluster is not None,
+            AttemptContext(strategy, self.execution.counted, self.execution.cluster is not None),
         )
 
     def start_scoring(

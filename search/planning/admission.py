@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from search.planning.attempts import Execution, margin_bytes
+from search.planning.attempts import Execution, learnt_margins
 from search.planning.plan_trial import plan_of, planned
 from search.planning.serving_gate import MeasureMs, ServingGate
 from trials.cluster.cluster import Cluster
 from trials.job import Job
+from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan
 from trials.record import Outcome, TrialRecord
 from trials.serving_limits import ServingConfig
-from trials.strategy import Prefer
 
 AdmittedTrial = tuple[TrialRecord, Job | None]
 """A trial whose turn it is, and its job; no job where its point gives no model, or one not to be trained."""
@@ -32,7 +32,6 @@ class Admission:
         self,
         *,
         cluster: Cluster,
-        prefer: Prefer,
         execution: Execution,
         serving: ServingConfig,
         measure_ms: MeasureMs,
@@ -42,15 +41,14 @@ class Admission:
 
         Args:
             cluster: the cluster that trials are planned for.
-            prefer: which strategy that fits is taken: that of fewest techniques, or the fastest.
             execution: how attempts are executed, and which one follows another.
             serving: limits on the models that are admitted.
             measure_ms: measures a forward time.
             trials: trials of earlier sessions.
         """
-        self._cluster, self._prefer, self._execution = cluster, prefer, execution
+        self._cluster, self._execution = cluster, execution
         self._serving = ServingGate(serving, measure_ms, trials) if serving.limited else None
-        self._margin_bytes = margin_bytes(trials)
+        self._learnt = learnt_margins(trials)
 
     def plan(self, job: Job) -> Plan:
         """A job's plan, which leaves as much memory free as earlier plans were too low by.
@@ -58,7 +56,7 @@ class Admission:
         Raises:
             UserError: for a batch smaller than the number of ranks.
         """
-        return plan_of(job, self._cluster, self._prefer, self._margin_bytes)
+        return plan_of(job, self._cluster, self._options)
 
     def admit(self, record: TrialRecord, job: Job, earlier: TrialRecord | None = None) -> AdmittedTrial:
         """The trial with its plan; a trial that fits nowhere or is over a limit of serving has ended.
@@ -67,7 +65,7 @@ class Admission:
         memory, the trial goes on with its next attempt.
         """
         if earlier is not None and earlier.attempts:
-            resumed = self._execution.next_attempt(earlier, job, self._prefer)
+            resumed = self._execution.next_attempt(earlier, job)
             if resumed is not None:
                 return resumed, job
         record = self._with_plan(record, job)
@@ -83,8 +81,14 @@ class Admission:
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None where none is left (see `Execution.next_attempt`)."""
-        self._margin_bytes = max(self._margin_bytes, margin_bytes([record]))
-        return self._execution.next_attempt(record, job, self._prefer)
+        for held_as, missing in learnt_margins([record]).items():
+            self._learnt[held_as] = max(missing, self._learnt.get(held_as, 0))
+        return self._execution.next_attempt(record, job)
 
     def _with_plan(self, record: TrialRecord, job: Job) -> TrialRecord:
-        return planned(record, job, self._cluster, self._prefer, margin_bytes=self._margin_bytes)
+        return planned(record, job, self._cluster, self._options)
+
+    @property
+    def _options(self) -> PlanOptions:
+        """What is asked of plans, with what has been learnt of them so far."""
+        return self._execution.options.replace(learnt=dict(self._learnt))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from search.config import StudyConfig
-from search.planning.plan_trial import LOCAL, plan_of
+from search.planning.plan_trial import LOCAL, plan_of, plan_summary
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.machine import device
@@ -18,7 +18,8 @@ from trials.embeddings.requirements import check_tables
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
 from trials.planner.ladder import choose
-from trials.planner.plan import Plan, Prefer
+from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
+from trials.planner.plan import Plan
 from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.record import Attempt, Outcome, Result, TrialRecord
@@ -37,6 +38,8 @@ class Execution(NamedTuple):
     """The cluster that plans are executed on; None where one process trains whatever was planned."""
     hbm: int | None = None
     """Memory that is declared for a rank, and enforced."""
+    options: PlanOptions = DEFAULT_OPTIONS
+    """What the study asks of plans."""
 
     @property
     def ranks(self) -> int:
@@ -63,7 +66,7 @@ class Execution(NamedTuple):
             ranks = Ranks(0, self.cluster.hosts, self.cluster.gpus_per_host)
             check_tables(pricing_of(job, self.cluster).placement, ranks)
 
-    def next_attempt(self, record: TrialRecord, job: Job, prefer: Prefer) -> TrialRecord | None:
+    def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None where the last one ended otherwise, or none is left.
 
         A trial that was killed goes on under the same strategy, one that ran out of memory under the next one
@@ -75,13 +78,20 @@ class Execution(NamedTuple):
             return anew
         if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
             return None
-        priced = next_strategy(plan_of(job, self.cluster, prefer, 0), record.attempts)
+        # without margins: what ran out of memory has said more than they do
+        options = self.options.replace(memory_margin=0, learnt={})
+        job_plan = plan_of(job, self.cluster, options)
+        priced = next_strategy(job_plan, record.attempts)
         if priced is None:
             return None
+        ran_out = dict.fromkeys(
+            attempt.strategy for attempt in record.attempts if attempt.outcome is Outcome.OUT_OF_MEMORY
+        )
         return anew.with_plan(
             technique=priced.strategy.name,
             peak_bytes=priced.memory.total,
             step_seconds=priced.time.total,
+            summary=plan_summary(job_plan, priced, tuple(ran_out)),
         )
 
     def task_fields(self, strategy: Strategy) -> dict[str, Any]:
@@ -100,9 +110,19 @@ class Execution(NamedTuple):
 
 def execution(config: StudyConfig, cluster: Cluster) -> Execution:
     """How trials are executed: as planned where plans are for this machine or joined hosts, else on one rank."""
+    options = plan_options(config)
     if not _is_executed(config):
-        return Execution()
-    return Execution(cluster, cluster.hbm if config.hbm is not None else None)
+        return Execution(options=options)
+    return Execution(cluster, cluster.hbm if config.hbm is not None else None, options)
+
+
+def plan_options(config: StudyConfig) -> PlanOptions:
+    """What a study's settings ask of its plans."""
+    return PlanOptions(
+        prefer=config.prefer,
+        technique=named(config.technique) if config.technique is not None else None,
+        memory_margin=config.memory_margin,
+    )
 
 
 def ranks_here(config: StudyConfig) -> int:
@@ -136,12 +156,15 @@ def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy |
     return choose(remaining, "least")
 
 
-def margin_bytes(trials: Iterable[TrialRecord]) -> int:
-    """Bytes by which the worst prediction so far was too low, among attempts that ran out of memory."""
-    missed = [
-        attempt.needed_bytes - attempt.predicted_bytes
-        for trial in trials
-        for attempt in trial.attempts
-        if attempt.outcome is Outcome.OUT_OF_MEMORY and attempt.needed_bytes and attempt.predicted_bytes
-    ]
-    return max([0, *missed])
+def learnt_margins(trials: Iterable[TrialRecord]) -> dict[str, int]:
+    """Bytes by which the worst prediction so far was too low, by how the model was held (`Strategy.held_as`).
+
+    Attempts that ran out of memory count: how far off plans are depends on the engine that holds the model.
+    """
+    margins: dict[str, int] = {}
+    for attempt in (attempt for trial in trials for attempt in trial.attempts):
+        if attempt.outcome is Outcome.OUT_OF_MEMORY and attempt.needed_bytes and attempt.predicted_bytes:
+            held_as, missing = named(attempt.strategy).held_as, attempt.needed_bytes - attempt.predicted_bytes
+            if missing > margins.get(held_as, 0):
+                margins[held_as] = missing
+    return margins

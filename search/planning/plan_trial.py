@@ -8,7 +8,7 @@ which the sampler learns.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from dhen.errors import UserError
 from trials.cluster.cluster import Cluster
@@ -16,7 +16,8 @@ from trials.cluster.load import THIS, load_cluster
 from trials.cluster.shared import shared
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
-from trials.planner.plan import Plan, Prefer, plan
+from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
+from trials.planner.plan import Plan, plan
 from trials.record import Outcome, PlanSummary, RejectedStrategy, TrialKind, TrialRecord
 from trials.study_record import ClusterSummary
 
@@ -67,16 +68,16 @@ def cluster_summary(cluster: Cluster) -> ClusterSummary:
 
 
 def planned(
-    record: TrialRecord, job: Job, cluster: Cluster, prefer: Prefer, *, margin_bytes: int = 0
+    record: TrialRecord, job: Job, cluster: Cluster, options: PlanOptions = DEFAULT_OPTIONS
 ) -> TrialRecord:
-    """The record with its plan, which leaves `margin_bytes` free; one that fits nowhere has ended as infeasible.
+    """The record with its plan; one that fits nowhere has ended as infeasible.
 
     Raises:
         UserError: where a trial of the baseline cannot be planned at all (its batch is smaller than the ranks).
     """
     began = time.monotonic()
     try:
-        job_plan = plan_of(job, cluster, prefer, margin_bytes)
+        job_plan = plan_of(job, cluster, options)
     except UserError as error:
         if record.kind is TrialKind.BASELINE:
             raise
@@ -89,13 +90,13 @@ def planned(
     )
 
 
-def plan_of(job: Job, cluster: Cluster, prefer: Prefer, margin_bytes: int) -> Plan:
+def plan_of(job: Job, cluster: Cluster, options: PlanOptions = DEFAULT_OPTIONS) -> Plan:
     """A job's plan.
 
     Raises:
         UserError: for a batch smaller than the number of ranks.
     """
-    return plan(job.model, job.features, job.training, cluster, prefer=prefer, margin_bytes=margin_bytes)
+    return plan(job.model, job.features, job.training, cluster, options=options)
 
 
 def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
@@ -106,14 +107,14 @@ def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
         peak_bytes=closest.memory.total if closest else None,
         step_seconds=closest.time.total if closest else None,
         memory_excess=_excess(job_plan),
-        summary=_summary(job_plan, closest),
+        summary=plan_summary(job_plan, closest),
     )
 
 
 def _excess(job_plan: Plan) -> float:
     """Missing bytes divided by available bytes; where the plan fits, the share left over, negative."""
     best = job_plan.best
-    spare = min(0, best.memory.total - job_plan.hbm) if best else 0
+    spare = min(0, best.memory.needed - job_plan.hbm) if best else 0
     return (job_plan.lacking_bytes or spare) / job_plan.hbm
 
 
@@ -122,35 +123,45 @@ def _infeasible(record: TrialRecord, error: str, excess: float | None, began: fl
     return record.with_result(outcome=Outcome.INFEASIBLE, error=error, seconds=time.monotonic() - began)
 
 
-def _summary(job_plan: Plan, closest: PricedStrategy | None) -> PlanSummary:
+def plan_summary(job_plan: Plan, priced: PricedStrategy | None, ran_out: Collection[str] = ()) -> PlanSummary:
+    """What a trial's record keeps of a plan by which it is held as `priced`; None where tables alone do not fit.
+
+    `ran_out` are the strategies that were tried before and ran out of memory.
+    """
+    options = job_plan.options
     common = {
         "fits": job_plan.chosen is not None,
         "examples_per_rank": job_plan.examples_per_rank,
         "remedy": job_plan.remedy,
         "faster": job_plan.faster,
         "notes": job_plan.notes,
+        "restricted_to": options.technique.name if options.technique else None,
+        "memory_margin": options.memory_margin,
+        "ran_out": tuple(ran_out),
     }
-    if closest is None:
+    if priced is None:
         return PlanSummary(strategy=None, **common)
     return PlanSummary(
-        strategy=closest.strategy.name,
-        memory_bytes=closest.memory.model_dump(exclude={"activations_by_layer", "host", "peak_at"}),
-        host_bytes=closest.memory.host,
-        peak_at=closest.memory.peak_at,
-        step_seconds=closest.time.model_dump(exclude={"total"}),
-        reason=closest.reason,
-        rejected=tuple(_rejected(job_plan, closest)),
+        strategy=priced.strategy.name,
+        memory_bytes=priced.memory.model_dump(exclude={"activations_by_layer", "host", "margin", "peak_at"}),
+        margin_bytes=priced.memory.margin,
+        host_bytes=priced.memory.host,
+        peak_at=priced.memory.peak_at,
+        step_seconds=priced.time.model_dump(exclude={"total"}),
+        reason=priced.reason,
+        rejected=tuple(_rejected(job_plan, priced, ran_out)),
         **common,
     )
 
 
-def _rejected(job_plan: Plan, closest: PricedStrategy) -> Iterator[RejectedStrategy]:
-    """Other strategies with no more techniques than the chosen one, or than one where nothing fits."""
-    most = len(closest.strategy.techniques) if closest.fits else 1
+def _rejected(job_plan: Plan, taken: PricedStrategy, ran_out: Collection[str]) -> Iterator[RejectedStrategy]:
+    """Other strategies with no more techniques than the one taken, or than one where nothing fits."""
+    most = len(taken.strategy.techniques) if taken.fits else 1
     for priced in job_plan.strategies:
-        if priced is not closest and len(priced.strategy.techniques) <= most:
+        name = priced.strategy.name
+        if priced is not taken and name not in ran_out and len(priced.strategy.techniques) <= most:
             yield RejectedStrategy(
-                strategy=priced.strategy.name,
+                strategy=name,
                 memory_bytes=priced.memory.total,
                 lacking_bytes=priced.lacking_bytes,
             )

@@ -103,6 +103,4 @@ def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, console:
         if ended:
             console.print(retrained_line(record), soft_wrap=True, markup=False, highlight=False)
 
-    return Retrainings(
-        ledger, trainer, side_by_side=shares.side_by_side, on_change=show, prefer=config.prefer
-    )
+    return Retrainings(ledger, trainer, side_by_side=shares.side_by_side, on_change=show)

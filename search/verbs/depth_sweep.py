@@ -10,6 +10,7 @@ from dhen.errors import UserError
 from search.verbs.plan_request import PlanRequest, for_cluster
 from trials.cluster.cluster import Cluster
 from trials.planner.estimates import PricedStrategy
+from trials.planner.options import PlanOptions
 from trials.planner.plan import plan
 
 DEPTHS = re.compile(r"depth=([0-9]+)\.\.([0-9]+)")
@@ -44,7 +45,7 @@ def at_depth(model: ModelConfig, depth: int) -> DhenConfig:
 
 
 def sweep(
-    request: PlanRequest, cluster: Cluster, depths: Iterable[int]
+    request: PlanRequest, cluster: Cluster, depths: Iterable[int], options: PlanOptions
 ) -> dict[int, tuple[PricedStrategy, ...]]:
     """The priced ladder by depth.
 
@@ -53,6 +54,8 @@ def sweep(
     """
     training = for_cluster(request.training, cluster)
     return {
-        depth: plan(at_depth(request.model, depth), request.schema, training, cluster).strategies
+        depth: plan(
+            at_depth(request.model, depth), request.schema, training, cluster, options=options
+        ).strategies
         for depth in depths
     }

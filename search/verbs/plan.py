@@ -22,6 +22,9 @@ from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
 from dashboards.units import byte_size
 from dhen.errors import UserError
+from dhen.values import parse
+from search.config import HELD_KEYS, StudyConfig, set_override
+from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_cluster
 from search.verbs.data_option import files_first
 from search.verbs.depth_sweep import depths, sweep
@@ -30,7 +33,9 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.quantity import parse_bytes
 from trials.planner.estimates import PricedStrategy
-from trials.planner.plan import Plan, Prefer, plan
+from trials.planner.options import PlanOptions
+from trials.planner.plan import Plan, plan
+from trials.strategy import Prefer
 
 WIDTH = 120
 """Width in columns of output that does not go to a terminal, which has a width of its own."""
@@ -64,7 +69,7 @@ Examples:
 @click.option("--cluster", "clusters", multiple=True, help="A name, a YAML file, or `this` (the default).")
 @click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4.")
 @click.option("--hbm", callback=size, help="Memory per rank in place of the cluster's own, e.g. 24GiB.")
-@click.option("--prefer", type=click.Choice(["least", "fastest"]), default="least", show_default=True)
+@click.option("--prefer", type=click.Choice(["least", "fastest"]), help="least is the default.")
 @click.option(
     "--data",
     multiple=True,
@@ -82,7 +87,7 @@ def command(
     clusters: tuple[str, ...],
     ranks: str | None,
     hbm: int | None,
-    prefer: Prefer,
+    prefer: Prefer | None,
     data: tuple[str, ...],
     everything: bool,
     as_json: bool,
@@ -93,20 +98,23 @@ def command(
     """Print what each memory technique costs a configuration on a cluster, and the least that fits.
 
     CONFIG.yaml holds `model`, `schema` (tables with name, rows, multi_hot, mean_ids; numeric: names or how
-    many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY.
+    many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY, and
+    as in a study ranks, hbm, prefer, technique (the one strategy to price) and memory_margin.
     """
     if (swept is None) != (out is None):
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")
-    request = read_request(what, data, overrides, member)
-    declared = [declared_cluster(name, ranks, hbm) for name in clusters or (THIS,)]
+    held = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
+    config, words = _held_as({key: value for key, value in held.items() if value is not None}, overrides)
+    request, options = read_request(what, data, words, member), plan_options(config)
+    declared = [declared_cluster(name, config.ranks, config.hbm) for name in clusters or (THIS,)]
     if swept is not None and out is not None:
-        _sweep(request, declared, swept, out)
+        _sweep(request, declared, options, swept, out)
         return
     plans = [
-        plan(request.model, request.schema, for_cluster(request.training, cluster), cluster, prefer=prefer)
+        plan(request.model, request.schema, for_cluster(request.training, cluster), cluster, options=options)
         for cluster in declared
     ]
-    if all(fits_nowhere(request, *pair) for pair in zip(declared, plans, strict=True)):
+    if all(fits_nowhere(request, *pair, options) for pair in zip(declared, plans, strict=True)):
         layer = "not even one layer with one example a rank would fit. " if plans[0].strategies else ""
         raise UserError(f"{what}: {layer}{plans[0].remedy}")
     if as_json:
@@ -117,6 +125,17 @@ def command(
     console.print(short_name(request.model.to_dict()), markup=False, soft_wrap=True)
     for cluster_plan in plans:
         _show(console, cluster_plan, everything=everything)
+
+
+def _held_as(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[StudyConfig, tuple[str, ...]]:
+    """How the model is to be held, from options and words, as a study's config; and the words that are left."""
+    left = []
+    for word in overrides:
+        if word.partition("=")[0] in HELD_KEYS:
+            set_override(given, word)
+        else:
+            left.append(word)
+    return parse(StudyConfig, given, "plan"), tuple(left)
 
 
 def as_data(cluster_plan: Plan) -> dict[str, Any]:
@@ -194,12 +213,14 @@ def _heading(cluster_plan: Plan) -> str:
     )
 
 
-def _sweep(request: PlanRequest, clusters: list[Cluster], swept: str, out: Path) -> None:
+def _sweep(
+    request: PlanRequest, clusters: list[Cluster], options: PlanOptions, swept: str, out: Path
+) -> None:
     """Writes the figure, and prints how many layers fit with each way to hold the state."""
     if len(clusters) > 1:
         raise UserError("--sweep draws one cluster; give --cluster once.")
     (cluster,) = clusters
-    ladders = sweep(request, cluster, depths(swept))
+    ladders = sweep(request, cluster, depths(swept), options)
     assert request.training.batch_size is not None
     info = sweep_info(
         ladders,

@@ -20,6 +20,7 @@ from search.dataset import open_log
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
 from trials.job import TrainingConfig
+from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 
 KEYS = ("model", "schema", "training")
@@ -121,7 +122,7 @@ def _schema(data: object, what: str) -> FeatureSchema:
     return parse(FeatureSchema, data, f"{what}: schema")
 
 
-def fits_nowhere(request: PlanRequest, cluster: Cluster, cluster_plan: Plan) -> bool:
+def fits_nowhere(request: PlanRequest, cluster: Cluster, cluster_plan: Plan, options: PlanOptions) -> bool:
     """Whether a plan failed in a way that neither a smaller batch nor fewer layers mend."""
     if cluster_plan.chosen is not None:
         return False
@@ -129,4 +130,4 @@ def fits_nowhere(request: PlanRequest, cluster: Cluster, cluster_plan: Plan) -> 
     if isinstance(model, DhenConfig):
         model = model.replace(layers=model.layers[:1])
     smallest = training.replace(batch_size=cluster.ranks)
-    return plan(model, request.schema, smallest, cluster).chosen is None
+    return plan(model, request.schema, smallest, cluster, options=options).chosen is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from search.terminal import step_progress
+from search.terminal import print_notes, step_progress
 from trials.data.prepare.prepare_log import prepare
 from trials.data.schema_yaml import read_schema
 
@@ -55,6 +55,5 @@ def command(
         f"{summary.numeric} numeric inputs",
         soft_wrap=True,
     )
-    for note in log.notes:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    print_notes(console, log.notes)
     console.print(f"prepared: {log.directory}", soft_wrap=True)

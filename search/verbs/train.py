@@ -16,16 +16,16 @@ from dhen.model import catalog, named_model, parse_model
 from dhen.values import parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
 from search.bundles.export import bundle_info
-from search.config import StudyConfig, set_override
+from search.config import HELD_KEYS, StudyConfig, set_override
 from search.dataset import log_files, open_log
 from search.execution.jobs import job_on, new_record
 from search.execution.scoring import score_one
 from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
-from search.planning.attempts import execution, ranks_here
+from search.planning.attempts import execution, plan_options, ranks_here
 from search.planning.plan_trial import LOCAL, declared_cluster, planned
 from search.study.baseline import read_configuration
-from search.terminal import step_progress
+from search.terminal import print_notes, step_progress
 from search.verbs.data_option import files_first
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
@@ -35,8 +35,6 @@ from trials.job import Job, TrainingConfig
 from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
 
-HELD = ("ranks", "hbm", "prefer")
-"""Keys of a study that say how a model is held."""
 FOLDER_DIGITS = 12
 """Number of digits of a fingerprint in the name of the folder that a training that was cut short goes on from."""
 
@@ -70,9 +68,10 @@ def command(
     from_weights: bool,
     member: int | None,
 ) -> None:
-    """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, ranks, hbm, prefer.
+    """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, ranks, hbm,
+    prefer, technique, memory_margin.
 
-    With ranks or hbm it is planned, and held as a study holds its candidates. After Ctrl-C the same command
+    With one of these it is planned, and held as a study holds its candidates. After Ctrl-C the same command
     goes on.
     """
     console = Console()
@@ -87,11 +86,12 @@ def command(
             log = prepare(log_files(data), encoding=read_bundle(Path(what)).encoding, progress=progress)
         else:
             log = _open(what, data, progress)
+    print_notes(console, log.notes)
     job = job_on(log, model, training, config.seed, preferred_precision())
     start = read_bundle(Path(what)).weights(member) if from_weights else None
     folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
     trainer, record = _begun(launcher, log, folder, job, config)
-    record = train_one(record, job, trainer, _Printer(console), start_from=start, prefer=config.prefer)
+    record = train_one(record, job, trainer, _Printer(console), start_from=start)
     if record.result.outcome is not Outcome.COMPLETED:
         raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
     record = record.with_result(test=score_one(record, job, "test", trainer))
@@ -115,10 +115,10 @@ def _begun(
 ) -> tuple[Trainer, TrialRecord]:
     """The trainer of a job and its record; planned where ranks or their memory are declared."""
     record = new_record(0, TrialKind.CANDIDATE, {}, job)
-    if config.ranks is None and config.hbm is None:
+    if not any((config.ranks, config.hbm, config.technique, config.memory_margin)):
         return Trainer(launcher, log, folder), record
     cluster = declared_cluster(LOCAL, config.ranks, config.hbm)
-    record = planned(record, job, cluster, config.prefer)
+    record = planned(record, job, cluster, plan_options(config))
     if record.result.outcome is Outcome.INFEASIBLE:
         raise UserError(record.result.error or "no memory technique fits.")
     return Trainer(launcher, log, folder, execution=execution(config, cluster)), record
@@ -147,14 +147,14 @@ def _configuration(
     data: dict[str, Any] = {"model": model.to_dict(), "training": training.to_dict(), "seed": seed}
     for word in overrides:
         set_override(data, word)
-    unknown = set(data) - {"model", "training", "seed", *HELD}
+    unknown = set(data) - {"model", "training", "seed", *HELD_KEYS}
     if unknown:
-        valid_keys = f"seed, model.KEY, training.KEY, {', '.join(HELD)}"
+        valid_keys = f"seed, model.KEY, training.KEY, {', '.join(HELD_KEYS)}"
         raise UserError(f"unknown key {sorted(unknown)[0]!r}; known: {valid_keys}.")
     return (
         parse_model(data["model"], "model"),
         parse(TrainingConfig, data["training"], "training"),
-        parse(StudyConfig, {key: data[key] for key in ("seed", *HELD) if key in data}, "train"),
+        parse(StudyConfig, {key: data[key] for key in ("seed", *HELD_KEYS) if key in data}, "train"),
     )
 
 

@@ -14,13 +14,6 @@ def test_techniques_train_to_the_losses_of_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_techniques_on_two_ranks_too() -> None:
-    (rows,) = tables(run_benchmark("benchmarks.processes.technique_equality", "--ranks", 1, 2))
-    assert {row["ranks"] for row in rows} == {"1", "2"}
-    assert {row["as it should be"] for row in rows} == {"yes"}
-
-
-@pytest.mark.slow
 def test_three_ways_to_start_ranks_are_timed() -> None:
     (rows,) = tables(run_benchmark_process("benchmarks.processes.rank_start_time", "--repeats", 1))
     assert len(rows) == 4

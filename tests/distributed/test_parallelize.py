@@ -43,6 +43,14 @@ STRATEGIES = (
     Strategy(dense="fsdp", checkpointing="full"),
     Strategy(dense="fsdp", offload=True, micro_batches=3),
 )
+WAITING = (
+    Strategy(dense="hsdp", micro_batches=3),
+    Strategy(dense="hsdp", micro_batches=3, no_sync=True),
+    Strategy(dense="zero2", micro_batches=2, no_sync=True),
+    Strategy(dense="fsdp", checkpointing="full", micro_batches=4, no_sync=True),
+    Strategy(dense="fsdp", offload=True, micro_batches=2, no_sync=True),
+)
+"""What is reduced in the last micro-batch alone: all, or across hosts (hsdp)."""
 SETTINGS = {
     "fp32": {"precision": "fp32"},
     "bf16": {"precision": "bf16"},
@@ -60,7 +68,8 @@ TOLERANCE = {
 WITH_MEMBERS = (STRATEGIES[1], STRATEGIES[3], STRATEGIES[5], STRATEGIES[8])
 """In fp32 also with a model of several members."""
 RUNS = [
-    *((s, "fp32") for s in STRATEGIES),
+    *((s, "fp32") for s in (*STRATEGIES, *WAITING)),
+    *((s, "bf16, sent in fp32") for s in (WAITING[0], WAITING[3])),
     *((s, "bf16") for s in STRATEGIES[:5]),
     *((s, "bf16 moments") for s in (*STRATEGIES[:2], *STRATEGIES[3:5], STRATEGIES[-1])),
     *((s, "sent in bf16") for s in (STRATEGIES[0], *STRATEGIES[3:5], STRATEGIES[6])),

@@ -56,6 +56,15 @@ def parse_bytes(value: object) -> int:
     return round(_at_least(1.0, parse_quantity(value, SIZES, "80GiB"), "80GiB"))
 
 
+def parse_signed_bytes(value: object) -> int:
+    """Returns whole bytes; a minus in front takes them off."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
+        return -parse_signed_bytes(-value)
+    if isinstance(value, str) and value.strip().startswith("-"):
+        return -parse_signed_bytes(value.strip()[1:])
+    return round(parse_quantity(value, SIZES, "512MiB or -512MiB"))
+
+
 def parse_rate(value: object) -> float:
     """Returns bytes per second, at least one."""
     return _at_least(1.0, parse_quantity(value, RATES, "300GB/s"), "300GB/s")
@@ -87,6 +96,7 @@ def _at_least(least: float, number: float, example: str) -> float:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+SignedBytes = Annotated[int, BeforeValidator(parse_signed_bytes)]
 BytesPerSecond = Annotated[float, BeforeValidator(parse_rate)]
 FlopsPerSecond = Annotated[float, BeforeValidator(parse_flops)]
 Seconds = Annotated[float, BeforeValidator(parse_time)]

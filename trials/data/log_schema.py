@@ -6,9 +6,9 @@ It is inferred from a sample of the log (`trials.data.roles.infer`), written as 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dhen.values import Value
 
@@ -99,6 +99,14 @@ class OracleColumn(Value):
     """What the column is for."""
 
 
+class SplitColumn(Value):
+    """A column that says whether the row is for training, validation or test, in the log's own words, and is never
+    a model input. `split` says which of its values are validation and test."""
+
+    role: Literal["split"] = "split"
+    """What the column is for."""
+
+
 class IgnoredColumn(Value):
     """A column that is not used."""
 
@@ -114,6 +122,7 @@ Column = (
     | TimestampColumn
     | WeightColumn
     | OracleColumn
+    | SplitColumn
     | IgnoredColumn
 )
 ROLES: dict[str, type[Column]] = {
@@ -124,6 +133,7 @@ ROLES: dict[str, type[Column]] = {
     "timestamp": TimestampColumn,
     "weight": WeightColumn,
     "oracle": OracleColumn,
+    "split": SplitColumn,
     "ignore": IgnoredColumn,
 }
 TableColumn = CategoricalColumn | MultiHotColumn
@@ -134,47 +144,76 @@ SPLITS = ("train", "validation", "test")
 
 
 class SplitRule(Value):
-    """A rule that says which rows are train, validation and test. No rule lets a later row teach about an earlier
-    one."""
+    """A rule that says which rows are train, validation and test. Fractions let no later row teach about an
+    earlier one."""
 
-    by: Literal["timestamp", "order", "files"] = "order"
+    by: Literal["timestamp", "order", "files", "column"] = "order"
     """timestamp: validation is later than train and test later than validation, and rows with equal stamps
-    stay together; order: the same by position in the log; files: by file name."""
+    stay together; order: the same by position in the log; files: by file name; column: by the values of the
+    column with the role split."""
     validation: float | tuple[str, ...] = 0.1
-    """Fraction of the rows for validation; with `by: files` the names of the files."""
+    """Fraction of the rows for validation; with `by: files` a list of file names, with `by: column` of values.
+    With `by: timestamp` or `by: order`, one of validation and test may be a list too, of values where a column
+    has the role split, else of file names; the fraction is then of the other rows."""
     test: float | tuple[str, ...] = 0.1
-    """Fraction of the rows for test; with `by: files` the names of the files. Rows in neither are training
-    rows."""
+    """Fraction of the rows for test, or a list, as for validation. Rows in neither are training rows."""
+
+    @field_validator("validation", "test", mode="before")
+    @classmethod
+    def _one_form(cls, value: Any) -> Any:
+        """Folds are often numbers: `[3]` is the value 3 of a column."""
+        if isinstance(value, (list, tuple)):
+            if not all(isinstance(name, str) or type(name) is int for name in value):
+                raise ValueError(
+                    f"a list holds names of files or values of a column, a fraction stands alone, e.g. 0.1; "
+                    f"received {list(value)}"
+                )
+            return tuple(map(str, value))
+        if isinstance(value, str):
+            raise ValueError(f"names stand in a list, also a single one: [{value}]")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        shares = (self.validation, self.test)
-        if self.by == "files":
-            if not all(isinstance(share, tuple) and share for share in shares):
-                raise ValueError("with `by: files`, validation and test are lists of file names, none empty")
-            if set(self.files("validation")) & set(self.files("test")):
-                raise ValueError("a file is both in validation and in test")
-        elif (
-            not all(isinstance(share, float) and 0.0 < share < 1.0 for share in shares)
-            or sum(self.fractions) >= 1
-        ):
+        names = [part for part in (self.validation, self.test) if isinstance(part, tuple)]
+        if not all(names):
+            raise ValueError("a list of files or values is empty; name one, or give a fraction such as 0.1")
+        if set(self.names("validation")) & set(self.names("test")):
+            raise ValueError(
+                f"a {'value' if self.by == 'column' else 'file'} is both in validation and in test"
+            )
+        if self.by in ("files", "column"):
+            if len(names) < 2:
+                kinds = "values" if self.by == "column" else "file names"
+                raise ValueError(
+                    f"with `by: {self.by}`, validation and test are both lists of {kinds}; for a list beside a "
+                    "fraction give `by: timestamp` or `by: order`, by which it is cut from the other rows"
+                )
+        elif len(names) == 2:
+            raise ValueError(
+                f"validation and test are both lists, so that nothing is cut by {self.by}: give `by: files`, or "
+                "`by: column` where they are values of a column"
+            )
+        elif not all(0.0 < part < 1.0 for part in self._given_fractions) or sum(self.fractions) >= 1:
             raise ValueError(
                 "validation and test are fractions above 0 that leave rows for training, e.g. 0.1"
             )
         return self
 
     @property
-    def fractions(self) -> tuple[float, float]:
-        """Fractions of validation and test."""
-        assert isinstance(self.validation, float)
-        assert isinstance(self.test, float)
-        return self.validation, self.test
+    def _given_fractions(self) -> list[float]:
+        return [part for part in (self.validation, self.test) if isinstance(part, float)]
 
-    def files(self, split: Literal["validation", "test"]) -> tuple[str, ...]:
-        """Returns the file names of a split."""
-        names = getattr(self, split)
-        assert isinstance(names, tuple)
-        return names
+    @property
+    def fractions(self) -> tuple[float, float]:
+        """Fractions of validation and test; 0 where a list names the rows."""
+        validation = self.validation if isinstance(self.validation, float) else 0.0
+        return validation, self.test if isinstance(self.test, float) else 0.0
+
+    def names(self, split: Literal["validation", "test"]) -> tuple[str, ...]:
+        """Returns the files or values that make up a split; none where it is a fraction."""
+        part = self.validation if split == "validation" else self.test
+        return part if isinstance(part, tuple) else ()
 
 
 class LogSchema(Value):
@@ -189,7 +228,7 @@ class LogSchema(Value):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for role in ("label", "timestamp", "weight", "oracle"):
+        for role in ("label", "timestamp", "weight", "oracle", "split"):
             names = [name for name, column in self.columns.items() if column.role == role]
             if len(names) > 1:
                 raise ValueError(
@@ -199,6 +238,10 @@ class LogSchema(Value):
             raise ValueError("no column has the role label; give one `role: label`")
         if self.split.by == "timestamp" and self.timestamp is None:
             raise ValueError("split by timestamp needs a column with the role timestamp; or use `by: order`")
+        if self.split.by == "column" and self.split_column is None:
+            raise ValueError(
+                "split by column needs a column with the role split; or use `by: timestamp` or `by: order`"
+            )
         if not self.tables and not self.numeric:
             raise ValueError("no column is a feature; give one the role categorical, multi_hot or numeric")
         self._check_derived_names()
@@ -245,6 +288,18 @@ class LogSchema(Value):
         return self._only("oracle")
 
     @property
+    def split_column(self) -> str | None:
+        """Name of the column whose values `split` lists; None where it lists files, or nothing."""
+        lists = self.split.names("validation") or self.split.names("test")
+        return self._only("split") if lists and self.split.by != "files" else None
+
+    @property
+    def splits_by_file(self) -> bool:
+        """Whether `split` lists files, so that their names decide about rows."""
+        lists = self.split.names("validation") or self.split.names("test")
+        return bool(lists) and self.split_column is None
+
+    @property
     def cycles(self) -> tuple[Cycle, ...]:
         """Tables derived from the time stamp."""
         column = self.columns.get(self.timestamp or "")
@@ -287,5 +342,9 @@ class LogSchema(Value):
 
     @property
     def used(self) -> tuple[str, ...]:
-        """All columns that are not ignored."""
-        return tuple(name for name, column in self.columns.items() if column.role != "ignore")
+        """All columns that are read: not ignored ones, nor one of splits that `split` has no use for."""
+        return tuple(
+            name
+            for name, column in self.columns.items()
+            if column.role != "ignore" and (column.role != "split" or name == self.split_column)
+        )

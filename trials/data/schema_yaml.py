@@ -29,11 +29,13 @@ _HEAD = """\
 #                     yyyymmdd, yyyymmddhh or yyyymmddhhmmss; derive: tables made of it
 #       weight        weight of the example in the loss and all metrics
 #       oracle        the true probability of a generated log, never an input
+#       split         whether the row is for training, validation or test; `split` below lists its values
 #       ignore        not used
 """
 _SPLIT_HEAD = """\
 # by: timestamp (validation later than train, test later than validation), order (position in the log),
-# or files (validation and test are lists of file names)
+# files (validation and test are lists of file names), or column (lists of values of the column with role: split).
+# With timestamp and order one of the two may be a list, too: {by: order, validation: 0.1, test: [test.csv]}
 """
 _RATE_HEAD = "# the fraction of negatives that were kept in the log; 1.0 if none was dropped\n"
 

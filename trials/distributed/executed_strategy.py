@@ -34,7 +34,16 @@ def executed_strategy(step: ParallelStep) -> Strategy:
         checkpointing=_checkpointing(model),
         offload=any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
         micro_batches=step.micro_batches,
+        no_sync=bool(units) and step.micro_batches > 1 and not _reduces_each(step, groups[0]),
     )
+
+
+def _reduces_each(step: ParallelStep, group: FSDPParamGroup) -> bool:
+    """Whether gradients are reduced after a micro-batch that another one follows."""
+    step.engine.accumulate_only(True)
+    reduces = group.reduce_grads
+    step.engine.accumulate_only(False)
+    return reduces
 
 
 def _fully_sharded(first: FSDPParamGroup, layers: Sequence[FSDPModule]) -> Dense:

@@ -261,6 +261,7 @@ class _FullySharded:
         # None: what lies around the layers is needed again as soon as backward begins, so it stays gathered
         fully_shard(model, mesh=mesh, reshard_after_forward=None, mp_policy=policy, offload_policy=offload)
         self.module = model
+        self._no_sync, self._across_hosts = strategy.no_sync, strategy.dense == "hsdp"
         self.optimizer = adamw(list(model.parameters()), config)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
@@ -272,8 +273,17 @@ class _FullySharded:
         return logit_B
 
     def accumulate_only(self, yes: bool) -> None:
-        """Does nothing: gradients are reduced and kept sharded after every micro-batch, so that memory stays
-        small."""
+        """Sets what waits for the last micro-batch.
+
+        With `no_sync` all reductions wait, and gradients stay whole. Without it they are scattered after every
+        micro-batch, so that memory stays small; only hsdp's all-reduce across hosts waits, which takes no memory:
+        the shard that is summed up takes the place of the gradient's shard.
+        """
+        assert isinstance(self.module, FSDPModule)
+        if self._no_sync:
+            self.module.set_requires_gradient_sync(not yes)
+        elif self._across_hosts:
+            self.module.set_requires_all_reduce(not yes)
 
     def update(self) -> None:
         self.optimizer.step()

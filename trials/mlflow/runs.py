@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from dhen.values import dump_yaml
-from trials.record import Attempt, CurvePoint, Metrics, Outcome, PlanSummary, TrialKind, TrialRecord
+from trials.record import Attempt, CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 KEY = "retraining"
@@ -24,6 +24,8 @@ KEY = "retraining"
 PARAM_LENGTH = 500
 """Length above which values of params are cut; they are whole in config.yaml."""
 TAG_LENGTH = 5000
+NAME_LENGTH = 250
+"""Length above which a run's name is cut, as MLflow's database has it."""
 STATUS = {
     Outcome.RUNNING: "RUNNING",
     Outcome.COMPLETED: "FINISHED",
@@ -74,7 +76,7 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
     if ended:
         series |= _final_series(trial, baseline) | _attempt_series(trial)
     return RunContents(
-        name=_run_name(trial),
+        name=_run_name(trial, model_name),
         status=STATUS.get(trial.result.outcome, "FAILED"),
         start_ms=start,
         end_ms=start + _ms(trial.result.seconds) if ended else None,
@@ -85,7 +87,7 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
         series=series,
         artifacts={"config.yaml": dump_yaml(config)}
         | ({"cost.csv": _cost_csv(trial)} if trial.job.cost else {})
-        | ({"plan.json": _plan_json(trial.plan.summary, record)} if trial.plan.summary else {}),
+        | ({"plan.json": _plan_json(trial, record)} if trial.plan.summary else {}),
     )
 
 
@@ -126,10 +128,16 @@ def run_key(trial: TrialRecord) -> str:
     return f"{KEY} {trial.number}" if trial.kind is TrialKind.RETRAINING else str(trial.number)
 
 
-def _run_name(trial: TrialRecord) -> str:
+def _run_name(trial: TrialRecord, model_name: str) -> str:
+    """Returns which trial it is, and the model in short: `trial 7: 2x[attention+dlrm] concat d16`."""
+    return _text(": ".join(filter(None, (_trial_in_words(trial), model_name))), NAME_LENGTH)
+
+
+def _trial_in_words(trial: TrialRecord) -> str:
     if trial.kind is TrialKind.RETRAINING:
-        removal = f" without {trial.origin.removed}" if trial.origin.removed else ""
-        return f"trial {trial.origin.of}{removal}, seed {trial.job.seed}"
+        change = f" without {trial.origin.removed}" if trial.origin.removed else ""
+        change += f" with {trial.origin.passes} passes" if trial.origin.passes else ""
+        return f"trial {trial.origin.of}{change}, seed {trial.job.seed}"
     return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
 
 
@@ -153,6 +161,7 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
             "of": trial.origin.of,
             "seed": trial.job.seed,
             "removed": trial.origin.removed,
+            "passes": trial.origin.passes,
         }
     tags: dict[str, Any] = {"trial.number": trial.number}
     if trial.origin.members or trial.origin.retrained_members:
@@ -180,6 +189,8 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         "outcome": trial.result.outcome.value,
         "technique.planned": trial.plan.technique,
         "technique.executed": trial.result.technique,
+        "technique.forced": trial.plan.summary.restricted_to if trial.plan.summary else None,
+        "memory_margin": (trial.plan.summary.memory_margin or None) if trial.plan.summary else None,
         "fingerprint": trial.job.fingerprint,
         "tuned_from": trial.origin.tuned_from,
         "reused_from": trial.origin.reused_from,
@@ -196,6 +207,7 @@ def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
     for number, attempt in enumerate(trial.attempts):
         attempt_values = {
             "strategy": attempt.strategy,
+            "executed": attempt.executed,
             "outcome": attempt.outcome.value,
             "error": attempt.error,
         }
@@ -206,7 +218,7 @@ def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
 def _attempt_series(trial: TrialRecord) -> Series:
     """Returns the numbers of each training, `attempt.0.predicted_bytes` ..., with the trial's end as their
     time."""
-    numbers = set(Attempt.model_fields) - {"strategy", "outcome", "error"}
+    numbers = set(Attempt.model_fields) - {"strategy", "executed", "plan", "outcome", "error"}
     time_ms = _start_ms(trial) + _ms(trial.result.seconds)
     return {
         f"attempt.{number}.{name}": (MetricValue(step=0, value=float(value), time_ms=time_ms),)
@@ -313,10 +325,21 @@ def _text(value: Any, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _plan_json(plan: PlanSummary, record: StudyRecord) -> str:
-    """Returns the plan as it is kept, with the cluster that it is for."""
+def _plan_json(trial: TrialRecord, record: StudyRecord) -> str:
+    """Returns the first plan, with the cluster that it is for, and the attempts, each with its own plan."""
     cluster = record.cluster.to_dict() if record.cluster else None
-    return json.dumps({"cluster": cluster} | plan.to_dict(), indent=1)
+    first = trial.first_plan.to_dict() if trial.first_plan else {}
+    attempts = [
+        {
+            "strategy": attempt.strategy,
+            "executed": attempt.executed,
+            "outcome": attempt.outcome.value,
+            "error": attempt.error,
+            "plan": attempt.plan.to_dict() if attempt.plan else None,
+        }
+        for attempt in trial.attempts
+    ]
+    return json.dumps({"cluster": cluster} | first | {"attempts": attempts}, indent=1)
 
 
 def _cost_csv(trial: TrialRecord) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
@@ -112,7 +112,7 @@ class _Run:
 class Tracker:
     """Writes one study to MLflow. Made by `Tracker.open`."""
 
-    def __init__(self, client: MlflowClient, directory: Path, name_model: Callable[[dict[str, Any]], str]):
+    def __init__(self, client: MlflowClient, directory: Path, name_model: Callable[[TrialRecord], str]):
         self._client = client
         self._directory = directory
         self._name_model = name_model
@@ -124,12 +124,10 @@ class Tracker:
         self._report: tuple[int, int] | None = None
 
     @classmethod
-    def open(
-        cls, directory: Path, *, name_model: Callable[[dict[str, Any]], str] = lambda model: ""
-    ) -> Tracker:
+    def open(cls, directory: Path, *, name_model: Callable[[TrialRecord], str] = lambda trial: "") -> Tracker:
         """Opens the store of a study's directory; makes it, schema and all, where there is none.
 
-        `name_model` names a model in short, for the tag `model`.
+        `name_model` names a trial's model in short, for the names of runs and the tag `model`.
 
         Raises:
             UserError: when the store is damaged, locked or cannot be written.
@@ -167,7 +165,7 @@ class Tracker:
             return
         revision = _digest((context, marked, trial.model_dump_json()))
         if key not in self._runs or self._runs[key].revision != revision:
-            sheet = trial_sheet(trial, record, model_name=self._name_model(trial.job.model))
+            sheet = trial_sheet(trial, record, model_name=self._name_model(trial))
             self._write(key, sheet, revision, {PARENT: parent})
         self._seen[key] = (trial, marked, context)
 

@@ -31,7 +31,10 @@ class MemoryEstimate(Value):
     context: int
     """Context of the device and workspaces of libraries; random bits, for rounding and on a CPU for dropout."""
     reserve: int
-    """What the allocator holds beyond tensors (0 on a CPU), and the margin that was asked for."""
+    """What the allocator holds beyond tensors (0 on a CPU)."""
+    margin: int = 0
+    """Bytes added for the verdict: what was asked for, and what attempts have needed beyond their plans; not part
+    of `total`."""
     host: int
     """Bytes of the host's memory that one rank takes for offload; not part of `total`."""
     peak_at: str
@@ -52,6 +55,11 @@ class MemoryEstimate(Value):
             + self.context
             + self.reserve
         )
+
+    @property
+    def needed(self) -> int:
+        """Bytes that are held against the device's memory: the predicted peak and the margin."""
+        return self.total + self.margin
 
 
 class StepTime(Value):

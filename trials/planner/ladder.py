@@ -21,17 +21,31 @@ def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Stra
     """Returns every strategy that makes sense on so many ranks, fewer techniques first.
 
     One rank has nothing to shard: `fully_shard` is there for CPU offload alone. HSDP needs several hosts of
-    several ranks. A micro-batch has at least one example.
+    several ranks. A micro-batch has at least one example. Whole gradients are kept until the last micro-batch
+    (`no_sync`) where they are not offloaded: they would stay on the device, for which offload makes room.
     """
+    ranks = hosts * gpus_per_host
     strategies = [
-        Strategy(dense=dense, checkpointing=checkpointing, offload=offload, micro_batches=micro_batches)
+        Strategy(
+            dense=dense,
+            checkpointing=checkpointing,
+            offload=offload,
+            micro_batches=micro_batches,
+            no_sync=no_sync,
+        )
         for dense in _dense(hosts, gpus_per_host)
         for checkpointing in ("none", "selective", "full")
         for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
         for micro_batches in MICRO_BATCHES
-        if micro_batches <= examples_per_rank and (hosts * gpus_per_host > 1 or dense == "dp" or offload)
+        for no_sync in ((False, True) if _may_wait(dense, offload, micro_batches, ranks) else (False,))
+        if micro_batches <= examples_per_rank and (ranks > 1 or dense == "dp" or offload)
     ]
     return tuple(sorted(strategies, key=lambda strategy: len(strategy.techniques)))
+
+
+def _may_wait(dense: Dense, offload: bool, micro_batches: int, ranks: int) -> bool:
+    """Tells whether there is a reduction that could wait for the last micro-batch."""
+    return dense in FULLY_SHARDED and not offload and micro_batches > 1 and ranks > 1
 
 
 def _dense(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:

@@ -135,7 +135,7 @@ class Activations:
         for base, (footprint, size, again) in zip(self.before, by_segment, strict=True):
             peak, with_gradients = footprint.backward_peak, footprint.backward_peak_with_gradients
             if again:
-                recomputation = size + footprint.forward_peak + footprint.output
+                recomputation = size + footprint.repeated_peak
                 peak = max(recomputation, footprint.recomputed_peak)
                 with_gradients = max(recomputation, footprint.recomputed_peak_with_gradients)
             self.forward.append(
@@ -334,6 +334,8 @@ class _Walk(NamedTuple):
     itemsizes: Itemsizes
     several: bool
     """Whether a step has several micro-batches."""
+    no_sync: bool
+    """Whether gradients stay whole until the last micro-batch."""
     on_device: int
     """0 where shards and their gradients live in the host's memory, else 1."""
     batch: Batch
@@ -359,9 +361,20 @@ class _Walk(NamedTuple):
         return self.batch.embeddings if self.several else 0
 
     @property
-    def done(self) -> int:
-        """Gradients of the micro-batches before; 0 with one micro-batch."""
-        return self.on_device * self.state.shard_bytes if self.several else 0
+    def accumulated(self) -> list[int]:
+        """Gradients of the micro-batches before, by segment; 0 with one micro-batch.
+
+        Whole ones are in the precision in which they are sent. What hsdp has yet to all-reduce are shards in that
+        precision, and on the device also where gradients are offloaded.
+        """
+        if not self.several:
+            return [0] * len(self.segments)
+        if self.no_sync:
+            computed, reduced, _ = self.itemsizes
+            return [size * reduced // computed for size in self.state.whole]
+        if self.dense == "hsdp":
+            return [size // self.state.ranks for size in self.state.reduced]
+        return [self.on_device * size for size in self.state.shards]
 
 
 def _fully_sharded(
@@ -375,21 +388,31 @@ def _fully_sharded(
 ) -> Iterator[LiveMemory]:
     """Yields the moments of zero2, fsdp and hsdp, unit by unit: the layers, and the root (features and
     head)."""
-    on_device, several = 0 if strategy.offload else 1, strategy.micro_batches > 1
-    walk = _Walk(segments, activations, state, strategy.dense, itemsizes, several, on_device, batch)
+    walk = _Walk(
+        segments,
+        activations,
+        state,
+        strategy.dense,
+        itemsizes,
+        several=strategy.micro_batches > 1,
+        no_sync=strategy.no_sync and strategy.micro_batches > 1,
+        on_device=0 if strategy.offload else 1,
+        batch=batch,
+    )
     yield from _sharded_forward(walk)
     yield from _sharded_backward(walk)
-    yield LiveMemory("optimizer step", 0, 0, on_device * state.shard_bytes, buffers=workspace)
+    yield LiveMemory("optimizer step", 0, 0, walk.on_device * state.shard_bytes, buffers=workspace)
 
 
 def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
     gathered, arriving, root = walk.state.gathered, walk.arriving, walk.root
     flattened = walk.itemsizes.computed != FP32_BYTES and walk.state.ranks > 1
+    accumulated = sum(walk.accumulated)
 
     def moment(index: int, unsharded: int, buffers: int, stage: str = "forward of") -> LiveMemory:
         own_bytes = walk.activations.forward if stage == "forward of" else walk.activations.after_backward
         at, running = f"{stage} {walk.segments[index].name}", own_bytes[index] + walk.beside
-        return LiveMemory(at, index, running, walk.done, unsharded, buffers)
+        return LiveMemory(at, index, running, accumulated, unsharded, buffers)
 
     gathered_so_far = 0  # gathered parameters of the layers so far (zero2)
     previous = 0 if walk.state.ranks == 1 else root
@@ -409,9 +432,13 @@ def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
 
 
 def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
-    state, zero2, gradients_so_far = walk.state, walk.dense == "zero2", walk.done
+    """Yields the moments of the last micro-batch's backward, which ends with gradients of all micro-batches."""
+    state, zero2, accumulated = walk.state, walk.dense == "zero2", walk.accumulated
     root, arriving = walk.root, walk.arriving
     unsharded = root + (sum(state.gathered[1 : walk.last]) if zero2 else 0)
+    gradients_so_far = sum(accumulated)
+    # whole gradients of one precision are added up in place, weight by weight
+    in_place = walk.no_sync and walk.itemsizes.reduced == walk.itemsizes.computed
     reducing = loose = 0
     all_reduced = 0  # hsdp keeps what every unit's all-reduce puts out until the end of backward
     for index in reversed(range(len(walk.segments))):
@@ -420,32 +447,44 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
             unsharded = root + state.gathered[index]
         ahead = 0 if zero2 or index <= 1 else arriving[index - 1]
         running = walk.activations.backward[index] + walk.beside
-        gradients = gradients_so_far + loose + walk.activations.backward_gradients[index]
-        yield LiveMemory(
-            f"backward of {name}", index, running, gradients, unsharded, ahead + reducing + all_reduced
-        )
+        own = 0 if in_place else walk.activations.backward_gradients[index]
+        gradients, buffers = gradients_so_far + loose + own, ahead + reducing + all_reduced
+        yield LiveMemory(f"backward of {name}", index, running, gradients, unsharded, buffers)
+        whole = 0 if in_place else state.whole[index]
         if not layer:
-            loose += state.whole[index]  # the root's gradients wait for its features'
+            loose += whole  # the root's gradients wait for its features'
             continue
         unsharded -= state.gathered[index]
+        at, after = f"reduce-scatter of {name}", walk.activations.after_backward[index] + walk.beside
+        if walk.no_sync:  # this micro-batch's gradients are added to those before, which are what is sent
+            yield LiveMemory(at, index, after, gradients_so_far + loose + whole, unsharded, buffers)
+            whole = accumulated[index]
+            gradients_so_far -= whole
         reducing, low = state.reduced[index], state.reduced_low[index]
-        for shard, buffers in ((state.whole[index], 0), (state.shards[index], low)):
-            at, after = f"reduce-scatter of {name}", walk.activations.after_backward[index] + walk.beside
-            yield LiveMemory(
-                at,
-                index,
-                after,
-                gradients_so_far + loose + shard,
-                unsharded,
-                ahead + reducing + all_reduced + buffers,
-            )
-        if not walk.several:
-            gradients_so_far += walk.on_device * state.shards[index]
-        # in fp32 the output is the gradient itself, unless it is added to an earlier one
-        if walk.dense == "hsdp":
-            all_reduced += low or (state.shards[index] if walk.several else 0)
+        for gradient, output in ((whole, 0), (state.shards[index], low)):
+            gradients, buffers = gradients_so_far + loose + gradient, ahead + reducing + all_reduced + output
+            yield LiveMemory(at, index, after, gradients, unsharded, buffers)
+        gradients_so_far += _kept_gradients(walk, index)
+        # in fp32 the output is the gradient itself
+        all_reduced += low if walk.dense == "hsdp" else 0
     embeddings = walk.batch.embeddings if walk.several else walk.batch.micro_embeddings
     sent = state.reduced[0] + state.reduced[walk.last]
+    if walk.no_sync:
+        yield LiveMemory(
+            "reduce-scatter of the root", 0, embeddings, gradients_so_far + loose, 0, all_reduced
+        )
+        loose = 0
     yield LiveMemory(
         "reduce-scatter of the root", 0, embeddings, gradients_so_far + loose, 0, sent + all_reduced
     )
+
+
+def _kept_gradients(walk: _Walk, index: int) -> int:
+    """Returns by how much a layer's gradients are more, once the last micro-batch has reduced them, than before.
+
+    Shards that are reduced in every micro-batch have been there since the first one.
+    """
+    shard = walk.on_device * walk.state.shards[index]
+    if not walk.several or walk.no_sync:
+        return shard
+    return shard - walk.accumulated[index]

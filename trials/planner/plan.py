@@ -15,12 +15,12 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.estimates import PricedStrategy
-from trials.planner.ladder import choose, ladder
+from trials.planner.ladder import MICRO_BATCHES, choose, ladder
+from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
-from trials.planner.sentences import faster_sentence, lacking_sentence, reason
+from trials.planner.sentences import faster_sentence, lacking_sentence, option_sentences, reason
 from trials.planner.tables.placement import PlacementError
-from trials.strategy import Prefer as Prefer
 from trials.strategy import Strategy
 
 
@@ -51,6 +51,8 @@ class Plan(Value):
     faster: str | None
     """A sentence where a larger set of techniques would be faster than the chosen strategy; else None."""
     notes: tuple[str, ...]
+    options: PlanOptions = DEFAULT_OPTIONS
+    """What was asked of the plan besides."""
 
     @property
     def best(self) -> PricedStrategy | None:
@@ -69,8 +71,7 @@ def plan(
     training: TrainingConfig,
     cluster: Cluster,
     *,
-    prefer: Prefer = "least",
-    margin_bytes: int = 0,
+    options: PlanOptions = DEFAULT_OPTIONS,
 ) -> Plan:
     """Prices the ladder for a model and chooses a strategy.
 
@@ -79,22 +80,21 @@ def plan(
         schema: tables with their rows and pooling factors, numeric inputs.
         training: resolved settings: `batch_size` over all ranks, `precision` not auto.
         cluster: where it would train.
-        prefer: `fastest` drops the number of techniques from the choice.
-        margin_bytes: bytes left free on each rank, as part of the reserve: what predictions have been too low by.
+        options: what else is asked of the plan.
 
     Raises:
-        UserError: for a batch smaller than the number of ranks.
+        UserError: for a batch smaller than the number of ranks, or a technique that these ranks do not have.
     """
-    pricing = Pricing(model, schema, training, cluster, margin_bytes=margin_bytes)
+    pricing = Pricing(model, schema, training, cluster, options=options)
     if pricing.batch_size < cluster.ranks:
         raise UserError(
             f"training.batch_size={pricing.batch_size} is less than one example for each of {cluster.ranks} "
             f"ranks; give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
         )
     try:
-        strategies = ladder(cluster.hosts, cluster.gpus_per_host, pricing.examples_per_rank)
+        strategies = _allowed(options, cluster, pricing.examples_per_rank)
         priced = tuple(_priced(pricing, strategy) for strategy in strategies)
-        chosen, remedy, lacking = choose(priced, prefer), None, 0
+        chosen, remedy, lacking = choose(priced, options.prefer), None, 0
         if chosen is None:
             closest = min(priced, key=lambda strategy: strategy.lacking_bytes)
             lacking = closest.lacking_bytes
@@ -115,8 +115,23 @@ def plan(
         lacking_bytes=lacking,
         remedy=remedy,
         faster=faster_sentence(chosen, choose(priced, "fastest")),
-        notes=pricing.notes,
+        notes=(*option_sentences(options), *pricing.notes),
+        options=options,
     )
+
+
+def _allowed(options: PlanOptions, cluster: Cluster, examples_per_rank: int) -> tuple[Strategy, ...]:
+    """Returns the ladder, or the part of it that it is restricted to."""
+    strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank)
+    allowed = tuple(filter(options.allows, strategies))
+    if options.technique is not None and not allowed:
+        names = dict.fromkeys(strategy.held_as for strategy in strategies)
+        raise UserError(
+            f"technique={options.technique.name} is not on the ladder of {cluster.hosts} x "
+            f"{cluster.gpus_per_host} ranks with {examples_per_rank} examples each. There are "
+            f"{', '.join(names)}, each with +micro_batches={', '.join(map(str, MICRO_BATCHES[1:]))} or without."
+        )
+    return allowed
 
 
 def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:

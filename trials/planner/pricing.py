@@ -23,6 +23,7 @@ from trials.planner.device_constants import (
 )
 from trials.planner.estimates import MemoryEstimate, StepTime
 from trials.planner.memory import Activations, Batch, Itemsizes, dense_peak, recomputed
+from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.segments import Segment, segments_at, taped
 from trials.planner.step_time import Step, prepare, price
 from trials.planner.tables.placement import Placement, PlacementError, place, table_notes
@@ -64,14 +65,14 @@ class Pricing:
         training: TrainingConfig,
         cluster: Cluster,
         *,
-        margin_bytes: int = 0,
+        options: PlanOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Takes the arguments of `plan.plan`."""
         assert training.batch_size is not None
         assert training.precision != "auto"
         self.model, self.schema, self.training, self.cluster = model, schema, training, cluster
         self.batch_size, self.precision = training.batch_size, training.precision
-        self.margin_bytes = margin_bytes
+        self.options = options
         self.examples_per_rank = ceil(self.batch_size / cluster.ranks)
         self._dims = table_dims(model, schema)
         self._taped = taped(model, schema, self.precision, cluster.device)
@@ -117,8 +118,8 @@ class Pricing:
 
     @property
     def reserve_bytes(self) -> int:
-        """Memory that a GPU's caching allocator reserves, and the margin."""
-        return self.margin_bytes + (0 if self.cluster.device == "cpu" else ALLOCATOR_RESERVE_BYTES)
+        """Memory that a GPU's caching allocator reserves."""
+        return 0 if self.cluster.device == "cpu" else ALLOCATOR_RESERVE_BYTES
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -181,6 +182,7 @@ class Pricing:
             input_batch=dense.batch,
             context=self.context_bytes,
             reserve=self.reserve_bytes,
+            margin=self.options.margin_bytes(strategy),
             host=dense.host,
             peak_at="update of the tables" if tables_peak else moment.at,
         )
@@ -188,7 +190,7 @@ class Pricing:
     def lacking_bytes(self, memory: MemoryEstimate) -> int:
         """Returns by how much an estimate exceeds the device's memory, or its ranks together the host's; 0
         where it fits."""
-        device = memory.total - self.cluster.hbm
+        device = memory.needed - self.cluster.hbm
         host = memory.host * self.cluster.gpus_per_host - self.cluster.host_memory_bytes
         return max(device, host, 0)
 

@@ -82,5 +82,5 @@ def _changed(
         pricing.schema,
         training,
         cluster or pricing.cluster,
-        margin_bytes=pricing.margin_bytes,
+        options=pricing.options,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trials.cluster.quantity import byte_words
 from trials.planner.estimates import MemoryEstimate, PricedStrategy
+from trials.planner.options import PlanOptions
 from trials.planner.pricing import Pricing
 from trials.strategy import Strategy
 
@@ -28,9 +29,11 @@ def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
     available = pricing.cluster.hbm
     host, host_available = memory.host * pricing.cluster.gpus_per_host, pricing.cluster.host_memory_bytes
     needs = f"{strategy.name} needs {byte_words(memory.total)} per rank"
+    if memory.margin:
+        needs += f" ({byte_words(max(memory.needed, 0))} with the margin)"
     most = _largest(memory)
-    if memory.total > available:
-        excess = byte_words(memory.total - available)
+    if memory.needed > available:
+        excess = byte_words(memory.needed - available)
         return f"{needs}, {excess} more than there is: {most} (in the {memory.peak_at})."
     if host > host_available:
         have = f"{byte_words(host)} of a host's memory, which has {byte_words(host_available)}"
@@ -54,6 +57,22 @@ def faster_sentence(chosen: PricedStrategy | None, fastest: PricedStrategy | Non
         f"{fastest.strategy.name} has more techniques and a step {times:.2f} times as fast "
         f"({1e3 * fastest.time.total:.3g} ms against {1e3 * chosen.time.total:.3g}); prefer=fastest takes it."
     )
+
+
+def option_sentences(options: PlanOptions) -> tuple[str, ...]:
+    """Says what was asked of a plan beside the model and the cluster, and what attempts have taught."""
+    sentences = []
+    if options.technique is not None:
+        sentences.append(f"The ladder is restricted to technique={options.technique.name}.")
+    if options.memory_margin:
+        change = "added to" if options.memory_margin > 0 else "taken off"
+        size = byte_words(abs(options.memory_margin))
+        sentences.append(f"{size} are {change} every predicted peak (memory_margin).")
+    sentences += [
+        f"{byte_words(missing)} are added under {held_as}: attempts so far needed as much more than planned."
+        for held_as, missing in sorted(options.learnt.items())
+    ]
+    return tuple(sentences)
 
 
 def _largest(memory: MemoryEstimate) -> str:

@@ -6,7 +6,8 @@ of their own, which are most of the step of a small model. Backward counts twice
 has two of the same size (gradients of weights and of inputs), and other operations read the output's
 gradient and what was saved, and write the input's. `collectives` prices communication, `timeline` says what of
 it hides behind compute, and compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathers
-and reduces in every micro-batch, DistributedDataParallel reduces in the last.
+in every micro-batch; it reduces in every one too, or in the last alone (`no_sync`, and HSDP's all-reduce across
+hosts), as DistributedDataParallel does.
 
 Left out: shapes (thin products reach less than `MATMUL_SHARE`), TF32 (torch's default for fp32 is without),
 the input pipeline, evaluation. On a CPU the ranks of a host share its cores and memory.
@@ -271,17 +272,30 @@ def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication
     root = _unit(step, strategy, before + after)
     sizes = {values: _unit(step, strategy, values) for values in set(inner)}  # layers are often alike
     layers = [sizes[values] for values in inner]
-    elapsed = fully_sharded(_passes(step, strategy), root, layers, keep=keep)
+    passes = _passes(step, strategy)
+    elapsed = fully_sharded(passes, root, layers, keep=keep)
+    if micro_batches > 1:
+        earlier = [_before_the_last(strategy, unit) for unit in (root, *layers)]
+        elapsed += (micro_batches - 1) * fully_sharded(passes, earlier[0], earlier[1:], keep=keep)
     gathers = 1 if keep else 2  # of a layer; the root's weights stay from forward to backward
     used = [root, *layers * gathers]
     units = [root, *layers]
-    return micro_batches * elapsed, Communication(
+    reductions = 1 if strategy.no_sync else micro_batches
+    returns = 1 if strategy.no_sync or strategy.dense == "hsdp" else micro_batches
+    return elapsed, Communication(
         all_gather=micro_batches * sum(unit.gather + unit.copy_out for unit in used),
-        reduce_scatter=micro_batches * sum(unit.copy_in + unit.scatter for unit in units),
-        all_reduce=micro_batches * sum(unit.reduce for unit in units),
-        host_transfer=micro_batches
-        * (sum(unit.fetch for unit in used) + sum(unit.give_back for unit in units)),
+        reduce_scatter=reductions * sum(unit.copy_in + unit.scatter for unit in units),
+        all_reduce=sum(unit.reduce for unit in units),
+        host_transfer=micro_batches * sum(unit.fetch for unit in used)
+        + returns * sum(unit.give_back for unit in units),
     )
+
+
+def _before_the_last(strategy: Strategy, unit: Unit) -> Unit:
+    """Returns what a unit costs in a micro-batch that another one follows: what waits for the last is left out."""
+    if strategy.no_sync:
+        return unit._replace(copy_in=0.0, scatter=0.0, reduce=0.0, give_back=0.0)
+    return unit._replace(reduce=0.0, give_back=0.0) if strategy.dense == "hsdp" else unit
 
 
 def _unit(step: Step, strategy: Strategy, values: float) -> Unit:

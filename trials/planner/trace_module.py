@@ -78,6 +78,7 @@ def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> Tr
         kept=kept_bytes + input_bytes,
         forward_peak=forward_peak,
         discarding_peak=discarding_peak,
+        repeated_peak=forward_peak + output,
         backward_peak=input_bytes + backward_peak,
         backward_peak_with_gradients=input_bytes + backward_peak,
         recomputed_peak=input_bytes + backward_peak,

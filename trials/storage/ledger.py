@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from dhen.fingerprint import fingerprint
 from dhen.values import Value
-from trials.record import Attempt, JobSummary, TrialRecord
+from trials.record import Attempt, JobSummary, PlanSummary, TrialRecord
 from trials.storage.brief import WHOLE, Columns, in_brief
 from trials.storage.database import Database
 from trials.storage.schema import (
@@ -134,7 +134,8 @@ class Ledger:
         now there."""
         if record.job.fingerprint:
             self._write_job(connection, record.job)
-        plan = self._write_plan(connection, record)
+        plan = self._write_plan(connection, record, record.plan.summary)
+        attempt_plans = [self._write_plan(connection, record, attempt.plan) for attempt in record.attempts]
         self.database.upsert(
             connection,
             TRIALS,
@@ -149,10 +150,15 @@ class Ledger:
         of_trial = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
         connection.execute(sa.delete(ATTEMPTS).where(of_trial))
         key = {"study": self.study, "trial": record.number}
-        rows = [key | {"position": i} | attempt.to_dict() for i, attempt in enumerate(record.attempts)]
+        rows = [
+            key | {"position": position} | attempt.to_dict() | {"plan": attempt_plan}
+            for position, (attempt, attempt_plan) in enumerate(
+                zip(record.attempts, attempt_plans, strict=True)
+            )
+        ]
         if rows:
             connection.execute(sa.insert(ATTEMPTS), rows)
-        return {name for name in (record.job.fingerprint, plan) if name}
+        return {name for name in (record.job.fingerprint, plan, *attempt_plans) if name}
 
     def save_retraining(self, record: TrialRecord) -> None:
         """Writes a retraining, new or changed."""
@@ -234,9 +240,10 @@ class Ledger:
             summary=job.model_dump_json(),
         )
 
-    def _write_plan(self, connection: sa.Connection, record: TrialRecord) -> str | None:
+    def _write_plan(
+        self, connection: sa.Connection, record: TrialRecord, plan: PlanSummary | None
+    ) -> str | None:
         """Returns the id of the plan's row: equal plans of a job are one row. None where nothing was planned."""
-        plan = record.plan.summary
         if plan is None:
             return None
         text = plan.model_dump_json()
@@ -268,22 +275,29 @@ def read_trials(
         TRIALS.c.number,
         record.label("record"),
         summary.label("summary"),
+        TRIALS.c.plan.label("plan"),
         PLANS.c.plan.label("planned"),
     ).where(condition)
     trials = trials.outerjoin(JOBS, TRIALS.c.job == JOBS.c.fingerprint)
     trials = trials.outerjoin(PLANS, TRIALS.c.plan == PLANS.c.id)
     its = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
-    names = tuple(Attempt.model_fields)
-    columns_of_attempt = (ATTEMPTS.c.study, ATTEMPTS.c.trial, *(ATTEMPTS.c[name] for name in names))
-    attempts = sa.select(*columns_of_attempt).join(TRIALS, its).where(condition).order_by(ATTEMPTS.c.position)
+    names = tuple(name for name in Attempt.model_fields if name != "plan")
+    columns_of_attempt = (ATTEMPTS.c.study, ATTEMPTS.c.trial, ATTEMPTS.c.plan)
+    attempts = sa.select(*columns_of_attempt, *(ATTEMPTS.c[name] for name in names)).join(TRIALS, its)
+    attempt_rows = connection.execute(attempts.where(condition).order_by(ATTEMPTS.c.position)).all()
+    # plans that another attempt's plan has replaced
+    others = sa.select(PLANS.c.id, PLANS.c.plan).join(ATTEMPTS, ATTEMPTS.c.plan == PLANS.c.id)
+    others = others.join(TRIALS, its).where(condition, ATTEMPTS.c.plan != TRIALS.c.plan)
     tried: dict[tuple[str, int], list[Attempt]] = {}
     with no_garbage_collection():
-        for study, number, *values in connection.execute(attempts).all():
-            attempt = Attempt(**dict(zip(names, values, strict=True)))
-            tried.setdefault((study, number), []).append(attempt)
         rows = connection.execute(trials.order_by(TRIALS.c.study, TRIALS.c.number)).all()
+        plans = {row.plan: PlanSummary.model_validate_json(row.planned) for row in rows if row.plan}
+        plans |= {row.id: PlanSummary.model_validate_json(row.plan) for row in connection.execute(others)}
+        for study, number, plan, *values in attempt_rows:
+            attempt = Attempt(**dict(zip(names, values, strict=True)), plan=plans.get(plan))
+            tried.setdefault((study, number), []).append(attempt)
         keys = ((row, (row.study, row.number)) for row in rows)
-        return {key: _record(row, tried.get(key, ())) for row, key in keys}
+        return {key: _record(row, plans.get(row.plan), tried.get(key, ())) for row, key in keys}
 
 
 @contextlib.contextmanager
@@ -298,11 +312,11 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _record(row: Any, attempts: Iterable[Attempt]) -> TrialRecord:
+def _record(row: Any, plan: PlanSummary | None, attempts: Iterable[Attempt]) -> TrialRecord:
     """Returns a trial's record: its row with what stands in other tables."""
     data = from_json(row.record)
     if row.summary is not None:
         data["job"] = from_json(row.summary)
-    if row.planned is not None:
-        data["plan"]["summary"] = from_json(row.planned)
+    if plan is not None:
+        data["plan"]["summary"] = plan
     return TrialRecord.model_validate(data | {"attempts": tuple(attempts)})

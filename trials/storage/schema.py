@@ -94,6 +94,8 @@ ATTEMPTS = sa.Table(
     sa.Column("trial", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("strategy", sa.String(128), nullable=False),
+    sa.Column("executed", sa.String(128)),
+    sa.Column("plan", sa.ForeignKey("dhen_plan.id")),
     sa.Column("outcome", sa.String(32), nullable=False),
     sa.Column("predicted_bytes", sa.BigInteger),
     sa.Column("measured_bytes", sa.BigInteger),
@@ -105,7 +107,8 @@ ATTEMPTS = sa.Table(
     sa.Column("error", sa.Text),
     sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
 )
-"""The trainings of a trial, `position` 0, 1, 2 ...; columns from `strategy` on are those of `Attempt`."""
+"""The trainings of a trial, `position` 0, 1, 2 ...; columns from `strategy` on are those of `Attempt`,
+whose plan is a row of its own."""
 
 RETRAININGS = sa.Table(
     "dhen_retraining",

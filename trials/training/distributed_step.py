@@ -179,8 +179,8 @@ class DistributedStep:
 def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) -> Strategy:
     """Returns the strategy with no more micro-batches than the rank with the fewest has examples: all ranks need
     equally many."""
-    most = batch_size // ranks.world
-    return strategy.replace(micro_batches=min(strategy.micro_batches, most))
+    micro_batches = min(strategy.micro_batches, batch_size // ranks.world)
+    return strategy.replace(micro_batches=micro_batches, no_sync=strategy.no_sync and micro_batches > 1)
 
 
 def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:

@@ -59,8 +59,6 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
         plan = plan_of(
             job_on(log, drawn_point.priced.candidate.model, training, config.seed, precision),
             cluster,
-            "least",
-            0,
         )
         if plan.chosen is not None:
             candidates.append(_subject(drawn_point.priced.candidate, training))

@@ -24,7 +24,6 @@ def admission(
 ) -> Admission:
     return Admission(
         cluster=cluster,
-        prefer="least",
         execution=Execution(cluster if executed else None),
         serving=ServingConfig(**serving),
         measure_ms=lambda *_: 5.0,
@@ -101,7 +100,9 @@ def test_what_ran_out_of_memory_makes_later_plans_leave_as_much_room() -> None:
     for later in (before, admission(short)):
         found = later.plan(JOB)
         assert found.best is not None
-        assert found.best.memory.reserve == free.best.memory.reserve + 12_345
+        assert found.best.memory == free.best.memory.replace(margin=12_345)
+        margins = {priced.strategy.held_as: priced.memory.margin for priced in found.strategies}
+        assert {held_as for held_as, margin in margins.items() if margin} == {"dp"}
 
 
 def test_the_room_that_is_left_never_shrinks() -> None:
@@ -109,14 +110,13 @@ def test_the_room_that_is_left_never_shrinks() -> None:
     for missing in (500, 20):
         short = cut_short(Outcome.OUT_OF_MEMORY, predicted_bytes=100, needed_bytes=100 + missing)
         its.next_attempt(short, JOB)
-    assert its.plan(JOB).best.memory.reserve == 500  # type: ignore[union-attr]
+    assert its.plan(JOB).best.memory.margin == 500  # type: ignore[union-attr]
 
 
 def test_what_another_study_has_trained_is_judged_without_a_measurement() -> None:
     calls: list[Any] = []
     its = Admission(
         cluster=ONE_RANK,
-        prefer="least",
         execution=Execution(),
         serving=ServingConfig(max_flops=1.0, max_ms=1.0),
         measure_ms=lambda *given: calls.append(given) or 5.0,

@@ -12,10 +12,18 @@ from records import bare
 
 from search.config import read_study_config
 from search.planning import attempts as planning
-from search.planning.attempts import Execution, execution, margin_bytes, next_strategy, ranks_here
+from search.planning.attempts import (
+    Execution,
+    execution,
+    learnt_margins,
+    next_strategy,
+    plan_options,
+    ranks_here,
+)
 from search.planning.plan_trial import plan_of
 from trials.cluster.load import load_cluster
 from trials.planner.estimates import PricedStrategy
+from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan
 from trials.record import Attempt, Outcome, Result, TrialRecord
 from trials.strategy import named
@@ -123,14 +131,15 @@ def attempted(*attempts: Attempt) -> TrialRecord:
     return record.with_result(outcome=attempts[-1].outcome)
 
 
-def test_plans_leave_as_much_room_as_the_worst_prediction_was_too_low_by() -> None:
+def test_a_margin_is_learnt_for_each_way_to_hold_the_model() -> None:
+    """By the worst prediction there; how many micro-batches there were makes no other way."""
     first = attempted(
         tried("dp", predicted_bytes=100, needed_bytes=130),
         tried("zero1", predicted_bytes=90, needed_bytes=95),
     )
-    second = attempted(tried("dp", predicted_bytes=100, needed_bytes=120))
-    assert margin_bytes([first, second]) == 30
-    assert margin_bytes([second]) == 20
+    second = attempted(tried("dp+micro_batches=4", predicted_bytes=100, needed_bytes=120))
+    assert learnt_margins([first, second]) == learnt_margins([second, first]) == {"dp": 30, "zero1": 5}
+    assert learnt_margins([second]) == {"dp": 20}
 
 
 @pytest.mark.parametrize(
@@ -145,14 +154,14 @@ def test_plans_leave_as_much_room_as_the_worst_prediction_was_too_low_by() -> No
     ids=["planned above", "need unknown", "planned elsewhere", "completed", "failed"],
 )
 def test_no_room_is_left_for_what_says_nothing_of_a_prediction_that_was_too_low(attempt: Attempt) -> None:
-    assert margin_bytes([attempted(attempt)]) == 0
-    assert margin_bytes([]) == 0
+    assert learnt_margins([attempted(attempt)]) == {}
+    assert learnt_margins([]) == {}
 
 
 def test_what_was_killed_begins_anew_as_it_was() -> None:
     for cluster in (None, ONE_RANK):
         record = attempted(tried("dp", Outcome.INTERRUPTED)).with_plan(technique="zero1", peak_bytes=7)
-        again = Execution(cluster).next_attempt(record, JOB, "least")
+        again = Execution(cluster).next_attempt(record, JOB)
         assert again is not None
         assert again.result == Result()
         assert (again.plan, again.attempts, again.job) == (record.plan, record.attempts, record.job)
@@ -161,33 +170,38 @@ def test_what_was_killed_begins_anew_as_it_was() -> None:
 @pytest.mark.parametrize("outcome", sorted({*Outcome} - {Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY}))
 def test_no_attempt_follows_one_that_ended_otherwise(outcome: Outcome) -> None:
     for cluster in (None, ONE_RANK):
-        assert Execution(cluster).next_attempt(attempted(tried("dp", outcome)), JOB, "least") is None
+        assert Execution(cluster).next_attempt(attempted(tried("dp", outcome)), JOB) is None
 
 
 def test_the_last_attempt_decides() -> None:
     record = attempted(tried("dp", Outcome.INTERRUPTED), tried("dp", Outcome.FAILED))
-    assert Execution(ONE_RANK).next_attempt(record, JOB, "least") is None
+    assert Execution(ONE_RANK).next_attempt(record, JOB) is None
 
 
 def test_where_plans_are_not_executed_nothing_follows_out_of_memory() -> None:
-    assert Execution().next_attempt(attempted(tried("dp")), JOB, "least") is None
+    assert Execution().next_attempt(attempted(tried("dp")), JOB) is None
 
 
 def test_out_of_memory_moves_the_plan_to_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
     ladder = planned(rung("dp", 100), rung("zero1", 60, 2.5))
     monkeypatch.setattr(planning, "plan_of", lambda *given: asked.append(given) or ladder)
-    again = Execution(ONE_RANK).next_attempt(attempted(tried("dp")), JOB, "fastest")
+    options = PlanOptions(prefer="fastest", memory_margin=-50, learnt={"dp": 3})
+    again = Execution(ONE_RANK, options=options).next_attempt(attempted(tried("dp")), JOB)
     assert again is not None
     assert again.result == Result()
     assert (again.plan.technique, again.plan.peak_bytes, again.plan.step_seconds) == ("zero1", 60, 2.5)
-    assert asked == [(JOB, ONE_RANK, "fastest", 0)]  # all that fit, those that leave no margin too
+    assert asked == [
+        (JOB, ONE_RANK, PlanOptions(prefer="fastest"))
+    ]  # all that fit, those that leave no margin too
+    assert again.plan.summary is not None
+    assert (again.plan.summary.strategy, again.plan.summary.ran_out) == ("zero1", ("dp",))
     assert Execution(ONE_RANK).strategy(again) == named("zero1")
 
 
 def test_no_strategy_left_ends_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "plan_of", lambda *_: planned(rung("dp", 100), rung("zero1", 100)))
-    assert Execution(ONE_RANK).next_attempt(attempted(tried("dp")), JOB, "least") is None
+    assert Execution(ONE_RANK).next_attempt(attempted(tried("dp")), JOB) is None
 
 
 def test_one_process_trains_whatever_was_planned_where_plans_are_not_executed() -> None:
@@ -217,8 +231,17 @@ def test_plans_are_executed_here_and_on_hosts_that_join_and_a_declared_memory_is
     assert ranks_here(read_study_config(None, ["cluster=zionex", "ranks=2x4"])) == 1
 
 
+def test_keys_of_a_study_are_what_is_asked_of_its_plans() -> None:
+    words = ["prefer=fastest", "technique=full_checkpointing+fsdp", "memory_margin=-2MiB"]
+    asked = PlanOptions(
+        prefer="fastest", technique=named("fsdp+full_checkpointing"), memory_margin=-2 * 2**20
+    )
+    assert plan_options(read_study_config(None, words)) == asked
+    assert plan_options(read_study_config(None, [])) == PlanOptions()
+
+
 def test_a_real_ladder_is_climbed_as_a_made_up_one() -> None:
-    found = plan_of(JOB, ONE_RANK, "least", 0)
+    found = plan_of(JOB, ONE_RANK)
     assert found.chosen is not None
     following = next_strategy(found, (tried(found.chosen.name),))
     assert following is not None

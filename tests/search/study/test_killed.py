@@ -13,7 +13,7 @@ import records
 from search.config import read_study_config
 from search.dataset import open_log
 from search.execution.jobs import trained_job
-from search.execution.reduce_events import reduce_event, with_attempt
+from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
 from search.execution.scoring import score_one
 from search.execution.trainer import Trainer
 from search.read_study import read_study
@@ -21,12 +21,15 @@ from trials.events import Failed
 from trials.processes.launcher import Launcher, Run
 from trials.processes.task import Task
 from trials.record import Outcome, TrialKind, TrialRecord
+from trials.strategy import Strategy
 
 KILLED = Failed(error="rank 1 was killed by signal 9 (SIGKILL)", killed=True)
 
 
 def after(record: TrialRecord, event: Failed) -> TrialRecord:
-    return with_attempt(reduce_event(record, event), event, 1.0, counted=False, planned_here=True)
+    return with_attempt(
+        reduce_event(record, event), event, 1.0, AttemptContext(Strategy(), counted=False, planned_here=True)
+    )
 
 
 def test_the_second_time_memory_is_blamed() -> None:

@@ -18,8 +18,8 @@ from search.run_directory import trial_folder
 from trials.cluster.cluster import Cluster
 from trials.events import START_MARK
 from trials.job import Job
+from trials.planner.options import PlanOptions
 from trials.record import Outcome, TrialRecord
-from trials.strategy import Prefer
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
 HBM = "1400KiB"
@@ -37,11 +37,9 @@ SPACE = {
 WORDS = ("sampler=random", "baseline_trials=1", "threads=1", "parallel=1", "ranks=1x2", f"hbm={HBM}")
 
 
-def planned_with_room(
-    record: TrialRecord, job: Job, cluster: Cluster, prefer: Prefer, *, margin_bytes: int = 0
-) -> TrialRecord:
+def planned_with_room(record: TrialRecord, job: Job, cluster: Cluster, options: PlanOptions) -> TrialRecord:
     """A planner that is too sure of itself: it takes a rank to have four times the memory that it has."""
-    return plan_trial.planned(record, job, cluster.with_hbm(4 * cluster.hbm), prefer)
+    return plan_trial.planned(record, job, cluster.with_hbm(4 * cluster.hbm), options)
 
 
 def test_each_attempt_leaves_the_log_of_each_rank(

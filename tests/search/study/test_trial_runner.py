@@ -109,7 +109,6 @@ class Study:
         )
         self.admission = Admission(
             cluster=cluster or ONE_RANK,
-            prefer="least",
             execution=execution,
             serving=ServingConfig(),
             measure_ms=lambda *_: 1.0,
@@ -191,7 +190,8 @@ def test_a_trial_ends_as_its_processes_say_and_is_recorded_and_told_once(
     (trial,) = study.train(job())
     assert study.ends == [(0, outcome)]
     assert (trial.result.outcome, tries(trial)) == (outcome, [outcome])
-    assert trial.result.technique == "dp"
+    assert trial.attempts[0].strategy == "dp"
+    assert trial.attempts[0].executed == trial.result.technique == ("dp" if len(said) > 1 else None)
     assert trial.result.seconds is not None
     assert [record.result.outcome for record in study.proposals.told] == [outcome]
     assert study.state.trials[0].result == trial.result

@@ -43,6 +43,7 @@ singles = st.tuples(
 rules = st.one_of(
     st.builds(SplitRule, by=st.sampled_from(["order", "timestamp"]), validation=st.floats(0.01, 0.4)),
     st.just(SplitRule(by="files", validation=("b.csv",), test=("c.csv", "d é.csv"))),
+    st.just(SplitRule(by="order", validation=0.2, test=("c.csv", "d é.csv"))),
 )
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=200).filter(
     lambda name: not name.endswith("__missing") and name not in CYCLES
@@ -97,6 +98,10 @@ COLUMNS: dict[str, Any] = {"click": {"role": "label"}, "age": {"role": "numeric"
         ({"columns": COLUMNS, "split": {"by": "timestamp"}}, "needs a column with the role timestamp"),
         ({"columns": COLUMNS, "split": {"by": "order", "test": 0.95}}, "leave rows for training"),
         ({"columns": COLUMNS, "split": {"by": "files"}}, "lists of file names"),
+        (
+            {"columns": COLUMNS, "split": {"by": "column", "validation": ["a"], "test": ["b"]}},
+            "needs a column with the role split",
+        ),
         (
             {"columns": COLUMNS, "split": {"by": "files", "validation": ["a"], "test": ["a"]}},
             "both in validation and",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +17,10 @@ from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.job import TrainingConfig
+from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.strategy import Strategy
+from trials.strategy import FULLY_SHARDED, Strategy, named
 
 SCHEMA = FeatureSchema(
     tables=(
@@ -52,8 +54,8 @@ def small(hbm: int, ranks: str = "2x4", host_memory: str = "1TB") -> Cluster:
     return Cluster.model_validate(data).with_ranks(ranks).with_hbm(hbm)
 
 
-def made(cluster: Cluster, depth: int = 4, **more: str) -> Plan:
-    return plan(model(depth), SCHEMA, TRAINING, cluster, **more)  # type: ignore[arg-type]
+def made(cluster: Cluster, depth: int = 4, **options: Any) -> Plan:
+    return plan(model(depth), SCHEMA, TRAINING, cluster, options=PlanOptions(**options))
 
 
 NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
@@ -105,6 +107,65 @@ def test_fastest_drops_the_number_of_techniques() -> None:
         least = made(small(bytes_))
         assert least.best is not None
         assert (least.faster is None) == (least.best.time.total == found.best.time.total)
+
+
+def test_reductions_wait_for_the_last_micro_batch_where_memory_allows() -> None:
+    """Both ways are priced; keeping whole gradients takes memory for a shorter step."""
+    found = {priced.strategy: priced for priced in made(small(10**12)).strategies}
+    waiting = [strategy for strategy in found if strategy.no_sync]
+    assert {strategy.dense for strategy in waiting} == set(FULLY_SHARDED)
+    for strategy in waiting:
+        last, each = found[strategy], found[strategy.replace(no_sync=False)]
+        assert strategy.techniques == each.strategy.techniques
+        assert last.memory.total >= each.memory.total
+        assert last.time.total < each.time.total
+    assert any(found[s].memory.total > found[s.replace(no_sync=False)].memory.total for s in waiting)
+
+
+def test_the_plan_says_which_way_gradients_are_accumulated() -> None:
+    """With much to share out a plan waits; with a byte less than that takes, it reduces every micro-batch."""
+    among = [each for each in made(small(10**12)).strategies if len(each.strategy.techniques) == 3]
+    chosen = next(
+        plan_.best
+        for each in among
+        if (plan_ := made(small(each.memory.total))).best is not None and plan_.best.strategy.no_sync
+    )
+    assert chosen.strategy.name.endswith("+no_sync")
+    assert named(chosen.strategy.name) == chosen.strategy
+    less = made(small(chosen.memory.total - 1)).best
+    assert less is not None
+    assert less.strategy != chosen.strategy
+
+
+def test_the_ladder_can_be_restricted_to_one_way_to_hold_the_model() -> None:
+    cluster = small(10**12)
+    fsdp = made(cluster, technique=named("fsdp"))
+    several = [f"fsdp+micro_batches={count}" for count in (2, 4, 8, 16)]
+    names = {"fsdp", *several, *(f"{name}+no_sync" for name in several)}
+    assert {priced.strategy.name for priced in fsdp.strategies} == names
+    assert fsdp.chosen == named("fsdp")
+    assert "The ladder is restricted to technique=fsdp." in fsdp.notes
+    two = made(cluster, technique=named("fsdp+micro_batches=2"))
+    assert [priced.strategy.name for priced in two.strategies] == ["fsdp+micro_batches=2"]
+    free = {priced.strategy.name: priced for priced in made(cluster).strategies}
+    assert all(priced == free[priced.strategy.name] for priced in (*fsdp.strategies, *two.strategies))
+    with pytest.raises(UserError, match=r"technique=hsdp is not on the ladder.*There are dp, "):
+        made(cluster.with_ranks("1x4"), technique=named("hsdp"))
+
+
+def test_a_margin_is_added_to_predictions_for_the_verdict_alone() -> None:
+    need = made(small(10**12)).strategies[0].memory.total
+    assert made(small(need)).chosen == Strategy()
+    for more in ({"memory_margin": 1}, {"learnt": {"dp": 1}}):
+        found = made(small(need), **more)
+        dp = found.strategies[0]
+        assert (dp.strategy, dp.fits, dp.lacking_bytes, dp.memory.total) == (Strategy(), False, 1, need)
+        assert "with the margin" in dp.reason
+        assert found.chosen != Strategy()
+    assert made(small(need - 1)).chosen != Strategy()
+    assert made(small(need - 1), memory_margin=-1).chosen == Strategy()
+    assert made(small(need - 1), memory_margin=-1, learnt={"dp": 1}).chosen != Strategy()
+    assert made(small(need - 1), memory_margin=-1, learnt={"zero1": 1}).chosen == Strategy()
 
 
 def test_a_gpu_has_a_context_and_a_reserve_and_a_cpu_has_not() -> None:

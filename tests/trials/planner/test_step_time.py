@@ -65,7 +65,7 @@ BF16 = TrainingConfig(precision="bf16")
 
 
 def segment(name: str, parameters: int, flops: float, traffic: int) -> Segment:
-    return Segment(name, parameters, flops, Footprint(*[0] * 9, traffic=traffic))
+    return Segment(name, parameters, flops, Footprint(*[0] * 10, traffic=traffic))
 
 
 def model(depth: int = 4, parameters: int = 20_000_000, traffic: int = 10**8) -> list[Segment]:
@@ -196,13 +196,14 @@ def test_offload_moves_the_update_and_shards_over_the_host_link(dense: Dense) ->
     assert there.total > here.total
 
 
+@pytest.mark.parametrize("no_sync", [False, True])
 @pytest.mark.parametrize("dense", DENSE)
-def test_micro_batches_repeat_what_fully_shard_sends_and_not_what_ddp_does(dense: Dense) -> None:
+def test_micro_batches_repeat_what_does_not_wait_for_the_last(dense: Dense, no_sync: bool) -> None:
     def at(parts: int) -> StepTime:
         traffic = 10**8 // parts
         return step_time(
             model(traffic=traffic),
-            Strategy(dense=dense, micro_batches=parts),
+            Strategy(dense=dense, micro_batches=parts, no_sync=no_sync),
             cluster(),
             NO_TABLES,
             examples_per_rank=256,
@@ -211,9 +212,17 @@ def test_micro_batches_repeat_what_fully_shard_sends_and_not_what_ddp_does(dense
 
     one, four = at(1), at(4)
     assert four.total > one.total
-    repeats = 4 if dense in FULLY_SHARDED else 1
+    repeats = 4 if dense in FULLY_SHARDED and not no_sync else 1
     assert four.reduce_scatter == pytest.approx(repeats * one.reduce_scatter)
-    assert four.all_reduce == pytest.approx(repeats * one.all_reduce)
+    assert four.all_reduce == pytest.approx(one.all_reduce)
+    assert four.all_gather == pytest.approx((4 if dense in FULLY_SHARDED else 1) * one.all_gather)
+
+
+@pytest.mark.parametrize("dense", FULLY_SHARDED)
+def test_waiting_for_the_last_micro_batch_saves_time(dense: Dense) -> None:
+    each, last = (timed(Strategy(dense=dense, micro_batches=4, no_sync=wait)) for wait in (False, True))
+    assert last.total < each.total
+    assert last.reduce_scatter < each.reduce_scatter
 
 
 def test_zero2_gathers_once_and_fsdp_again_in_backward() -> None:

@@ -38,10 +38,12 @@ class Request:
     encoding: Encoding | None
     """Encoding that is used instead of fitting one."""
     skip_bad_rows: bool
+    sentences: tuple[str, ...] = ()
+    """Sentences that were said when the schema was inferred."""
 
     def fingerprint(self, schema: LogSchema) -> str:
         """Returns the hash of all that decides what the cache holds, with this schema for the log."""
-        names = [file.path.name for file in self.log.files] if schema.split.by == "files" else []
+        names = [file.path.name for file in self.log.files] if schema.splits_by_file else []
         encoding = self.encoding.fingerprint if self.encoding else None
         deciding = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
         return fingerprint([*deciding, self.skip_bad_rows])
@@ -73,7 +75,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
     staging = directory / "staged.arrow"
     with ThreadPoolExecutor(THREADS) as pool:
         staged = stage(request.log, schema, staging, bad_rows=bad_rows, pool=pool, progress=progress)
-        plan = plan_splits(schema.split, staged.rows, staged.files, staged.stamps)
+        plan = plan_splits(schema.split, sum(staged.open_rows), staged.stamps)
         totals = count_clicks(staged, plan, schema)
         encoding = request.encoding or fit(staged, plan, schema, pool, progress)
         write_splits(staged, plan, encoding, directory, pool, progress)
@@ -90,7 +92,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         base_rate={name: totals[name].base_rate for name in SPLITS},
         chronological=staged.stamps is not None and staged.stamps.chronological,
         ne_floor=_ne_floors(totals) if schema.oracle else None,
-        notes=(*bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
+        notes=(*request.sentences, *bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
         sizes=dict(sorted(sizes.items())),
     )
     (directory / "schema.yaml").write_text(request.schema_text, encoding="utf-8")

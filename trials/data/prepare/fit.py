@@ -27,8 +27,8 @@ def fit(staged: Staged, plan: SplitPlan, schema: LogSchema, pool: Executor, prog
     """Fits an encoding on the training rows of a staged log."""
     fitting = _Fitting(schema)
     rows_done = 0
-    for file, first_row, batch in staged.batches():
-        train = split_of(plan, schema, file, first_row, batch) == TRAIN
+    for file, first_open, batch in staged.batches():
+        train = split_of(plan, schema, file, first_open, batch) == TRAIN
         fitting.add(batch if train.all() else batch.filter(pa.array(train)), pool)
         rows_done += batch.num_rows
         progress("fitting", rows_done, staged.rows)
@@ -36,11 +36,12 @@ def fit(staged: Staged, plan: SplitPlan, schema: LogSchema, pool: Executor, prog
 
 
 def split_of(
-    plan: SplitPlan, schema: LogSchema, file: str, first_row: int, batch: pa.RecordBatch
+    plan: SplitPlan, schema: LogSchema, file: str, first_open: int, batch: pa.RecordBatch
 ) -> NDArray[np.uint8]:
     """Returns the split of each row (N) of a staged batch."""
     stamps = batch.column(schema.timestamp).to_numpy() if schema.timestamp else None
-    return plan.of(file, first_row, batch.num_rows, stamps)
+    values = batch.column(schema.split_column) if schema.split_column else None
+    return plan.of(file, first_open, batch.num_rows, stamps, values)
 
 
 class _Fitting:

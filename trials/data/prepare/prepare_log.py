@@ -100,6 +100,7 @@ def _request(
     """Settles the schema: the encoding's, the one given, the one in the output directory, or an inferred one."""
     edited = Path(out) / "schema.yaml" if out is not None else None
     source, text = "the schema", None
+    sentences: tuple[str, ...] = ()
     if encoding is not None:
         schema, source = _schema_for(encoding, schema, log), "the encoding"
         encoding = encoding.with_schema(schema)
@@ -108,6 +109,7 @@ def _request(
     elif schema is None:
         inferred = infer(log, label=label, skip_bad_rows=skip_bad_rows)
         schema, text = inferred.schema, schema_to_yaml(inferred.schema, inferred.notes)
+        sentences = inferred.sentences
     check_columns(schema, log.columns, source)
     if label is not None and find_label(log, label) != schema.label:
         raise UserError(f"the label is {label!r}, but {source} says {schema.label!r}: change one of them.")
@@ -118,6 +120,7 @@ def _request(
         schema_text=text or schema_to_yaml(schema),
         encoding=encoding,
         skip_bad_rows=skip_bad_rows,
+        sentences=sentences,
     )
 
 
@@ -127,7 +130,7 @@ def _schema_for(encoding: Encoding, schema: LogSchema | None, log: RawLog) -> Lo
     columns = {
         name: column
         for name, column in encoding.schema.columns.items()
-        if name in log.columns or column.role not in ("ignore", "oracle")
+        if name in log.columns or column.role not in ("ignore", "oracle", "split")
     }
     rules = schema or encoding.schema
     data = {"columns": columns, "split": rules.split, "negative_sampling_rate": rules.negative_sampling_rate}

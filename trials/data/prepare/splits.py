@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dhen.errors import UserError, unknown_name
@@ -13,6 +14,10 @@ from trials.data.log_schema import SplitRule
 from trials.data.raw.stamps import MISSING_STAMP, Stamps
 
 TRAIN, VALIDATION, TEST = range(3)
+OPEN = 3
+"""The mark of a row that no list names, where a fraction decides about such rows."""
+LAST = int(np.iinfo(np.int64).max)
+"""A position that no row has."""
 MAX_CELLS = 1 << 16
 """Number of distinct time stamps that are counted singly; above, neighbours are counted together."""
 
@@ -33,14 +38,17 @@ class StampCounts:
         self._cells = np.empty(0, dtype=np.int64)
         self._rows = np.empty(0, dtype=np.int64)
 
-    def add(self, stamps: Stamps) -> None:
-        """Counts more rows."""
+    def add(self, stamps: Stamps, counted: NDArray[np.bool_] | None = None) -> None:
+        """Counts more rows, all or those that are marked; whether they are in order is asked of all."""
         present = stamps[stamps != MISSING_STAMP]
-        self.missing += len(stamps) - len(present)
         if len(present):
             steps = np.diff(present, prepend=max(self._latest, present.min()))
             self.chronological = self.chronological and bool(np.all(steps >= 0))
             self._latest = int(present[-1])
+        if counted is not None:
+            stamps = stamps[counted]
+            present = stamps[stamps != MISSING_STAMP]
+        self.missing += len(stamps) - len(present)
         self._merge(present >> self._shift, np.ones(len(present), dtype=np.int64))
         while len(self._cells) > MAX_CELLS:
             self._shift += 1
@@ -56,16 +64,24 @@ class StampCounts:
     def cuts(self, validation: float, test: float) -> tuple[int, int]:
         """Returns the stamps at which validation and test begin: near the fractions wanted, and no split empty.
 
+        A fraction of 0 is of a split that lists name: nothing is cut for it.
+
         Raises:
-            UserError: when there are fewer than three distinct stamps.
+            UserError: when there are fewer distinct stamps than splits to be cut.
         """
-        if len(self._cells) < 3:
+        parts = 1 + bool(validation) + bool(test)
+        if len(self._cells) < parts:
             raise UserError(
-                f"a split by time stamp needs three distinct ones, the log has {len(self._cells)}: "
-                "use `split: {by: order}` in schema.yaml."
+                f"a split by time stamp needs {'three' if parts == 3 else 'two'} distinct ones, "
+                f"{'the log has' if parts == 3 else 'the rows that are not given have'} {len(self._cells)}: "
+                "use `by: order` under `split` in schema.yaml."
             )
         before = np.cumsum(self._rows) - self._rows  # rows that are earlier than a cell
         rows = self._rows.sum()
+        if parts == 2:
+            cell = 1 + _nearest(before[1:], (1.0 - validation - test) * rows)
+            cut = int(self._cells[cell] << self._shift)
+            return cut, cut if test else LAST
         test_cell = 2 + _nearest(before[2:], (1.0 - test) * rows)
         validation_cell = 1 + _nearest(before[1:test_cell], (1.0 - test - validation) * rows)
         return int(self._cells[validation_cell] << self._shift), int(self._cells[test_cell] << self._shift)
@@ -75,47 +91,94 @@ def _nearest(values: NDArray[np.int64], target: float) -> int:
     return int(np.argmin(np.abs(values - target)))
 
 
+def named_splits(
+    rule: SplitRule, file: str, rows: int, values: pa.DictionaryArray | None
+) -> NDArray[np.uint8]:
+    """Returns the split of consecutive rows of a file as the rule's lists say; others are train, or `OPEN`.
+
+    `values`: of the column whose values the rule lists; None where it lists files, or nothing.
+    """
+    rest = TRAIN if rule.by in ("files", "column") else OPEN
+    listed = dict.fromkeys(rule.names("validation"), VALIDATION) | dict.fromkeys(rule.names("test"), TEST)
+    if values is None:
+        return np.full(rows, listed.get(file, rest), dtype=np.uint8)
+    by_code = [listed.get(value, rest) for value in values.dictionary.to_pylist()]
+    codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    by_code.append(rest)  # of a missing value, whose code is -1
+    splits: NDArray[np.uint8] = np.array(by_code, dtype=np.uint8)[codes]
+    return splits
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
     """A split rule made definite for one log."""
 
     rule: SplitRule
     starts: tuple[int, int] = (0, 0)
-    """Beginnings of validation and test: milliseconds, or positions in the log."""
+    """Beginnings of validation and test among open rows: milliseconds, or positions among them."""
 
-    def of(self, file: str, first_row: int, rows: int, stamps: Stamps | None) -> NDArray[np.uint8]:
-        """Returns the split (0 train, 1 validation, 2 test) of consecutive rows of a file; no stamp means
-        train."""
-        if self.rule.by == "files":
-            split = VALIDATION if file in self.rule.files("validation") else TRAIN
-            split = TEST if file in self.rule.files("test") else split
-            return np.full(rows, split, dtype=np.uint8)
-        if self.rule.by == "order":
-            position = np.arange(first_row, first_row + rows)
-        else:
+    def of(
+        self, file: str, first_open: int, rows: int, stamps: Stamps | None, values: pa.DictionaryArray | None
+    ) -> NDArray[np.uint8]:
+        """Returns the split (0 train, 1 validation, 2 test) of consecutive rows of a file; no stamp means train.
+
+        `first_open`: how many open rows there are before these.
+        """
+        splits = named_splits(self.rule, file, rows, values)
+        is_open = splits == OPEN
+        if self.rule.by == "timestamp":
             assert stamps is not None
-            position = stamps  # a missing one is the lowest number there is
-        return (position >= self.starts[0]).astype(np.uint8) + (position >= self.starts[1])
+            position = stamps[is_open]  # a missing one is the lowest number there is
+        else:
+            position = np.arange(first_open, first_open + is_open.sum())
+        splits[is_open] = (position >= self.starts[0]).astype(np.uint8) + (position >= self.starts[1])
+        return splits
 
 
-def plan_splits(rule: SplitRule, rows: int, files: Sequence[str], stamps: StampCounts | None) -> SplitPlan:
-    """Makes a rule definite.
+def plan_splits(rule: SplitRule, open_rows: int, stamps: StampCounts | None) -> SplitPlan:
+    """Makes a rule definite; `open_rows` are rows that no list names, and `stamps` theirs.
 
     Raises:
-        UserError: for files the log has not, too few rows, or too few distinct time stamps.
+        UserError: for too few rows, or too few distinct time stamps.
     """
-    if rule.by == "files":
-        for name in (*rule.files("validation"), *rule.files("test")):
-            if name not in files:
-                raise UserError(f"split: {unknown_name('file', name, files)}")
+    if rule.by in ("files", "column"):
         return SplitPlan(rule=rule)
     validation, test = rule.fractions
+    if validation and test:
+        if open_rows < 3 and rule.by == "order":
+            raise UserError(
+                f"the log has {open_rows} rows: train, validation and test need one each at least."
+            )
+    elif open_rows < 2:
+        listed, cut = ("validation", "test") if test else ("test", "validation")
+        raise UserError(
+            f"split: {listed} takes all rows{' but one' if open_rows else ''}: training and {cut} need one each "
+            f"at least. List fewer for {listed}, or give it a fraction too."
+        )
     if rule.by == "timestamp":
         assert stamps is not None
         return SplitPlan(rule=rule, starts=stamps.cuts(validation, test))
-    if rows < 3:
-        raise UserError(f"the log has {rows} rows: train, validation and test need one each at least.")
-    test_start = min(rows - 1, max(2, round(rows * (1.0 - test))))
-    return SplitPlan(
-        rule=rule, starts=(min(test_start - 1, max(1, round(rows * (1.0 - test - validation)))), test_start)
-    )
+    if not test:
+        return SplitPlan(rule=rule, starts=(_start(1, open_rows, validation), LAST))
+    test_start = _start(2 if validation else 1, open_rows, test)
+    before = min(test_start - 1, max(1, round(open_rows * (1.0 - test - validation))))
+    return SplitPlan(rule=rule, starts=(before if validation else test_start, test_start))
+
+
+def _start(earliest: int, rows: int, fraction: float) -> int:
+    """Returns where the last split of so many rows begins: no split is empty."""
+    return min(rows - 1, max(earliest, round(rows * (1.0 - fraction))))
+
+
+def check_names(rule: SplitRule, files: Sequence[str], column: str | None, values: Collection[str]) -> None:
+    """Checks that the log has what the rule lists.
+
+    Raises:
+        UserError: for a file, or a value of `column`, that the log has not.
+    """
+    for name in (*rule.names("validation"), *rule.names("test")):
+        if column is None and name not in files:
+            raise UserError(f"split: {unknown_name('file', name, set(files))}")
+        if column is not None and name not in values:
+            unknown = unknown_name(f"value of column {column!r}", name, values)
+            raise UserError(f"split: {unknown} (Files are meant where no column has the role split.)")

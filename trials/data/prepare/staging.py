@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dhen.errors import UserError
 from trials.data.log_schema import LabelColumn, LogSchema
-from trials.data.prepare.splits import StampCounts
+from trials.data.prepare.splits import OPEN, StampCounts, check_names, named_splits
 from trials.data.raw.files import RawLog
 from trials.data.raw.labels import LabelReader
 from trials.data.raw.readers import BadRows, read_batches
@@ -34,16 +34,18 @@ class Staged:
     rows: int
     files: tuple[str, ...]
     """Name of the file that each batch is from."""
+    open_rows: tuple[int, ...]
+    """Number of rows of each batch that no list of the split rule names, so that a fraction decides."""
     stamps: StampCounts | None
-    """Number of rows of each time stamp, if the log has time stamps."""
+    """Number of open rows of each time stamp, if the log has time stamps."""
 
     def batches(self) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-        """Yields each batch with its file's name and the position of its first row in the log."""
-        first_row = 0
+        """Yields each batch with its file's name and the number of open rows before it."""
+        first_open = 0
         with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as stream:
-            for name, batch in zip(self.files, stream, strict=True):
-                yield name, first_row, batch
-                first_row += batch.num_rows
+            for name, open_rows, batch in zip(self.files, self.open_rows, stream, strict=True):
+                yield name, first_open, batch
+                first_open += open_rows
 
 
 def stage(
@@ -58,13 +60,18 @@ def stage(
     """Parses the log and writes it typed.
 
     Raises:
-        UserError: for whatever makes a row unusable, for missing labels, for a log of one class or no rows.
+        UserError: for whatever makes a row unusable, for missing labels, for a log of one class or no rows, for
+            a split rule that lists what the log has not.
     """
+    if schema.split_column is None:  # before hours are spent on reading
+        check_names(schema.split, [file.path.name for file in log.files], None, ())
     column = schema.columns[schema.label]
     assert isinstance(column, LabelColumn)
     labels = LabelReader(schema.label, column.positive, log.describe())
     stamps = StampCounts() if schema.timestamp else None
     files: list[str] = []
+    open_rows: list[int] = []
+    split_values: set[str] = set()
     rows, read, expected = 0, 0, estimate_rows(log)
     writer: pa.RecordBatchStreamWriter | None = None
     try:
@@ -72,10 +79,16 @@ def stage(
             batch = type_labelled(raw, schema, labels, bad_rows, pool)
             writer = writer or pa.ipc.new_stream(str(path), batch.schema)
             writer.write_batch(batch)
-            if stamps and schema.timestamp:
-                stamps.add(batch.column(schema.timestamp).to_numpy())
             assert raw.source is not None
             files.append(raw.source.path.name)
+            values = batch.column(schema.split_column) if schema.split_column else None
+            if values is not None:
+                split_values.update(values.dictionary.to_pylist())
+            is_open = named_splits(schema.split, files[-1], batch.num_rows, values) == OPEN
+            open_rows.append(int(is_open.sum()))
+            if stamps and schema.timestamp:
+                counted = is_open if schema.split.by == "timestamp" else None
+                stamps.add(batch.column(schema.timestamp).to_numpy(), counted)
             rows, read = rows + batch.num_rows, read + raw.table.num_rows
             progress("reading", read, max(expected, read))
     finally:
@@ -86,4 +99,6 @@ def stage(
             f"{log.describe()}: the log holds no rows{' that can be used' if read else ', only a header'}."
         )
     labels.check(read, skipping=bad_rows.skip)
-    return Staged(path=path, rows=rows, files=tuple(files), stamps=stamps)
+    if schema.split_column is not None:
+        check_names(schema.split, (), schema.split_column, split_values)
+    return Staged(path=path, rows=rows, files=tuple(files), open_rows=tuple(open_rows), stamps=stamps)

@@ -72,8 +72,8 @@ def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str
         UserError: when a split has no rows, or only clicks, or none.
     """
     totals = {name: ClickTotals(schema.negative_sampling_rate) for name in SPLITS}
-    for file, first_row, batch in staged.batches():
-        split = split_of(plan, schema, file, first_row, batch)
+    for file, first_open, batch in staged.batches():
+        split = split_of(plan, schema, file, first_open, batch)
         label = batch.column(schema.label).to_numpy()
         weight = batch.column(schema.weight).to_numpy() if schema.weight else None
         oracle = batch.column(schema.oracle).to_numpy() if schema.oracle else None
@@ -104,7 +104,7 @@ def _check_classes(name: str, totals: ClickTotals, schema: LogSchema) -> None:
         rows_found = f"{totals.rows:,} rows whose weights leave only one class"
     raise UserError(
         f"the {name} split (by {schema.split.by}) has {rows_found}: normalized entropy needs both classes. Give "
-        "the split more rows, or split by another rule (timestamp, order or files), under `split` in schema.yaml."
+        "the split more rows, or another rule (timestamp, order, files or column), under `split` in schema.yaml."
     )
 
 
@@ -115,8 +115,8 @@ def write_splits(
     rows_done = 0
     with ExitStack() as stack:
         writers = [stack.enter_context(closing(_SplitWriter(directory / name, encoding))) for name in SPLITS]
-        for file, first_row, batch in staged.batches():
-            split = split_of(plan, encoding.schema, file, first_row, batch)
+        for file, first_open, batch in staged.batches():
+            split = split_of(plan, encoding.schema, file, first_open, batch)
             inputs = encoding.encode(_columns(batch), pool)
             for i in np.unique(split):
                 rows = np.flatnonzero(split == i)

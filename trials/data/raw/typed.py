@@ -4,6 +4,7 @@ A typed batch is an Arrow record batch under the log's own column names; by role
 
     label        uint8, 0 or 1
     categorical  dictionary<int32, string> of the batch's own distinct values, null where missing
+    split        the same
     multi_hot    list of such, without missing values
     numeric      float64, NaN where missing
     timestamp    int64, milliseconds since 1970, `MISSING_STAMP` where missing
@@ -28,6 +29,7 @@ from trials.data.log_schema import (
     LogSchema,
     MultiHotColumn,
     OracleColumn,
+    SplitColumn,
     TimestampColumn,
 )
 from trials.data.raw.labels import LabelReader
@@ -93,7 +95,7 @@ def _typed(batch: RawBatch, name: str, column: Column, bad_rows: BadRows) -> pa.
         raise UserError(
             f"column {name!r} holds {raw.type}, not one value a row: its role is multi_hot or ignore."
         )
-    if isinstance(column, CategoricalColumn):
+    if isinstance(column, (CategoricalColumn, SplitColumn)):
         return coded(raw)
     if isinstance(column, TimestampColumn):
         stamps, bad = stamps_of(raw, column.format)

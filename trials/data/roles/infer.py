@@ -27,6 +27,7 @@ from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
 from trials.data.roles import names
 from trials.data.roles.rules import JudgedColumn, judge, seen
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
+from trials.data.roles.split_columns import FoundSplit, find_split
 
 MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
@@ -39,6 +40,8 @@ class InferredSchema:
     schema: LogSchema
     notes: dict[str, str]
     """Notes on what was seen, by column."""
+    sentences: tuple[str, ...] = ()
+    """Sentences on what was decided about the split."""
 
 
 def infer_schema(
@@ -71,15 +74,20 @@ def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False)
         raise UserError(f"{log.describe()}: the log holds no rows, only a header.")
     judged = {name: _judge(log, name, label, sample) for name in log.columns}
     _keep_finest_stamp(judged, sample)
+    stamped = any(isinstance(judgement.column, TimestampColumn) for judgement in judged.values())
+    rule = SplitRule(by="timestamp" if stamped else "order")
+    found = _splits(log, label, sample, rule, skip_bad_rows=skip_bad_rows)
+    judged |= {name: split.judged for name, split in found.items()}
     _check_features(log, label, judged)
     rows = estimate_rows(log)
-    stamped = any(isinstance(judgement.column, TimestampColumn) for judgement in judged.values())
     schema = LogSchema(
         columns={name: _for_rows(judgement.column, rows) for name, judgement in judged.items()},
-        split=SplitRule(by="timestamp" if stamped else "order"),
+        split=next((split.rule for split in found.values() if split.rule is not None), rule),
     )
     notes = {name: judgement.note for name, judgement in judged.items()}
-    return InferredSchema(schema=schema, notes=notes)
+    return InferredSchema(
+        schema=schema, notes=notes, sentences=tuple(split.sentence for split in found.values())
+    )
 
 
 def find_label(log: RawLog, requested: str | None) -> str:
@@ -183,6 +191,19 @@ def _keep_finest_stamp(judged: dict[str, JudgedColumn], sample: Sample) -> None:
             judged[name] = JudgedColumn(IgnoredColumn(), f"a time stamp; {finest!r} has more distinct ones")
     if sample.complete and sample.columns[finest].distinct < 3:
         judged[finest] = JudgedColumn(IgnoredColumn(), "fewer than three time stamps cannot split the log")
+
+
+def _splits(
+    log: RawLog, label: str, sample: Sample, rule: SplitRule, *, skip_bad_rows: bool
+) -> dict[str, FoundSplit]:
+    """Returns the columns that say how the log is split, the first of several with a rule."""
+    found: dict[str, FoundSplit] = {}
+    for name, column in sample.columns.items():
+        split = find_split(log, column, rule, skip_bad_rows=skip_bad_rows) if name != label else None
+        if split is not None:
+            chosen = next((other for other, earlier in found.items() if earlier.rule is not None), None)
+            found[name] = split.left_for(chosen) if chosen else split
+    return found
 
 
 def _check_features(log: RawLog, label: str, judged: dict[str, JudgedColumn]) -> None:

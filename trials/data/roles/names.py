@@ -47,6 +47,11 @@ _AMOUNT_WORDS = _words(
     """
 )
 _TIME_WORDS = _words("time timestamp ts date datetime dt hour day created at epoch")
+_SPLIT_WORDS = _words("split splits fold folds kfold partition partitions subset subsets")
+_BESIDE_FOLDS = _words(
+    "cv k id idx index no nr num number data dataset train test valid val validation cross"
+)
+_SPLIT_NAMES = ("set", "dataset", "data_set", "usage", "phase", "stage")
 _NO_IDS = _words(
     "bid paid prepaid unpaid valid invalid void grid hybrid solid covid fluid liquid rapid avid acid mid said"
 )
@@ -80,6 +85,17 @@ def suggests_time(name: str) -> bool:
     """Tells whether the name is that of a time stamp, where the values could be one."""
     words = words_of(name)
     return bool(words & _TIME_WORDS) or any(word.endswith(("time", "date", "timestamp")) for word in words)
+
+
+def suggests_split(name: str) -> bool:
+    """Whether a row is for training or test, where the values could say it."""
+    return bool(words_of(name) & _SPLIT_WORDS) or plain(name) in _SPLIT_NAMES
+
+
+def suggests_folds(name: str) -> bool:
+    """A number of a fold; `split_count` is a count."""
+    words = words_of(name)
+    return bool(words & _SPLIT_WORDS) and words <= _SPLIT_WORDS | _BESIDE_FOLDS
 
 
 def plain(name: str) -> str:

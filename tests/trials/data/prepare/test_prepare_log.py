@@ -152,6 +152,29 @@ def test_split_by_files(clicks: Columns, write_csv: WriteCsv) -> None:
         prepare([renamed, *paths[1:]], schema=schema)
 
 
+def test_given_test_files_beside_a_fraction_for_validation(clicks: Columns, write_csv: WriteCsv) -> None:
+    """As most public sets come: the official test file is kept, validation is the latest of the other rows."""
+    given, others = slice(0, 100), slice(100, None)  # the earliest rows are given: time decides nothing
+    test = write_csv({name: values[given] for name, values in clicks.items()}, "test.csv")
+    train = write_csv({name: values[others] for name, values in clicks.items()}, "train.csv")
+    inferred = infer_schema([test, train])
+    rule = {"by": inferred.split.by, "test": ["test.csv"], "validation": 0.2}
+    schema = inferred.replace(split=SplitRule.model_validate(rule))
+    log = prepare([test, train], schema=schema)
+    assert log.summary().rows == {"train": 400, "validation": 100, "test": 100}
+    assert log.split("test").labels.tolist() == clicks["click"][given]
+    assert log.split("validation").labels.tolist() == clicks["click"][-100:]
+    by_order = schema.replace(split=schema.split.replace(by="order"))
+    assert same(prepare([test, train], schema=by_order), log)
+    with pytest.raises(UserError, match=r"test takes all rows: training and validation need one each"):
+        prepare([test], schema=schema)
+    renamed = test.rename(test.with_name("renamed.csv"))
+    with pytest.raises(
+        UserError, match=r"split: unknown file 'test\.csv'\. .*Known: renamed\.csv, train\.csv"
+    ):
+        prepare([renamed, train], schema=schema)
+
+
 def test_the_ne_floor_of_a_generated_log(clicks: Columns, write_csv: WriteCsv) -> None:
     rng = np.random.default_rng(0)
     truth = rng.uniform(0.1, 0.9, 600)
