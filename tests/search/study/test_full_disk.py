@@ -17,7 +17,6 @@ import pytest
 from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
 from records import study as made_up
 
-from dashboards.names import short_name
 from dhen.errors import UserError
 from search.read_study import read_study
 from search.run_directory import REPORT
@@ -123,10 +122,10 @@ def test_mlflow_without_space_says_what_to_do_and_follows_later(tmp_path: Path) 
     resource.setrlimit(resource.RLIMIT_FSIZE, (200 * KIB, hard))
     try:
         with pytest.raises(UserError, match=r"mlflow.db.*MiB are free.*Free some space.*No trial is lost"):
-            Tracker.open(tmp_path, name_model=short_name).sync(made_up())
+            Tracker.open(tmp_path).sync(made_up())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    Tracker.open(tmp_path, name_model=short_name).sync(made_up())
+    Tracker.open(tmp_path).sync(made_up())
 
 
 CHECKPOINT = """
