@@ -124,7 +124,7 @@ def trouble(url: str, error: Exception) -> str:
     elif isinstance(error, DatabaseError) and not isinstance(error, OperationalError):
         remedy = "the file is damaged: restore it from a copy, or name another one"
     elif isinstance(error, ModuleNotFoundError):
-        remedy = "install the driver it names, e.g. `pip install psycopg2-binary` for PostgreSQL"
+        remedy = "install the driver it names, for PostgreSQL with `pip install 'psycopg[binary]'`"
     elif isinstance(error, ArgumentError):
         remedy = "give a SQLAlchemy URL, e.g. sqlite:////path/study.db or postgresql://user@host/studies"
     else:
