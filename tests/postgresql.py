@@ -1,6 +1,6 @@
 """A PostgreSQL server for tests, in a folder of its own, that listens on a UNIX socket alone.
 
-Debian's package is `postgresql`; its programs lie beside each other, outside the path. The server refuses to be root,
+Its programs lie beside each other in Debian, outside the path. The server refuses to be root,
 so root starts it as the user that the package has made.
 """
 
