@@ -17,6 +17,7 @@ import click
 
 from dhen.errors import UserError
 from search.logs import show_logs
+from trials.storage.disk_full import NO_SPACE, disk_full
 
 VERBS = {
     "prepare": "turn a click log into a columnar cache and a schema.yaml to edit",
@@ -116,10 +117,14 @@ def main(arguments: list[str] | None = None) -> Any:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno in NO_SPACE:
+            fail(str(disk_full(error.filename or "a file")))
+        if error.errno not in (errno.EACCES, errno.EROFS):
             raise
         where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror}. Free space or choose another folder; what was finished is safe.")
+        fail(
+            f"{where}{error.strerror}. Choose another folder, or its permissions; what was finished is safe."
+        )
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sqlite3
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -25,6 +26,7 @@ from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 from trials.mlflow.runs import KEY, RunContents, marks, run_key, study_sheet, trial_sheet
 from trials.record import TrialRecord
+from trials.storage.disk_full import free_space, is_disk_full
 from trials.study_record import StudyRecord
 
 if TYPE_CHECKING:
@@ -299,7 +301,8 @@ def _make_store(path: Path) -> None:
     """Makes a store that is whole or not there: MLflow could not go on with one whose making was cut short."""
     if path.exists():
         return
-    making = path.with_name(f".{path.name}.making")
+    # a name of its own each time: MLflow holds on to a store whose making found no space
+    making = path.with_name(f".{path.name}.{time.monotonic_ns()}.making")
     for leftover in path.parent.glob(f".{path.name}.*"):  # journals, too
         leftover.unlink()
     _client(f"sqlite:///{making.absolute()}")
@@ -350,6 +353,8 @@ def _store_error(directory: Path, error: Exception) -> UserError:
     store = database(directory)
     if "locked" in reason:
         remedy = "Another process holds it: end that one, then run the same command again."
+    elif "full" in reason or "disk I/O error" in reason or is_disk_full(error):
+        remedy = f"{free_space(store)} Free some space there, then run the same command again."
     else:
         remedy = "Move it away or delete it, then run the same command again: it is made anew from the study."
     return UserError(f"{store}: MLflow's store cannot be used ({reason}). {remedy} No trial is lost by that.")
