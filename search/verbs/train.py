@@ -115,7 +115,7 @@ def _begun(
 ) -> tuple[Trainer, TrialRecord]:
     """The trainer of a job and its record; planned where ranks or their memory are declared."""
     record = new_record(0, TrialKind.CANDIDATE, {}, job)
-    if not any((config.ranks, config.hbm, config.technique, config.memory_margin)):
+    if all(getattr(config, key) == StudyConfig.model_fields[key].default for key in HELD_KEYS):
         return Trainer(launcher, log, folder), record
     cluster = declared_cluster(LOCAL, config.ranks, config.hbm)
     record = planned(record, job, cluster, plan_options(config))
