@@ -100,7 +100,8 @@ def main() -> None:
     parser.add_argument("--one", type=Path, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        prepare_one(*arguments.one, arguments.cores[0])
+        log, out = arguments.one
+        prepare_one(log, out, arguments.cores[0])
         return
     print(
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {sum(DISTINCT):,} distinct ids"
