@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import click
@@ -38,6 +43,10 @@ VERBS = {
 }
 USER_ERROR, INTERRUPTED = 2, 130
 VERBOSE = "verbose"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which clusters and containers send before they kill; it is answered like Ctrl-C."""
 
 
 class LazyGroup(click.Group):
@@ -90,10 +99,13 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """The console script: exit code 0 success, 2 the user's mistake (one message), 1 ours."""
+    """The console script: exit code 0 success, 2 the user's mistake (one message), 1 ours, 130 interrupted."""
     try:
-        cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
-    except click.exceptions.Abort:
+        with _sigterm_like_ctrl_c():
+            cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
+    except click.exceptions.Abort as error:
+        if isinstance(error.__cause__, Terminated):
+            click.echo("dhen-search: interrupted by SIGTERM; what was finished is safe.", err=True)
         sys.exit(INTERRUPTED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -113,6 +125,25 @@ def main(arguments: list[str] | None = None) -> Any:
         fail(
             f"{where}{error.strerror}. Choose another folder, or its permissions; what was finished is safe."
         )
+
+
+@contextlib.contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """A context in which SIGTERM raises `Terminated`, so that processes are ended and trials are committed."""
+    if threading.current_thread() is not threading.main_thread():  # no other thread may set signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # a second one must not cut short what the first has begun: ending processes, committing trials
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
 
 
 def fail(message: str) -> None:

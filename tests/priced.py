@@ -45,7 +45,7 @@ def priced(strategy: Strategy, hbm: int, *, layers: int = 4) -> PricedStrategy:
     )
     forward = 1e-3 * layers
     recomputation = {"none": 0.0, "selective": 0.5, "full": 1.0}[strategy.checkpointing] * forward
-    gather = 1e-4 * layers * ("dp", "zero1", "zero2", "hsdp", "fsdp").index(strategy.dense)
+    gather = 1e-4 * layers * ("dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp").index(strategy.dense)
     transfer = 1e-3 * layers if strategy.offload else 0.0
     repeated = 1e-5 * strategy.micro_batches
     time = StepTime(

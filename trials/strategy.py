@@ -1,10 +1,11 @@
 """Strategies: every way to hold a model while it trains, from plain DP upwards.
 
 A strategy is a set of techniques: one way to hold the dense state, with or without activation
-checkpointing, CPU offload and gradient accumulation. Plain DP is the empty set. The engines are
-PyTorch's own: DistributedDataParallel (dp), with ZeroRedundancyOptimizer (zero1), `fully_shard` that keeps
-gathered parameters after forward (zero2) or frees them (fsdp), on a mesh of hosts x ranks (hsdp: sharded
-inside a host, replicated across hosts).
+checkpointing, CPU offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
+DistributedDataParallel (dp), `fully_shard` that keeps gathered parameters after forward (shard_grad_op, as PyTorch
+calls it: parameters are sharded from one step to the next) or frees them (fsdp), on a mesh of hosts x ranks (hsdp:
+sharded inside a host, replicated across hosts). ZeRO's stages 1 and 2, in which parameters stay on every rank, are
+built on its collectives (`trials.distributed.zero`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pydantic import BeforeValidator, Field
 
 from dhen.values import Value
 
-Dense = Literal["dp", "zero1", "zero2", "hsdp", "fsdp"]
+Dense = Literal["dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
-FULLY_SHARDED: tuple[Dense, ...] = ("zero2", "hsdp", "fsdp")
+FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
 CHECKPOINTING = "_checkpointing"
 TECHNIQUES = (
@@ -51,7 +52,7 @@ class Strategy(Value):
     """Whether `fully_shard` keeps whole gradients until the last micro-batch and reduces them there once
     (`set_requires_gradient_sync`), in place of reducing them and keeping shards after every micro-batch. It takes
     memory for less traffic, so it is a way to accumulate gradients and no technique of its own. It has no meaning
-    for one micro-batch, nor for dp, which always waits for the last one."""
+    for one micro-batch, nor for dp and zero1, which always wait, nor for zero2, which would be zero1."""
 
     @property
     def techniques(self) -> tuple[str, ...]:

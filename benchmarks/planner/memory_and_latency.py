@@ -41,7 +41,8 @@ from trials.data.loader import Batch as LoadedBatch
 from trials.job import TrainingConfig
 from trials.memory.counter import MemoryCounter
 from trials.planner.ladder import ladder
-from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed
+from trials.planner.live_memory import Activations, Batch, Itemsizes
+from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.plan import plan
 from trials.planner.segments import segments
 from trials.reference.step_trace import trace

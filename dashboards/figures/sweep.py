@@ -16,12 +16,20 @@ GIB = 2**30
 LOOKS: dict[str, dict[str, str]] = {
     "dp": {"color": VERMILION, "dash": "solid", "symbol": "circle"},
     "zero1": {"color": VERMILION, "dash": "dot", "symbol": "square"},
-    "zero2": {"color": GREY, "dash": "solid", "symbol": "triangle-up"},
+    "zero2": {"color": GREY, "dash": "dot", "symbol": "triangle-down"},
+    "shard_grad_op": {"color": GREY, "dash": "solid", "symbol": "triangle-up"},
     "hsdp": {"color": BLUE, "dash": "solid", "symbol": "diamond"},
     "fsdp": {"color": BLUE, "dash": "dot", "symbol": "cross"},
 }
 """Lines differ in dash and symbol too, never in colour alone."""
-NAMES = {"dp": "DP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "hsdp": "HSDP", "fsdp": "FSDP"}
+NAMES = {
+    "dp": "DP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "shard_grad_op": "shard_grad_op",
+    "hsdp": "HSDP",
+    "fsdp": "FSDP",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,9 @@ class Footprint(NamedTuple):
     recomputed_peak: int
     """As `backward_peak` after a recomputation, which holds the inputs as long as anything that was saved."""
     recomputed_peak_with_gradients: int
+    gradients_made: int
+    """What is alive in backward once the last parameter gradient has been made, beside these gradients."""
+    recomputed_gradients_made: int
     traffic: int
     """Bytes that forward reads and writes: each operation's inputs, weights and outputs once."""
 
@@ -83,6 +86,8 @@ def replay(tape: Tape, output: int) -> Replayed:
         backward.moments_with_gradients,
         recomputed.moments,
         recomputed.moments_with_gradients,
+        backward.gradients_made,
+        recomputed.gradients_made,
         [sum(_traffic(operation, sizes) for operation in tape.operations)],
     )
     return Replayed(tuple(map(_top, fields)))
@@ -136,6 +141,8 @@ class _Backward:
         self.moments_with_gradients: list[int] = []
         self.gradients = 0
         """Gradients of activations when the first operation comes that needs what was saved."""
+        self.gradients_made: list[int] = []
+        """What is alive once the last parameter gradient has been made; nothing where there is none."""
 
     def play(self, kept: int, output: int, also_held: Sequence[int] = ()) -> None:
         """From the output's gradient, beside `kept`; `also_held` until nothing that was saved is left."""
@@ -154,6 +161,8 @@ class _Backward:
             self._let_go(held, operation.saves)
             if operation is first:
                 self._let_go(held, also_held)
+            if operation.parameter_bytes:
+                self.gradients_made = [self._live]
             for tensor, gradient in made:
                 self._accumulate(tensor, gradient)
 

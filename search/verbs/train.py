@@ -163,7 +163,8 @@ def _open(what: str, data: tuple[str, ...], progress: Any) -> PreparedLog:
     sources = log_files(data)
     prepared = len(sources) == 1 and PreparedLog.is_prepared(sources[0])
     if is_bundle(Path(what)) and not prepared:
-        return prepare(sources, schema=read_bundle(Path(what)).encoding.schema, progress=progress)
+        schema = read_bundle(Path(what)).encoding.schema
+        return prepare(sources, schema=schema, of_another_log=True, progress=progress)
     return open_log(StudyConfig(data=data), progress)
 
 

@@ -45,10 +45,15 @@ LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True
 ON_FOUR = (
     Strategy(),
     Strategy(dense="zero1"),
+    Strategy(dense="zero2", micro_batches=2),
     Strategy(dense="fsdp", offload=True),
     Strategy(dense="hsdp", checkpointing="full"),
 )
-ON_TWO = (Strategy(dense="fsdp"), Strategy(dense="zero2", micro_batches=2))
+ON_TWO = (
+    Strategy(dense="fsdp"),
+    Strategy(dense="zero2", checkpointing="full"),
+    Strategy(dense="shard_grad_op", micro_batches=2, no_sync=True),
+)
 TOLERANCE = 1e-4
 
 

@@ -34,19 +34,23 @@ SEVERAL = MODEL.replace(members=3, members_from=1)
 STRATEGIES = (
     Strategy(),
     Strategy(dense="zero1"),
-    Strategy(dense="zero2"),
+    Strategy(dense="shard_grad_op"),
     Strategy(dense="hsdp"),
     Strategy(dense="fsdp"),
     Strategy(checkpointing="full", micro_batches=4),
     Strategy(dense="zero1", micro_batches=3),
-    Strategy(dense="zero2", checkpointing="selective", micro_batches=2),
+    Strategy(dense="shard_grad_op", checkpointing="selective", micro_batches=2),
     Strategy(dense="fsdp", checkpointing="full"),
     Strategy(dense="fsdp", offload=True, micro_batches=3),
+)
+STAGE_2 = (
+    Strategy(dense="zero2"),
+    Strategy(dense="zero2", checkpointing="full", micro_batches=3),
 )
 WAITING = (
     Strategy(dense="hsdp", micro_batches=3),
     Strategy(dense="hsdp", micro_batches=3, no_sync=True),
-    Strategy(dense="zero2", micro_batches=2, no_sync=True),
+    Strategy(dense="shard_grad_op", micro_batches=2, no_sync=True),
     Strategy(dense="fsdp", checkpointing="full", micro_batches=4, no_sync=True),
     Strategy(dense="fsdp", offload=True, micro_batches=2, no_sync=True),
 )
@@ -65,10 +69,13 @@ TOLERANCE = {
     "bf16, sent in fp32": 3e-2,
     "bf16 moments": 3e-3,
 }
-WITH_MEMBERS = (STRATEGIES[1], STRATEGIES[3], STRATEGIES[5], STRATEGIES[8])
+WITH_MEMBERS = (STRATEGIES[1], STRATEGIES[3], STRATEGIES[5], STRATEGIES[8], STAGE_2[0])
 """In fp32 also with a model of several members."""
 RUNS = [
-    *((s, "fp32") for s in (*STRATEGIES, *WAITING)),
+    *((s, "fp32") for s in (*STRATEGIES, *WAITING, *STAGE_2)),
+    *((s, "bf16") for s in STAGE_2),
+    *((STAGE_2[1], setting) for setting in ("bf16 moments", "sent in bf16", "bf16, sent in fp32")),
+    *((STRATEGIES[6], setting) for setting in ("bf16 moments", "bf16", "bf16, sent in fp32")),
     *((s, "bf16, sent in fp32") for s in (WAITING[0], WAITING[3])),
     *((s, "bf16") for s in STRATEGIES[:5]),
     *((s, "bf16 moments") for s in (*STRATEGIES[:2], *STRATEGIES[3:5], STRATEGIES[-1])),
@@ -129,7 +136,7 @@ def every_strategy() -> dict[str, list[float]]:
             for mine, all_ranks in zip(gradients, whole, strict=True):
                 expected = all_ranks.tensor_split(RANKS)[dist.get_rank()]
                 torch.testing.assert_close(mine / RANKS, expected, rtol=1e-3, atol=1e-6)
-        if (setting, strategy.dense) == ("bf16 moments", "fsdp"):
+        if setting == "bf16 moments" and strategy.dense in ("zero2", "fsdp"):
             assert_goes_on(strategy, mesh)
     for strategy in WITH_MEMBERS:
         mesh = device_mesh(strategy.dense, HOSTS, RANKS_PER_HOST, "cpu")
@@ -161,7 +168,7 @@ def assert_goes_on(strategy: Strategy, mesh: DeviceMesh) -> None:
 
 def assert_replicas_equal(held: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> None:
     """Ranks that hold the same weights hold them to the last bit, whatever was rounded at random."""
-    if strategy.dense not in ("dp", "zero1", "hsdp"):
+    if strategy.dense not in ("dp", "zero1", "zero2", "hsdp"):
         return
     replicas = mesh.get_group("replicate") if strategy.dense == "hsdp" else None
     for parameter in held.parameters():

@@ -2,8 +2,8 @@
 
 Names of `fully_shard` that torch does not promise to keep are used here alone. Where several strategies hold
 a network alike, the first one of the ladder is read: a network without DHEN layers has nothing that fsdp
-could free between forward and backward, so that it is held as by zero2, and a single layer that is recomputed
-is every second layer as much as every layer.
+could free between forward and backward, so that it is held as by shard_grad_op, and a single layer that is
+recomputed is every second layer as much as every layer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.nn.parallel import DistributedDataParallel
 
-from trials.distributed.parallelize import ParallelStep
-from trials.optim.adamw import keeps_a_part
+from trials.distributed.parallelize import Engine, ParallelStep
+from trials.distributed.zero import Zero
 from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
 
 
@@ -28,9 +28,8 @@ def executed_strategy(step: ParallelStep) -> Strategy:
     model = step.engine.module
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
-    replicated: Dense = "zero1" if keeps_a_part(step.engine.optimizer) else "dp"
     return Strategy(
-        dense=_fully_sharded(groups[0], units[1:]) if units else replicated,
+        dense=_fully_sharded(groups[0], units[1:]) if units else _replicated(step.engine),
         checkpointing=_checkpointing(model),
         offload=any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
         micro_batches=step.micro_batches,
@@ -46,6 +45,13 @@ def _reduces_each(step: ParallelStep, group: FSDPParamGroup) -> bool:
     return reduces
 
 
+def _replicated(engine: Engine) -> Dense:
+    """How the state is held where weights are on every rank: whole gradients stay in ZeRO's buckets, or go."""
+    if not isinstance(engine, Zero):
+        return "dp"
+    return "zero2" if engine.buckets[0].gradients is None else "zero1"
+
+
 def _fully_sharded(first: FSDPParamGroup, layers: Sequence[FSDPModule]) -> Dense:
     """How `fully_shard` holds parameters: on a mesh of two dimensions; of layers, freed after forward or kept.
 
@@ -54,7 +60,7 @@ def _fully_sharded(first: FSDPParamGroup, layers: Sequence[FSDPModule]) -> Dense
     if isinstance(first.mesh_info, HSDPMeshInfo):
         return "hsdp"
     freed = [layer._get_fsdp_state()._fsdp_param_groups[0].post_forward_mesh_info for layer in layers]
-    return "fsdp" if any(freed) else "zero2"
+    return "fsdp" if any(freed) else "shard_grad_op"
 
 
 def _checkpointing(model: nn.Module) -> Checkpointing:

@@ -1,8 +1,8 @@
 """Applies a strategy to the dense part of a model, and trains it one step at a time.
 
-The engines are PyTorch's own: DistributedDataParallel around `MasterWeights` (dp), the same with
-ZeroRedundancyOptimizer (zero1, arXiv 1910.02054, stage 1), and `fully_shard` on every DHEN layer and on the rest
-together (zero2, fsdp, hsdp; arXiv 2304.11277), with `checkpoint_wrapper` on layers (arXiv 1604.06174) and
+The engines are PyTorch's DistributedDataParallel around `MasterWeights` (dp), ZeRO's stages 1 and 2
+(`trials.distributed.zero`), and PyTorch's `fully_shard` on every DHEN layer and on the rest together
+(shard_grad_op, fsdp, hsdp; arXiv 2304.11277), with `checkpoint_wrapper` on layers (arXiv 1604.06174) and
 `CPUOffloadPolicy`. Embedding tables are not part of it (`trials.distributed.table_split`).
 """
 
@@ -34,6 +34,7 @@ from dhen.loss import cross_entropy
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.distributed.comm_hooks import averaged_in
 from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, pass_on_gradients
+from trials.distributed.zero import Zero
 from trials.job import TrainingConfig
 from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
 from trials.optim.master_weights import DTYPES, MasterWeights
@@ -75,7 +76,8 @@ class Engine(Protocol):
         """Returns weights and optimizer state that this rank holds, to save or to load into (`restored`)."""
 
     def restored(self, steps: int) -> None:
-        """Takes over what was loaded into `state()`: weights and optimizer state after so many updates."""
+        """Takes over what was loaded into `state()`: weights and optimizer state after so many updates; a
+        collective."""
 
 
 class ParallelStep:
@@ -133,7 +135,8 @@ def parallelize(
     config: TrainingConfig,
     mesh: DeviceMesh | None = None,
     *,
-    replicate: Callable[[nn.Module], nn.Module] = average_gradients,
+    bucket_bytes: int = BUCKET_BYTES,
+    replicate: Callable[[nn.Module, int], nn.Module] = average_gradients,
 ) -> ParallelStep:
     """Takes a model over whose tables were taken (`trials.distributed.table_split.take_tables`), in fp32,
     alike on all ranks.
@@ -143,21 +146,26 @@ def parallelize(
         strategy: how the model is held.
         config: resolved settings of the dense part's AdamW and precision.
         mesh: the ranks, from `device_mesh`; None for dp on one rank, which needs no process group.
-        replicate: what dp and zero1 wrap a model in where there are several ranks; `average_gradients`,
-            with buckets of another size for some clusters.
+        bucket_bytes: bytes of gradients that dp and zero1 reduce at a time.
+        replicate: what dp wraps a model in where there are several ranks, given the bytes of a bucket.
     """
     engine: Engine
     if strategy.fully_sharded:
         assert mesh is not None
         engine = _FullySharded(model, strategy, config, mesh)
+    elif strategy.dense == "dp":
+        ranks = mesh.size() if mesh else 1
+        engine = _Replicated(model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes))
     else:
-        engine = _Replicated(model, strategy, config, mesh.size() if mesh else 1, replicate)
+        assert mesh is not None
+        keeps = strategy.dense == "zero1"
+        engine = Zero(model, config, mesh.get_group(), keeps_gradients=keeps, bucket_bytes=bucket_bytes)
+        _checkpoint_layers(model, strategy.checkpointing)
     return ParallelStep(engine, strategy.micro_batches)
 
 
 class _Replicated:
-    """The engine of dp and zero1: weights on every rank; the optimizer's state on every rank, or an equal part on
-    each."""
+    """The engine of dp: weights, gradients and the optimizer's state on every rank."""
 
     def __init__(
         self,
@@ -175,11 +183,7 @@ class _Replicated:
         reduced = DTYPES[config.reduction_precision(config.precision)]
         if isinstance(self.module, DistributedDataParallel) and reduced is not DTYPES[config.precision]:
             self.module.register_comm_hook(None, averaged_in(reduced))
-        self._pieces = [self._master.flat]
-        if strategy.dense == "zero1":
-            # equal parts of one tensor: balanced to a number, and what ranks broadcast lands in that tensor
-            self._pieces = [nn.Parameter(p) for p in self._master.flat.detach().tensor_split(ranks)]
-        self.optimizer = adamw(self._pieces, config, zero1=strategy.dense == "zero1")
+        self.optimizer = adamw([self._master.flat], config)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         with torch.no_grad():
@@ -191,7 +195,6 @@ class _Replicated:
 
     def update(self) -> None:
         self._master.gather_gradients(in_buckets=self._in_buckets)
-        self._hand_out_gradient()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._master.publish()
@@ -203,38 +206,17 @@ class _Replicated:
         return {} if self._in_buckets and dist.get_rank() else self._master.weights()
 
     def state(self) -> dict[str, FlatPieces]:
-        length = self._master.flat.numel()
-        states = [(start, moments(self._mine, piece)) for start, piece in self._updated_here()]
-        return {"weight": FlatPieces(length, (Piece(0, self._master.flat.detach()),))} | {
-            moment: FlatPieces(length, tuple(Piece(start, state[moment]) for start, state in states))
-            for moment in MOMENTS
-        }
+        flat = self._master.flat
+        vectors = {"weight": flat.detach(), **moments(self.optimizer, flat)}
+        return {name: FlatPieces(flat.numel(), (Piece(0, vector),)) for name, vector in vectors.items()}
 
     def restored(self, steps: int) -> None:
-        for _, piece in self._updated_here():
-            set_steps(self._mine, piece, steps)
+        set_steps(self.optimizer, self._master.flat, steps)
         self._master.publish()
-
-    @property
-    def _mine(self) -> Optimizer:
-        """The optimizer of this rank's pieces: ZeroRedundancyOptimizer has one of its own for them."""
-        return getattr(self.optimizer, "optim", self.optimizer)
-
-    def _updated_here(self) -> list[tuple[int, nn.Parameter]]:
-        """Returns the pieces that this rank updates, and where in `flat` they begin."""
-        mine = {id(piece) for group in self._mine.param_groups for piece in group["params"]}
-        starts = accumulate((piece.numel() for piece in self._pieces), initial=0)
-        return [(start, p) for start, p in zip(starts, self._pieces, strict=False) if id(p) in mine]
-
-    def _hand_out_gradient(self) -> None:
-        gradient = self._master.flat.grad
-        assert gradient is not None
-        for piece, gradient_part in zip(self._pieces, gradient.tensor_split(len(self._pieces)), strict=True):
-            piece.grad = gradient_part
 
 
 class _FullySharded:
-    """The engine of zero2, fsdp and hsdp: every rank, or every rank of a host, holds an equal part of each
+    """The engine of shard_grad_op, fsdp and hsdp: every rank, or every rank of a host, holds an equal part of each
     weight."""
 
     def __init__(
@@ -250,7 +232,7 @@ class _FullySharded:
         offload = (
             CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if strategy.offload else OffloadPolicy()
         )
-        keep = strategy.dense == "zero2"
+        keep = strategy.dense == "shard_grad_op"
         _checkpoint_layers(model, strategy.checkpointing)
         for unit in (*_layers(model), model):
             unit.register_forward_hook(_without_view)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -16,27 +15,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's names of the state that has a number for each weight."""
 
 
-def adamw(parameters: list[nn.Parameter], config: TrainingConfig, *, zero1: bool = False) -> Optimizer:
-    """Returns AdamW of these weights, with its moments in `config.optimizer_precision`.
-
-    With `zero1` each rank of the default process group has the state of some weights, and updates these for all.
-    """
+def adamw(parameters: list[nn.Parameter], config: TrainingConfig) -> Optimizer:
+    """Returns AdamW of these weights, with its moments in `config.optimizer_precision`."""
     rates: dict[str, Any] = {"lr": config.dense_learning_rate, "weight_decay": config.weight_decay}
-    kind: type[Optimizer] = Bf16AdamW
     if config.optimizer_precision == "fp32":
-        kind, rates = AdamW, rates | {"fused": True}
-    if not zero1:
-        return kind(parameters, **rates)
-    with warnings.catch_warnings():  # torch 2.13 imports what it has deprecated itself
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **rates)
-
-
-def keeps_a_part(optimizer: Optimizer) -> bool:
-    """Whether this rank has the state of a part of the weights: ZeroRedundancyOptimizer has an optimizer of its
-    own for it."""
-    return isinstance(getattr(optimizer, "optim", None), Optimizer)
+        return AdamW(parameters, fused=True, **rates)
+    return Bf16AdamW(parameters, **rates)
 
 
 def moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ class MemoryEstimate(Value):
     embedding_shards: int
     """Rows of embedding tables on this rank with their optimizer's state."""
     unsharded_layer: int
-    """Parameters gathered for the layers in flight (ZeRO-2: for all layers)."""
+    """Parameters gathered for the layers in flight (shard_grad_op: for all layers)."""
     communication_buffers: int
     """Buffers of all-gather, reduce-scatter, DDP's buckets and all-to-all."""
     input_batch: int

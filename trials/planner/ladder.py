@@ -52,8 +52,8 @@ def _dense(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
     if hosts * gpus_per_host == 1:
         return ("dp", "fsdp")
     if hosts == 1 or gpus_per_host == 1:
-        return ("dp", "zero1", "zero2", "fsdp")
-    return ("dp", "zero1", "zero2", "hsdp", "fsdp")
+        return ("dp", "zero1", "zero2", "shard_grad_op", "fsdp")
+    return ("dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp")
 
 
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:

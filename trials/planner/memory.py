@@ -5,78 +5,28 @@ the update. At each moment the device holds the resident state, activations that
 running segment's own, what is gathered, and buffers; the peak is the largest sum. What the engines hold when
 was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/benchmarks/planner-memory.md).
 
-c is the bytes of a number in compute precision. Replicated engines (dp, zero1) hold fp32 master weights, a
-copy in c where that is not fp32, and gradients in c: in DDP's buckets with several ranks. `fully_shard`
-holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision in which
-gradients are sent.
+c is the bytes of a number in compute precision. Plain DP holds fp32 master weights, a copy in c where that is
+not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero` has ZeRO's stages 1 and 2.
+`fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
+in which gradients are sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from dhen.memory.tape import FP32_BYTES, Shape
-from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.planner.device_constants import BUCKET_BYTES
-from trials.planner.segments import ITEMSIZES, Segment
+from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
+from trials.planner.segments import Segment
+from trials.planner.zero.memory import zero_moments, zero_state
 from trials.strategy import RECOMPUTED, Strategy
 
 MOMENTS = 2
 """Moments that AdamW keeps per weight."""
-
-
-class Itemsizes(NamedTuple):
-    """Bytes per number of the dense part, by what the number is."""
-
-    computed: int
-    """Bytes of weights as the model computes with them, of gradients and of activations: c."""
-    reduced: int
-    """Bytes of gradients as they are sent between ranks: r."""
-    moment: int
-    """Bytes of a moment in the optimizer's state."""
-
-    @classmethod
-    def of(cls, training: TrainingConfig) -> Itemsizes:
-        """Returns the sizes for training settings whose precision is resolved."""
-        assert training.precision != "auto"
-        reduced = training.reduction_precision(training.precision)
-        return cls(*(ITEMSIZES[name] for name in (training.precision, reduced, training.optimizer_precision)))
-
-
-class Batch(NamedTuple):
-    """A rank's input, in bytes."""
-
-    embeddings: int
-    """Embeddings that were looked up, in fp32; their gradient takes as many bytes."""
-    micro_embeddings: int
-    """Embeddings of one micro-batch, in fp32."""
-    other: int
-    """Numeric inputs and labels."""
-
-
-class LiveMemory(NamedTuple):
-    """What is alive at one moment beside the resident state."""
-
-    at: str
-    segment: int
-    """Index of the running segment; the segments before it keep their activations."""
-    activations: int
-    gradients: int = 0
-    unsharded: int = 0
-    buffers: int = 0
-
-    @property
-    def total(self) -> int:
-        """The bytes of all items together."""
-        return _total(self)
-
-
-def _total(moment: LiveMemory) -> int:
-    return moment[2] + moment[3] + moment[4] + moment[5]
 
 
 class DensePeak(NamedTuple):
@@ -118,38 +68,6 @@ def unit(shapes: tuple[Shape, ...], ranks: int) -> Unit:
         count += rows * width
         shard += -(-rows // ranks) * width
     return Unit(count, shard * ranks, shard)
-
-
-class Activations:
-    """What segments hold at each moment, for one micro-batch size and one setting of checkpointing."""
-
-    def __init__(self, segments: Sequence[Segment], recomputed: Sequence[bool]) -> None:
-        footprints = [segment.footprint for segment in segments]
-        # the first segment's input is the batch
-        inputs = [0, *(footprint.input for footprint in footprints[1:])]
-        by_segment = list(zip(footprints, inputs, recomputed, strict=True))
-        self.kept = [size if again else footprint.kept for footprint, size, again in by_segment]
-        self.before = [0, *accumulate(self.kept)][:-1]
-        """Bytes that the segments before each segment keep."""
-        self.forward, self.backward, self.backward_gradients, self.after_backward = [], [], [], []
-        for base, (footprint, size, again) in zip(self.before, by_segment, strict=True):
-            peak, with_gradients = footprint.backward_peak, footprint.backward_peak_with_gradients
-            if again:
-                recomputation = size + footprint.repeated_peak
-                peak = max(recomputation, footprint.recomputed_peak)
-                with_gradients = max(recomputation, footprint.recomputed_peak_with_gradients)
-            self.forward.append(
-                base + size + (footprint.discarding_peak if again else footprint.forward_peak)
-            )
-            self.backward.append(base + peak)
-            self.backward_gradients.append(with_gradients - peak)
-            self.after_backward.append(base + size)  # the gradient of its input
-
-    def by_segment(self, segments: Sequence[Segment], moment: LiveMemory) -> tuple[tuple[str, int], ...]:
-        """Returns a moment's activations by the segment that they belong to."""
-        running = moment.segment
-        earlier = [(segments[i].name, self.kept[i]) for i in range(running)]
-        return (*earlier, (segments[running].name, moment.activations - sum(size for _, size in earlier)))
 
 
 def recomputed(segments: Sequence[Segment], strategy: Strategy) -> list[bool]:
@@ -196,18 +114,24 @@ def dense_peak(
         )
         parameters, buckets = state.shard_bytes, 0
         optimizer = MOMENTS * itemsizes.moment * state.shard_bytes // FP32_BYTES
-    else:
+    elif strategy.dense == "dp":
         values = sum(segment.parameters for segment in segments)
-        state_shards = ranks if strategy.dense == "zero1" else 1
         computed = itemsizes.computed
         parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * values
-        optimizer = MOMENTS * itemsizes.moment * -(-values // state_shards)
+        optimizer = MOMENTS * itemsizes.moment * values
         buckets = computed * values if ranks > 1 else 0
-        workspace = _update_workspace(itemsizes, -(-values // state_shards), device)
+        workspace = _update_workspace(itemsizes, values, device)
         moments = _replicated(
             segments, activations, strategy, batch, itemsizes, bucket_bytes if buckets else 0, workspace
         )
-    peak = max(moments, key=_total)
+    else:
+        zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
+        parameters = zero.weights + zero.masters
+        optimizer = MOMENTS * itemsizes.moment * zero.owned
+        buckets = zero.weights if strategy.dense == "zero1" else 0
+        workspace = _update_workspace(itemsizes, max(zero.parts, default=0), device)
+        moments = zero_moments(segments, activations, strategy, batch, itemsizes, zero, workspace)
+    peak = max(moments, key=total)
     offloaded = parameters + optimizer + parameters + workspace if strategy.offload else 0
     return DensePeak(
         parameters=buffers + (0 if strategy.offload else parameters),
@@ -248,8 +172,7 @@ def _replicated(
     bucket_bytes: int,
     workspace: int,
 ) -> Iterator[LiveMemory]:
-    """Yields the moments of dp and zero1. One rank has no buckets (of 0 bytes): gradients appear as backward
-    goes on."""
+    """Yields the moments of dp. One rank has no buckets (of 0 bytes): gradients appear as backward goes on."""
     itemsize = itemsizes.computed
     several, in_buckets = strategy.micro_batches > 1, bucket_bytes > 0
     beside = batch.embeddings if several else 0
@@ -325,7 +248,7 @@ def _fully_sharded_state(segments: Sequence[Segment], itemsizes: Itemsizes, rank
 
 
 class _Walk(NamedTuple):
-    """What the passes of zero2, fsdp and hsdp through the segments need to know; sizes are in bytes."""
+    """What the passes of shard_grad_op, fsdp and hsdp through the segments need to know; sizes are in bytes."""
 
     segments: Sequence[Segment]
     activations: Activations
@@ -386,7 +309,7 @@ def _fully_sharded(
     state: _Sharded,
     workspace: int,
 ) -> Iterator[LiveMemory]:
-    """Yields the moments of zero2, fsdp and hsdp, unit by unit: the layers, and the root (features and
+    """Yields the moments of shard_grad_op, fsdp and hsdp, unit by unit: the layers, and the root (features and
     head)."""
     walk = _Walk(
         segments,
@@ -414,28 +337,28 @@ def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
         at, running = f"{stage} {walk.segments[index].name}", own_bytes[index] + walk.beside
         return LiveMemory(at, index, running, accumulated, unsharded, buffers)
 
-    gathered_so_far = 0  # gathered parameters of the layers so far (zero2)
+    gathered_so_far = 0  # gathered parameters of the layers so far (shard_grad_op)
     previous = 0 if walk.state.ranks == 1 else root
     yield moment(0, root, previous)
     for index in range(1, walk.last):
         flat = walk.state.low[index] if flattened else 0
         yield moment(index, root + gathered_so_far, previous + arriving[index] + flat, "all-gather of")
         if (
-            walk.dense == "zero2"
+            walk.dense == "shard_grad_op"
         ):  # what arrived before is still there while parameters are copied to their places
             copied = root + gathered_so_far + gathered[index]
             yield moment(index, copied, previous + arriving[index], "all-gather of")
         yield moment(index, root + gathered_so_far + gathered[index], arriving[index])
         previous = arriving[index]
-        gathered_so_far += gathered[index] if walk.dense == "zero2" else 0
+        gathered_so_far += gathered[index] if walk.dense == "shard_grad_op" else 0
     yield moment(walk.last, root + gathered_so_far, previous)
 
 
 def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
     """Yields the moments of the last micro-batch's backward, which ends with gradients of all micro-batches."""
-    state, zero2, accumulated = walk.state, walk.dense == "zero2", walk.accumulated
+    state, shard_grad_op, accumulated = walk.state, walk.dense == "shard_grad_op", walk.accumulated
     root, arriving = walk.root, walk.arriving
-    unsharded = root + (sum(state.gathered[1 : walk.last]) if zero2 else 0)
+    unsharded = root + (sum(state.gathered[1 : walk.last]) if shard_grad_op else 0)
     gradients_so_far = sum(accumulated)
     # whole gradients of one precision are added up in place, weight by weight
     in_place = walk.no_sync and walk.itemsizes.reduced == walk.itemsizes.computed
@@ -443,9 +366,9 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
     all_reduced = 0  # hsdp keeps what every unit's all-reduce puts out until the end of backward
     for index in reversed(range(len(walk.segments))):
         name, layer = walk.segments[index].name, 0 < index < walk.last
-        if layer and not zero2:
+        if layer and not shard_grad_op:
             unsharded = root + state.gathered[index]
-        ahead = 0 if zero2 or index <= 1 else arriving[index - 1]
+        ahead = 0 if shard_grad_op or index <= 1 else arriving[index - 1]
         running = walk.activations.backward[index] + walk.beside
         own = 0 if in_place else walk.activations.backward_gradients[index]
         gradients, buffers = gradients_so_far + loose + own, ahead + reducing + all_reduced

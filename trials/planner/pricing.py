@@ -22,7 +22,8 @@ from trials.planner.device_constants import (
     NCCL_COMMUNICATOR_BYTES,
 )
 from trials.planner.estimates import MemoryEstimate, StepTime
-from trials.planner.memory import Activations, Batch, Itemsizes, dense_peak, recomputed
+from trials.planner.live_memory import Activations, Batch, Itemsizes
+from trials.planner.memory import dense_peak, recomputed
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.segments import Segment, segments_at, taped
 from trials.planner.step_time import Step, prepare, price

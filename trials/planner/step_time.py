@@ -26,7 +26,6 @@ from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.collectives import Collectives, collectives
 from trials.planner.device_constants import (
-    COLLECTIVE_SECONDS,
     HOST_MEMORY_BANDWIDTH,
     KERNEL_SECONDS,
     KERNELS_PER_SEGMENT,
@@ -37,10 +36,12 @@ from trials.planner.device_constants import (
     OVERLAP_SLOWDOWN,
 )
 from trials.planner.estimates import StepTime
-from trials.planner.memory import Itemsizes, unit
+from trials.planner.live_memory import Itemsizes
+from trials.planner.memory import unit
 from trials.planner.segments import Segment
 from trials.planner.tables.placement import Placement
-from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
+from trials.planner.timeline import Passes, Reduction, Unit, fully_sharded, reduced_in_buckets, scattered
+from trials.planner.zero.buckets import zero_buckets
 from trials.strategy import RECOMPUTED, Strategy, shards
 
 MASTER_BYTES = 4
@@ -191,7 +192,8 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     micro_batches, again = strategy.micro_batches, RECOMPUTED[strategy.checkpointing]
     forward = micro_batches * step.forward.total
     recomputation = micro_batches * sum(step.forward.layers[again])
-    elapsed, links = (_fully_sharded if strategy.fully_sharded else _replicated)(step, strategy)
+    engine = _fully_sharded if strategy.fully_sharded else _replicated if strategy.dense == "dp" else _zero
+    elapsed, links = engine(step, strategy)
     compute = forward * (1 + BACKWARD_PASSES) + recomputation
     overlapped = compute + sum(links) - elapsed
     if overlapped < ROUNDING * elapsed:  # the same passes, summed in another order
@@ -237,8 +239,8 @@ def _passes(step: Step, strategy: Strategy) -> Passes:
 
 
 def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
-    """Prices dp and zero1: gradients are all-reduced behind the last micro-batch's backward; returns seconds
-    until both end."""
+    """Prices dp: gradients are all-reduced behind the last micro-batch's backward; returns seconds until both
+    end."""
     passes = _passes(step, strategy)
     backward = [passes.after[1], *(seconds for _, seconds in reversed(passes.layers)), passes.before[1]]
     ended, spent = sum(backward), 0.0
@@ -249,6 +251,38 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
         ended, spent = reduced_in_buckets(backward, sizes, step.bucket_bytes, partial(_all_reduce, step))
     earlier = (strategy.micro_batches - 1) * (step.forward.total + sum(backward))
     return earlier + step.forward.total + ended, Communication(all_reduce=spent)
+
+
+def _zero(step: Step, strategy: Strategy) -> tuple[float, Communication]:
+    """Prices zero1 and zero2: buckets of gradients are scattered behind backward, in the last micro-batch alone
+    or in each; `_publication` has what is gathered after the update."""
+    passes = _passes(step, strategy)
+    seconds = [passes.before[1], *(backward for _, backward in passes.layers), passes.after[1]]
+    values = [step.parameters.before, *step.parameters.layers, step.parameters.after]
+    reductions: list[Reduction | None] = [None] * len(seconds)
+    for bucket in _zero_buckets(step, strategy):
+        reductions[bucket.start] = _reduction(step, strategy, sum(values[place] for place in bucket))
+    ended = scattered([*zip(seconds, reductions, strict=True)][::-1])
+    spent = sum(sum(bucket) for bucket in reductions if bucket is not None)
+    several = strategy.micro_batches - 1
+    if strategy.dense == "zero1":
+        earlier = several * (step.forward.total + sum(seconds))
+        return earlier + step.forward.total + ended, Communication(reduce_scatter=spent)
+    elapsed = strategy.micro_batches * (step.forward.total + ended)
+    return elapsed, Communication(reduce_scatter=strategy.micro_batches * spent)
+
+
+def _zero_buckets(step: Step, strategy: Strategy) -> list[range]:
+    sizes = (step.parameters.before, *step.parameters.layers, step.parameters.after)
+    smallest = step.bucket_bytes if strategy.dense == "zero1" else 0
+    return zero_buckets([round(step.itemsizes.computed * values) for values in sizes], smallest)
+
+
+def _reduction(step: Step, strategy: Strategy, values: float) -> Reduction:
+    """Returns what a bucket of so many gradients costs. Those that stay are sent as they lie, but for a cast."""
+    computed, reduced, _ = step.itemsizes
+    copied = 0 if strategy.dense == "zero1" and computed == reduced else computed + reduced
+    return Reduction(copied * values / step.bandwidth, step.everywhere.reduce_scatter(reduced * values))
 
 
 def _all_reduce(step: Step, size: float) -> float:
@@ -265,9 +299,9 @@ def _all_reduce(step: Step, size: float) -> float:
 
 
 def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication]:
-    """Prices zero2, fsdp and hsdp: in each micro-batch layers are gathered when needed, and their gradients
-    scattered."""
-    keep, micro_batches = strategy.dense == "zero2", strategy.micro_batches
+    """Prices shard_grad_op, fsdp and hsdp: in each micro-batch layers are gathered when needed, and their
+    gradients scattered."""
+    keep, micro_batches = strategy.dense == "shard_grad_op", strategy.micro_batches
     before, inner, after = step.padded_in_host if strategy.dense == "hsdp" else step.padded
     root = _unit(step, strategy, before + after)
     sizes = {values: _unit(step, strategy, values) for values in set(inner)}  # layers are often alike
@@ -332,14 +366,16 @@ def _update(step: Step, strategy: Strategy) -> float:
 
 
 def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
-    """Returns what `MasterWeights` moves around the update of dp and zero1: gradients together, weights to
-    their copy."""
+    """Returns what goes through memory around the update: with dp gradients together and weights to their copy
+    (`MasterWeights`), with zero1 and zero2 the own weights to theirs, and zeros into gradients that stay."""
     if strategy.fully_sharded:
         return 0.0
-    computed = step.itemsizes.computed
-    gather = computed + MASTER_BYTES + (computed if step.cluster.ranks > 1 else 0)
+    computed, values = step.itemsizes.computed, step.parameters.total
     publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
-    return (gather + publish) * step.parameters.total
+    if strategy.dense == "dp":
+        gather = computed + MASTER_BYTES + (computed if step.cluster.ranks > 1 else 0)
+        return (gather + publish) * values
+    return (publish / _state_shards(step, strategy) + (computed if strategy.dense == "zero1" else 0)) * values
 
 
 def _state_shards(step: Step, strategy: Strategy) -> int:
@@ -348,9 +384,10 @@ def _state_shards(step: Step, strategy: Strategy) -> int:
 
 
 def _publication(step: Step, strategy: Strategy) -> float:
-    """Returns the seconds in which zero1's ranks broadcast the fp32 weights that each has updated: an
-    all-gather in volume, and one start per rank."""
-    ranks = step.cluster.ranks
-    if strategy.dense != "zero1" or ranks == 1:
+    """Returns the seconds in which zero1 and zero2 gather, bucket by bucket, the weights that each rank has
+    updated, as the model computes with them."""
+    if strategy.dense not in ("zero1", "zero2"):
         return 0.0
-    return step.everywhere.all_gather(MASTER_BYTES * step.parameters.total) + (ranks - 1) * COLLECTIVE_SECONDS
+    values = (step.parameters.before, *step.parameters.layers, step.parameters.after)
+    buckets = [sum(values[place] for place in bucket) for bucket in _zero_buckets(step, strategy)]
+    return sum(step.everywhere.all_gather(step.itemsizes.computed * bucket) for bucket in buckets)

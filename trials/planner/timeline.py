@@ -77,9 +77,33 @@ def reduced_in_buckets(
     return max(compute, link), spent
 
 
+class Reduction(NamedTuple):
+    """Seconds for what ZeRO's stages 1 and 2 reduce at a time."""
+
+    copy_in: float
+    """Putting gradients together on the device, in the precision in which they are sent."""
+    scatter: float
+
+
+def scattered(backward: Sequence[tuple[float, Reduction | None]]) -> float:
+    """Returns the seconds until backward and its reduce-scatters have ended (ZeRO's stages 1 and 2).
+
+    Args:
+        backward: seconds of each segment in backward's order, and the bucket that is complete with it, if any. A
+            bucket goes once the one before has been reduced, for which compute waits.
+    """
+    compute = link = 0.0
+    for seconds, bucket in backward:
+        compute += seconds
+        if bucket is not None:
+            compute = max(compute, link) + bucket.copy_in
+            link = compute + bucket.scatter
+    return max(compute, link)
+
+
 def fully_sharded(passes: Passes, root: Unit, layers: Sequence[Unit], *, keep: bool) -> float:
     """Returns the seconds until compute and all links have ended; `keep`: weights stay gathered until
-    backward (ZeRO-2)."""
+    backward (shard_grad_op)."""
     compute, link = _forward(passes, root, layers)
     return _backward(passes, root, layers, keep, compute, link)
 

@@ -83,6 +83,8 @@ def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> Tr
         backward_peak_with_gradients=input_bytes + backward_peak,
         recomputed_peak=input_bytes + backward_peak,
         recomputed_peak_with_gradients=input_bytes + backward_peak,
+        gradients_made=input_bytes + max(input_bytes, backward_peak - parameter_bytes),
+        recomputed_gradients_made=input_bytes + max(input_bytes, backward_peak - parameter_bytes),
         traffic=input_bytes + 2 * forward_peak + parameter_bytes,
     )
     shapes = tuple((p.shape[0], p.shape[1:].numel()) for p in parameters)

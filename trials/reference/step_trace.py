@@ -39,10 +39,10 @@ from dhen.values import Value
 from trials.distributed.comm_hooks import cast_bucket
 from trials.distributed.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
+from trials.distributed.zero import Zero
 from trials.job import TrainingConfig
 from trials.memory.counter import HOST, MemoryCounter
 from trials.optim.master_weights import DTYPES
-from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.trace_module import same_code_path
 from trials.strategy import Strategy
 
@@ -107,7 +107,7 @@ def measure(
     examples: int,
     training: TrainingConfig,
     *,
-    replicate: Callable[[nn.Module], nn.Module] = average_gradients,
+    replicate: Callable[[nn.Module, int], nn.Module] = average_gradients,
 ) -> StepMemory:
     """Runs two training steps of the dense part, on this rank, on the CPU; tells the memory of the second.
 
@@ -123,6 +123,8 @@ def measure(
             step = parallelize(
                 dense, strategy, training, mesh, replicate=partial(_labelled, counter, replicate)
             )
+        if isinstance(step.engine, Zero):
+            _label_buckets(step.engine, counter)
         with counter.new_are("input_batch"):
             batch = blank_batch(model, schema, examples)
         if host:
@@ -175,17 +177,20 @@ def _first_chunk(tensor: Tensor, chunks: int, dim: int) -> list[Tensor]:
 
 
 def _labelled(
-    counter: MemoryCounter, replicate: Callable[[nn.Module], nn.Module], model: nn.Module
+    counter: MemoryCounter,
+    replicate: Callable[[nn.Module, int], nn.Module],
+    model: nn.Module,
+    bucket_bytes: int,
 ) -> nn.Module:
     with counter.new_are("communication_buffers"):
-        return replicate(model)
+        return replicate(model, bucket_bytes)
 
 
-def _into_buckets(sent_in: torch.dtype, model: nn.Module) -> nn.Module:
+def _into_buckets(sent_in: torch.dtype, model: nn.Module, bucket_bytes: int) -> nn.Module:
     """Holds what DistributedDataParallel holds, for fake tensors: all gradients lie in buckets, as views."""
     buckets: list[list[Tensor]] = [[]]
     for parameter in reversed(list(model.parameters())):
-        if sum(earlier.nbytes for earlier in buckets[-1]) >= BUCKET_BYTES:
+        if sum(earlier.nbytes for earlier in buckets[-1]) >= bucket_bytes:
             buckets.append([])
         buckets[-1].append(parameter)
     on_their_way = _CastsInFlight(len(buckets))
@@ -264,6 +269,13 @@ def _label_gradients(parameters: Iterable[Tensor], counter: MemoryCounter, kind:
 def _label_gradient(counter: MemoryCounter, kind: str, parameter: Tensor) -> None:
     assert parameter.grad is not None
     counter.label([parameter.grad], kind)
+
+
+def _label_buckets(engine: Zero, counter: MemoryCounter) -> None:
+    """Labels gradients where they stay, and the own part's, as those of other engines are."""
+    for bucket in engine.buckets:
+        if bucket.gradients is not None:
+            counter.label([bucket.gradients], "communication_buffers")
 
 
 def _unsharded_parameters(model: nn.Module) -> Iterator[Tensor]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ from trials.collectives import all_agree
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
 from trials.distributed.executed_strategy import executed_strategy
-from trials.distributed.parallelize import average_gradients, device_mesh, parallelize
+from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.embeddings.blocks import State
 from trials.embeddings.make_engine import table_engine
@@ -85,7 +84,7 @@ class DistributedStep:
             _with_examples_for_all(strategy, config.batch_size, ranks),
             config,
             mesh,
-            replicate=partial(average_gradients, bucket_bytes=_bucket_bytes(cluster, ranks)),
+            bucket_bytes=_bucket_bytes(cluster, ranks),
         )
         self._engine, self._model = self._dense.engine, model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)

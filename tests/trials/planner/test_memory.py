@@ -16,7 +16,8 @@ from spaces.catalog_loader import load_space
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.ladder import ladder
-from trials.planner.memory import Activations, Batch, DensePeak, Itemsizes, dense_peak, recomputed, unit
+from trials.planner.live_memory import Activations, Batch, Itemsizes
+from trials.planner.memory import DensePeak, dense_peak, recomputed, unit
 from trials.planner.segments import Segment, segments
 from trials.reference.step_trace import trace
 from trials.strategy import Dense, Strategy

@@ -123,18 +123,22 @@ def test_reductions_wait_for_the_last_micro_batch_where_memory_allows() -> None:
 
 
 def test_the_plan_says_which_way_gradients_are_accumulated() -> None:
-    """With much to share out a plan waits; with a byte less than that takes, it reduces every micro-batch."""
-    among = [each for each in made(small(10**12)).strategies if len(each.strategy.techniques) == 3]
-    chosen = next(
-        plan_.best
-        for each in among
-        if (plan_ := made(small(each.memory.total))).best is not None and plan_.best.strategy.no_sync
-    )
-    assert chosen.strategy.name.endswith("+no_sync")
-    assert named(chosen.strategy.name) == chosen.strategy
-    less = made(small(chosen.memory.total - 1)).best
-    assert less is not None
-    assert less.strategy != chosen.strategy
+    """It waits as long as whole gradients fit; where memory is scarce it reduces every micro-batch."""
+    fsdp = named("fsdp")
+    all_ways = {each.strategy: each for each in made(small(10**12), technique=fsdp).strategies}
+    two = next(each for each in all_ways if each.micro_batches == 2 and each.no_sync)
+    waits, each = all_ways[two], all_ways[two.replace(no_sync=False)]
+    alone = all_ways[fsdp]
+    assert each.memory.total < waits.memory.total < alone.memory.total
+    assert made(small(waits.memory.total), technique=fsdp).chosen == two
+    assert made(small(waits.memory.total - 1), technique=fsdp).chosen != two
+    least = min(all_ways.values(), key=lambda priced: priced.memory.total)
+    scarce = made(small(least.memory.total), technique=fsdp).chosen
+    assert scarce is not None
+    assert scarce.micro_batches > 1
+    assert not scarce.no_sync
+    assert two.name == "fsdp+micro_batches=2+no_sync"
+    assert named(two.name) == two
 
 
 def test_the_ladder_can_be_restricted_to_one_way_to_hold_the_model() -> None:

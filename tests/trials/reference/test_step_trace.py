@@ -50,7 +50,11 @@ MEASURED: tuple[tuple[Strategy, str], ...] = (
     (Strategy(dense="zero1"), "fp32"),
     (Strategy(dense="zero1"), "bf16"),
     (Strategy(dense="zero1"), "bf16 moments, sent in bf16"),
+    (Strategy(dense="zero1", micro_batches=2), "bf16, sent in fp32"),
     (Strategy(dense="zero2"), "fp32"),
+    (Strategy(dense="zero2"), "bf16"),
+    (Strategy(dense="zero2", checkpointing="full", micro_batches=2), "bf16, sent in fp32"),
+    (Strategy(dense="shard_grad_op"), "fp32"),
     (Strategy(dense="fsdp"), "fp32"),
     (Strategy(dense="fsdp"), "bf16"),
     (Strategy(dense="fsdp"), "bf16 moments, sent in bf16"),
@@ -103,16 +107,37 @@ def test_ddp_holds_its_buckets() -> None:
     assert two.by_kind["communication_buffers"] == DENSE_BYTES
 
 
+def parts(dense: Dense, ranks: int) -> list[int]:
+    """Numbers of a rank's part of each bucket: one of all, or one for what stands around layers and for each."""
+    model = build_model(MODEL, SCHEMA)
+    take_tables(model)
+    units: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        unit = ".".join(name.split(".")[: 2 if name.startswith("layers") else 1])
+        unit = unit if unit.startswith(("layers", "features")) else "head"
+        units[unit] = units.get(unit, 0) + parameter.numel()
+    sizes = [sum(units.values())] if dense == "zero1" else list(units.values())
+    return [-(-size // ranks) for size in sizes]
+
+
 @pytest.mark.parametrize("ranks", [2, 7, 64])
-def test_zero1_holds_its_part_of_the_optimizer_state(ranks: int) -> None:
-    step = torch.tensor(0.0).nbytes
-    dp, zero1 = traced(Strategy(), ranks=ranks), traced(Strategy(dense="zero1"), ranks=ranks)
-    assert dp.by_kind["optimizer_state"] == 2 * DENSE_BYTES + step
-    assert zero1.by_kind["optimizer_state"] == 2 * 4 * -(-DENSE_BYTES // 4 // ranks) + step
-    assert dp.total - zero1.total == dp.by_kind["optimizer_state"] - zero1.by_kind["optimizer_state"]
+@pytest.mark.parametrize("dense", ["zero1", "zero2"])
+@pytest.mark.parametrize("setting", ["fp32", "bf16"])
+def test_zero_holds_all_weights_and_its_part_of_their_state(dense: Dense, ranks: int, setting: str) -> None:
+    """Moments and fp32 masters, which in fp32 are a part of the weights; stage 1 has all gradients too."""
+    mine, found = parts(dense, ranks), traced(Strategy(dense=dense), ranks=ranks, setting=setting)
+    itemsize = 4 if setting == "fp32" else 2
+    whole = itemsize * ranks * sum(mine)
+    steps = len(mine) * torch.tensor(0.0).nbytes
+    assert found.by_kind["optimizer_state"] == 2 * 4 * sum(mine) + steps
+    assert found.by_kind["parameters"] == whole + (0 if setting == "fp32" else 4 * sum(mine))
+    assert found.by_kind.get("communication_buffers", 0) >= (whole if dense == "zero1" else 0)
+    gradients = 4 * sum(mine) + (whole if dense == "zero1" else 0)
+    held = sum(found.by_kind[kind] for kind in ("parameters", "optimizer_state", "input_batch"))
+    assert found.peaks["optimizer step"] == held + gradients
 
 
-@pytest.mark.parametrize(("dense", "shards"), [("zero2", 8), ("fsdp", 8), ("hsdp", 4)])
+@pytest.mark.parametrize(("dense", "shards"), [("shard_grad_op", 8), ("fsdp", 8), ("hsdp", 4)])
 def test_fully_shard_holds_shards(dense: Dense, shards: int) -> None:
     """Parameters, gradients and optimizer state alike; hsdp's as many as a host has ranks."""
     found = traced(Strategy(dense=dense))
@@ -124,13 +149,15 @@ def test_fully_shard_holds_shards(dense: Dense, shards: int) -> None:
     assert update == held + shard  # the gradients
 
 
-def test_zero2_keeps_gathered_parameters_and_fsdp_those_of_few_layers() -> None:
-    zero2, fsdp = (traced(Strategy(dense=dense), setting="bf16") for dense in ("zero2", "fsdp"))
+def test_shard_grad_op_keeps_gathered_parameters_and_fsdp_those_of_few_layers() -> None:
+    shard_grad_op, fsdp = (
+        traced(Strategy(dense=dense), setting="bf16") for dense in ("shard_grad_op", "fsdp")
+    )
     gathered = shard_bytes(8) * 8 // 2
-    assert zero2.peak_at == "forward of layer2"
-    assert zero2.by_kind["unsharded_layer"] == gathered
-    assert fsdp.peaks["forward of layer2"] < zero2.peaks["forward of layer2"]
-    assert fsdp.peaks["forward of layer0"] == zero2.peaks["forward of layer0"]
+    assert shard_grad_op.peak_at == "forward of layer2"
+    assert shard_grad_op.by_kind["unsharded_layer"] == gathered
+    assert fsdp.peaks["forward of layer2"] < shard_grad_op.peaks["forward of layer2"]
+    assert fsdp.peaks["forward of layer0"] == shard_grad_op.peaks["forward of layer0"]
 
 
 def test_offload_leaves_the_sharded_state_to_the_host() -> None:
@@ -242,7 +269,7 @@ def test_bf16_moments_are_half_as_large(measured: dict[str, dict[str, Any]], den
 def test_real_ranks_hold_what_was_traced(
     measured: dict[str, dict[str, Any]], strategy: Strategy, setting: str
 ) -> None:
-    """Through DistributedDataParallel, ZeroRedundancyOptimizer and `fully_shard` over gloo."""
+    """Through DistributedDataParallel, ZeRO's stages 1 and 2 and `fully_shard` over gloo."""
     real = StepMemory.model_validate(measured[f"{setting} {strategy.name}"])
     fake = traced(strategy, ranks=RANKS, examples=EXAMPLES, setting=setting, model=SMALL)
     assert fake.total == pytest.approx(real.total, rel=CLOSE)
