@@ -75,8 +75,8 @@ def replay(rule: Rule | None, order: Sequence[TrialRecord]) -> Replay:
     for number, whole in enumerate(order):
         whole = whole.replace(number=number)
         training = whole.with_result(outcome=Outcome.RUNNING, curve=whole.result.curve[:-1])
-        stopped = first_stop(rule, training, 0, trials) if rule is not None else None
-        trials.append(stopped or whole)
+        given_up = first_stop(rule, training, 0, trials) if rule is not None else None
+        trials.append(given_up or whole)
     found, full = pareto_front(trials), pareto_front(order)
     kept = {trial.job.fingerprint for trial in found}
     stopped = {trial.job.fingerprint for trial in trials if trial.result.outcome is Outcome.STOPPED}

@@ -112,7 +112,7 @@ def test_json_is_a_list_of_complete_plans(dhen_search: Run, config: Path) -> Non
         for strategy in each["strategies"]:
             memory, step = strategy["memory"], strategy["step"]
             assert memory["total"] == sum(memory[item] for item in MEMORY)
-            assert set(memory) == {*MEMORY, "activations_by_layer", "host", "peak_at", "total"}
+            assert set(memory) == {*MEMORY, "activations_by_layer", "host", "margin", "peak_at", "total"}
             assert sum(value for _, value in memory["activations_by_layer"]) == memory["activations"]
             assert set(step) == {*STEP, "hidden", "total"}
             assert step["total"] == pytest.approx(sum(step[item] for item in STEP) - step["hidden"])
