@@ -9,7 +9,7 @@ EXTRA = $$($(BIN)/python -c 'import torch; print("tables-cuda" if torch.cuda.is_
 TORCHREC = $(BIN)/python -m pip install --quiet --editable ".[$(EXTRA)]" && \
 	$(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
 
-.PHONY: setup search test test-all lint docs bench clean
+.PHONY: setup search techniques test test-all lint docs bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,12 @@ search: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# make techniques                          a study on four ranks with little memory, in which several techniques are executed
+# and predictions are made too low on purpose, so that some candidates run out of memory and climb the ladder
+techniques: $(READY)
+	$(BIN)/dhen-search run space=techniques ranks=2x2 hbm=6MiB memory_margin=-1MiB trials=8 minutes=3 threads=1 parallel=1 \
+		baseline_trials=1 demo.rows=20000 training.epochs=1 training.batch_size=256 training.precision=fp32 --out $(or $(OUT),runs/techniques) $(ARGS)
 
 # make test-all                            also what is marked slow
 test-all: $(READY)

@@ -32,6 +32,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(
+            path
+        )  # an error of `write` names no file, and the temporary means nothing to a user
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import click
 
 from dhen.errors import UserError
 from search.logs import show_logs
+from trials.storage.disk_full import NO_SPACE, disk_full
 
 VERBS = {
     "prepare": "turn a click log into a columnar cache and a schema.yaml to edit",
@@ -37,6 +43,10 @@ VERBS = {
 }
 USER_ERROR, INTERRUPTED = 2, 130
 VERBOSE = "verbose"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which clusters and containers send before they kill; it is answered like Ctrl-C."""
 
 
 class LazyGroup(click.Group):
@@ -89,10 +99,13 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """The console script: exit code 0 success, 2 the user's mistake (one message), 1 ours."""
+    """The console script: exit code 0 success, 2 the user's mistake (one message), 1 ours, 130 interrupted."""
     try:
-        cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
-    except click.exceptions.Abort:
+        with _sigterm_like_ctrl_c():
+            cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
+    except click.exceptions.Abort as error:
+        if isinstance(error.__cause__, Terminated):
+            click.echo("dhen-search: interrupted by SIGTERM; what was finished is safe.", err=True)
         sys.exit(INTERRUPTED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -104,10 +117,33 @@ def main(arguments: list[str] | None = None) -> Any:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno in NO_SPACE:
+            fail(str(disk_full(error.filename or "a file")))
+        if error.errno not in (errno.EACCES, errno.EROFS):
             raise
         where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror}. Free space or choose another folder; what was finished is safe.")
+        fail(
+            f"{where}{error.strerror}. Choose another folder, or its permissions; what was finished is safe."
+        )
+
+
+@contextlib.contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """A context in which SIGTERM raises `Terminated`, so that processes are ended and trials are committed."""
+    if threading.current_thread() is not threading.main_thread():  # no other thread may set signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # a second one must not cut short what the first has begun: ending processes, committing trials
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
 
 
 def fail(message: str) -> None:

@@ -86,14 +86,15 @@ class StudyConfig(LogConfig):
     serving: ServingConfig = ServingConfig()
     """A request to the exported model, and limits on serving it; a candidate over a limit is not trained."""
     parallel: int | None = Field(default=None, gt=0)
-    """Number of trials that train side by side; by default one on an accelerator, and on a CPU one per core,
-    at most four."""
+    """Number of trials that train side by side; by default one on an accelerator, and on a CPU as
+    many as the cores allow with `threads` times ranks each, at most four."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads per trial (per rank, where it has several); by default as many of its share of the cores as
     are measured to make it faster."""
     cluster: str = "local"
     """The cluster that candidates are planned for: a name (`dhen-search clusters` lists them), the path of a
-    YAML file, or `local` (the same as `this`): this machine, on which the plan is then executed."""
+    YAML file, or `local` (the same as `this`): this machine. Plans are executed with `local`, and with `address`
+    whatever the cluster is; else one process trains here."""
     ranks: str | None = None
     """Hosts x ranks per host, such as 2x4, in place of the cluster's own."""
     hbm: Bytes | None = None
@@ -189,6 +190,7 @@ BUDGET_KEYS = frozenset(
     {
         "trials",
         "tune",
+        "tune_best",
         "minutes",
         "parallel",
         "threads",

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trials.processes.logs import DATE_FORMAT, FORMAT
+from trials.storage.disk_full import is_disk_full
 
 ROOMS = ("dhen", "spaces", "trials", "dashboards", "search")
 
@@ -33,10 +34,28 @@ def show_logs(verbosity: int) -> None:
         logger.addHandler(handler)
 
 
+class _LogFile(logging.FileHandler):
+    """A log file; what finds no space there is left out, and the study's own files say that there is none."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Prints what goes wrong with logging, unless it is want of space."""
+        error = sys.exc_info()[1]
+        if error is None or not is_disk_full(error):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Closes the file, whose last lines may find no space."""
+        try:
+            super().close()
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+
+
 @contextlib.contextmanager
 def logged_to(path: Path) -> Iterator[None]:
     """A context in which what modules log is appended to a file, also by a session that resumes another."""
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = _LogFile(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
     loggers = [logging.getLogger(name) for name in ROOMS]
     for logger in loggers:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dashboards.terminal.tables import progress_line, trial_line, trial_table
-from search.cli import INTERRUPTED
+from search.cli import INTERRUPTED, Terminated
 from search.study_state import StudyState
 from trials.events import Progress
 
@@ -96,11 +96,13 @@ def _training(number: int, progress: Progress) -> str:
 
 @contextmanager
 def resumable(console: Console, directory: Path) -> Iterator[None]:
-    """A context in which Ctrl-C ends this process (exit code 130) and prints that the same command goes on."""
+    """A context in which Ctrl-C or SIGTERM ends this process (exit code 130) and prints that the same command goes
+    on."""
     try:
         yield
-    except KeyboardInterrupt:
-        console.print(f"\ninterrupted; the same command goes on ({directory}).", soft_wrap=True)
+    except KeyboardInterrupt as error:
+        by_signal = " by SIGTERM" if isinstance(error, Terminated) else ""
+        console.print(f"\ninterrupted{by_signal}; the same command goes on ({directory}).", soft_wrap=True)
         sys.exit(INTERRUPTED)
 
 

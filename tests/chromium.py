@@ -80,6 +80,16 @@ class Chromium:
             time.sleep(0.1)
         raise AssertionError(f"never came true: {expression}\n{self.evaluate('document.body.innerText')}")
 
+    def resize(self, width: int, height: int) -> None:
+        """Gives the page a window of so many CSS pixels."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
     def type(self, element: str, text: str) -> None:
         """Types into an element, given as a JavaScript expression, as a keyboard does."""
         self.evaluate(f"{element}.focus()")

@@ -70,7 +70,7 @@ FOLDERS = {
     "trials.embeddings": {"trials.memory", "trials.optim", "trials.planner"},
     "trials.hosts": {"trials.data", "trials.processes"},
     "trials.memory": {"trials.cluster"},
-    "trials.mlflow": set(),
+    "trials.mlflow": {"trials.storage"},
     "trials.optim": {"trials.cluster", "trials.storage"},
     "trials.planner": {"trials.cluster", "trials.memory", "trials.optim"},
     "trials.processes": {

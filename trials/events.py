@@ -114,6 +114,8 @@ class Failed(Value):
     killed: bool = False
     """Whether a signal from outside ended the run, as far as the kernel says not for want of memory: worth another
     try."""
+    disk_full: bool = False
+    """Whether a file could not be written for want of space: the trial goes on once there is some."""
     needed_bytes: int | None = None
     """Bytes that a rank out of memory would have held at that moment; it may need more later. None for other
     failures."""

@@ -57,22 +57,24 @@ class Column:
 
 
 SERVING_MS = "trial.plan.serving_ms"
+# what a study is about comes first, so that it is seen without scrolling; a model's name may be long
 COLUMNS = (
     Column(title="Trial", help="in the order of starting", value="trial.number", text=str),
-    Column(
-        title="Outcome",
-        help="how it ended",
-        value="trial.result.outcome",
-        text=IN_WORDS.__getitem__,
-        numeric=False,
-    ),
-    Column(title="Model", help="modules, ensemble, dimension", value="name", text=str, numeric=False),
     Column(title="NE", help="normalized entropy on validation", value="ne", text=partial(decimals, digits=5)),
     Column(
         title="vs baseline",
         help="NE in percent of the tuned baseline's; negative is better",
         value="relative_percent",
         text=percent,
+    ),
+    Column(title="FLOPs", help="forward, per example", value="trial.job.flops", text=si),
+    Column(title="Model", help="modules, ensemble, dimension", value="name", text=str, numeric=False),
+    Column(
+        title="Outcome",
+        help="how it ended",
+        value="trial.result.outcome",
+        text=IN_WORDS.__getitem__,
+        numeric=False,
     ),
     Column(title="AUC", help="on validation", value="quality.auc", text=partial(decimals, digits=4)),
     Column(
@@ -81,7 +83,6 @@ COLUMNS = (
         value="quality.calibration",
         text=partial(decimals, digits=3),
     ),
-    Column(title="FLOPs", help="forward, per example", value="trial.job.flops", text=si),
     Column(title="Parameters", help="dense ones", value="trial.job.parameters", text=si),
     Column(title="Weights", help="size exported, fp32", value="trial.job.weights_bytes", text=byte_size),
     Column(title="Forward", help="measured time of a request", value=SERVING_MS, text=milliseconds),

@@ -12,6 +12,9 @@ from dashboards.units import byte_size, decimals, known, milliseconds, percent, 
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import EarlierStudy, StudyRecord, relative_ne_percent
 
+WORTH_PERCENT = 0.1
+"""Decrease of NE in percent from which a second pass is worth twice the time of all trainings (chosen, not
+measured)."""
 SHOWN = 3
 """Number of reasons of each kind that are named: the most frequent ones."""
 
@@ -45,6 +48,24 @@ def tuned(record: StudyRecord) -> str | None:
     gains = (_gain(find(record, first), trials) for first, trials in by_first.items())
     joined = "; ".join(gain for gain in gains if gain)
     return f"Training settings tuned again: {joined}." if joined else None
+
+
+def second_pass(record: StudyRecord) -> str | None:
+    """Whether more than one pass would have helped the baseline; None where that was not tried, or failed."""
+    for retraining in record.retrainings:
+        trial = find(record, retraining.origin.of)
+        before, after = _ne(trial), _ne(retraining)
+        if retraining.origin.passes is None or trial is None or before is None or after is None:
+            continue
+        nes = f"{decimals(before, 5)} -> {decimals(after, 5)}"
+        measured = f"NE {nes} on validation (the baseline, trial {trial.number})"
+        if relative_ne_percent(after, before) > -WORTH_PERCENT:
+            return f"A second pass over the training rows would not have helped: {measured}."
+        return (
+            f"A second pass over the training rows would have helped: {measured}; give a new study "
+            f"training.epochs={retraining.origin.passes} or more."
+        )
+    return None
 
 
 def promotion(record: StudyRecord) -> str | None:

@@ -13,6 +13,7 @@ from trials.job import Job
 from trials.processes.launcher import AnyRun, wait_for
 from trials.record import Metrics, TrialRecord
 from trials.serving_limits import ForwardTime
+from trials.storage.disk_full import DiskFullError
 
 E = TypeVar("E", bound=Event)
 
@@ -140,11 +141,17 @@ def look(activities: Collection[A], seconds: float) -> list[A]:
     """Hands each activity what its processes have said, after waiting `seconds` at most for one of them to end.
 
     Returns the activities that had anything to hear; one whose `run.ended` is true has heard everything.
+
+    Raises:
+        DiskFullError: where processes ended for want of space for a file. They are cut short, not failed.
     """
     wait_for([activity.run for activity in activities], seconds)
     heard = []
     for activity in activities:
         events = activity.run.new_events()
+        for event in events:
+            if isinstance(event, Failed) and event.disk_full:
+                raise DiskFullError(event.error)
         if events or activity.run.ended:
             activity.take(events)
             heard.append(activity)

@@ -42,12 +42,14 @@ class Study:
         runner: TrialRunner,
         finals: Finals,
         promotions: Callable[[], Iterator[tuple[TrialRecord, Job]]] | None,
+        try_second_pass: Callable[[], None] | None = None,
     ) -> None:
         """A study that is opened; `promotions` are trainings on all rows, where the search is on a part of
         them."""
         self._settings, self._state, self._ledger, self._sources = settings, state, ledger, sources
         self._candidates, self._admission, self._decisions = candidates, admission, decisions
         self._runner, self._finals, self._promotions = runner, finals, promotions
+        self._try_second_pass = try_second_pass
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record.
@@ -57,7 +59,14 @@ class Study:
         """
         self._note(finished=False)
         try:
-            for stage in (self._baseline, self._search, self._tune, self._promote, self._finalise):
+            for stage in (
+                self._baseline,
+                self._second_pass,
+                self._search,
+                self._tune,
+                self._promote,
+                self._finalise,
+            ):
                 LOG.info("stage: %s", stage.__name__.strip("_"))
                 stage()
             self._note(finished=True)
@@ -81,6 +90,11 @@ class Study:
         """Needs nothing; gives the tuned baseline that NE is relative to."""
         self._runner.train(self._candidates.baseline_trials(), self._decisions)
         self._state.require_baseline()
+
+    def _second_pass(self) -> None:
+        """Needs the baseline; gives a sentence on whether more passes than the default would have helped."""
+        if self._try_second_pass is not None:
+            self._try_second_pass()
 
     def _search(self) -> None:
         """Needs the baseline; gives candidates until the budget is spent."""

@@ -56,7 +56,7 @@ class Finals:
         self._config, self._log, self._ledger, self._state = config, log, ledger, state
         self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
         self._side_by_side = side_by_side
-        self._retrainings = Retrainings(
+        self.retrainings = Retrainings(
             ledger, trainer, side_by_side=side_by_side, on_change=self._note_retraining
         )
 
@@ -138,7 +138,7 @@ class Finals:
                 record,
                 self._log,
                 self._ledger,
-                self._retrainings,
+                self.retrainings,
                 seeds=config.confirm,
                 block_by=config.block_by,
             )
@@ -171,16 +171,14 @@ class Finals:
         best = self._state.selection.networks[-1]
         shifts = range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE)
         wanted = [RetrainingRequest(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
-        return list(self._retrainings.run(wanted, weights=True).values())
+        return list(self.retrainings.run(wanted, weights=True).values())
 
     def _recover_retrained_members(self) -> None:
         """Gives weights to the retrainings that an average on the front has for members."""
         for member in self._state.selection.members:
             if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
                 trial = self._state.trials[member.network_of]
-                self._retrainings.run(
-                    [RetrainingRequest(trial, trained_job(member, self._log))], weights=True
-                )
+                self.retrainings.run([RetrainingRequest(trial, trained_job(member, self._log))], weights=True)
 
     def _take_in(self, members: Members) -> None:
         """Takes in an average that is new, or whose members have other weights than when it was made."""

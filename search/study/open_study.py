@@ -9,6 +9,7 @@ from pathlib import Path
 from dashboards.sentences.stages import warm_starts
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
+from search.analysis.second_pass import PASSES, try_second_pass
 from search.config import StudyConfig
 from search.execution.parallelism import study_parallelism
 from search.execution.reduce_events import cut_short
@@ -25,7 +26,7 @@ from search.run_directory import database_url, study_name
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import CandidatePricer
 from search.stopping import stopping_rule
-from search.study.baseline import read_baseline
+from search.study.baseline import Baseline, read_baseline
 from search.study.budget import Budget
 from search.study.candidates import CandidateJobs, CandidateSource
 from search.study.decisions import Decisions
@@ -39,7 +40,9 @@ from search.study_state import Observer, StudyState
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
+from trials.job import Job
 from trials.processes.launcher import AnyLauncher
+from trials.record import TrialRecord
 from trials.storage.ledger import Ledger
 
 
@@ -134,6 +137,10 @@ def open_study(
         side_by_side=shares.side_by_side,
     )
 
+    def two_passes(trial: TrialRecord) -> Job:
+        _, model, training = baseline.variant(trial.number, config.seed)
+        return trainer.job(model, training.replace(epochs=PASSES), config.seed)
+
     return Study(
         settings=settings,
         state=state,
@@ -149,6 +156,11 @@ def open_study(
             if config.training.train_fraction < 1.0
             else None
         ),
+        try_second_pass=(
+            partial(try_second_pass, state, finals.retrainings, two_passes, minutes=config.minutes)
+            if _passes_left_open(config, space, baseline)
+            else None
+        ),
     )
 
 
@@ -159,6 +171,12 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
         check_tunable(space)
     if config.confirm or config.block_by:
         blocks_of(log, log.split(SPLIT), config.block_by)
+
+
+def _passes_left_open(config: StudyConfig, space: Space, baseline: Baseline) -> bool:
+    """Whether the log decides how many passes all trainings have; on a part of the log it is another question."""
+    given = config.training.epochs or baseline.training.epochs or "epochs" in space.training_axes
+    return not given and config.training.train_fraction == 1.0
 
 
 def _fits(admission: Admission, candidate_job: CandidateJobs, candidate: Candidate) -> bool:

@@ -28,6 +28,7 @@ from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.processes.launcher import Launcher
 from trials.record import TrialRecord
+from trials.storage.disk_full import is_disk_full
 from trials.storage.ledger import Ledger
 from trials.study_record import StudyRecord
 
@@ -69,8 +70,11 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
                         config=config, record=record, log=session.log, ledger=ledger, retrainings=retrainings
                     )
             export(read_study(directory), session.log, "best", directory / BEST)
-    finally:
-        ReportWriter(directory, console).finish(read_study(directory))
+    except BaseException as error:
+        if not is_disk_full(error):  # else the report would find no space either
+            ReportWriter(directory, console).finish(read_study(directory))
+        raise
+    ReportWriter(directory, console).finish(read_study(directory))
 
 
 def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, console: Console) -> Retrainings:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.names import short_name
+from dashboards.names import trial_name
 from dashboards.report.page import write_report
 from dhen.errors import UserError
 from search.run_directory import REPORT
@@ -73,7 +73,7 @@ class ReportWriter:
         began = time.monotonic()
         write_report(record, self._directory / REPORT)
         try:
-            self._tracker = self._tracker or Tracker.open(self._directory, name_model=short_name)
+            self._tracker = self._tracker or Tracker.open(self._directory, name_model=trial_name)
             self._tracker.sync(record, report=self._directory / REPORT)
         except UserError as error:
             if str(error) != self._trouble:

@@ -20,6 +20,7 @@ from search.study.report_writer import ReportWriter
 from search.terminal import StudyView, resumable
 from spaces.catalog_loader import load_space
 from trials.processes.launcher import Launcher
+from trials.storage.disk_full import is_disk_full
 from trials.study_record import StudyRecord
 
 
@@ -61,9 +62,13 @@ def _search(config: StudyConfig, session: Session, console: Console) -> StudyRec
                 record = study.run()
                 if record.front:
                     export(record, log, "best", directory / BEST)
-                return record
-        finally:
-            report_writer.finish(study.record())
+        except BaseException as error:
+            # on a full disk the report would find no space either, and its error would hide which file was first
+            if not is_disk_full(error):
+                report_writer.finish(study.record())
+            raise
+        report_writer.finish(study.record())
+        return record
 
 
 def _check_names(config: StudyConfig) -> None:

@@ -37,7 +37,8 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
       trainings   training.KEY, baseline, baseline_trials
       winners     averages, average_seeds, confirm, block_by
       serving     serving.KEY
-      machines    parallel, threads, cluster, ranks, hbm, address, prefer
+      machines    parallel, threads, cluster, ranks, hbm, address
+      memory      prefer, technique, memory_margin
       log         format, label, schema_file, skip_bad_rows, demo.KEY
       records     name, storage, ledger
 

@@ -115,7 +115,7 @@ def _begun(
 ) -> tuple[Trainer, TrialRecord]:
     """The trainer of a job and its record; planned where ranks or their memory are declared."""
     record = new_record(0, TrialKind.CANDIDATE, {}, job)
-    if not any((config.ranks, config.hbm, config.technique, config.memory_margin)):
+    if all(getattr(config, key) == StudyConfig.model_fields[key].default for key in HELD_KEYS):
         return Trainer(launcher, log, folder), record
     cluster = declared_cluster(LOCAL, config.ranks, config.hbm)
     record = planned(record, job, cluster, plan_options(config))
@@ -163,7 +163,8 @@ def _open(what: str, data: tuple[str, ...], progress: Any) -> PreparedLog:
     sources = log_files(data)
     prepared = len(sources) == 1 and PreparedLog.is_prepared(sources[0])
     if is_bundle(Path(what)) and not prepared:
-        return prepare(sources, schema=read_bundle(Path(what)).encoding.schema, progress=progress)
+        schema = read_bundle(Path(what)).encoding.schema
+        return prepare(sources, schema=schema, of_another_log=True, progress=progress)
     return open_log(StudyConfig(data=data), progress)
 
 

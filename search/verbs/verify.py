@@ -40,6 +40,8 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_ba
     click.echo(f"cost: {flops:,.0f} FLOPs per example, as at export")
     click.echo(f"stored examples: scores within {opened_bundle.check():.1e} of those at export")
     log = log_of(opened_bundle, data, format=log_format, skip_bad_rows=skip_bad_rows) if data else None
+    for note in log.notes if log else ():
+        click.echo(f"note: {note}")
     click.echo(_forward(opened_bundle, log))
     if log is not None:
         _evaluate(opened_bundle, log)
@@ -79,7 +81,7 @@ def log_of(bundle: Bundle, data: tuple[str, ...], **reading: Any) -> PreparedLog
     files = log_files(data)
     if len(files) == 1 and PreparedLog.is_prepared(files[0]):
         return PreparedLog.open(files[0])
-    log = prepare(files, schema=bundle.encoding.schema, **reading)
+    log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, **reading)
     same = log.fingerprint == bundle.info.log.fingerprint
     return log if same else prepare(files, encoding=bundle.encoding, **reading)
 

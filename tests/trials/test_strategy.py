@@ -13,7 +13,7 @@ from trials.strategy import Strategy, StrategyName, named
 def test_every_strategy_of_the_ladder_is_found_by_its_name(hosts: int) -> None:
     for strategy in ladder(hosts, 2, 64):
         assert named(strategy.name) == strategy
-        assert named(strategy.held_as) == strategy.replace(micro_batches=1)
+        assert named(strategy.held_as) == strategy.replace(micro_batches=1, no_sync=False)
         reversed_name = "+".join(reversed(strategy.name.split("+")))
         assert TypeAdapter(StrategyName).validate_python(reversed_name) == strategy.name
 

@@ -35,6 +35,7 @@ from trials.embeddings.blocks import State
 from trials.job import Job
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
+from trials.storage.disk_full import disk_full, is_disk_full
 from trials.storage.weights_file import Weights, read_weights, save_weights
 
 LOG = logging.getLogger(__name__)
@@ -121,8 +122,13 @@ class Checkpoints:
                 shutil.rmtree(leftover)
             partial.mkdir(parents=True)
         as_first(self._ranks, [0.0])  # the folder is there
-        with on_host():
-            _write(_everything(step, self._ranks) | _averaged(average), partial)
+        try:
+            with on_host():
+                _write(_everything(step, self._ranks) | _averaged(average), partial)
+        except CheckpointException as error:  # a BaseException, which says more than a rank can pass on
+            if is_disk_full(error):
+                raise disk_full(self._folder) from error
+            raise RuntimeError(f"{partial}: the checkpoint could not be written: {error}") from error
         if self._ranks.first:
             self._write_rest(partial, state, best)
             os.replace(partial, self._folder / name)

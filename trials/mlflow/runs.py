@@ -24,6 +24,8 @@ KEY = "retraining"
 PARAM_LENGTH = 500
 """Length above which values of params are cut; they are whole in config.yaml."""
 TAG_LENGTH = 5000
+NAME_LENGTH = 250
+"""Length above which a run's name is cut, as MLflow's database has it."""
 STATUS = {
     Outcome.RUNNING: "RUNNING",
     Outcome.COMPLETED: "FINISHED",
@@ -74,7 +76,7 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
     if ended:
         series |= _final_series(trial, baseline) | _attempt_series(trial)
     return RunContents(
-        name=_run_name(trial),
+        name=_run_name(trial, model_name),
         status=STATUS.get(trial.result.outcome, "FAILED"),
         start_ms=start,
         end_ms=start + _ms(trial.result.seconds) if ended else None,
@@ -126,10 +128,16 @@ def run_key(trial: TrialRecord) -> str:
     return f"{KEY} {trial.number}" if trial.kind is TrialKind.RETRAINING else str(trial.number)
 
 
-def _run_name(trial: TrialRecord) -> str:
+def _run_name(trial: TrialRecord, model_name: str) -> str:
+    """Returns which trial it is, and the model in short: `trial 7: 2x[attention+dlrm] concat d16`."""
+    return _text(": ".join(filter(None, (_trial_in_words(trial), model_name))), NAME_LENGTH)
+
+
+def _trial_in_words(trial: TrialRecord) -> str:
     if trial.kind is TrialKind.RETRAINING:
-        removal = f" without {trial.origin.removed}" if trial.origin.removed else ""
-        return f"trial {trial.origin.of}{removal}, seed {trial.job.seed}"
+        change = f" without {trial.origin.removed}" if trial.origin.removed else ""
+        change += f" with {trial.origin.passes} passes" if trial.origin.passes else ""
+        return f"trial {trial.origin.of}{change}, seed {trial.job.seed}"
     return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
 
 
@@ -153,6 +161,7 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
             "of": trial.origin.of,
             "seed": trial.job.seed,
             "removed": trial.origin.removed,
+            "passes": trial.origin.passes,
         }
     tags: dict[str, Any] = {"trial.number": trial.number}
     if trial.origin.members or trial.origin.retrained_members:

@@ -14,17 +14,19 @@ import json
 import logging
 import os
 import sqlite3
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 from trials.mlflow.runs import KEY, RunContents, marks, run_key, study_sheet, trial_sheet
 from trials.record import TrialRecord
+from trials.storage.disk_full import free_space, is_disk_full
 from trials.study_record import StudyRecord
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class _Run:
 class Tracker:
     """Writes one study to MLflow. Made by `Tracker.open`."""
 
-    def __init__(self, client: MlflowClient, directory: Path, name_model: Callable[[dict[str, Any]], str]):
+    def __init__(self, client: MlflowClient, directory: Path, name_model: Callable[[TrialRecord], str]):
         self._client = client
         self._directory = directory
         self._name_model = name_model
@@ -122,12 +124,10 @@ class Tracker:
         self._report: tuple[int, int] | None = None
 
     @classmethod
-    def open(
-        cls, directory: Path, *, name_model: Callable[[dict[str, Any]], str] = lambda model: ""
-    ) -> Tracker:
+    def open(cls, directory: Path, *, name_model: Callable[[TrialRecord], str] = lambda trial: "") -> Tracker:
         """Opens the store of a study's directory; makes it, schema and all, where there is none.
 
-        `name_model` names a model in short, for the tag `model`.
+        `name_model` names a trial's model in short, for the names of runs and the tag `model`.
 
         Raises:
             UserError: when the store is damaged, locked or cannot be written.
@@ -165,7 +165,7 @@ class Tracker:
             return
         revision = _digest((context, marked, trial.model_dump_json()))
         if key not in self._runs or self._runs[key].revision != revision:
-            sheet = trial_sheet(trial, record, model_name=self._name_model(trial.job.model))
+            sheet = trial_sheet(trial, record, model_name=self._name_model(trial))
             self._write(key, sheet, revision, {PARENT: parent})
         self._seen[key] = (trial, marked, context)
 
@@ -301,7 +301,8 @@ def _make_store(path: Path) -> None:
     """Makes a store that is whole or not there: MLflow could not go on with one whose making was cut short."""
     if path.exists():
         return
-    making = path.with_name(f".{path.name}.making")
+    # a name of its own each time: MLflow holds on to a store whose making found no space
+    making = path.with_name(f".{path.name}.{time.monotonic_ns()}.making")
     for leftover in path.parent.glob(f".{path.name}.*"):  # journals, too
         leftover.unlink()
     _client(f"sqlite:///{making.absolute()}")
@@ -352,6 +353,8 @@ def _store_error(directory: Path, error: Exception) -> UserError:
     store = database(directory)
     if "locked" in reason:
         remedy = "Another process holds it: end that one, then run the same command again."
+    elif "full" in reason or "disk I/O error" in reason or is_disk_full(error):
+        remedy = f"{free_space(store)} Free some space there, then run the same command again."
     else:
         remedy = "Move it away or delete it, then run the same command again: it is made anew from the study."
     return UserError(f"{store}: MLflow's store cannot be used ({reason}). {remedy} No trial is lost by that.")

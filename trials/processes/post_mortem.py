@@ -6,6 +6,7 @@ lost a peer, and say so (gloo raises, NCCL may abort the process).
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from trials.events import START_MARK, Failed, LastWords, Progress, RankLogs, last_words
 from trials.processes.logs import ALL_IS_WELL
+from trials.storage.disk_full import disk_full
 
 LAST_LINES = 5
 """Number of a dead process's last log lines that are kept with its error; lines that tell how well all goes are
@@ -28,6 +30,8 @@ STATES = {"T": "stopped", "t": "stopped", "D": "waiting for a device", "R": "run
 """Words for the states of a process, by the letter that /proc has for it."""
 SERVER_GONE = 255
 """Text that multiprocessing has for all processes at once when the fork server was killed."""
+DISK_FULL_CODE = errno.ENOSPC
+"""Exit code of a rank that found no space for a file: it may have none to say so either."""
 FRAME = re.compile(r'most recent call first\):\n  File "(?:.*/)?([^/"]+)", line (\d+) in (\S+)')
 """Pattern of the innermost frame of a thread as faulthandler writes it."""
 
@@ -86,6 +90,9 @@ def verdict(
     if hung_seconds is not None:
         return _hang(endings, at, logs, hung_seconds)
     cause = min(endings, key=lambda ending: ending.order)
+    if any(ending.code == DISK_FULL_CODE for ending in endings):
+        said = (ending.words.failed.error for ending in endings if ending.words)
+        return Failed(error=next(said, None) or str(disk_full(logs.folder)), disk_full=True)
     subject = f"rank {cause.rank}" if len(endings) > 1 else "the training process"
     if cause.code == SERVER_GONE and cause.words is None:
         return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}", killed=True)

@@ -46,8 +46,10 @@ from trials.events import (
 from trials.memory.limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory.malloc import keep_freed_memory
 from trials.processes.logs import log_to_stderr
+from trials.processes.post_mortem import DISK_FULL_CODE
 from trials.processes.task import Task
 from trials.ranks import Ranks
+from trials.storage.disk_full import disk_full, is_disk_full
 from trials.storage.weights_file import read_weights, save_weights
 from trials.strategy import Strategy
 from trials.training.latency import candidate_time
@@ -80,9 +82,9 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     _die_with_launcher()
     task = parse(Task, task_data, "task")
     ranks = task.ranks(rank)
-    _redirect_output(task.logs(folder).path(rank))
-    log_to_stderr(rank, debug=task.debug)
     try:
+        _redirect_output(task.logs(folder).path(rank))
+        log_to_stderr(rank, debug=task.debug)
         _log_task(task, ranks)
         _prepare_process(task.threads)
         with _process_group(task, ranks, folder), _events(ranks, folder) as emit:
@@ -90,9 +92,12 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
         LOG.info("done")
         code = 0
     except Exception as error:
-        _say_why(error, folder, None if ranks.world == 1 else rank)
-    sys.stdout.flush()
-    sys.stderr.flush()
+        code = DISK_FULL_CODE if is_disk_full(error) else 1
+        with contextlib.suppress(OSError):  # on a full disk the exit code alone says why
+            _say_why(error, folder, None if ranks.world == 1 else rank)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)  # nothing of torch's or OpenMP's teardown can hang here
 
 
@@ -101,8 +106,17 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
     lack = out_of_memory(error)
     cause = lack or error
     needed, limit = needed_and_limit(cause)
+    full = is_disk_full(error)
     words = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
-    failed = Failed(error=words, out_of_memory=lack is not None, needed_bytes=needed, limit_bytes=limit)
+    if full and not isinstance(cause, UserError):
+        words = str(disk_full(getattr(error, "filename", None) or folder))
+    failed = Failed(
+        error=words,
+        out_of_memory=lack is not None,
+        disk_full=full,
+        needed_bytes=needed,
+        limit_bytes=limit,
+    )
     if rank is None:
         with EventWriter(folder / EVENTS) as emit:
             emit(failed)

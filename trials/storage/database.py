@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAlchemyError
 
 from dhen.errors import UserError
+from trials.storage.disk_full import DiskFullError, free_space
 
 SQLITE_TIMEOUT_SECONDS = 60
+PAGE_BYTES = 4096
+"""The least that SQLite writes."""
 SCHEMA_LOCK = 0x6468656E
 """The one of PostgreSQL's advisory locks that is held while tables are made ("dhen")."""
 FOREIGN = ("no such table", "no such column", "has no column", "does not exist", "already exists")
@@ -92,7 +96,8 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, ModuleNotFoundError) as error:
-            raise UserError(trouble(self.url, error)) from None
+            kind = DiskFullError if _is_full(self.url, _reason(error)) else UserError
+            raise kind(trouble(self.url, error)) from None
 
 
 def sqlite_url(path: Path) -> str:
@@ -107,11 +112,11 @@ def same_database(first_url: str, second_url: str) -> bool:
 
 def trouble(url: str, error: Exception) -> str:
     """Says what is wrong with a database, and what would work."""
-    reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+    reason = _reason(error)
     if "locked" in reason:
         remedy = "another process holds it: wait for that to end, or stop it"
-    elif "full" in reason:
-        remedy = "free some disk space and run the same command again: finished trials are safe"
+    elif _is_full(url, reason):
+        remedy = f"free some disk space and run the same command again: finished trials are safe{_free(url)}"
     elif any(words in reason for words in FOREIGN):
         remedy = "its tables are those of another version or another program: name another database"
     elif "readonly" in reason:
@@ -119,12 +124,40 @@ def trouble(url: str, error: Exception) -> str:
     elif isinstance(error, DatabaseError) and not isinstance(error, OperationalError):
         remedy = "the file is damaged: restore it from a copy, or name another one"
     elif isinstance(error, ModuleNotFoundError):
-        remedy = "install the driver it names, e.g. `pip install psycopg2-binary` for PostgreSQL"
+        remedy = "install the driver it names, for PostgreSQL with `pip install 'psycopg[binary]'`"
     elif isinstance(error, ArgumentError):
         remedy = "give a SQLAlchemy URL, e.g. sqlite:////path/study.db or postgresql://user@host/studies"
     else:
         remedy = "check the address, the permissions of the file and its folder, and that the server runs"
     return f"the database {without_password(url)} cannot be used ({reason}); {remedy}."
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).splitlines()[0]
+
+
+def _is_full(url: str, reason: str) -> bool:
+    """Tells whether a database lacks space, which SQLite calls by many names (`unable to open`)."""
+    if "full" in reason or "No space left" in reason:
+        return True
+    path = _file(url)
+    if path is None or not path.parent.exists() or "locked" in reason:
+        return False
+    return "disk I/O error" in reason or shutil.disk_usage(path.parent).free < PAGE_BYTES
+
+
+def _free(url: str) -> str:
+    path = _file(url)
+    return f". {free_space(path).removesuffix('.')}" if path is not None else ""
+
+
+def _file(url: str) -> Path | None:
+    """Returns the file of a SQLite database."""
+    try:
+        parsed = sa.engine.make_url(url)
+    except ArgumentError:
+        return None
+    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
 
 
 def without_password(url: str) -> str:

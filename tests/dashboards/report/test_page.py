@@ -149,3 +149,42 @@ def test_in_a_browser_figures_are_drawn_and_headings_sort(tmp_path: Path) -> Non
             assert found[len(known) :] == [""] * (len(found) - len(known))
         assert browser.evaluate("performance.getEntriesByType('resource').map(e => e.name)") == []
         browser.screenshot(tmp_path / "report.png")
+
+
+LONG_NAME = "module_with_a_long_name"
+
+
+def studied_long() -> StudyRecord:
+    """A study whose models have names longer than any window, and errors of a sentence."""
+    layer = {"modules": [{"kind": f"{LONG_NAME}_{i}"} for i in range(12)], "ensemble": {"kind": "concat"}}
+    record = study()
+    models = ({"embedding_dim": 16 + trial.number, "layers": [layer] * 3} for trial in record.trials)
+    trials = [trial.with_job(model=model) for trial, model in zip(record.trials, models, strict=True)]
+    return judged(trials)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+@pytest.mark.parametrize("record", [study(), studied_long()], ids=["usual", "long names"])
+def test_in_a_window_of_1024_pixels_ne_and_flops_are_seen_without_scrolling(
+    record: StudyRecord, tmp_path: Path
+) -> None:
+    write_report(record, tmp_path / "report.html")
+    with Chromium(tmp_path / "profile") as browser:
+        browser.resize(1024, 768)
+        browser.open((tmp_path / "report.html").as_uri())
+        assert browser.wait_for("document.readyState === 'complete'")
+        assert browser.evaluate("window.innerWidth") == 1024
+        table = "document.querySelector('.sortable').parentElement"
+        frame = browser.evaluate(f"(r => [r.left, r.right])({table}.getBoundingClientRect())")
+        assert 0 <= frame[0] < frame[1] <= 1024
+        for value in ("trial.number", "ne", "relative_percent", "trial.job.flops"):
+            column = [each.value for each in columns_of(record)].index(value)
+            cells = f"[...document.querySelectorAll('.sortable tr > :nth-child({column + 1})')]"
+            edges = browser.evaluate(
+                f"{cells}.map(c => c.getBoundingClientRect()).map(r => [r.left, r.right])"
+            )
+            assert len(edges) == 1 + len(record.trials)
+            assert all(frame[0] <= left < right <= frame[1] for left, right in edges), value
+        # the page itself does not scroll to the side: only the table does
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 1024

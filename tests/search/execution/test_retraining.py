@@ -13,6 +13,7 @@ from fake_processes import (
     evaluated,
     failed,
     killed,
+    out_of_memory,
     progress,
     scored,
     trained,
@@ -23,6 +24,9 @@ from dhen.schema import FeatureSchema, Table
 from search.execution.jobs import new_record
 from search.execution.retraining import RetrainingRequest, Retrainings
 from search.execution.trainer import Trainer
+from search.planning.attempts import Execution
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.events import Event
 from trials.job import Job, TrainingConfig
@@ -50,13 +54,17 @@ def wanted(seed: int) -> RetrainingRequest:
 class Session:
     """A session on one run directory; `script` gives the run of a task."""
 
-    def __init__(self, directory: Path, script: Callable[[Task], FakeRun]) -> None:
+    def __init__(
+        self, directory: Path, script: Callable[[Task], FakeRun], cluster: Cluster | None = None
+    ) -> None:
         self.ledger = Ledger(sqlite_url(directory / "study.db"), "study")
         self.ledger.settle(Setting(directory="", log="l", features={}, seed=0, version=2, cluster=CLUSTER))
         self.ledger.save(WINNER)
         self.launcher = FakeLauncher(script)
         log = PreparedLog(directory, manifest=None)  # type: ignore[arg-type]
-        trainer = Trainer(self.launcher, log, directory, threads=1, precision="fp32")
+        trainer = Trainer(
+            self.launcher, log, directory, threads=1, precision="fp32", execution=Execution(cluster)
+        )
         self.ended: list[int] = []
         self.retrainings = Retrainings(self.ledger, trainer, side_by_side=2, on_change=self._changed)
 
@@ -112,6 +120,18 @@ def test_what_was_killed_is_tried_once_more(tmp_path: Path) -> None:
     session = Session(tmp_path, says(killed(), trained()))
     (record,) = session.retrainings.run([wanted(1)]).values()
     assert [attempt.outcome for attempt in record.attempts] == [Outcome.INTERRUPTED, Outcome.COMPLETED]
+
+
+def test_what_runs_out_of_memory_climbs_and_keeps_the_plan_of_each_attempt(tmp_path: Path) -> None:
+    session = Session(tmp_path, says(out_of_memory(), trained()), load_cluster("a100-80gb").with_ranks("1x1"))
+    (record,) = session.retrainings.run([wanted(1)]).values()
+    first, second = record.attempts
+    assert (first.outcome, second.outcome) == (Outcome.OUT_OF_MEMORY, Outcome.COMPLETED)
+    assert first.strategy == "dp"
+    assert second.strategy == second.executed == record.plan.technique != "dp"
+    assert second.plan is not None
+    assert (second.plan.strategy, second.plan.ran_out) == (second.strategy, ("dp",))
+    assert session.ledger.retrainings() == [record]
 
 
 @pytest.mark.parametrize(("end", "tried_again"), [(failed(), True), (diverged(), False)])

@@ -44,7 +44,7 @@ def job(point: Point, space: Any) -> Job:
 def proposed(number: int, point: Point, space: Any, cluster: Cluster) -> TrialRecord:
     """A candidate with its plan; where it fits, with a made-up NE that larger models have lower."""
     its = job(point, space)
-    record = planned(new_record(number, TrialKind.CANDIDATE, point, its), its, cluster, "least")
+    record = planned(new_record(number, TrialKind.CANDIDATE, point, its), its, cluster)
     if record.result.outcome is Outcome.INFEASIBLE:
         return record
     assert record.job.flops is not None
@@ -120,7 +120,7 @@ def test_an_infeasible_candidate_says_what_it_lacks(half: Cluster) -> None:
     space = load_space("tiny")
     point, _ = Proposals(pricer=pricer(space), sampler="random", seed=0).ask(0, {})
     its, small = job(point, space), half.with_hbm(100 * 2**10)
-    record = planned(new_record(0, TrialKind.CANDIDATE, point, its), its, small, "least")
+    record = planned(new_record(0, TrialKind.CANDIDATE, point, its), its, small)
     assert record.result.outcome is Outcome.INFEASIBLE
     assert record.plan.technique is None
     assert record.plan.summary is not None
@@ -128,7 +128,7 @@ def test_an_infeasible_candidate_says_what_it_lacks(half: Cluster) -> None:
     assert record.plan.memory_excess is not None
     assert record.plan.memory_excess > 0
     assert record.result.seconds is not None
-    baseline = planned(new_record(0, TrialKind.BASELINE, point, its), its, small, "least")
+    baseline = planned(new_record(0, TrialKind.BASELINE, point, its), its, small)
     assert baseline.result.outcome is Outcome.RUNNING  # NE needs one: it is trained, and the report warns
     assert baseline.plan.summary is not None
     assert not baseline.plan.summary.fits

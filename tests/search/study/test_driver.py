@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_processes import FakeLauncher, FakeRun, evaluated, failed, killed, progress, scored, trained
 
+from dashboards.sentences.summary import sentences
 from dhen.errors import UserError
 from search.config import read_study_config
 from search.samplers.ask_tell import Proposals
@@ -18,6 +19,7 @@ from search.study import open_study as opening
 from search.study.driver import Study
 from search.study_state import StudyState
 from spaces.space import Point
+from trials import job as jobs
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.processes.task import Task
@@ -339,3 +341,107 @@ def test_a_promotion_that_was_cut_short_goes_on_with_its_attempts(setting: Setti
     tries = [[attempt.outcome for attempt in trial.attempts] for trial in record.promoted]
     assert tries[0] == [Outcome.INTERRUPTED, Outcome.COMPLETED]
     assert tries[1:] == [[Outcome.COMPLETED]] * len(tries[1:])
+
+
+@pytest.fixture
+def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass is the default on logs as small as these."""
+    monkeypatch.setattr(jobs, "ONE_PASS_ROWS", 100)
+
+
+def better_with_two_passes(task: Task) -> FakeRun:
+    if task.job.training.epochs == 2:
+        return FakeRun([progress(10)], [evaluated(10, 0.6), trained(0.6)])
+    return well(task)
+
+
+HELPED = (
+    "A second pass over the training rows would have helped: NE {before:.5f} -> 0.60000 on validation (the "
+    "baseline, trial {trial}); give a new study training.epochs=2 or more."
+)
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_a_second_pass_that_would_have_helped_is_said_before_the_search(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[tuple[str, int]] = []
+
+    def watch(state: StudyState) -> None:
+        said.extend((notice, len(state.candidates)) for notice in state.notices[len(said) :])
+
+    study, story = setting.open(script=better_with_two_passes, watcher=watch)
+    with caplog.at_level("INFO", logger="search"):
+        record = study.run()
+    baseline = record.trial(record.baseline)
+    sentence = HELPED.format(before=baseline.result.validation.ne, trial=baseline.number)
+    assert (sentence, 0) in said
+    assert sentence in sentences(record)
+    assert sentence in caplog.messages
+    (retraining,) = record.retrainings
+    assert (retraining.origin.of, retraining.origin.passes) == (baseline.number, 2)
+    assert retraining.job.training["epochs"] == 2
+    # it is neither the baseline nor a candidate, though it has the lowest NE
+    assert len(record.trials) == 2 + 3
+    assert all(trial.job.training["epochs"] == 1 for trial in record.trials)
+    assert story.lines.index("# search") > 3  # the baseline's two trainings, and this one
+
+    study, story = setting.open(script=better_with_two_passes)
+    assert sentence in sentences(study.run())
+    assert "train" not in story.lines
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_a_second_pass_that_would_not_have_helped_is_said_too(setting: Setting) -> None:
+    def worse(task: Task) -> FakeRun:
+        if task.job.training.epochs == 2:
+            return FakeRun([progress(10)], [evaluated(10, 0.99), trained(0.99)])
+        return well(task)
+
+    record = setting.open(script=worse)[0].run()
+    assert any(
+        "second pass over the training rows would not have helped" in line for line in sentences(record)
+    )
+    assert "training.epochs=" not in " ".join(sentences(record))
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_a_second_pass_that_was_cut_short_goes_on(setting: Setting) -> None:
+    def interrupted(task: Task) -> FakeRun:
+        if task.job.training.epochs == 2:
+            raise KeyboardInterrupt
+        return well(task)
+
+    study, _ = setting.open(script=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    record = setting.open(script=better_with_two_passes)[0].run()
+    assert [trial.result.outcome for trial in record.retrainings] == [Outcome.COMPLETED]
+    assert any("second pass over the training rows would have helped" in line for line in sentences(record))
+
+
+@pytest.mark.usefixtures("one_pass")
+@pytest.mark.parametrize(
+    "words", [["training.epochs=1"], ["training.train_fraction=0.5"], ["minutes=0.0000001"]]
+)
+def test_a_second_pass_is_not_tried_where_passes_are_given_or_minutes_are_few(
+    setting: Setting, words: list[str]
+) -> None:
+    record = setting.open(*words, script=better_with_two_passes)[0].run()
+    assert record.retrainings == ()
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_a_second_pass_is_not_tried_where_the_first_was_too_long(setting: Setting) -> None:
+    def overfits(task: Task) -> FakeRun:
+        if task.score_split is not None:
+            return well(task)
+        return FakeRun([progress(10)], [evaluated(10, 0.7), evaluated(20, 0.8), trained(0.7)])
+
+    assert setting.open(script=overfits)[0].run().retrainings == ()
+
+
+def test_a_second_pass_is_not_tried_where_several_are_the_default(setting: Setting) -> None:
+    record = setting.open(script=better_with_two_passes)[0].run()
+    assert record.trial(0).job.training["epochs"] == 6
+    assert record.retrainings == ()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, Run, start, wait_for_trials
+from command_line import COMMAND, SMALL, Run, start, wait_for_trials
 
 from search.read_study import read_study
 from trials.record import Outcome
+from trials.storage.database import sqlite_url
+from trials.storage.ledger import Ledger
 
 ONE = ("parallel=1",)
 TWO = ("parallel=2", "sampler=random")
@@ -48,6 +51,7 @@ def undisturbed(
     [
         pytest.param(signal.SIGINT, ONE, marks=pytest.mark.slow, id="Ctrl-C, one at a time"),
         pytest.param(signal.SIGINT, TWO, id="Ctrl-C, two at a time"),
+        pytest.param(signal.SIGTERM, TWO, id="SIGTERM, two at a time"),
         pytest.param(signal.SIGKILL, ONE, id="kill, one at a time"),
         pytest.param(signal.SIGKILL, TWO, marks=pytest.mark.slow, id="kill, two at a time"),
     ],
@@ -68,11 +72,13 @@ def test_goes_on_from_where_it_was(
     if how is signal.SIGINT:
         os.killpg(process.pid, how)  # as a terminal does: the driver and its children
     else:
-        process.kill()
-    _, errors = process.communicate(timeout=60)
+        process.send_signal(how)  # as a container does: the driver alone
+    shown, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
-    if how is signal.SIGINT:
+    if how is not signal.SIGKILL:
         assert process.returncode == 130
+        by_signal = " by SIGTERM" if how is signal.SIGTERM else ""
+        assert f"interrupted{by_signal}; the same command goes on ({out})." in shown
     deadline = time.monotonic() + 10
     while children_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -81,6 +87,12 @@ def test_goes_on_from_where_it_was(
     assert not before.running
     assert ", not running" in dhen_search("status", out).stdout
     assert {trial.result.outcome for trial in before.trials} <= {Outcome.COMPLETED, Outcome.INTERRUPTED}
+    if how is signal.SIGTERM:
+        assert "broken off: Terminated" in (out / "driver.log").read_text()
+        ledger = Ledger(sqlite_url(out / "study.db"), before.name)
+        # committed by the driver itself, not concluded by a reader of what it left
+        assert Outcome.RUNNING not in {trial.result.outcome for trial in ledger.trials()}
+        ledger.close()
     finished = [trial for trial in before.trials if trial.result.outcome is Outcome.COMPLETED]
     assert finished
     dhen_search("run", "--data", click_log, "--out", out, "trials=3", *SMALL, *at_once)
@@ -92,6 +104,39 @@ def test_goes_on_from_where_it_was(
         assert record.trial(trial.number).with_result(test=None) == trial
     points = [[trial.point for trial in read_study(each).trials] for each in (out, undisturbed[at_once])]
     assert points[0] == points[1]
+
+
+@pytest.mark.parametrize("to_all", [False, True], ids=["to the command alone", "to all of its processes"])
+def test_a_training_answers_sigterm_like_ctrl_c(
+    dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path, to_all: bool
+) -> None:
+    """A container sends it to the command, a batch system to all processes of a job."""
+    out = tmp_path / "bundle"
+    words = ("train", "dcn_v2", "--data", click_log, "--out", out)
+    slow = ("training.epochs=9999", "training.patience=9999", "training.batch_size=16")
+    process = subprocess.Popen(
+        [str(COMMAND), *map(str, words), *slow],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert any("validation NE" in line for line in process.stdout)  # it trains
+    if to_all:
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "dhen-search: interrupted by SIGTERM; what was finished is safe."
+    deadline = time.monotonic() + 10
+    while children_of(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children_of(process.pid) == []
+    assert not out.exists()
+    assert list(tmp_path.glob(".bundle.training.*"))  # from where the same command goes on
 
 
 def test_two_drivers_of_one_study(

@@ -14,19 +14,20 @@ from pathlib import Path
 import pytest
 from chromium import EXECUTABLE, Chromium
 from click.testing import CliRunner
-from records import study
 
-from dashboards.names import short_name
+from dashboards.names import trial_name
 from dhen.errors import UserError
+from search.read_study import read_study
 from search.verbs.ui import command
-from trials.mlflow.tracker import Tracker, database
+from trials.mlflow.tracker import database
+from trials.record import TrialKind
 from trials.study_record import StudyRecord
 
 ROOT = Path(__file__).parents[3]
 SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 NE_HEAD = "document.querySelector('[data-testid=\"sort-header-best_ne\"]')"
-RUNS = "[...document.querySelectorAll('a')].filter(a => /^(trial|baseline) \\d+$/.test(a.textContent))"
+RUNS = "[...document.querySelectorAll('a')].filter(a => /^(trial|baseline) \\d+: /.test(a.textContent))"
 ROW = "Number(a.closest('[row-index]').getAttribute('row-index'))"
 NAMES = f"{RUNS}.map(a => [{ROW}, a.textContent]).sort((a, b) => a[0] - b[0]).map(pair => pair[1])"
 """As they stand on the page: the grid moves its rows without reordering the document."""
@@ -53,22 +54,14 @@ def read_until(process: subprocess.Popen[str], wanted: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def record() -> StudyRecord:
-    return study(8)
+def record(study: Path) -> StudyRecord:
+    """A study that was really searched, with its MLflow as its driver left it."""
+    return read_study(study)
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, record: StudyRecord) -> Path:
-    path = tmp_path_factory.mktemp("a run")
-    report = path / "report.html"
-    report.write_text("<title>report</title><h1>The report</h1>")
-    Tracker.open(path, name_model=short_name).sync(record, report=report)
-    return path
-
-
-@pytest.fixture(scope="module")
-def address(directory: Path) -> Iterator[str]:
-    process = start(directory)
+def address(study: Path) -> Iterator[str]:
+    process = start(study)
     said = read_until(process, "MLflow answers at")
     link = re.search(r"by NE: (\S+)", said)
     assert link is not None
@@ -89,6 +82,8 @@ def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
     done = [trial for trial in record.trials if trial.result.validation]
     by_ne = [trial.number for trial in sorted(done, key=lambda trial: trial.result.validation.ne)]
     best = record.trial(by_ne[0])
+    kind = "baseline" if best.kind is TrialKind.BASELINE else "trial"
+    name = f"{kind} {best.number}: {trial_name(best)}"
     with Chromium(tmp_path / "profile") as browser:
         browser.open(address.partition("#")[0] + "#/experiments")
         browser.wait_for(f"[...document.querySelectorAll('a')].some(a => a.textContent === {record.name!r})")
@@ -98,10 +93,10 @@ def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
         assert numbers(browser)[: len(by_ne)] == by_ne
         browser.screenshot(tmp_path / "runs.png")
         browser.evaluate(f"{NE_HEAD}.click()")
-        browser.wait_for(f"{NAMES}[0] !== 'trial {best.number}'")
+        browser.wait_for(f"{NAMES}[0] !== {name!r}")
         assert numbers(browser)[: len(by_ne)] == by_ne[::-1]
 
-        browser.evaluate(f"{RUNS}.find(a => a.textContent === 'trial {best.number}').click()")
+        browser.evaluate(f"{RUNS}.find(a => a.textContent === {name!r}).click()")
         browser.wait_for("document.body.innerText.includes('About this run')")
         browser.open(browser.evaluate("location.href").partition("?")[0] + "/model-metrics")
         browser.wait_for(f"{SEARCH} !== null")
@@ -114,7 +109,7 @@ def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
 
 
 def numbers(browser: Chromium) -> list[int]:
-    return [int(name.split()[1]) for name in browser.evaluate(NAMES)]
+    return [int(name.split()[1].rstrip(":")) for name in browser.evaluate(NAMES)]
 
 
 def test_a_directory_without_a_store_is_the_users_mistake(tmp_path: Path) -> None:
@@ -129,13 +124,13 @@ def test_a_damaged_store_is_told_before_a_server_starts(tmp_path: Path) -> None:
         CliRunner().invoke(command, [str(tmp_path)], catch_exceptions=False)
 
 
-def test_a_port_that_is_taken_is_told(directory: Path) -> None:
+def test_a_port_that_is_taken_is_told(study: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} is taken"):
-            CliRunner().invoke(command, [str(directory), "--port", str(port)], catch_exceptions=False)
+            CliRunner().invoke(command, [str(study), "--port", str(port)], catch_exceptions=False)
 
 
 def test_help_has_an_example() -> None:

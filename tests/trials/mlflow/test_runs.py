@@ -103,6 +103,22 @@ def test_tags_say_what_a_trial_is() -> None:
     assert "reused_from" not in tags
 
 
+def test_a_runs_name_says_which_trial_and_which_architecture() -> None:
+    record = study()
+    best, baseline = record.trial(record.best), record.trial(record.baseline)
+    assert trial_sheet(best, record, model_name="2x[cross]").name == f"trial {best.number}: 2x[cross]"
+    name = trial_sheet(baseline, record, model_name="advanced_dlrm d16").name
+    assert name == f"baseline {baseline.number}: advanced_dlrm d16"
+    origin = best.origin.replace(of=best.number)
+    again = best.replace(kind=TrialKind.RETRAINING, number=0, origin=origin)
+    seed = best.job.seed
+    assert trial_sheet(again, record, model_name="m").name == f"trial {best.number}, seed {seed}: m"
+    passes = again.replace(origin=origin.replace(passes=2))
+    assert trial_sheet(passes, record).name == f"trial {best.number} with 2 passes, seed {seed}"
+    assert trial_sheet(passes, record).tags["passes"] == "2"
+    assert len(trial_sheet(best, record, model_name="[" + 999 * "x+").name) == 250
+
+
 def test_every_attempt_is_there() -> None:
     short = Attempt(strategy="dp", outcome=Outcome.OUT_OF_MEMORY, predicted_bytes=5, error="out of memory")
     done = Attempt(

@@ -14,7 +14,7 @@ from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
-from trials.data.log_schema import LogSchema
+from trials.data.log_schema import LogSchema, SplitRule
 from trials.data.prepare.build import Request, build
 from trials.data.prepare.file_hashes import hash_files
 from trials.data.prepare.locked_directory import built, locked
@@ -32,6 +32,7 @@ def prepare(
     format: str | None = None,
     schema: LogSchema | None = None,
     encoding: Encoding | None = None,
+    of_another_log: bool = False,
     label: str | None = None,
     skip_bad_rows: bool = False,
     progress: Progress | None = None,
@@ -47,6 +48,8 @@ def prepare(
         schema: roles of the columns; None infers them from the first rows.
         encoding: one that was fitted before, used instead of fitting. Columns then have the roles they had
             for it, and of `schema` only the split and the negative sampling rate count.
+        of_another_log: whether `schema` was made for another log, so that this one may lack columns that are no
+            input, and what its split lists: then rows are split by fractions. An encoding always is.
         label: name of the label column; None looks for one by name.
         skip_bad_rows: leave out rows with a wrong number of fields or without label, and take unreadable
             numbers and time stamps for missing, instead of raising.
@@ -58,7 +61,7 @@ def prepare(
     sources = [Path(source) for source in sources]
     if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
         return _open_prepared(sources[0], out, schema, encoding)
-    request = _request(open_log(sources, format), out, schema, encoding, label, skip_bad_rows)
+    request = _request(open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log)
     target = Path(out).resolve() if out is not None else cache_root() / request.key
     with locked(target):
         if (existing := _existing(target, request.key)) is not None:
@@ -96,13 +99,18 @@ def _request(
     encoding: Encoding | None,
     label: str | None,
     skip_bad_rows: bool,
+    of_another_log: bool,
 ) -> Request:
     """Settles the schema: the encoding's, the one given, the one in the output directory, or an inferred one."""
     edited = Path(out) / "schema.yaml" if out is not None else None
     source, text = "the schema", None
     sentences: tuple[str, ...] = ()
     if encoding is not None:
-        schema, source = _schema_for(encoding, schema, log), "the encoding"
+        rules = schema or encoding.schema
+        combined = encoding.schema.replace(
+            split=rules.split, negative_sampling_rate=rules.negative_sampling_rate
+        )
+        (schema, sentences), source = _fitting(combined, log), "the encoding"
         encoding = encoding.with_schema(schema)
     elif schema is None and edited is not None and edited.is_file():
         schema, source, text = read_schema(edited), str(edited), edited.read_text(encoding="utf-8")
@@ -110,6 +118,8 @@ def _request(
         inferred = infer(log, label=label, skip_bad_rows=skip_bad_rows)
         schema, text = inferred.schema, schema_to_yaml(inferred.schema, inferred.notes)
         sentences = inferred.sentences
+    elif of_another_log:
+        schema, sentences = _fitting(schema, log)
     check_columns(schema, log.columns, source)
     if label is not None and find_label(log, label) != schema.label:
         raise UserError(f"the label is {label!r}, but {source} says {schema.label!r}: change one of them.")
@@ -124,17 +134,25 @@ def _request(
     )
 
 
-def _schema_for(encoding: Encoding, schema: LogSchema | None, log: RawLog) -> LogSchema:
-    """Returns the encoding's schema for another log, which may lack columns that are no input, and be split
-    differently."""
+def _fitting(schema: LogSchema, log: RawLog) -> tuple[LogSchema, tuple[str, ...]]:
+    """Returns the schema of another log for this one, which may lack columns that are no input; and what is said
+    where it lacks what the split lists."""
     columns = {
         name: column
-        for name, column in encoding.schema.columns.items()
+        for name, column in schema.columns.items()
         if name in log.columns or column.role not in ("ignore", "oracle", "split")
     }
-    rules = schema or encoding.schema
-    data = {"columns": columns, "split": rules.split, "negative_sampling_rate": rules.negative_sampling_rate}
-    return parse(LogSchema, data, "the schema")
+    split = schema.split
+    sentences: tuple[str, ...] = ()
+    files = {file.path.name for file in log.files}
+    listed = {*split.names("validation"), *split.names("test")}
+    without_column = schema.split_column is not None and schema.split_column not in columns
+    if without_column or (schema.splits_by_file and not listed <= files):
+        split = SplitRule(by="timestamp" if schema.timestamp else "order")
+        lacking = f"column {schema.split_column!r}" if without_column else f"file {min(listed - files)!r}"
+        sentences = (f"the log has no {lacking} to be split by: it is split by {split.by}",)
+    rest = {"columns": columns, "split": split, "negative_sampling_rate": schema.negative_sampling_rate}
+    return parse(LogSchema, rest, "the schema"), sentences
 
 
 def _existing(target: Path, key: str) -> PreparedLog | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dhen.errors import UserError
 from trials.data.log_schema import SplitRule
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
@@ -156,3 +157,23 @@ def test_of_two_columns_the_first_is_the_split(clicks: Columns, write_csv: Write
     assert [found.schema.columns[name].role for name in ("split", "old_split")] == ["split", "ignore"]
     assert found.schema.split.by == "column"
     assert "'old_split' looks like a split too: it is no feature, and 'split' is used" in found.sentences[1]
+
+
+def test_a_log_without_the_column_is_split_by_time_where_the_schema_is_of_another_log(
+    write_with: WriteLog, clicks: Columns, write_csv: WriteCsv
+) -> None:
+    """A model searched on an official split is trained again on a later log that has none."""
+    log = prepare([write_with("split", ["train", "val", "test"])])
+    later = write_csv(clicks, "later.csv")
+    with pytest.raises(UserError, match="unknown column in the schema 'split'"):
+        prepare([later], schema=log.schema)
+    sentence = "the log has no column 'split' to be split by: it is split by timestamp"
+    for how in ({"schema": log.schema, "of_another_log": True}, {"encoding": log.encoding}):
+        again = prepare([later], **how)  # type: ignore[arg-type]
+        assert again.summary().rows == {"train": 480, "validation": 60, "test": 60}
+        assert again.notes[0] == sentence
+    files = log.schema.replace(split=SplitRule(by="order", test=("official.csv",)))
+    columns = {name: column for name, column in files.columns.items() if column.role != "split"}
+    files = files.replace(columns=columns, negative_sampling_rate=0.5)  # another schema: nothing is cached
+    again = prepare([later], schema=files, of_another_log=True)
+    assert again.notes[0] == "the log has no file 'official.csv' to be split by: it is split by timestamp"

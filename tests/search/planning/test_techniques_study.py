@@ -1,0 +1,121 @@
+"""The ladder executed: several memory techniques really hold candidates of one study, and some run out of memory.
+
+What was executed is what the ranks have read from their wrapped modules, not what the driver asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+from dashboards.attempts import attempt_rows
+from search.read_study import read_study
+from trials.record import Outcome
+from trials.strategy import named
+from trials.study_record import StudyRecord
+
+WORDS = (
+    "demo.rows=4000",
+    "space=techniques",
+    "ranks=2x2",
+    "hbm=6MiB",
+    "trials=4",
+    "baseline_trials=1",
+    "sampler=random",
+    "training.epochs=1",
+    "training.batch_size=256",
+    "training.precision=fp32",
+    "threads=1",
+    "parallel=1",
+)
+TOO_SURE = "memory_margin=-1MiB"
+
+
+@pytest.fixture(scope="module")
+def techniques(dhen_search: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("techniques") / "study"
+    dhen_search("run", "--out", out, *WORDS, TOO_SURE)
+    return out
+
+
+@pytest.fixture(scope="module")
+def record(techniques: Path) -> StudyRecord:
+    return read_study(techniques)
+
+
+def test_several_techniques_are_really_executed(record: StudyRecord) -> None:
+    executed = set()
+    for trial in record.trials:
+        last = trial.attempts[-1]
+        assert last.outcome is Outcome.COMPLETED
+        assert last.executed is not None
+        assert named(last.executed).held_as == named(last.strategy).held_as
+        assert trial.result.technique == last.executed
+        executed.add(named(last.executed).held_as)
+    assert len(executed) >= 3
+
+
+def test_what_runs_out_of_memory_climbs_and_every_plan_stays(techniques: Path, record: StudyRecord) -> None:
+    climbed = [trial for trial in record.trials if len(trial.attempts) > 1]
+    assert climbed
+    for trial in climbed:
+        first, *_, last = trial.attempts
+        assert (first.outcome, last.outcome) == (Outcome.OUT_OF_MEMORY, Outcome.COMPLETED)
+        plans = [attempt.plan for attempt in trial.attempts]
+        assert [plan.strategy if plan else None for plan in plans] == [a.strategy for a in trial.attempts]
+        assert trial.first_plan == plans[0]
+        assert first.plan is not None
+        assert first.plan.memory_margin == -(2**20)
+        assert last.plan is not None
+        assert first.strategy in last.plan.ran_out
+    told = [json.loads(path.read_text()) for path in techniques.glob("artifacts/**/plan.json")]
+    in_mlflow = {tuple(attempt["strategy"] for attempt in plan["attempts"]) for plan in told}
+    assert {tuple(attempt.strategy for attempt in trial.attempts) for trial in record.trials} <= in_mlflow
+
+
+def test_the_report_tells_what_was_tried_and_what_was_forced(techniques: Path, record: StudyRecord) -> None:
+    page = re.sub(r"<[^>]+>", "", (techniques / "report.html").read_text())
+    assert "Forced: 1.0 MiB are taken off every predicted peak (memory_margin)." in page
+    rows = attempt_rows(record)
+    assert len(rows) == len(record.trials)
+    assert any("dp lacks " in row[2] for row in rows)
+    assert any(": out of memory (" in row[3] and "; then " in row[3] for row in rows)
+    for row in rows:
+        assert all(cell in page for cell in row)
+        assert row[6].endswith("iB")  # measured
+
+
+@pytest.mark.parametrize("technique", ["hsdp", "cpu_offload+fsdp+full_checkpointing"])
+def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: str) -> None:
+    out = tmp_path / "study"
+    words = [word for word in WORDS if not word.startswith(("trials=", "hbm="))]
+    dhen_search("run", "--out", out, *words, "trials=2", f"technique={technique}")
+    forced = read_study(out)
+    asked = named(technique)
+    for trial in forced.candidates:
+        (attempt,) = trial.attempts
+        assert named(attempt.strategy).held_as == asked.held_as
+        assert attempt.executed is not None
+        assert named(attempt.executed).offload == asked.offload
+        assert named(attempt.executed).dense in (
+            asked.dense,
+            "shard_grad_op",
+        )  # one layer has nothing to free
+        assert trial.plan.summary is not None
+        assert trial.plan.summary.restricted_to == asked.name
+    said = dhen_search("status", out).stdout
+    assert f"Forced: the ladder is restricted to technique={asked.name}." in re.sub(r"\s+", " ", said)
+
+
+def test_other_techniques_are_refused(dhen_search: Run, tmp_path: Path) -> None:
+    words = ("run", "--out", tmp_path / "study", *WORDS)
+    said = dhen_search(*words, "technique=zero9", code=2).stderr
+    assert "'zero9' is no memory technique" in said
+    assert "full_checkpointing" in said
+    said = dhen_search(*words, "technique=hsdp", "ranks=1x2", code=2).stderr
+    assert "technique=hsdp is not on the ladder of 1 x 2 ranks" in said
+    assert "expected a number" in dhen_search(*words, "memory_margin=some", code=2).stderr

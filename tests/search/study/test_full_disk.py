@@ -1,0 +1,185 @@
+"""A disk that is full, at any moment of a study: what is said, that nothing is lost, that the command goes on.
+
+Root has a small disk of its own (tmpfs). For everyone else a limit on the size of files stands for it, which the
+kernel refuses in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
+from records import study as made_up
+
+from dhen.errors import UserError
+from search.read_study import read_study
+from search.run_directory import REPORT
+from trials.mlflow.tracker import Tracker
+from trials.record import Outcome
+from trials.storage.disk_full import DiskFullError, disk_full, is_disk_full
+
+KIB = 1024
+MOUNTS = 21
+"""Number of the capability to mount (CAP_SYS_ADMIN)."""
+ROOMY = "200m"
+
+
+class SmallDisk:
+    """A folder in which so much can be written: in all, or per file where no disk may be mounted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file_bytes: int | None = None
+
+    def limit(self, size_bytes: int) -> None:
+        if _may_mount():
+            self._mount(str(size_bytes))
+        else:
+            self._file_bytes = size_bytes
+
+    def lift(self) -> None:
+        self._file_bytes = None
+        if os.path.ismount(self.folder):
+            self._mount(ROOMY)
+
+    def run(self, words: tuple[object, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """The command, in a process of its own."""
+
+        def limit() -> None:
+            if self._file_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (self._file_bytes, resource.RLIM_INFINITY))
+
+        return subprocess.run(
+            [str(COMMAND), *map(str, words)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=TIMEOUT_SECONDS,
+            preexec_fn=limit,
+        )
+
+    def close(self) -> None:
+        if os.path.ismount(self.folder):
+            subprocess.run(["umount", "-l", str(self.folder)], check=True)
+
+    def _mount(self, size: str) -> None:
+        options = f"remount,size={size}" if os.path.ismount(self.folder) else f"size={size}"
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def _may_mount() -> bool:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    capabilities = int(next(line for line in lines if line.startswith("CapEff")).split()[1], 16)
+    return bool(capabilities >> MOUNTS & 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    disk = SmallDisk(folder)
+    yield disk
+    disk.close()
+
+
+@pytest.mark.parametrize(
+    ("kib", "file"),
+    [(40, "study.db"), (300, "trials"), (1000, REPORT)],
+    ids=["the ledger", "a rank", "the report"],
+)
+def test_a_study_on_a_full_disk_says_so_and_goes_on_once_there_is_space(
+    environment: dict[str, str], click_log: Path, small_disk: SmallDisk, dhen_search: Run, kib: int, file: str
+) -> None:
+    dhen_search("prepare", click_log)
+    small_disk.limit(kib * KIB)
+    words = ("run", "--data", click_log, "--out", small_disk.folder / "study", "trials=2", *SMALL)
+    done = small_disk.run(words, environment)
+    assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "MiB are free" in line
+    assert "run the same command again" in line
+    if _may_mount():  # which file is refused depends on what the others have taken
+        assert f"{small_disk.folder / 'study' / file}" in line
+    small_disk.lift()
+    assert small_disk.run(words, environment).returncode == 0
+    record = read_study(small_disk.folder / "study")
+    assert record.finished
+    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 3
+    assert all(len(trial.attempts) == 1 for trial in record.trials if not trial.shared)
+
+
+def test_mlflow_without_space_says_what_to_do_and_follows_later(tmp_path: Path) -> None:
+    """A study warns of that and goes on (`search.study.report_writer`)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200 * KIB, hard))
+    try:
+        with pytest.raises(UserError, match=r"mlflow.db.*MiB are free.*Free some space.*No trial is lost"):
+            Tracker.open(tmp_path).sync(made_up())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    Tracker.open(tmp_path).sync(made_up())
+
+
+CHECKPOINT = """
+import resource, sys
+from pathlib import Path
+from faulty_ranks import real_training
+from trials.processes.launcher import Launcher
+from trials.processes.supervisor import wait_for
+folder, limit, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+task = real_training(folder).replace(
+    resume_from=str(folder / "checkpoints"), checkpoint_seconds=0.0, gpus_per_host=ranks
+)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+run = Launcher().start(task, folder)
+events = []
+while not run.ended:
+    wait_for([run])
+    events += run.new_events()
+print(events[-1].model_dump_json())
+"""
+
+
+@pytest.mark.parametrize(
+    ("largest_bytes", "ranks"),
+    [(20_000, 1), (20_000, 2), (1_000, 1)],
+    ids=["a checkpoint", "a checkpoint of two ranks", "a log"],
+)
+def test_a_rank_without_space_says_so(tmp_path: Path, largest_bytes: int, ranks: int) -> None:
+    """A limit on the size of files, as ranks inherit it."""
+    words = [str(tmp_path / "trial"), str(largest_bytes), str(ranks)]
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKPOINT, *words],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert '"disk_full":true' in done.stdout
+    assert f"{tmp_path}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["No space left on device", "I/O error (os error 28)", "Disk quota exceeded"]
+)
+def test_libraries_say_it_in_words(text: str) -> None:
+    error = ValueError("the weights")
+    assert not is_disk_full(error)
+    error.__cause__ = RuntimeError(text)
+    assert is_disk_full(error)
+
+
+def test_the_message_names_the_file_the_space_and_the_remedy(tmp_path: Path) -> None:
+    error = disk_full(tmp_path / "new" / "file")
+    assert isinstance(error, DiskFullError)
+    assert str(error).startswith(f"{tmp_path / 'new' / 'file'}: no space to write it.")
+    assert "MiB are free on its disk" in str(error)
+    assert "run the same command again" in str(error)

@@ -1,0 +1,90 @@
+"""Studies whose ledger is a PostgreSQL database, on a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, Run, start, wait_for_trials
+from postgresql import Server, lacking, served
+
+from search.read_study import read_study
+from trials.record import Outcome
+
+pytestmark = pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with served() as server:
+        yield server
+
+
+def words(log: Path, out: Path, *more: str) -> tuple[object, ...]:
+    return ("run", "--data", log, "--out", out, *more, *SMALL)
+
+
+def test_a_study_goes_on_after_ctrl_c(
+    server: Server, dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    out, storage = tmp_path / "interrupted", f"storage={server.url}"
+    process = start(click_log, out, environment, "trials=3", storage)
+    wait_for_trials(out, 2)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    before = read_study(out)
+    done = [trial for trial in before.trials if trial.result.outcome is Outcome.COMPLETED]
+    assert done
+    dhen_search(*words(click_log, out, "trials=3", storage))
+    record = read_study(out)
+    assert record.finished
+    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 4
+    for trial in done:
+        assert record.trial(trial.number).with_result(test=None) == trial
+    assert not (out / "study.db").exists()
+    assert "3/3 candidates" in dhen_search("status", out).stdout  # which reads in brief
+    assert server.rows("select count(*) from dhen_trial where study = 'interrupted'") == ["4"]
+
+
+def test_two_studies_share_a_ledger(
+    server: Server, dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    ledger = f"ledger={server.url}"
+    for name in ("first", "second"):
+        dhen_search(*words(click_log, tmp_path / name, "trials=1", ledger))
+    first, second = (read_study(tmp_path / name) for name in ("first", "second"))
+    assert all(trial.origin.reused_from_study is not None for trial in second.trials)
+    assert [trial.result.validation for trial in second.trials] == [
+        trial.result.validation for trial in first.trials
+    ]
+
+
+def test_a_server_that_goes_away_costs_nothing_that_is_finished(
+    server: Server, dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    out, storage = tmp_path / "alone", f"storage={server.url}"
+    process = start(click_log, out, environment, "trials=3", storage)
+    wait_for_trials(out, 2)
+    server.stop()
+    try:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2, errors
+        assert "Traceback" not in errors
+        assert "cannot be used" in errors
+        assert "that the server runs" in errors
+        assert "the server runs" in dhen_search(*words(click_log, out, "trials=3", storage), code=2).stderr
+    finally:
+        server.start()
+    before = read_study(out)
+    done = [trial for trial in before.trials if trial.result.outcome is Outcome.COMPLETED]
+    assert done
+    dhen_search(*words(click_log, out, "trials=3", storage))
+    record = read_study(out)
+    assert record.finished
+    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 4
+    for trial in done:
+        assert record.trial(trial.number).with_result(test=None) == trial
