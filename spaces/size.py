@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import combinations_with_replacement
 
 from spaces.axes import Axis, Choice
@@ -27,7 +28,8 @@ class SpaceSize:
     def __str__(self) -> str:
         real = f" x {self.real_axes} real-valued training axes" if self.real_axes else ""
         choices = f" x {self.training_choices:,.0f} training settings" if self.training_choices > 1 else ""
-        count = f"{self.architectures:.3g}" if self.architectures >= 1e6 else f"{self.architectures:,.0f}"
+        exact = Decimal(self.architectures)  # a deep space has more than a float can hold
+        count = f"{exact:.3g}" if 1e6 <= exact < math.inf else f"{exact:,.0f}" if exact < 1e6 else "inf"
         return f"{count} architectures{choices}{real} ({self.axes} axes)"
 
 
@@ -39,12 +41,15 @@ def space_size(space: Space) -> SpaceSize:
         name: axis for name, axis in space.model_axes.items() if axis is not dropout or axis.size == math.inf
     }
     training = list(space.training_axes.values())
+    counts = [
+        (stacks, _model_count(others, depth))
+        for model_dropout in dropouts
+        for depth, stacks in _stack_counts(space, model_dropout)
+    ]
     return SpaceSize(
-        architectures=sum(
-            stacks * _model_count(others, depth)
-            for model_dropout in dropouts
-            for depth, stacks in _stack_counts(space, model_dropout)
-        ),
+        architectures=math.inf
+        if any(models == math.inf for _, models in counts)
+        else sum(stacks * models for stacks, models in counts),
         training_choices=math.prod(axis.size for axis in training if axis.size < math.inf),
         real_axes=sum(axis.size == math.inf for axis in training),
         axes=len(space.axes),

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Point = dict[str, Scalar]
 NONE = "none"
+MOST_LAYERS = 1000
+"""The deepest that a space may be: what `plan --sweep` draws, too."""
 LAYER_FIELDS = ("ensemble", "out_embeddings", "raw_numeric", "norm", "norm_placement", "shortcut")
 MODEL_FIELDS = (
     "embedding_dim",
@@ -297,9 +299,10 @@ class Space:
 def _check_layers(axis: Axis, least: int) -> None:
     """Checks that the axis's values are numbers of layers."""
     for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_LAYERS:
             raise UserError(
-                f"space: {axis.name} is a whole number of layers, {least} or more; received {value!r}."
+                f"space: {axis.name} is a whole number of layers, {least} or more, {MOST_LAYERS:,} at most; "
+                f"received {value!r}."
             )
 
 

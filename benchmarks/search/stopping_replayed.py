@@ -28,7 +28,7 @@ from benchmarks.search.surrogate import curve_of, metrics
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
 from search.pareto import pareto_front
 from search.samplers.ranker.acquisition import hypervolume
-from search.stopping import RULES
+from search.stopping import NONE, RULES
 from search.stopping.base import FEWEST, Rule, first_stop, like, went_on
 from search.stopping.forecast import CONFIDENCE, forecast
 from trials.record import JobSummary, Outcome, Result, TrialKind, TrialRecord
@@ -69,13 +69,14 @@ def record(number: int, row: dict[str, Any]) -> TrialRecord:
     )
 
 
-def replay(rule: Rule, order: Sequence[TrialRecord]) -> Replay:
+def replay(rule: Rule | None, order: Sequence[TrialRecord]) -> Replay:
     """A study of these candidates, one at a time; at its last evaluation a training has ended."""
     trials: list[TrialRecord] = []
     for number, whole in enumerate(order):
         whole = whole.replace(number=number)
         training = whole.with_result(outcome=Outcome.RUNNING, curve=whole.result.curve[:-1])
-        trials.append(first_stop(rule, training, 0, trials) or whole)
+        stopped = first_stop(rule, training, 0, trials) if rule is not None else None
+        trials.append(stopped or whole)
     found, full = pareto_front(trials), pareto_front(order)
     kept = {trial.job.fingerprint for trial in found}
     stopped = {trial.job.fingerprint for trial in trials if trial.result.outcome is Outcome.STOPPED}
@@ -123,7 +124,8 @@ def below_bound(orders: Sequence[Sequence[TrialRecord]]) -> tuple[int, int]:
 
 def report(orders: Sequence[Sequence[TrialRecord]]) -> None:
     rows = []
-    for name, rule in RULES.items():
+    rules: dict[str, Rule | None] = {NONE: None, **RULES}
+    for name, rule in rules.items():
         replays = [replay(rule, order) for order in orders]
         rows.append(
             [

@@ -10,8 +10,9 @@ from running_benchmarks import number, run_benchmark, tables
 
 
 def test_preparation_says_speed_and_memory() -> None:
-    (rows,) = tables(run_benchmark("benchmarks.data.preparation_speed", "--rows", 2000))
-    (row,) = rows
+    (rows,) = tables(run_benchmark("benchmarks.data.preparation_speed", "--rows", 2000, "--cores", 1, 2))
+    assert [row["cores"] for row in rows] == ["1", "2"]
+    row = rows[0]
     assert number(row["rows"]) == 2000
     assert number(row["rows/s"]) > 0
     assert number(row["peak RSS MiB"]) >= number(row["imports alone MiB"]) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -181,7 +182,14 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
             "impossible.*does not divide",
         ),
         ("modules: {conv: {kernel: [2, 4]}}", "impossible.*odd kernel"),
-        ("modules: {linear: {}}\ndepth: [0]", "depth is a whole number of layers, 1 or more; received 0"),
+        (
+            "modules: {linear: {}}\nlayers: each\ndepth: {low: 1, high: 1000000}",
+            "1 or more, 1,000 at most; received 1000000",
+        ),
+        (
+            "modules: {linear: {}}\ndepth: [0]",
+            "depth is a whole number of layers, 1 or more, 1,000 at most; received 0",
+        ),
         ("modules: {linear: {}}\ndepth: [a, b]", "number of layers.*received 'a'"),
         ("modules: {linear: {}}\ndepth: null", "number of layers.*received None"),
         ("modules: {linear: {}}\ndepth: [1, 2.5]", "number of layers.*received 2.5"),
@@ -235,6 +243,22 @@ def test_start_points_come_first_and_begin_where_the_baseline_is() -> None:
     assert "training.embedding_learning_rate" not in first  # outside this space
     assert first.items() >= space.config.start[0].items()
     assert space.start_point(len(space.config.start), known) == {}
+
+
+def test_an_absurd_depth_has_a_size_and_points(tmp_path: Path) -> None:
+    """More architectures than a float can hold, each layer with axes of its own."""
+    file = tmp_path / "deep.yaml"
+    file.write_text(
+        "layers: each\ndepth: {low: 1, high: 500}\nslots: 2\nmodules: {cross: {}, linear: {}}\n"
+        "out_embeddings: [2, 4]"
+    )
+    space = load_space(str(file))
+    size = space_size(space)
+    assert size.architectures > 10**400
+    assert re.match(r"\d\.\d\de\+\d{3,} architectures", str(size))
+    rng = random.Random(0)
+    depths = [len(space.decode(space.random_point(rng)).model.layers) for _ in range(20)]
+    assert max(depths) > 300
 
 
 def test_unknown_space_lists_the_known() -> None:

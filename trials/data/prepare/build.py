@@ -22,8 +22,9 @@ from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows
 from trials.data.raw.sources import estimate_rows
 
-THREADS = min(16, os.cpu_count() or 1)
-"""Number of threads in which columns are typed, counted and encoded side by side."""
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+THREADS = min(16, CORES)
+"""Number of threads in which columns are typed, counted and encoded side by side, on all cores that there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
