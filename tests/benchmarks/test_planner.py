@@ -56,6 +56,17 @@ def test_planned_memory_is_compared_with_traces(tmp_path: Path) -> None:
     assert number(rows[0]["median \\|error\\| %"]) < 5
 
 
+def test_planned_memory_is_compared_with_real_ranks() -> None:
+    """Of one rank at a size at which tables' own buffers are a small part."""
+    words = ("--ranks", 2, "--layers", 1, "--width", 512, "--examples", 512, "--strategies", "zero2", "fsdp")
+    said = run_benchmark("benchmarks.planner.plans_on_ranks", *words)
+    (rows,) = tables(said)
+    assert [(row["precision"], row["strategy"]) for row in rows] == [
+        (precision, strategy) for precision in ("fp32", "bf16") for strategy in ("zero2", "fsdp")
+    ]
+    assert all(abs(number(row["plan %"])) < 10 for row in rows)
+
+
 def test_planned_memory_is_compared_with_real_steps() -> None:
     said = run_benchmark("benchmarks.planner.memory_and_latency", "real", "--cases", 1, "--seed", 1)
     (rows,) = tables(said)

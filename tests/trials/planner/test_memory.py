@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dhen.config import ModelConfig
+from dhen.config import DhenConfig, ModelConfig
 from dhen.inputs.table_dims import table_dims
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
@@ -164,7 +164,10 @@ def test_more_ranks_never_raise_what_is_sharded(
     for hosts, gpus in ((2, 8), (4, 8)):
         after = peak(model, strategy, hosts, gpus, 64, precision)
         assert after.optimizer_state <= before.optimizer_state
-        assert after.parameters <= before.parameters
+        padding = 0
+        if strategy.dense in ("zero1", "zero2"):  # weights stay whole, in buckets of equal parts
+            padding = 4 * hosts * gpus * (len(model.layers) + 2 if isinstance(model, DhenConfig) else 3)
+        assert after.parameters <= before.parameters + padding
         assert after.host <= before.host
         before = after
 

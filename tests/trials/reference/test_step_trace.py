@@ -28,10 +28,8 @@ SCHEMA = FeatureSchema(
 LAYER = {"modules": ["mlp", "attention"], "out_embeddings": 8}
 MODEL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 3, "dropout": 0.1}, "test")
 SMALL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 2, "dropout": 0.1}, "test")
-RANKS, EXAMPLES = 2, 128
-CLOSE = 0.03
-"""How far apart the trace and a real step may be, of the total."""
-REPEATS = 3
+WORLDS, EXAMPLES = (2, 4), 128
+REPEATS = 5
 """Real steps measured, of which the least counts: gloo's thread lets go of a buffer when it comes to it."""
 SETTINGS = {
     "fp32": TrainingConfig(precision="fp32"),
@@ -62,7 +60,13 @@ MEASURED: tuple[tuple[Strategy, str], ...] = (
     (Strategy(dense="fsdp", checkpointing="full"), "fp32"),
     (Strategy(dense="fsdp", offload=True, micro_batches=2), "bf16"),
     (Strategy(dense="fsdp", offload=True), "bf16 moments, sent in bf16"),
+    (Strategy(dense="fsdp", micro_batches=2, no_sync=True), "bf16, sent in fp32"),
+    (Strategy(dense="hsdp"), "fp32"),
+    (Strategy(dense="hsdp", checkpointing="selective"), "bf16"),
+    (Strategy(dense="hsdp", micro_batches=3), "bf16, sent in fp32"),
+    (Strategy(dense="hsdp", offload=True, micro_batches=2, no_sync=True), "fp32"),
 )
+"""hsdp on four ranks alone, 2 x 2."""
 CASES = pytest.mark.parametrize(
     ("strategy", "setting"), MEASURED, ids=lambda value: getattr(value, "name", value)
 )
@@ -134,7 +138,9 @@ def test_zero_holds_all_weights_and_its_part_of_their_state(dense: Dense, ranks:
     assert found.by_kind.get("communication_buffers", 0) >= (whole if dense == "zero1" else 0)
     gradients = 4 * sum(mine) + (whole if dense == "zero1" else 0)
     held = sum(found.by_kind[kind] for kind in ("parameters", "optimizer_state", "input_batch"))
-    assert found.peaks["optimizer step"] == held + gradients
+    # the last bucket is still on its way when the update begins
+    last = itemsize * mine[0] * (1 if dense == "zero1" else ranks + 1)
+    assert 0 <= found.peaks["optimizer step"] - held - gradients <= last
 
 
 @pytest.mark.parametrize(("dense", "shards"), [("shard_grad_op", 8), ("fsdp", 8), ("hsdp", 4)])
@@ -247,14 +253,14 @@ def test_one_process_holds_what_was_traced(strategy: Strategy, setting: str) -> 
     assert fake == real
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = on_ranks(__file__, RANKS, tmp_path_factory.mktemp("ranks"))
-    return found
+@pytest.fixture(scope="module", params=WORLDS, ids="{} ranks".format)
+def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = on_ranks(__file__, request.param, tmp_path_factory.mktemp("ranks"))
+    return found | {"ranks": request.param}
 
 
 @pytest.mark.parametrize("dense", ["dp", "zero1", "fsdp"])
-def test_bf16_moments_are_half_as_large(measured: dict[str, dict[str, Any]], dense: Dense) -> None:
+def test_bf16_moments_are_half_as_large(measured: dict[str, Any], dense: Dense) -> None:
     """On real ranks, but for the count of steps that PyTorch's AdamW has as a tensor for each weight."""
     kinds = ("optimizer_state", "parameters")
     plain, small = (
@@ -266,20 +272,25 @@ def test_bf16_moments_are_half_as_large(measured: dict[str, dict[str, Any]], den
 
 
 @CASES
-def test_real_ranks_hold_what_was_traced(
-    measured: dict[str, dict[str, Any]], strategy: Strategy, setting: str
-) -> None:
+def test_real_ranks_hold_what_was_traced(measured: dict[str, Any], strategy: Strategy, setting: str) -> None:
     """Through DistributedDataParallel, ZeRO's stages 1 and 2 and `fully_shard` over gloo."""
+    ranks = measured["ranks"]
+    if (strategy, setting) not in of_world(ranks):
+        pytest.skip("hsdp takes four ranks")
     real = StepMemory.model_validate(measured[f"{setting} {strategy.name}"])
-    fake = traced(strategy, ranks=RANKS, examples=EXAMPLES, setting=setting, model=SMALL)
-    assert fake.total == pytest.approx(real.total, rel=CLOSE)
-    assert fake.host == pytest.approx(real.host, rel=CLOSE)
+    fake = traced(strategy, ranks=ranks, examples=EXAMPLES, setting=setting, model=SMALL)
+    assert (fake.total, fake.host) == (real.total, real.host)
+
+
+def of_world(ranks: int) -> list[tuple[Strategy, str]]:
+    return [case for case in MEASURED if case[0].dense != "hsdp" or ranks == 4]
 
 
 def on_a_rank() -> dict[str, dict[str, Any]]:
-    found = {}
-    for strategy, setting in MEASURED:
-        mesh = device_mesh(strategy.dense, 1, RANKS, "cpu")
+    found, ranks = {}, dist.get_world_size()
+    for strategy, setting in of_world(ranks):
+        hosts = 2 if strategy.dense == "hsdp" else 1
+        mesh = device_mesh(strategy.dense, hosts, ranks // hosts, "cpu")
         times = [measure(SMALL, SCHEMA, strategy, mesh, EXAMPLES, SETTINGS[setting]) for _ in range(REPEATS)]
         found[f"{setting} {strategy.name}"] = min(times, key=lambda memory: memory.total).to_dict()
     return found

@@ -99,4 +99,5 @@ def zero_moments(
         yield LiveMemory(at, index, made, gradients, buffers=way.sent + way.part)
     embeddings = batch.embeddings if several else batch.micro_embeddings
     yield LiveMemory("reduce-scatter of features", 0, embeddings, gradients, buffers=way.sent + way.part)
-    yield LiveMemory("optimizer step", 0, 0, all_gradients, buffers=workspace)
+    arrived = 0 if reduced == FP32_BYTES else way.part  # what becomes the last bucket's gradient
+    yield LiveMemory("optimizer step", 0, 0, all_gradients, buffers=max(arrived, workspace))
