@@ -142,6 +142,14 @@ def test_nothing_fits_has_a_remedy(dhen_search: Run, config: Path) -> None:
     assert "which comes closest" in text
 
 
+@pytest.mark.parametrize("technique", ["zero1", "zero1+micro_batches=4", "fsdp+no_sync"])
+def test_a_technique_that_no_batch_lets_fit_lacks_memory(
+    config: Path, capsys: pytest.CaptureFixture[str], technique: str
+) -> None:
+    words = (config, "--cluster", "zionex", "--ranks", "1x4", "--hbm", "1300MiB", f"technique={technique}")
+    assert "give a rank more memory" in refused(capsys, *words)
+
+
 def test_what_fits_never_depends_on_what_is_preferred(dhen_search: Run, config: Path) -> None:
     words = (config, "--cluster", "zionex", "--ranks", "2x8")
     (least,), (fastest,) = (plans(dhen_search, *words, "--prefer", which) for which in ("least", "fastest"))
