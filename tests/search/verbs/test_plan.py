@@ -220,6 +220,14 @@ def test_the_sweep_is_one_file_that_opens_anywhere(dhen_search: Run, config: Pat
             ("{config}", "--cluster", "h100", "--sweep", "width=1..4", "--out", "x.html"),
             "such as depth=1..40",
         ),
+        (
+            ("{config}", "technique=fsdp+no_sync", "--sweep", "depth=1..2", "--out", "x.html"),
+            "give technique=fsdp, or none",
+        ),
+        (
+            ("{config}", "technique=fsdp+cpu_offload", "--sweep", "depth=1..2", "--out", "x.html"),
+            "nothing would be drawn for technique=fsdp+cpu_offload",
+        ),
         (("{dlrm}", "--cluster", "h100", "--sweep", "depth=1..4", "--out", "x.html"), "has no layers"),
         (
             (
