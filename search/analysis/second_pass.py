@@ -65,6 +65,8 @@ def _reason_against(baseline: TrialRecord, minutes: float | None) -> str | None:
     curve = [point.validation.ne for point in baseline.result.curve]
     if not curve or curve[-1] > min(curve):
         return "the baseline was at its best before its pass was over"
-    if minutes is not None and PASSES * (baseline.result.seconds or 0.0) > SHARE_OF_MINUTES * 60.0 * minutes:
+    # a result of another study took no time here, but its measurements say what a training takes
+    seconds = max(baseline.result.seconds or 0.0, baseline.result.measured.whole_seconds)
+    if minutes is not None and PASSES * seconds > SHARE_OF_MINUTES * 60.0 * minutes:
         return f"it would take more than {SHARE_OF_MINUTES:.0%} of the study's minutes"
     return None

@@ -220,6 +220,12 @@ def _sweep(
     if len(clusters) > 1:
         raise UserError("--sweep draws one cluster; give --cluster once.")
     (cluster,) = clusters
+    forced = options.technique
+    if forced is not None and (forced.no_sync or set(forced.techniques) - {forced.dense}):
+        raise UserError(
+            f"--sweep draws ways to hold the dense state without other techniques, so that nothing would be drawn "
+            f"for technique={forced.name}; give technique={forced.dense}, or none for all of them."
+        )
     ladders = sweep(request, cluster, depths(swept), options)
     assert request.training.batch_size is not None
     info = sweep_info(

@@ -22,6 +22,7 @@ from trials.cluster.machine import BF16_GAIN, Precision
 from trials.job import TrainingConfig
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
+from trials.strategy import Strategy
 
 KEYS = ("model", "schema", "training")
 EXAMPLE = "schema: {tables: [{name: site, rows: 1000000}], numeric: 13}"
@@ -129,5 +130,12 @@ def fits_nowhere(request: PlanRequest, cluster: Cluster, cluster_plan: Plan, opt
     model, training = request.model, for_cluster(request.training, cluster)
     if isinstance(model, DhenConfig):
         model = model.replace(layers=model.layers[:1])
-    smallest = training.replace(batch_size=cluster.ranks)
+    smallest = training.replace(batch_size=cluster.ranks * _fewest_examples(options.technique))
     return plan(model, request.schema, smallest, cluster, options=options).chosen is None
+
+
+def _fewest_examples(technique: Strategy | None) -> int:
+    """The fewest examples of a rank with which a technique is on the ladder: one per micro-batch."""
+    if technique is None:
+        return 1
+    return max(technique.micro_batches, 2 if technique.no_sync else 1)

@@ -189,8 +189,9 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         "outcome": trial.result.outcome.value,
         "technique.planned": trial.plan.technique,
         "technique.executed": trial.result.technique,
-        "technique.forced": trial.plan.summary.restricted_to if trial.plan.summary else None,
-        "memory_margin": (trial.plan.summary.memory_margin or None) if trial.plan.summary else None,
+        "technique.forced": trial.first_plan.restricted_to if trial.first_plan else None,
+        # attempts after one that ran out of memory are planned without it
+        "memory_margin": (trial.first_plan.memory_margin or None) if trial.first_plan else None,
         "fingerprint": trial.job.fingerprint,
         "tuned_from": trial.origin.tuned_from,
         "reused_from": trial.origin.reused_from,

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
+from records import changed, study
 
+from search.analysis.second_pass import try_second_pass
+from search.execution.retraining import RetrainingRequest
+from search.study_state import StudyState
 from trials import job as jobs
+from trials.job import Job
+from trials.record import Measured, TrialRecord
 
 WORDS = ("space=tiny", "trials=1", "baseline_trials=1", "threads=1", "parallel=1")
 
@@ -38,3 +44,30 @@ def test_a_study_says_that_a_second_pass_would_have_helped(
     assert (retraining["origin"]["of"], retraining["origin"]["passes"]) == (0, 2)
     assert retraining["result"]["test"] is None  # the test split was not looked at for it
     assert not list((out / "retrained").rglob("weights.safetensors"))
+
+
+class NothingTrained:
+    """Stands for a study's retrainings; it keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.requests: list[RetrainingRequest] = []
+
+    def run(self, wanted: list[RetrainingRequest]) -> dict[str, TrialRecord]:
+        self.requests += wanted
+        return {}
+
+
+@pytest.mark.parametrize(("minutes", "tried"), [(None, True), (60.0, True), (10.0, False)])
+def test_what_a_reused_baseline_took_elsewhere_counts_against_the_minutes(
+    minutes: float | None, tried: bool
+) -> None:
+    """Its result took no time here; two passes of 100 seconds are more than a tenth of ten minutes."""
+    made_up = study(0)
+    assert made_up.baseline is not None
+    took = Measured(train_seconds=90.0, evaluate_seconds=10.0)
+    trained = changed(made_up.trial(made_up.baseline), measured=took)
+    baseline = trained.with_result_of(trained).with_result(curve=trained.result.curve[:1])
+    state, retrainings = StudyState(made_up.replace(trials=()), [baseline]), NothingTrained()
+    job = Job.model_construct()
+    try_second_pass(state, retrainings, lambda _: job, minutes=minutes)  # type: ignore[arg-type]
+    assert bool(retrainings.requests) is tried

@@ -142,6 +142,14 @@ def test_nothing_fits_has_a_remedy(dhen_search: Run, config: Path) -> None:
     assert "which comes closest" in text
 
 
+@pytest.mark.parametrize("technique", ["zero1", "zero1+micro_batches=4", "fsdp+no_sync"])
+def test_a_technique_that_no_batch_lets_fit_lacks_memory(
+    config: Path, capsys: pytest.CaptureFixture[str], technique: str
+) -> None:
+    words = (config, "--cluster", "zionex", "--ranks", "1x4", "--hbm", "1300MiB", f"technique={technique}")
+    assert "give a rank more memory" in refused(capsys, *words)
+
+
 def test_what_fits_never_depends_on_what_is_preferred(dhen_search: Run, config: Path) -> None:
     words = (config, "--cluster", "zionex", "--ranks", "2x8")
     (least,), (fastest,) = (plans(dhen_search, *words, "--prefer", which) for which in ("least", "fastest"))
@@ -211,6 +219,14 @@ def test_the_sweep_is_one_file_that_opens_anywhere(dhen_search: Run, config: Pat
         (
             ("{config}", "--cluster", "h100", "--sweep", "width=1..4", "--out", "x.html"),
             "such as depth=1..40",
+        ),
+        (
+            ("{config}", "technique=fsdp+no_sync", "--sweep", "depth=1..2", "--out", "x.html"),
+            "give technique=fsdp, or none",
+        ),
+        (
+            ("{config}", "technique=fsdp+cpu_offload", "--sweep", "depth=1..2", "--out", "x.html"),
+            "nothing would be drawn for technique=fsdp+cpu_offload",
         ),
         (("{dlrm}", "--cluster", "h100", "--sweep", "depth=1..4", "--out", "x.html"), "has no layers"),
         (

@@ -10,7 +10,7 @@ import yaml
 from records import changed, judged, metrics, study, trial
 
 from trials.mlflow.runs import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
-from trials.record import Attempt, Outcome, StudyTrial, TrialKind, TrialRecord
+from trials.record import Attempt, Outcome, PlanSummary, StudyTrial, TrialKind, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_percent
 
 
@@ -145,6 +145,18 @@ def test_every_attempt_is_there() -> None:
         "attempt.1.measured_bytes": 3,
         "attempt.1.measured_step_seconds": 0.5,
     }
+
+
+def test_what_was_forced_is_what_was_asked_of_the_first_plan() -> None:
+    """An attempt after one that ran out of memory is planned without the margin."""
+    second = PlanSummary(strategy="fsdp", fits=True, examples_per_rank=8, restricted_to="fsdp")
+    first = second.replace(memory_margin=-(2**20))
+    attempts = (
+        Attempt(strategy="fsdp", plan=first, outcome=Outcome.OUT_OF_MEMORY, predicted_bytes=5),
+        Attempt(strategy="fsdp", plan=second, outcome=Outcome.COMPLETED, predicted_bytes=4),
+    )
+    tags = trial_sheet(alone(attempts=attempts, summary=second), judged([])).tags
+    assert (tags["technique.forced"], tags["memory_margin"]) == ("fsdp", "-1048576")
 
 
 def test_a_result_of_another_study_says_so() -> None:

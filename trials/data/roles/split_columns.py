@@ -101,12 +101,13 @@ def _of_names(name: str, values: list[str], otherwise: SplitRule) -> FoundSplit 
         test += evaluation
     else:
         validation = evaluation
-    if not _among(values, TRAIN):
+    lacking = "training" if not _among(values, TRAIN) else "" if validation or test else "validation or test"
+    if lacking:
         return FoundSplit(
             name=name,
-            judged=JudgedColumn(IgnoredColumn(), "looks like a split, without a value for training rows"),
+            judged=JudgedColumn(IgnoredColumn(), f"looks like a split, without a value for {lacking} rows"),
             rule=None,
-            sentence=f"the column {name!r} looks like a split but names no training rows ({', '.join(values)}): "
+            sentence=f"the column {name!r} looks like a split but names no {lacking} rows ({', '.join(values)}): "
             f"it is neither used as the split nor as a feature; its role {WHERE} says so",
         )
     rule = _rule(validation, test, otherwise)

@@ -143,11 +143,20 @@ def test_other_columns_stay_features(write_with: WriteLog, name: str, values: li
     assert found.sentences == ()
 
 
-def test_a_split_without_training_rows_is_left_out_and_said(write_with: WriteLog) -> None:
-    found = inferred(write_with("split", ["val", "test"]))
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (["val", "test"], "names no training rows (val, test)"),
+        (["train", "Training"], "names no validation or test rows (train, Training)"),
+    ],
+)
+def test_a_split_without_training_rows_or_without_others_is_left_out_and_said(
+    write_with: WriteLog, values: list[str], says: str
+) -> None:
+    found = inferred(write_with("split", values))
     assert found.schema.columns["split"].role == "ignore"
     assert found.schema.split == SplitRule(by="timestamp")
-    assert "names no training rows (val, test)" in found.sentences[0]
+    assert says in found.sentences[0]
 
 
 def test_of_two_columns_the_first_is_the_split(clicks: Columns, write_csv: WriteCsv) -> None:
