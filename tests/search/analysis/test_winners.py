@@ -20,6 +20,7 @@ from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.analysis.ablate import without_parts
+from search.analysis.confirm import better
 from search.analysis.slices import slices
 from search.bundles.bundle import read_bundle
 from search.bundles.export import study_log
@@ -60,6 +61,14 @@ def test_winners_carry_a_verdict(confirmed: Path) -> None:
     assert best is not None
     assert read_bundle(confirmed / "best").info.comparison == best
     assert {trial.number for trial in record.trials} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("percent", "p_adjusted", "verdict"),
+    [(-0.5, 0.04, Better.YES), (0.5, 0.04, Better.NO), (-0.5, 0.06, Better.CANNOT_TELL)],
+)
+def test_a_verdict_is_yes_no_or_cannot_tell(percent: float, p_adjusted: float, verdict: Better) -> None:
+    assert better(percent, p_adjusted) == verdict
 
 
 def test_the_difference_is_that_of_the_metrics(confirmed: Path) -> None:

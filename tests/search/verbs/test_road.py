@@ -8,15 +8,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import SMALL, Run, write_log
 
 from search.read_study import read_study
-from trials.record import Outcome, TrialKind
+from search.verbs import verify
+from trials.record import Metrics, Outcome, TrialKind
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger
 from trials.study_record import StudyRecord
+from trials.training.evaluation import evaluate
 
 
 def record_of(study: Path) -> StudyRecord:
@@ -68,11 +71,21 @@ def test_the_report_stands_alone(study: Path) -> None:
     assert 'src="http' not in html
 
 
-def test_the_same_command_again_does_nothing_twice(dhen_search: Run, study: Path, click_log: Path) -> None:
+def test_the_same_command_again_does_nothing_twice_and_says_where_to_look(
+    dhen_search: Run, study: Path, click_log: Path
+) -> None:
     before = record_of(study)
-    dhen_search("run", "--data", click_log, "--out", study, "trials=4", *SMALL)
+    said = dhen_search("run", "--data", click_log, "--out", study, "trials=4", *SMALL).stdout.splitlines()
     after = record_of(study)
     assert after.trials == before.trials
+    best = study / "best"
+    assert said[-3:] == [
+        f"report: {study / 'report.html'}",
+        f"browse: dhen-search ui {study}",
+        f"bundle: {best} (dhen-search predict {best} --data ...)",
+    ]
+    assert any(line.startswith("The best candidate, trial ") for line in said)
+    assert any(line.startswith("On the test split, which no choice has seen, ") for line in said)
 
 
 def test_more_trials_go_on_from_there(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
@@ -117,6 +130,18 @@ def test_export_and_verify(dhen_search: Run, study: Path, click_log: Path, tmp_p
     assert f"at export NE {info['validation']['ne']:.5f}" in said
     other = write_log(tmp_path / "other.csv", 1500, seed=9)
     assert "another one" in dhen_search("verify", bundle, "--data", other).stdout
+
+
+def test_verify_says_where_a_bundle_gives_other_numbers(
+    dhen_search: Run, study: Path, click_log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def off(*given: Any) -> Metrics:
+        metrics = evaluate(*given)
+        return metrics.replace(ne=metrics.ne + 0.1)
+
+    monkeypatch.setattr(verify, "evaluate", off)
+    said = dhen_search("verify", study / "best", "--data", click_log, code=1).stderr
+    assert "NE differs by 0.1 from the export's" in said
 
 
 def test_predict_scores_every_row_in_order(

@@ -1,0 +1,28 @@
+"""What the README promises of `make`, by the commands that its targets would run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def last_command(*words: str) -> list[str]:
+    """Of those that `make` would run where nothing is set up, after those that set everything up."""
+    shown = subprocess.run(
+        ["make", "-n", "VENV=/nowhere", *words], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    commands = shown.replace("\\\n", " ").splitlines()
+    assert "-m venv /nowhere" in commands[0]
+    assert "pip install" in commands[1]
+    return commands[-1].split()
+
+
+def test_two_commands_set_up_search_and_test() -> None:
+    command = "/nowhere/bin/dhen-search"
+    assert last_command("search") == [command, "run", "minutes=7"]
+    own = last_command("search", "DATA=log.csv", "OUT=runs/x", "ARGS=trials=50 space=wide")
+    assert own == [command, "run", "--data", "log.csv", "--out", "runs/x", "trials=50", "space=wide"]
+    assert last_command("test") == ["/nowhere/bin/python", "-m", "pytest"]
+    assert {command, "run", "space=techniques", "ranks=2x2"} <= set(last_command("techniques"))
