@@ -203,8 +203,6 @@ BUDGET_KEYS = frozenset(
     }
 )
 """Keys that may differ when a study is resumed."""
-
-
 HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin")
 """Keys of a study that say how a model is held; `train` and `plan` take them too."""
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
@@ -263,9 +261,7 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
                 f"{directory} holds another study ({differences}). Run it with its own settings to go on, "
                 f"or choose another --out."
             )
-    elif directory.exists() and any(
-        entry.name not in (LOCK_FILE, STUDY_DB, DRIVER_LOG) for entry in directory.iterdir()
-    ):
+    elif directory.exists() and any(entry.name not in OWN_FILES for entry in directory.iterdir()):
         raise UserError(f"{directory} is not empty and holds no study; choose another --out.")
 
 

@@ -142,6 +142,7 @@ class EventWriter:
     """Appends events to a file, each handed to the operating system as it is written."""
 
     def __init__(self, path: Path) -> None:
+        _drop_unfinished_line(path)
         self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
 
     def __call__(self, event: Event) -> None:
@@ -172,3 +173,11 @@ class EventReader:
         complete_lines = data[: data.rfind(b"\n") + 1]
         self._position += len(complete_lines)
         return [_ADAPTER.validate_json(line) for line in complete_lines.splitlines()]
+
+
+def _drop_unfinished_line(path: Path) -> None:
+    """Cuts off the rest of an event for which there was no space: what is written next would be a part of it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)

@@ -59,9 +59,9 @@ def parse_bytes(value: object) -> int:
 def parse_signed_bytes(value: object) -> int:
     """Returns whole bytes; a minus in front takes them off."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
-        return -parse_signed_bytes(-value)
+        return -round(parse_quantity(-value, SIZES, "512MiB or -512MiB"))
     if isinstance(value, str) and value.strip().startswith("-"):
-        return -parse_signed_bytes(value.strip()[1:])
+        return -round(parse_quantity(value.strip()[1:], SIZES, "512MiB or -512MiB"))
     return round(parse_quantity(value, SIZES, "512MiB or -512MiB"))
 
 

@@ -13,7 +13,15 @@ from dhen.errors import UserError
 from dhen.values import dump_yaml, parse
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import catalog, load_cluster
-from trials.cluster.quantity import SIZES, parse_bytes, parse_flops, parse_quantity, parse_rate, parse_time
+from trials.cluster.quantity import (
+    SIZES,
+    parse_bytes,
+    parse_flops,
+    parse_quantity,
+    parse_rate,
+    parse_signed_bytes,
+    parse_time,
+)
 
 NAMES = sorted(catalog())
 OWN: dict[str, Any] = {
@@ -54,6 +62,13 @@ def test_a_unit_is_a_factor(number: float, unit: str) -> None:
 def test_what_is_no_size_is_refused_with_an_example(value: object) -> None:
     with pytest.raises(ValueError, match="80GiB"):
         parse_bytes(value)
+
+
+def test_a_margin_has_one_minus_at_most() -> None:
+    margins = ("512MiB", "-512MiB", "- 1 KiB", -7, 7, 0)
+    assert [parse_signed_bytes(x) for x in margins] == [2**29, -(2**29), -1024, -7, 7, 0]
+    with pytest.raises(ValueError, match="-512MiB"):
+        parse_signed_bytes("--512MiB")
 
 
 @pytest.mark.parametrize("name", NAMES)
