@@ -72,15 +72,15 @@ def test_what_runs_counts_until_now() -> None:
 
 
 def test_winners_are_the_baseline_and_the_front() -> None:
-    baseline = trial(0, kind=TrialKind.BASELINE, ne=0.9)
-    worse = trial(1, kind=TrialKind.BASELINE, ne=0.95)
+    worse = trial(0, kind=TrialKind.BASELINE, ne=0.95)
+    baseline = trial(1, kind=TrialKind.BASELINE, ne=0.9)
     cheap, best, beaten = trial(2, flops=1e5, ne=0.85), trial(3, ne=0.7), trial(4, ne=0.75, flops=2e6)
-    now = standing(baseline, worse, cheap, best, beaten)
-    assert [winner.owner for winner in now.selection.winners] == [0, 2, 3]
+    now = standing(worse, baseline, cheap, best, beaten)
+    assert [winner.owner for winner in now.selection.winners] == [1, 2, 3]
     now.note(trial(5, ne=0.6, flops=1e5, reused_from=9))
-    assert [winner.owner for winner in now.selection.winners] == [0, 9]
+    assert [winner.owner for winner in now.selection.winners] == [1, 9]
     record = now.record()
-    assert (record.baseline, record.front, record.best) == (0, (5,), 5)
+    assert (record.baseline, record.front, record.best) == (1, (5,), 5)
 
 
 def test_averages_beside_candidates() -> None:
