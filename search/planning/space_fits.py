@@ -36,16 +36,23 @@ def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Ca
     """Draws candidates of the space of `pricer` until one fits.
 
     Raises:
-        UserError: where none does, naming the nearest and what would help.
+        UserError: where none does, naming the nearest and what would help; or why none could be planned.
     """
     nearest: UnfitCandidate | None = None
+    trouble: UserError | None = None
     for drawn in islice(evenly(pricer, set(), random.Random(0), {}), DRAWN):
-        candidate_plan = plan(drawn.priced.candidate)
+        try:
+            candidate_plan = plan(drawn.priced.candidate)
+        except UserError as error:  # a batch smaller than the ranks: this candidate alone is infeasible
+            trouble = error
+            continue
         if candidate_plan.chosen is not None:
             return
         nearest = UnfitCandidate(drawn, candidate_plan).nearer(nearest)
     if nearest is not None:
         raise too_little_memory(pricer.space.name, "nothing fits", cluster, DRAWN, nearest)
+    if trouble is not None:
+        raise trouble
 
 
 def too_little_memory(

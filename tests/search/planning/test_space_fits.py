@@ -1,0 +1,38 @@
+"""Whether anything in a space fits, where some of its candidates cannot be planned at all."""
+
+from __future__ import annotations
+
+import pytest
+from priced import JOB
+
+from dhen.errors import UserError
+from search.planning.plan_trial import plan_of
+from search.planning.space_fits import check_some_fit
+from search.samplers.static_cost import CandidatePricer
+from spaces.catalog_loader import load_space
+from spaces.space import Candidate
+from trials.cluster.load import load_cluster
+from trials.planner.plan import Plan
+
+CLUSTER = load_cluster("a100-80gb").with_ranks("1x1")
+PRICER = CandidatePricer(load_space("tiny", JOB.features), JOB.features, lambda candidate: True)
+
+
+def refused(candidate: Candidate) -> Plan:
+    raise UserError("training.batch_size=2 is less than one example for each of 4 ranks")
+
+
+def test_a_candidate_that_cannot_be_planned_does_not_speak_for_the_space() -> None:
+    asked: list[Candidate] = []
+
+    def plan(candidate: Candidate) -> Plan:
+        asked.append(candidate)
+        return refused(candidate) if len(asked) == 1 else plan_of(JOB, CLUSTER)
+
+    check_some_fit(PRICER, CLUSTER, plan)
+    assert len(asked) == 2
+
+
+def test_where_none_can_be_planned_the_reason_is_said() -> None:
+    with pytest.raises(UserError, match="less than one example for each of 4 ranks"):
+        check_some_fit(PRICER, CLUSTER, refused)
