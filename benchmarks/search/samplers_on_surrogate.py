@@ -49,8 +49,6 @@ from search.stopping.base import first_stop
 from spaces.space import Candidate, Point
 from trials.record import Origin, Outcome, Result, TrialKind, TrialRecord
 
-BYTES_PER_PARAMETER = 16
-"""Of the made-up memory limit: weights, gradients and two moments in fp32."""
 POINTS_FOR_LIMIT = 400
 MARKS = (50, 100, 200)
 AGAINST = "random"

@@ -129,7 +129,8 @@ def _allowed(options: PlanOptions, cluster: Cluster, examples_per_rank: int) -> 
         raise UserError(
             f"technique={options.technique.name} is not on the ladder of {cluster.hosts} x "
             f"{cluster.gpus_per_host} ranks with {examples_per_rank} examples each. There are "
-            f"{', '.join(names)}, each with +micro_batches={', '.join(map(str, MICRO_BATCHES[1:]))} or without."
+            f"{', '.join(names)}, each with +micro_batches={', '.join(map(str, MICRO_BATCHES[1:]))} (some with "
+            "+no_sync) or without."
         )
     return allowed
 

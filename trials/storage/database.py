@@ -138,7 +138,7 @@ def _reason(error: Exception) -> str:
 
 def _is_full(url: str, reason: str) -> bool:
     """Tells whether a database lacks space, which SQLite calls by many names (`unable to open`)."""
-    if "full" in reason or "No space left" in reason:
+    if "is full" in reason or "No space left" in reason:
         return True
     path = _file(url)
     if path is None or not path.parent.exists() or "locked" in reason:
