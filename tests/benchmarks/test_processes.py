@@ -6,6 +6,7 @@ import pytest
 from running_benchmarks import number, run_benchmark, run_benchmark_process, tables
 
 
+@pytest.mark.slow
 def test_techniques_train_to_the_losses_of_one_process() -> None:
     (rows,) = tables(run_benchmark("benchmarks.processes.technique_equality", "--ranks", 1))
     assert rows[0]["technique"] == "dp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,8 +11,15 @@ ROOT = Path(__file__).parent.parent.parent
 
 def last_command(*words: str) -> list[str]:
     """Of those that `make` would run where nothing is set up, after those that set everything up."""
+    # without what a `make` that runs the tests has told its own
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     shown = subprocess.run(
-        ["make", "-n", "VENV=/nowhere", *words], capture_output=True, text=True, check=True, cwd=ROOT
+        ["make", "-n", "VENV=/nowhere", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=alone,
     ).stdout
     commands = shown.replace("\\\n", " ").splitlines()
     assert "-m venv /nowhere" in commands[0]

@@ -89,7 +89,9 @@ def test_the_report_tells_what_was_tried_and_what_was_forced(techniques: Path, r
         assert row[6].endswith("iB")  # measured
 
 
-@pytest.mark.parametrize("technique", ["hsdp", "cpu_offload+fsdp+full_checkpointing"])
+@pytest.mark.parametrize(
+    "technique", ["hsdp", pytest.param("cpu_offload+fsdp+full_checkpointing", marks=pytest.mark.slow)]
+)
 def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: str) -> None:
     out = tmp_path / "study"
     words = [word for word in WORDS if not word.startswith(("trials=", "hbm="))]

@@ -90,7 +90,11 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.mark.parametrize(
     ("kib", "file"),
-    [(40, "study.db"), (300, ""), (1000, "")],
+    [
+        pytest.param(40, "study.db", marks=pytest.mark.slow),
+        (300, ""),
+        pytest.param(1000, "", marks=pytest.mark.slow),
+    ],
     ids=["the ledger", "a rank", "the report"],
 )
 def test_a_study_on_a_full_disk_says_so_and_goes_on_once_there_is_space(
@@ -149,7 +153,11 @@ print(events[-1].model_dump_json())
 
 @pytest.mark.parametrize(
     ("largest_bytes", "ranks"),
-    [(20_000, 1), (20_000, 2), (1_000, 1)],
+    [
+        pytest.param(20_000, 1, marks=pytest.mark.slow),
+        (20_000, 2),
+        pytest.param(1_000, 1, marks=pytest.mark.slow),
+    ],
     ids=["a checkpoint", "a checkpoint of two ranks", "a log"],
 )
 def test_a_rank_without_space_says_so(tmp_path: Path, largest_bytes: int, ranks: int) -> None:
