@@ -31,7 +31,7 @@ SMALL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 2, "dropout": 0.1}
 WORLDS, EXAMPLES = (2, 4), 128
 LATE = 0.05
 """Share of a total that a buffer is which gloo lets go of late."""
-REPEATS = 5
+REPEATS = 3
 """Real steps measured, of which the least counts: gloo's thread lets go of a buffer when it comes to it."""
 SETTINGS = {
     "fp32": TrainingConfig(precision="fp32"),
