@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -131,7 +132,10 @@ def on_rank(rank: int, world: int, size: Size, names: tuple[str, ...], folder: s
             lines.append("\t".join(map(str, numbers)))
     if ranks.first:
         (Path(folder) / "findings").write_text("\n".join(lines))
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(
+        0
+    )  # gloo's threads can end the process with `terminate called` while the interpreter is taken down
 
 
 def step_bytes(job: Job, strategy: Strategy, ranks: Ranks, cluster: Cluster, examples: int) -> int:
