@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python 3.11, make and gcc: `make search` and `make test`.
+# On a fresh machine with Python 3.11, make and gcc: `make search`, `make test`, `make techniques`.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin

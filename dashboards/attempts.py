@@ -27,9 +27,7 @@ def attempt_rows(record: StudyRecord) -> list[tuple[str, ...]]:
 def _needs_telling(trial: TrialRecord) -> bool:
     assert trial.first_plan is not None
     plan = trial.first_plan
-    return (
-        plan.strategy != PLAIN_DP or len(trial.attempts) > 1 or bool(plan.restricted_to or plan.memory_margin)
-    )
+    return plan.strategy != PLAIN_DP or len(trial.attempts) > 1 or plan.forced
 
 
 def _cells(trial: TrialRecord) -> tuple[str, ...]:

@@ -179,6 +179,11 @@ class PlanSummary(Value):
     """Names of the strategies that had been tried before and had run out of memory."""
 
     @property
+    def forced(self) -> bool:
+        """Whether a user asked for something that makes candidates be held otherwise than the planner would."""
+        return self.restricted_to is not None or self.memory_margin != 0
+
+    @property
     def peak_bytes(self) -> int | None:
         """The sum of `memory_bytes`; None where the tables alone do not fit."""
         return sum(self.memory_bytes.values()) if self.memory_bytes else None

@@ -246,7 +246,7 @@ def _techniques(record: StudyRecord) -> str | None:
 def _forced(record: StudyRecord) -> str | None:
     """What was asked of all plans, so that candidates are not held as they would be; None where nothing was."""
     plan = next((trial.first_plan for trial in record.trials if trial.first_plan is not None), None)
-    if plan is None or not (plan.restricted_to or plan.memory_margin):
+    if plan is None or not plan.forced:
         return None
     forced = []
     if plan.restricted_to:

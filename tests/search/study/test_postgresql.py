@@ -27,6 +27,19 @@ def words(log: Path, out: Path, *more: str) -> tuple[object, ...]:
     return ("run", "--data", log, "--out", out, *more, *SMALL)
 
 
+def goes_on(dhen_search: Run, out: Path, command: tuple[object, ...]) -> None:
+    """The same command ends the study, and leaves what was finished as it was."""
+    before = read_study(out)
+    done = [trial for trial in before.trials if trial.result.outcome is Outcome.COMPLETED]
+    assert done
+    dhen_search(*command)
+    record = read_study(out)
+    assert record.finished
+    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 4
+    for trial in done:
+        assert record.trial(trial.number).with_result(test=None) == trial
+
+
 def test_a_study_goes_on_after_ctrl_c(
     server: Server, dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -36,15 +49,7 @@ def test_a_study_goes_on_after_ctrl_c(
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    before = read_study(out)
-    done = [trial for trial in before.trials if trial.result.outcome is Outcome.COMPLETED]
-    assert done
-    dhen_search(*words(click_log, out, "trials=3", storage))
-    record = read_study(out)
-    assert record.finished
-    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 4
-    for trial in done:
-        assert record.trial(trial.number).with_result(test=None) == trial
+    goes_on(dhen_search, out, words(click_log, out, "trials=3", storage))
     assert not (out / "study.db").exists()
     assert "3/3 candidates" in dhen_search("status", out).stdout  # which reads in brief
     assert server.rows("select count(*) from dhen_trial where study = 'interrupted'") == ["4"]
@@ -79,12 +84,4 @@ def test_a_server_that_goes_away_costs_nothing_that_is_finished(
         assert "the server runs" in dhen_search(*words(click_log, out, "trials=3", storage), code=2).stderr
     finally:
         server.start()
-    before = read_study(out)
-    done = [trial for trial in before.trials if trial.result.outcome is Outcome.COMPLETED]
-    assert done
-    dhen_search(*words(click_log, out, "trials=3", storage))
-    record = read_study(out)
-    assert record.finished
-    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 4
-    for trial in done:
-        assert record.trial(trial.number).with_result(test=None) == trial
+    goes_on(dhen_search, out, words(click_log, out, "trials=3", storage))
