@@ -81,7 +81,7 @@ class Zero:
             if keeps_gradients:
                 bucket.keep_gradients()
             for parameter in bucket.parameters:
-                _when_accumulated(parameter, partial(self._arrived, bucket))
+                when_accumulated(parameter, partial(self._arrived, bucket))
         self.optimizer = adamw([bucket.master for bucket in self.buckets], config)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
@@ -256,7 +256,8 @@ class Bucket:
         return whole
 
 
-def _when_accumulated(parameter: Tensor, run: Callable[[Tensor], None]) -> None:
+def when_accumulated(parameter: Tensor, run: Callable[[Tensor], None]) -> None:
+    """Has `run` called with the parameter each time backward has made or added to its gradient."""
     parameter.register_post_accumulate_grad_hook(run)  # type: ignore[no-untyped-call]
 
 

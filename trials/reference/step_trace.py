@@ -39,7 +39,7 @@ from dhen.values import Value
 from trials.distributed.comm_hooks import cast_bucket
 from trials.distributed.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
-from trials.distributed.zero import Zero
+from trials.distributed.zero import Zero, when_accumulated
 from trials.job import TrainingConfig
 from trials.memory.counter import HOST, MemoryCounter
 from trials.optim.master_weights import DTYPES
@@ -222,7 +222,7 @@ class _Bucket:
         self._missing = self._count = len(parameters)
         self._sent_in, self._on_their_way = sent_in, on_their_way
         for parameter, slot in zip(parameters, torch.split(self._memory, sizes), strict=True):
-            _when_accumulated(parameter, partial(self._take, slot.view_as(parameter)))
+            when_accumulated(parameter, partial(self._take, slot.view_as(parameter)))
 
     def _take(self, slot: Tensor, parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -234,10 +234,6 @@ class _Bucket:
         self._missing = self._count
         if self._sent_in is not self._memory.dtype:
             self._on_their_way.send(cast_bucket(self._memory, self._sent_in))
-
-
-def _when_accumulated(parameter: Tensor, run: Callable[[Tensor], None]) -> None:
-    parameter.register_post_accumulate_grad_hook(run)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -263,7 +259,7 @@ def _collectives_labelled(counter: MemoryCounter) -> Iterator[None]:
 
 def _label_gradients(parameters: Iterable[Tensor], counter: MemoryCounter, kind: str) -> None:
     for parameter in parameters:
-        _when_accumulated(parameter, partial(_label_gradient, counter, kind))
+        when_accumulated(parameter, partial(_label_gradient, counter, kind))
 
 
 def _label_gradient(counter: MemoryCounter, kind: str, parameter: Tensor) -> None:
