@@ -16,6 +16,7 @@ from dhen.config import ModelConfig
 from dhen.cost import Costs, headline_flops, linear_cost, within
 from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
 from dhen.inputs.table_dims import num_embeddings
+from dhen.memory.parts import mapping
 from dhen.memory.segments import Setting, Taped
 from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
@@ -66,14 +67,15 @@ def advanced_dlrm_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Cos
 def taped_advanced_dlrm(config: AdvancedDlrmConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
     """`AdvancedDlrm` as features and head."""
     width, dim, m = _width(config, schema), config.embedding_dim, num_embeddings(config, schema)
-    tape = Tape(*setting)
+    tape, flops = Tape(*setting), headline_flops(_head_cost(config, schema))
+    tape.mark("block dlrm", mapping(flops, m, dim, 1))  # what the interaction module of this name does
     x = pairwise_tape(tape, tape.input(m * dim), m, dim, config.rank)
     if config.experts > 1:
         x = moe_tape(tape, x, width, config.mlp, config.experts, dropout=config.dropout)
     else:
         x = mlp_tape(tape, x, width, config.mlp, dropout=config.dropout)
     logit = linear_tape(tape, x, config.mlp[-1], 1)
-    head = Taped("head", headline_flops(_head_cost(config, schema)), tape, logit)
+    head = Taped("head", flops, tape, logit)
     return [taped_features(config, schema, setting, raw=False), head]
 
 

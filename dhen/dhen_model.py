@@ -17,6 +17,7 @@ from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
 from dhen.inputs.table_dims import num_embeddings
 from dhen.layer import DhenLayer, LayerShape, layer_cost, taped_layer
 from dhen.members import MemberLinear, by_member, heads_cost, heads_tape, mean_logit, member_mlp
+from dhen.memory.parts import mapping
 from dhen.memory.segments import Setting, Taped
 from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
@@ -81,13 +82,14 @@ def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> l
 
 def _taped_head(config: DhenConfig, setting: Setting) -> Taped:
     width, members, p = _head_width(config), config.members, config.dropout
-    tape = Tape(*setting)
+    tape, flops = Tape(*setting), headline_flops(_head_cost(config))
+    tape.mark("mlp" if members == 1 else "members", mapping(flops, 1, width, 1))
     if members > 1:
         logit = heads_tape(tape, members, width, config.head, p=p, parted=_part(config))
     else:
         hidden = mlp_tape(tape, tape.input(width), width, config.head, dropout=p)
         logit = linear_tape(tape, hidden, (width, *config.head)[-1], 1)
-    return Taped("head", headline_flops(_head_cost(config)), tape, logit)
+    return Taped("head", flops, tape, logit)
 
 
 def _head_cost(config: DhenConfig) -> Costs:

@@ -9,8 +9,9 @@ from dhen.errors import UserError
 from search.config import DEMO, DemoConfig, LogConfig
 from trials.data.cache import PreparedLog
 from trials.data.demo import DemoLog, generate
-from trials.data.prepare.prepare_log import cache_root, prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.data.schema_yaml import read_schema
+from trials.user_cache import user_cache
 
 OnProgress = Callable[[str, int, int | None], None]
 
@@ -56,6 +57,6 @@ def log_files(
 def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:
     """The file of the demo log, generated where it is not there yet."""
     spec = DemoLog(rows=demo.rows, seed=demo.seed)
-    folder = cache_root() / "demo"
+    folder = user_cache() / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     return generate(spec, folder / f"demo-{spec.rows}-{spec.seed}.parquet", progress=progress)

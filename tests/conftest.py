@@ -1,11 +1,25 @@
-"""Under `CI=true` no test skips: nobody would see there that a tool is missing."""
+"""Under `CI=true` no test skips: nobody would see there that a tool is missing.
+
+What parts of models take on a CPU lies in a cache of the tests' own, so that not every study measures it;
+`tests/search/planning/test_measured_parts.py` has it measured.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from itertools import product
+from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from trials.cluster.machine import Precision, cores
+from trials.cluster.part_costs import PartCosts
+from trials.profiling.kept import kept_at
+
+KEPT = PartCosts.model_validate_json((Path(__file__).parent / "part_costs.json").read_text())
+"""What was measured once, on an AMD EPYC; tests rest on no number of it."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -18,3 +32,16 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} skipped, which no test may with CI=true: {reason}"
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _costs_are_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DHEN_SEARCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        counts = range(1, cores() + 1)
+        for precision, threads, processes in product(get_args(Precision), counts, counts):
+            path = kept_at(precision, threads, processes)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            costs = KEPT.replace(precision=precision, threads=threads, processes=processes)
+            path.write_text(costs.model_dump_json())
+        yield

@@ -63,6 +63,10 @@ FOLDERS = {
     "dhen.inputs": {"dhen.memory", "dhen.ops"},
     "dhen.memory": set(),
     "dhen.ops": {"dhen.memory"},
+    "trials.profiling": {
+        *("trials.cluster", "trials.data", "trials.memory", "trials.optim", "trials.planner"),
+        "trials.training",
+    },
     "trials.checkpoint": {"trials.embeddings", "trials.memory", "trials.storage"},
     "trials.cluster": set(),
     "trials.data": set(),

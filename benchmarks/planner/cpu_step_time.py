@@ -1,10 +1,11 @@
-"""Training steps as the planner predicts them for one thread of this CPU, and as they are.
+"""Training steps as the planner predicts them for this CPU, and as they are.
 
-Networks of a space at several batch sizes, in CPU seconds of the thread that trains, so that a busy machine
-disturbs little. `OPERATION_SECONDS` and `LAYER_MEMORY_SHARE` (trials/planner/device_constants.py) are read off it:
-the first from forward at 16 examples per step, the second from what forward grows by from 256 to 2048.
+Random networks of a space at several batch sizes, trained on the generated demo log in so many processes at the
+same time, as trials side by side are. Predictions rest on what parts of models were measured to take here
+(`trials.profiling`), which never looks at these networks. Each network is measured in two rounds that lie apart:
+how far these differ is how well a step repeats.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.planner.cpu_step_time --rows 40000 --networks 8
+    OMP_NUM_THREADS=1 python -m benchmarks.planner.cpu_step_time --space default --networks 12 --processes 1
 """
 
 from __future__ import annotations
@@ -12,143 +13,159 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable
-from itertools import islice
-from statistics import median
+from concurrent.futures import ProcessPoolExecutor
+from itertools import cycle, islice
+from multiprocessing import get_context
+from statistics import mean, median
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import build_model
 from search.config import DemoConfig, StudyConfig
 from search.dataset import open_log
 from search.execution.jobs import job_on
 from spaces.catalog_loader import load_space
-from trials.cluster.cluster import Cluster, PeakFlops
-from trials.cluster.here import COPIED_BYTES, CPU_MATMUL
+from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS, load_cluster
 from trials.cluster.machine import preferred_precision
-from trials.data.cache import PreparedLog
+from trials.cluster.shared import shared
+from trials.data.cache import Split
 from trials.data.loader import train_batches
 from trials.job import Job, TrainingConfig
+from trials.memory.malloc import keep_freed_memory
 from trials.planner.plan import plan
-from trials.planner.segments import segments
+from trials.profiling.kept import measured_costs
 from trials.training.local_step import TrainStep
 
-BATCHES = (16, 256, 2048)
-WARM_UP, STEPS = 2, 8
-FACTOR = 4.0
-"""By which no measured step is off: it says that no unit is wrong, however busy the machine."""
+BATCHES = (256, 1024, 4096)
+WARM_UP, STEPS, DIFFERENT_BATCHES = 3, 7, 5
+ROUNDS = 2
 
 
-class Measured(NamedTuple):
-    """Of one network at one batch size."""
+class Case(NamedTuple):
+    """A network at a batch size."""
 
-    operations: int
-    traffic_bytes: int
-    forward_seconds: float
-    step_seconds: float
-    predicted_forward_seconds: float
-    predicted_step_seconds: float
+    number: int
+    batch: int
+    job: Job
+    predicted_ms: float
+    rooflined_ms: float
+    """As predicted without measured parts."""
 
 
 def main() -> None:
-    """Prints a row for each network and batch size, then what follows for the constants."""
+    """Prints a row for each network and batch size, then how far predictions and rounds are off."""
     options = _options()
-    torch.set_num_threads(1)
-    config = StudyConfig(demo=DemoConfig(rows=options.rows))
-    log, cluster, space = open_log(config), _one_thread(load_cluster(THIS)), load_space(options.space)
-    points = [space.random_point(rng) for rng in [random.Random(0)] for _ in range(options.networks)]
-    found: dict[int, list[Measured]] = {batch_size: [] for batch_size in options.batches}
-    print(f"peaks {cluster.peak_flops}, copies {cluster.memory_bandwidth / 1e9:.1f} GB/s")
+    torch.set_num_threads(options.threads)
+    began = time.perf_counter()
+    costs = measured_costs(options.precision, threads=options.threads, processes=options.processes)
+    print(f"{machine()}; parts measured in {time.perf_counter() - began:.0f} s")
     print(
-        "| network | batch | operations | forward, ms (predicted) | step, ms (predicted) |\n|" + " --- |" * 5
+        f"{options.precision}, {options.processes} processes of {options.threads} threads, {options.space}\n"
     )
-    for number, point in enumerate(points):
-        candidate = space.decode(point)
-        for batch_size in options.batches:
-            training = TrainingConfig.model_validate({**candidate.training, "batch_size": batch_size})
-            job = job_on(log, candidate.model, training, 0, options.precision)
-            found[batch_size].append(_measured(job, log, cluster))
-            _print(number, batch_size, found[batch_size][-1])
-    _print_constants(found, cluster)
+    rooflined = shared(load_cluster(THIS), options.processes, options.threads)
+    cases = _cases(options, rooflined.replace(part_costs=costs), rooflined)
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        jobs = [case.job for case in cases]
+        rounds = [
+            np.mean(
+                [*pool.map(_measured_ms, *zip(*[(jobs, options)] * options.processes, strict=True))], axis=0
+            )
+            for _ in range(ROUNDS)
+        ]
+    _print_table(cases, rounds)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=40_000)
+    parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--space", default="default")
-    parser.add_argument("--networks", type=int, default=8)
-    parser.add_argument("--batches", type=int, nargs=3, default=BATCHES, help="small, middle and large")
+    parser.add_argument("--networks", type=int, default=12)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default=preferred_precision())
+    parser.add_argument("--threads", type=int, default=1, help="of a process")
+    parser.add_argument("--processes", type=int, default=1, help="that train at the same time")
+    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
-def _one_thread(machine: Cluster) -> Cluster:
-    """This machine with the speeds of one thread, in CPU seconds as well."""
-    from_F, to_F = torch.ones(COPIED_BYTES // 4), torch.empty(COPIED_BYTES // 4)
-    copied = min(_seconds(to_F.copy_, from_F) for _ in range(STEPS))
-    peaks = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        a = torch.ones(CPU_MATMUL, CPU_MATMUL, dtype=dtype)
-        peaks[name] = 2.0 * CPU_MATMUL**3 / min(_seconds(torch.mm, a, a) for _ in range(STEPS))
-    changes = {"memory_bandwidth": 2.0 * COPIED_BYTES / copied, "peak_flops": PeakFlops(**peaks)}
-    return machine.replace(**changes)
+def _cases(options: argparse.Namespace, cluster: Cluster, rooflined: Cluster) -> list[Case]:
+    log, space = open_log(StudyConfig(demo=DemoConfig(rows=options.rows))), load_space(options.space)
+    rng, cases = random.Random(options.seed), []
+    for number in range(options.networks):
+        candidate = space.decode(space.random_point(rng))
+        for batch in options.batches:
+            training = TrainingConfig.model_validate({**candidate.training, "batch_size": batch})
+            job = job_on(log, candidate.model, training, 0, options.precision)
+            cases.append(Case(number, batch, job, _predicted_ms(job, cluster), _predicted_ms(job, rooflined)))
+    return cases
 
 
-def _measured(job: Job, log: PreparedLog, cluster: Cluster) -> Measured:
-    training = job.training
-    assert training.batch_size is not None
-    assert training.precision != "auto"
-    best = plan(job.model, job.features, training, cluster).best
+def _predicted_ms(job: Job, cluster: Cluster) -> float:
+    best = plan(job.model, job.features, job.training, cluster).best
     assert best is not None
-    its = segments(job.model, job.features, training.precision, "cpu", training.batch_size)
-    model = build_model(job.model, job.features).train()
-    step = TrainStep(model, training)
-    order = train_batches(log.split("train"), batch_size=training.batch_size, seed=0, epoch=0)
-    batches = list(islice(order, WARM_UP + STEPS))
-    for batch in batches[:WARM_UP]:
+    return 1e3 * best.time.total
+
+
+def _measured_ms(jobs: list[Job], options: argparse.Namespace) -> list[float]:
+    """Returns the median milliseconds of each job's step, in this process."""
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    log = open_log(StudyConfig(demo=DemoConfig(rows=options.rows)))
+    return [_step_ms(job, log.split("train")) for job in jobs]
+
+
+def _step_ms(job: Job, split: Split) -> float:
+    assert job.training.batch_size is not None
+    step = TrainStep(build_model(job.model, job.features).train(), job.training)
+    order = train_batches(split, batch_size=job.training.batch_size, seed=0, epoch=0)
+    batches, seconds = list(islice(order, DIFFERENT_BATCHES)), []
+    for batch in islice(cycle(batches), WARM_UP + STEPS):
+        began = time.perf_counter()
         step(batch)
-    return Measured(
-        operations=sum(segment.operations for segment in its),
-        traffic_bytes=sum(segment.footprint.traffic for segment in its),
-        forward_seconds=min(_seconds(model, batch.features) for batch in batches[WARM_UP:]),
-        step_seconds=median(_seconds(step, batch) for batch in batches[WARM_UP:]),
-        predicted_forward_seconds=best.time.forward,
-        predicted_step_seconds=best.time.total,
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * median(seconds[WARM_UP:])
+
+
+def _print_table(cases: list[Case], rounds: list[list[float]]) -> None:
+    measured = [mean(values) for values in zip(*rounds, strict=True)]
+    rows = [
+        (
+            case.number,
+            case.batch,
+            f"{ms:.1f}",
+            f"{case.predicted_ms:.1f}",
+            f"{case.predicted_ms / ms - 1:+.0%}",
+        )
+        for case, ms in zip(cases, measured, strict=True)
+    ]
+    print(markdown(("network", "batch", "step, ms", "predicted", "off by"), rows))
+    print()
+    repeated = [abs(first / second - 1) for first, second in zip(*rounds, strict=True)]
+    _print_errors("the same step, measured again", cases, repeated)
+    by_parts = [abs(case.predicted_ms / ms - 1) for case, ms in zip(cases, measured, strict=True)]
+    _print_errors("predicted from measured parts", cases, by_parts)
+    by_roofline = [abs(case.rooflined_ms / ms - 1) for case, ms in zip(cases, measured, strict=True)]
+    _print_errors("predicted by the roofline", cases, by_roofline)
+
+
+def _print_errors(what: str, cases: list[Case], errors: list[float]) -> None:
+    """Prints median and 95th percentile, of all and by batch."""
+    by_batch = {
+        batch: [error for case, error in zip(cases, errors, strict=True) if case.batch == batch]
+        for batch in {case.batch: None for case in cases}
+    }
+    words = [f"{batch}: {median(each):.1%}" for batch, each in by_batch.items()]
+    print(
+        f"{what}: off by {median(errors):.1%} (median), {np.percentile(errors, 95):.1%} (95th percentile), "
+        f"{max(errors):.1%} (most); medians by batch {', '.join(words)}",
+        flush=True,
     )
-
-
-def _seconds(run: Callable[..., object], *given: object) -> float:
-    """Of the CPU, in this thread and, for backward, in autograd's, which is this one on a CPU."""
-    before = time.thread_time()
-    run(*given)
-    return time.thread_time() - before
-
-
-def _print(number: int, batch_size: int, found: Measured) -> None:
-    forward = f"{1e3 * found.forward_seconds:.2f} ({1e3 * found.predicted_forward_seconds:.2f})"
-    step = f"{1e3 * found.step_seconds:.2f} ({1e3 * found.predicted_step_seconds:.2f})"
-    print(f"| {number} | {batch_size} | {found.operations} | {forward} | {step} |", flush=True)
-
-
-def _print_constants(found: dict[int, list[Measured]], cluster: Cluster) -> None:
-    small, middle, large = found.values()
-    starts = median(each.forward_seconds / each.operations for each in small)
-    reached = median(
-        (after.traffic_bytes - before.traffic_bytes) / (after.forward_seconds - before.forward_seconds)
-        for before, after in zip(middle, large, strict=True)
-    )
-    ratios = [each.step_seconds / each.predicted_step_seconds for rows in found.values() for each in rows]
-    off = median(abs(ratio - 1) for ratio in ratios)
-    most = max(max(ratio, 1 / ratio) for ratio in ratios)
-    print(f"\nforward at {min(found)} examples: {1e6 * starts:.0f} us an operation")
-    print(f"growth of forward: {reached / 1e9:.1f} GB/s, {reached / cluster.memory_bandwidth:.2f} of copies")
-    print(f"measured steps are off from predicted ones by {off:.0%} (median)")
-    verdict = "holds" if most < FACTOR else "does NOT hold"
-    print(f"within a factor of {FACTOR:g}: {verdict} (at most {most:.1f})")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic import Field
 from torch import nn
 
-from dhen.cost import Costs
+from dhen.cost import Costs, headline_flops
 from dhen.memory.tape import Tape
 from dhen.values import Value
 
@@ -53,6 +53,10 @@ class BlockConfig(Value):
             NotImplementedError: where the module declares no memory.
         """
         raise NotImplementedError
+
+    def work(self, shape: BlockShape) -> float:
+        """FLOPs per example that a CPU's kernels do in forward: those of `cost`, unless kernels do more."""
+        return headline_flops(self.cost(shape))
 
     def dropout_in(self, model_dropout: float) -> float:
         """What it is built with in a model of this dropout."""

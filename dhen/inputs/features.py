@@ -12,7 +12,7 @@ out, D their dimension.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from dhen.schema import FeatureSchema, Table
 EMBEDDING_INIT_STD = 0.05
 """Standard deviation of fresh embeddings; small beside the layers' unit-variance outputs."""
 EMBEDDING_BYTES = 4
+TABLE_UPDATE = "tables"
+"""Kind of the parts that stand for the tables' optimizer, which runs after backward: one for each matrix."""
 
 
 class EmbeddingTables(nn.Module):
@@ -157,7 +159,8 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     `raw`: whether the model keeps the numeric inputs for its layers.
     """
     dim, n = config.embedding_dim, len(schema.numeric)
-    tape = Tape(*setting)
+    tape, flops = Tape(*setting), headline_flops(_dense_cost(config, schema))
+    tape.mark("features", (flops, 1.0, *_lookup_sizes(config, schema, range(len(schema.tables)))))
     groups = looked_up(config, schema)
     wholes = [tape.cast(_given(tape, group, dim), tape.itemsize) for group in groups]
     embeddings = list(wholes)
@@ -179,7 +182,24 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     tape.refer(*wholes)
     if raw and casts:
         tape.operation(0, [], saves=[tape.scratch(n)])
-    return Taped("features", headline_flops(_dense_cost(config, schema)), tape, x)
+    for group in table_groups(config, schema):
+        tape.mark(TABLE_UPDATE, (0.0, 1.0, *_lookup_sizes(config, schema, group.places)))
+    return Taped("features", flops, tape, x)
+
+
+def _lookup_sizes(
+    config: ModelConfig, schema: FeatureSchema, places: Iterable[int]
+) -> tuple[float, float, float, float]:
+    """Ids of an example in these tables, those of bags among them, and the numbers that both look up."""
+    dims = table_dims(config, schema)
+    tables = [(schema.tables[place], dims[place]) for place in places]
+    bags = [(table, dim) for table, dim in tables if table.multi_hot]
+    return (
+        sum(table.mean_ids for table, _ in tables),
+        sum(table.mean_ids for table, _ in bags),
+        sum(table.mean_ids * dim for table, dim in tables),
+        sum(table.mean_ids * dim for table, dim in bags),
+    )
 
 
 def _given(tape: Tape, group: TableGroup, longest: int) -> int:

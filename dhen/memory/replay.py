@@ -124,6 +124,12 @@ def _forward(tape: Tape, sizes: Sequence[int], stay: set[int]) -> list[int]:
     return moments
 
 
+def traffic(tape: Tape, first: int, end: int) -> Held:
+    """Returns what the operations from `first` to before `end` read and write in forward."""
+    sizes = [_packed(held) for held in tape.sizes]
+    return Held(*divmod(sum(_traffic(each, sizes) for each in tape.operations[first:end]), EACH))
+
+
 def _traffic(operation: Operation, sizes: Sequence[int]) -> int:
     touched = {*operation.inputs, *operation.makes}
     return sum(sizes[tensor] for tensor in touched) + operation.parameter_bytes

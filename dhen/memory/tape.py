@@ -53,6 +53,17 @@ class Operation(NamedTuple):
     """The gradients of its inputs are views of its output's: its backward makes nothing."""
 
 
+class Mark(NamedTuple):
+    """Where a part of a module begins: what its operations are together, for those who know how long they take."""
+
+    kind: str
+    """What it is, e.g. `block mlp`: parts of one kind differ in size alone."""
+    first: int
+    """Place of its first operation; it ends where the next part begins."""
+    per_example: tuple[float, ...]
+    """Sizes per example; what they are follows from the kind (`dhen.memory.parts`)."""
+
+
 class Tape:
     """The operations of a forward pass, in order."""
 
@@ -62,6 +73,7 @@ class Tape:
         self.rows = 1
         """Of the batch dimension, an example, from here on: members' (`dhen.members`)."""
         self.operations: list[Operation] = []
+        self.marks: list[Mark] = []
         self.sizes: list[Held] = []
         """Of all tensors."""
         self.inputs: list[int] = []
@@ -75,6 +87,11 @@ class Tape:
         """Of what a module holds beside its parameters."""
         self._itemsizes: list[int] = []
         self._made: set[int] = set()
+
+    def mark(self, kind: str, per_example: Sequence[float]) -> None:
+        """Begins a part of this kind; sizes are those of one row."""
+        sizes = tuple(self.rows * size for size in per_example)
+        self.marks.append(Mark(kind, len(self.operations), sizes))
 
     def input(self, values: int, itemsize: int | None = None) -> int:
         """A tensor of so many numbers per example that somebody else has made and holds."""

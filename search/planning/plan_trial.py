@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
+from functools import partial
+
+import click
 
 from dhen.errors import UserError
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS, load_cluster
+from trials.cluster.machine import Precision, cores, preferred_precision
+from trials.cluster.part_costs import PartCosts
 from trials.cluster.shared import shared
-from trials.job import Job
+from trials.job import Job, TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.plan import Plan, plan
@@ -35,12 +40,14 @@ def declared_cluster(
     side_by_side: int = 1,
     threads: int | None = None,
     hosts_apart: bool = False,
+    precision: Precision | None = None,
 ) -> Cluster:
     """The cluster of this name or file, with the ranks and the memory declared.
 
     This machine (`local`, `this`) is measured, which takes a second or two, and shared: by trials side by side,
     and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`. A rank then has
-    the speed of its `threads`.
+    the speed of its `threads`. With a `precision` in which candidates compute, what parts of models take on
+    this machine's CPU is known too; the first time they are measured, which takes half a minute.
 
     Raises:
         UserError: for an unknown name, a file that is no cluster, ranks or sizes that are not valid.
@@ -53,7 +60,24 @@ def declared_cluster(
         if cluster.device == "cpu":
             owners *= cluster.gpus_per_host if hosts_apart else cluster.ranks
         cluster = shared(cluster, owners, threads)
+        if cluster.device == "cpu" and precision is not None:
+            cluster = cluster.replace(part_costs=_part_costs(precision, threads or cores() // owners, owners))
     return cluster.with_hbm(hbm) if hbm is not None else cluster
+
+
+def precision_here(training: TrainingConfig) -> Precision:
+    """The precision in which candidates of these settings compute on this machine."""
+    return preferred_precision() if training.precision == "auto" else training.precision
+
+
+def _part_costs(precision: Precision, threads: int, processes: int) -> PartCosts | None:
+    """What parts of models take while so many processes compute; None where they have less than a core a thread,
+    so that they take turns in no way that can be told before."""
+    if threads < 1 or threads * processes > cores():
+        return None
+    from trials.profiling.kept import part_costs  # what it imports only a measurement needs
+
+    return part_costs(precision, threads=threads, processes=processes, say=partial(click.echo, err=True))
 
 
 def cluster_summary(cluster: Cluster) -> ClusterSummary:

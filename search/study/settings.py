@@ -11,7 +11,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.values import parse
 from search.config import StudyConfig
-from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster
+from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster, precision_here
 from search.read_study import HEAD
 from spaces.axes import Choice
 from spaces.space import Space
@@ -126,6 +126,7 @@ def _settled(
             side_by_side=side_by_side,
             threads=threads,
             hosts_apart=config.address is not None,
+            precision=precision_here(config.training),
         )
         facts["cluster"] = cluster.to_dict()
     if noted is None:

@@ -25,7 +25,7 @@ from dhen.errors import UserError
 from dhen.values import parse
 from search.config import HELD_KEYS, StudyConfig, set_override
 from search.planning.attempts import plan_options
-from search.planning.plan_trial import declared_cluster
+from search.planning.plan_trial import declared_cluster, precision_here
 from search.verbs.data_option import files_first
 from search.verbs.depth_sweep import depths, sweep
 from search.verbs.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
@@ -106,7 +106,10 @@ def command(
     held = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
     config, words = _held_as({key: value for key, value in held.items() if value is not None}, overrides)
     request, options = read_request(what, data, words, member), plan_options(config)
-    declared = [declared_cluster(name, config.ranks, config.hbm) for name in clusters or (THIS,)]
+    precision = precision_here(request.training)
+    declared = [
+        declared_cluster(name, config.ranks, config.hbm, precision=precision) for name in clusters or (THIS,)
+    ]
     if swept is not None and out is not None:
         _sweep(request, declared, options, swept, out)
         return

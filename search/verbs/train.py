@@ -117,7 +117,9 @@ def _begun(
     record = new_record(0, TrialKind.CANDIDATE, {}, job)
     if all(getattr(config, key) == StudyConfig.model_fields[key].default for key in HELD_KEYS):
         return Trainer(launcher, log, folder), record
-    cluster = declared_cluster(LOCAL, config.ranks, config.hbm)
+    precision = job.training.precision
+    assert precision != "auto"
+    cluster = declared_cluster(LOCAL, config.ranks, config.hbm, precision=precision)
     record = planned(record, job, cluster, plan_options(config))
     if record.result.outcome is Outcome.INFEASIBLE:
         raise UserError(record.result.error or "no memory technique fits.")

@@ -1,4 +1,4 @@
-"""What benchmarks run on here: a cache of their own, a small log, a small study."""
+"""What benchmarks run on here: a small log, a small study."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from command_line import SMALL, run_here, write_log
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Prepared logs go to a cache that is gone afterwards; nothing that a benchmark sets stays."""
+def _environment() -> Iterator[None]:
+    """Nothing that a benchmark sets stays."""
     before = dict(os.environ)
-    os.environ["DHEN_SEARCH_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield
     os.environ.clear()
     os.environ.update(before)

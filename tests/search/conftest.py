@@ -21,9 +21,9 @@ def _interruptible() -> None:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cache of its own; the terminal is a pipe."""
-    return os.environ | {"DHEN_SEARCH_CACHE": str(tmp_path_factory.mktemp("cache"))}
+def environment(_costs_are_kept: None) -> dict[str, str]:
+    """With the tests' own cache; the terminal is a pipe."""
+    return dict(os.environ)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,9 @@ from functools import partial
 from math import ceil
 from typing import NamedTuple
 
+from dhen.inputs.features import TABLE_UPDATE
 from trials.cluster.cluster import Cluster
+from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, UPDATE, PartCosts, PartSeconds
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.collectives import Collectives, collectives
@@ -79,6 +81,8 @@ class Step(NamedTuple):
     cluster: Cluster
     forward: Parts
     """Seconds of a micro-batch's forward pass."""
+    backward: Parts
+    """Seconds of a micro-batch's backward pass, without recomputation."""
     parameters: Parts
     """Numbers of dense parameters."""
     padded: Parts
@@ -100,6 +104,12 @@ class Step(NamedTuple):
     """Collectives among one rank of every host."""
     lookup: float
     """Seconds of lookup and the tables' update."""
+    costs: PartCosts | None
+    """What parts take, where it was measured."""
+    tensors: int
+    """Number of the dense part's parameters."""
+    besides: float
+    """Seconds of what a step does on a CPU beside its parts; 0 where none was measured."""
     all_to_all: float
     """Seconds of the all-to-alls of ids and embeddings, forward and backward."""
     tables_reduce: float
@@ -153,18 +163,14 @@ def prepare(
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
-    peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
-    reached = bandwidth * (LAYER_MEMORY_SHARE if cluster.device == "cpu" else 1.0)
-    forward = [
-        max(segment.flops * examples / peak, segment.footprint.traffic / reached) + _starts(segment, cluster)
-        for segment in segments
-    ]
+    passes = [_segment_passes(segment, cluster, training, examples, bandwidth) for segment in segments]
     everywhere = collectives(cluster, cluster.hosts, cluster.gpus_per_host)
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
     return Step(
         cluster=cluster,
-        forward=_parts(segments, forward),
+        forward=_parts(segments, [seconds.forward for seconds in passes]),
+        backward=_parts(segments, [seconds.backward for seconds in passes]),
         parameters=_parts(segments, [segment.parameters for segment in segments]),
         padded=_parts(segments, [_padded(segment, cluster.ranks) for segment in segments]),
         padded_in_host=_parts(segments, [_padded(segment, cluster.gpus_per_host) for segment in segments]),
@@ -174,10 +180,35 @@ def prepare(
         bucket_bytes=everywhere.bucket_bytes() if cluster.ranks > 1 else 0,
         in_host=collectives(cluster, 1, cluster.gpus_per_host),
         across=collectives(cluster, cluster.hosts, 1),
-        lookup=max(placement.lookup_bytes_per_rank) / bandwidth,
+        lookup=_lookup(segments, cluster, placement, training, examples, bandwidth),
+        costs=_costs(cluster, training),
+        tensors=sum(len(segment.shapes) for segment in segments),
+        besides=_besides(segments, cluster, training, examples),
         all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
         tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
     )
+
+
+def _costs(cluster: Cluster, training: TrainingConfig) -> PartCosts | None:
+    """Returns what parts take on the cluster's CPU, where that was measured in the training's precision."""
+    costs = cluster.part_costs
+    return costs if costs is not None and costs.precision == training.precision else None
+
+
+def _segment_passes(
+    segment: Segment, cluster: Cluster, training: TrainingConfig, examples: int, bandwidth: float
+) -> PartSeconds:
+    """Returns the seconds of a segment's passes: as measured by kind of part, or by the roofline."""
+    costs = _costs(cluster, training)
+    if costs is not None and segment.parts:
+        passes = [costs.of_part(part, examples) for part in segment.parts if part.kind != TABLE_UPDATE]
+        return PartSeconds(sum(each.forward for each in passes), sum(each.backward for each in passes))
+    ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
+    peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
+    reached = bandwidth * (LAYER_MEMORY_SHARE if cluster.device == "cpu" else 1.0)
+    forward = max(segment.flops * examples / peak, segment.footprint.traffic / reached)
+    forward += _starts(segment, cluster)
+    return PartSeconds(forward, BACKWARD_PASSES * forward)
 
 
 def _starts(segment: Segment, cluster: Cluster) -> float:
@@ -187,6 +218,34 @@ def _starts(segment: Segment, cluster: Cluster) -> float:
     return KERNELS_PER_SEGMENT * KERNEL_SECONDS
 
 
+def _lookup(
+    segments: Sequence[Segment],
+    cluster: Cluster,
+    placement: Placement,
+    training: TrainingConfig,
+    examples: int,
+    bandwidth: float,
+) -> float:
+    """Returns the seconds of lookups and the tables' update; where parts were measured, of the update alone, since
+    lookups are part of `features`."""
+    costs = _costs(cluster, training)
+    if costs is None:
+        return max(placement.lookup_bytes_per_rank) / bandwidth
+    updates = [part for segment in segments for part in segment.parts if part.kind == TABLE_UPDATE]
+    decayed = DECAYED if training.table_decay else ""
+    return sum(sum(costs.seconds(part.kind + decayed, part.sizes(examples))) for part in updates)
+
+
+def _besides(segments: Sequence[Segment], cluster: Cluster, training: TrainingConfig, examples: int) -> float:
+    """Returns the seconds of the loss, and of what lies between a step's parts."""
+    costs = _costs(cluster, training)
+    if costs is None:
+        return 0.0
+    operations = sum(segment.operations for segment in segments)
+    between, loss = costs.seconds(BETWEEN, (1, operations)), costs.seconds(LOSS, (1, examples))
+    return sum(between) + sum(loss)
+
+
 def price(step: Step, strategy: Strategy) -> StepTime:
     """Returns the seconds of a strategy, itemised."""
     micro_batches, again = strategy.micro_batches, RECOMPUTED[strategy.checkpointing]
@@ -194,15 +253,16 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     recomputation = micro_batches * sum(step.forward.layers[again])
     engine = _fully_sharded if strategy.fully_sharded else _replicated if strategy.dense == "dp" else _zero
     elapsed, links = engine(step, strategy)
-    compute = forward * (1 + BACKWARD_PASSES) + recomputation
+    backward = micro_batches * step.backward.total
+    compute = forward + backward + recomputation
     overlapped = compute + sum(links) - elapsed
     if overlapped < ROUNDING * elapsed:  # the same passes, summed in another order
         overlapped = 0.0
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
     update = _update(step, strategy)
     items = {
-        "forward": forward,
-        "backward": forward * BACKWARD_PASSES,
+        "forward": forward + micro_batches * step.besides,
+        "backward": backward,
         "recomputation": recomputation,
         "lookup": step.lookup,
         "optimizer": 0.0 if strategy.offload else update,
@@ -231,11 +291,11 @@ def _padded(segment: Segment, ranks: int) -> float:
 
 def _passes(step: Step, strategy: Strategy) -> Passes:
     """Returns the seconds of a micro-batch's passes, with recomputation in backward."""
-    before, forward, after = step.forward
-    layers = [(seconds, BACKWARD_PASSES * seconds) for seconds in forward]
+    forward, backward = step.forward, step.backward
+    layers = [*zip(forward.layers, backward.layers, strict=True)]
     again = RECOMPUTED[strategy.checkpointing]
-    layers[again] = [(seconds, backward + seconds) for seconds, backward in layers[again]]
-    return Passes((before, BACKWARD_PASSES * before), layers, (after, BACKWARD_PASSES * after))
+    layers[again] = [(once, back + once) for once, back in layers[again]]
+    return Passes((forward.before, backward.before), layers, (forward.after, backward.after))
 
 
 def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
@@ -356,6 +416,8 @@ def _update(step: Step, strategy: Strategy) -> float:
     host's CPUs."""
     cluster, moment = step.cluster, step.itemsizes.moment
     values = step.parameters.total / _state_shards(step, strategy)
+    if step.costs is not None and moment == MASTER_BYTES:
+        return sum(step.costs.seconds(UPDATE, (1, values, step.tensors)))
     state_bytes = (UPDATE_MASTERS * MASTER_BYTES + UPDATE_MOMENTS * moment) * values
     chunk = CHUNKS["cpu" if strategy.offload else cluster.device]
     kernels = 0 if moment == MASTER_BYTES else UPDATE_KERNELS * ceil(values / chunk) * KERNEL_SECONDS

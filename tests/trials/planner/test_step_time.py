@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dhen.memory.parts import Part
 from dhen.memory.replay import Footprint
+from dhen.memory.tape import Held
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
+from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, UPDATE, KindCost, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.device_constants import KERNEL_SECONDS, OVERLAP_SLOWDOWN
@@ -329,3 +332,70 @@ def test_the_all_reduce_of_hsdp_has_a_link_of_its_own() -> None:
     passes = Passes((0.0, 0.0), [(0.0, 2.0)] * 3, (0.0, 0.0))
     together = fully_sharded(passes, unit(0.0), [unit(0.0, 2.0, 2.0)] * 3, keep=True)
     assert together == pytest.approx(3 * 2 + 2 + 2)
+
+
+def costs(precision: Literal["fp32", "bf16"] = "bf16", **kinds: tuple[float, float]) -> PartCosts:
+    """Seconds of forward and backward for every FLOP of a kind; of a step beside its parts nothing."""
+    sizes = {BETWEEN: 2, LOSS: 2, UPDATE: 3}
+    named = {"any": (0.0, 0.0), BETWEEN: (0.0, 0.0), LOSS: (0.0, 0.0), UPDATE: (0.0, 0.0)} | kinds
+    return PartCosts(
+        precision=precision,
+        threads=1,
+        processes=1,
+        kinds={
+            kind: KindCost(
+                forward=tuple(forward * (place == min(2, length - 1)) for place in range(length)),
+                backward=tuple(backward * (place == min(2, length - 1)) for place in range(length)),
+            )
+            for kind, (forward, backward) in named.items()
+            for length in [sizes.get(kind, 8)]
+        },
+    )
+
+
+def of_parts(layers: int = 3) -> list[Segment]:
+    """Layers of one module each, of 100 FLOPs an example; the tables' update and lookups before them."""
+    block = Part("block mlp", 1, Held(), (100.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    tables = Part("tables", 0, Held(), (7.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    lookups = Part("features", 1, Held(), (10.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    inner = [segment(f"layer{index}", 10, 1.0, 1)._replace(parts=(block,)) for index in range(layers)]
+    return [segment("features", 10, 1.0, 1)._replace(parts=(lookups, tables)), *inner]
+
+
+def on_this_cpu(strategy: Strategy, known: PartCosts, training: TrainingConfig = BF16) -> StepTime:
+    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True).replace(part_costs=known)
+    return step_time(of_parts(), strategy, cpu, TABLES, examples_per_rank=256, training=training)
+
+
+KNOWN = {"block mlp": (1e-6, 3e-6), "features": (2e-6, 5e-6), "tables": (0.0, 4e-6)}
+
+
+def test_a_step_on_a_measured_cpu_is_the_sum_of_its_parts() -> None:
+    step = on_this_cpu(Strategy(), costs(**KNOWN))
+    assert step.forward == pytest.approx(256 * (3 * 100 * 1e-6 + 10 * 2e-6))
+    assert step.backward == pytest.approx(256 * (3 * 100 * 3e-6 + 10 * 5e-6))
+    assert step.lookup == pytest.approx(256 * 7 * 4e-6)
+
+
+def test_recomputation_on_a_measured_cpu_is_another_forward() -> None:
+    step = on_this_cpu(Strategy(checkpointing="full"), costs(**KNOWN))
+    assert step.recomputation == pytest.approx(256 * 3 * 100 * 1e-6)
+
+
+def test_what_is_beside_the_parts_is_in_the_step() -> None:
+    between = on_this_cpu(Strategy(), costs(**KNOWN, **{BETWEEN: (1e-3, 0.0)}))
+    alone = on_this_cpu(Strategy(), costs(**KNOWN))
+    operations = sum(each.operations for each in of_parts())
+    assert between.total - alone.total == pytest.approx(1e-3 * operations)
+
+
+def test_tables_that_decay_take_what_was_measured_with_decay() -> None:
+    decayed = costs(**KNOWN, **{"tables" + DECAYED: (0.0, 9e-6)})
+    step = on_this_cpu(Strategy(), decayed, BF16.replace(table_decay=0.01))
+    assert step.lookup == pytest.approx(256 * 7 * 9e-6)
+
+
+def test_what_was_measured_in_another_precision_is_not_used() -> None:
+    other = on_this_cpu(Strategy(), costs("fp32", **KNOWN))
+    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True)
+    assert other == step_time(of_parts(), Strategy(), cpu, TABLES, examples_per_rank=256, training=BF16)

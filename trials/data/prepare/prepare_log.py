@@ -6,7 +6,6 @@ and appears whole or not at all.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from trials.data.raw.files import RawLog
 from trials.data.raw.sources import open_log
 from trials.data.roles.infer import find_label, infer
 from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml
+from trials.user_cache import user_cache
 
 
 def prepare(
@@ -62,19 +62,13 @@ def prepare(
     if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
         return _open_prepared(sources[0], out, schema, encoding)
     request = _request(open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log)
-    target = Path(out).resolve() if out is not None else cache_root() / request.key
+    target = Path(out).resolve() if out is not None else user_cache() / request.key
     with locked(target):
         if (existing := _existing(target, request.key)) is not None:
             return existing
         with built(target, request.needed_bytes()) as directory:
             build(request, directory, progress or _silent)
     return PreparedLog.open(target)
-
-
-def cache_root() -> Path:
-    """Returns the folder in which prepared logs are kept unless told otherwise."""
-    root = os.environ.get("DHEN_SEARCH_CACHE")
-    return Path(root) if root else Path.home() / ".cache" / "dhen-search"
 
 
 def _silent(step: str, rows_done: int, total: int | None) -> None:
@@ -125,7 +119,7 @@ def _request(
         raise UserError(f"the label is {label!r}, but {source} says {schema.label!r}: change one of them.")
     return Request(
         log=log,
-        file_hashes=tuple(hash_files([file.path for file in log.files], cache_root())),
+        file_hashes=tuple(hash_files([file.path for file in log.files], user_cache())),
         schema=schema,
         schema_text=text or schema_to_yaml(schema),
         encoding=encoding,

@@ -22,11 +22,12 @@ from trials.data.cache import MANIFEST, VERSION, PreparedLog, Split
 from trials.data.log_schema import CategoricalColumn, IgnoredColumn, LogSchema, SplitRule
 from trials.data.prepare import locked_directory as atomic
 from trials.data.prepare import prepare_log as prepare_module
-from trials.data.prepare.prepare_log import cache_root, prepare
+from trials.data.prepare.prepare_log import prepare
 from trials.data.raw import readers
 from trials.data.raw.stamps import MISSING_STAMP
 from trials.data.roles.infer import infer_schema
 from trials.data.schema_yaml import read_schema
+from trials.user_cache import user_cache
 
 Columns = dict[str, list[Any]]
 WriteCsv = Callable[..., Path]
@@ -211,7 +212,7 @@ def test_a_prepared_log_is_found_again(
 ) -> None:
     path = write_csv(clicks)
     first = prepare([path])
-    assert first.directory.parent == cache_root()
+    assert first.directory.parent == user_cache()
     monkeypatch.setattr(prepare_module, "build", None)  # calling it would fail
     assert prepare([path]).directory == first.directory
     copy = tmp_path / "elsewhere" / "copy.csv"
@@ -415,11 +416,11 @@ def test_a_directory_that_is_none(tmp_path: Path) -> None:
 def test_a_full_disk_is_foreseen(
     clicks: Columns, write_csv: WriteCsv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage(cache_root())
+    usage = shutil.disk_usage(user_cache())
     monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(UserError, match=r"needs about 0.00 GiB of disk, 0.00 GiB are free"):
         prepare([write_csv(clicks)])
-    assert list(cache_root().iterdir()) == []
+    assert list(user_cache().iterdir()) == []
 
 
 def run(script: str, *arguments: Path, **popen: Any) -> subprocess.CompletedProcess[str]:

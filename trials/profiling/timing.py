@@ -1,0 +1,62 @@
+"""Times cases in this process, with caches as cold as in a step: between two runs other memory is read."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trials.cluster.machine import Precision
+from trials.memory.malloc import keep_freed_memory
+from trials.profiling.cases import Case, cases
+from trials.profiling.networks import Network, timed_networks
+
+FEWEST, MOST, SECONDS = 3, 9, 0.05
+"""Runs of a case: as many as take so long together, within bounds; after two that do not count."""
+OTHER_VALUES = 2_000_000
+"""fp32 numbers that are read between two runs, more than the caches of a core hold."""
+
+
+class Timed(NamedTuple):
+    """Seconds of a case, medians over runs."""
+
+    kind: str
+    sizes: tuple[float, ...]
+    forward: float
+    backward: float
+
+
+class Measured(NamedTuple):
+    """What one process has timed."""
+
+    cases: list[Timed]
+    networks: list[Network]
+
+
+def measured(precision: Precision, threads: int) -> Measured:
+    """Times everything in this process, which is left with these threads and keeps freed memory, as a training
+    does."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    keep_freed_memory()
+    other = torch.zeros(OTHER_VALUES)
+    return Measured([_timed(case, other) for case in cases(precision)], list(timed_networks(precision)))
+
+
+def _timed(case: Case, other: Tensor) -> Timed:
+    _once(case, other)
+    runs = min(MOST, max(FEWEST, round(SECONDS / sum(_once(case, other)))))
+    forward, backward = zip(*(_once(case, other) for _ in range(runs)), strict=True)
+    return Timed(case.kind, case.sizes, median(forward), median(backward))
+
+
+def _once(case: Case, other: Tensor) -> tuple[float, float]:
+    other.add_(1.0)
+    began = time.perf_counter()
+    output = case.forward()
+    between = time.perf_counter()
+    case.backward(output)
+    return between - began, time.perf_counter() - between
