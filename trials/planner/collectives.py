@@ -113,7 +113,7 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
         climb = in_tree[0] * LL128_TREE_HOPS[0] + in_tree[1] * LL128_TREE_HOPS[1]
         gather = gather._replace(ll128=AlphaBeta(LL128_SECONDS + hops, gather.beta / LL128_SHARE))
         ring = ring._replace(ll128=AlphaBeta(LL128_SECONDS + 2 * hops, ring.beta / LL128_SHARE))
-        tree = tree._replace(ll128=AlphaBeta(LL128_SECONDS + climb, 2 * beta / LL128_TREE_SHARES[hosts > 1]))
+        tree = tree._replace(ll128=AlphaBeta(LL128_SECONDS + climb, tree.beta / LL128_TREE_SHARES[hosts > 1]))
     return Collectives(
         all_gather=gather,
         reduce_scatter=gather,

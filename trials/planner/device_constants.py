@@ -58,9 +58,9 @@ LL128_TREE_HOPS = 1.25 / 3.4, 8.5 / 14.0
 LL128_SHARE = 0.92
 """Share of a ring's bandwidth in the protocol Simple that it reaches in LL128, where 8 of 128 bytes are flags:
 NCCL, src/graph/tuning.cc."""
-LL128_TREE_SHARES = TREE_SHARE * 7 / 9, TREE_SHARE * 120 / 128
-"""Shares of a ring's bandwidth in the protocol Simple that trees in LL128 reach in a host and between hosts:
-NCCL, src/graph/tuning.cc."""
+LL128_TREE_SHARES = 7 / 9, 120 / 128
+"""Shares of a tree's bandwidth in the protocol Simple that it reaches in LL128 in a host and between hosts: NCCL,
+src/graph/tuning.cc."""
 PCIE_BANDWIDTH = 64e9
 """Bytes/s of 16 lanes of PCIe 5.0 in one direction, by its specification: a link that is faster is NVLink."""
 BUCKET_BYTES = 25 * MiB
