@@ -7,13 +7,14 @@
     python -m benchmarks.planner.paper_figure6 --sensitivity bf16 UPDATE
         of what it depends on, the lines with these words
 
-The paper gives neither widths nor batch, precision or tables. Ours are chosen once, so that 22 layers are the
-most that DP holds: a global batch of 65,536 in fp32, 128 embeddings of 128 numbers (127 tables and the
-numeric inputs), in each layer an MLP over pairwise dots (dlrm, 1024-1024) beside a linear module, summed, and
-95 million rows per table, 20 ids per example. All else is the cluster's (trials/cluster/catalog/zionex.yaml, from
-data sheets) or the planner's own (trials/planner/device_constants.py); no value is fitted to the curve, but the
-choices were made with the order of the paper in view, and the table of what it depends on says how much hangs on
-them. No GPU was at hand: all of it is unverified.
+The paper names the precision: automatic mixed precision, fp16 tables, a bf16 optimizer, bf16 all-reduce and
+all-to-all. It gives neither widths nor batch or tables. Ours are chosen once, so that 22 layers are the most that
+DP holds: a global batch of 65,536, 128 embeddings of 128 numbers (127 tables and the numeric inputs), in each
+layer an MLP over pairwise dots (dlrm, 1024-1024) beside a linear module, summed, and 208 million rows per table,
+20 ids per example. All else is the cluster's (trials/cluster/catalog/zionex.yaml, from data sheets) or the
+planner's own (trials/planner/device_constants.py); no value is fitted to the curve. Steps are those of this
+project's engines as the planner prices them, and beside them those of PyTorch as it was then
+(benchmarks/planner/stock_pytorch.py). No GPU was at hand: all of it is unverified.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from benchmarks.planner import stock_pytorch
+from benchmarks.planner.stock_pytorch import BF16, Stock, step_seconds
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dashboards.figures.style import BLUE, GREY, VERMILION, drawing
 from dhen.config import DhenConfig
@@ -39,9 +42,9 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
-from trials.planner.estimates import PricedStrategy
-from trials.planner.plan import plan
-from trials.strategy import Dense
+from trials.planner.pricing import Pricing
+from trials.planner.step_time import prepare
+from trials.strategy import Dense, Strategy
 
 DEPTHS = (1, 8, 16, 24, 32)
 """Where the paper's figure was read off."""
@@ -51,9 +54,16 @@ PAPER: dict[Dense, dict[int, float]] = {
     "fsdp": dict.fromkeys(DEPTHS, 1.0),
 }
 """Throughput relative to FSDP, read off Figure 6; where there is none, the paradigm ran out of memory."""
+SPEED_UP = 1.08
+"""How much faster the paper's DP was at 8 layers with fp16 tables, mixed precision and bf16 collectives."""
+TF32 = 8.0
+"""Peak FLOP/s of an A100 in TF32 over those in fp32 (156 and 19.5 TFLOP/s by NVIDIA's data sheet). Before its
+version 1.12 PyTorch multiplied fp32 matrices in TF32 by default (its release notes)."""
 NAMES: dict[Dense, str] = {"dp": "DP", "hsdp": "HSDP", "fsdp": "FSDP"}
 COLORS: dict[Dense, str] = {"dp": VERMILION, "hsdp": BLUE, "fsdp": GREY}
 DEEPEST = 40
+RANKS = "32x8"
+"""Two pods."""
 PLANNER = "trials.planner"
 CONSTANTS = {
     "MATMUL_SHARE": ("step_time",),
@@ -64,10 +74,13 @@ CONSTANTS = {
     "BUCKET_LATENCY_SHARE": ("collectives",),
     "UPDATE_MASTERS": ("step_time",),
     "UPDATE_MOMENTS": ("step_time",),
+    "UPDATE_KERNELS": ("step_time",),
+    "LL128_SECONDS": ("collectives",),
+    "TREE_SHARE": ("collectives",),
 }
 """The planner's, and who reads them."""
 NUMBERS = (
-    "peak_flops.fp32",
+    "peak_flops.bf16",
     "memory_bandwidth",
     "nvlink.bandwidth",
     "nvlink.latency",
@@ -78,13 +91,34 @@ NUMBERS = (
 
 
 class Setting(NamedTuple):
-    """What the paper does not say."""
+    """What the paper does not say, its precision, and whose engines take the step."""
 
     widths: tuple[int, ...] = (1024, 1024)
     batch_size: int = 65_536
-    precision: Precision = "fp32"
-    rows: int = 95_000_000
+    precision: Precision = "bf16"
+    """bf16 is the paper's mixed precision, with all its numbers of half the bytes; fp32 is without any."""
+    rows: int = 208_000_000
     """Of each table."""
+    stock: Stock | None = None
+    """PyTorch as it was then; None for this project's engines."""
+
+    @property
+    def training(self) -> TrainingConfig:
+        """The settings of a training in this precision."""
+        if self.precision == "fp32":
+            return TrainingConfig(batch_size=self.batch_size, precision="fp32")
+        return TrainingConfig(
+            batch_size=self.batch_size,
+            precision="bf16",
+            optimizer_precision="bf16",
+            table_precision="fp16",
+            all_to_all_precision="bf16",
+            all_reduce_precision="bf16",
+        )
+
+
+IN_FP32 = Setting(precision="fp32", rows=95_000_000)
+"""Numbers of twice the bytes, and rows so that 22 layers are the most that DP holds."""
 
 
 class Point(NamedTuple):
@@ -115,18 +149,23 @@ def schema(setting: Setting) -> FeatureSchema:
 
 
 def point(depth: int, setting: Setting, cluster: Cluster) -> Point:
-    training = TrainingConfig(batch_size=setting.batch_size, precision=setting.precision)
-    planned = plan(model(depth, setting), schema(setting), training, cluster)
-    plain: dict[Dense, PricedStrategy] = {
-        each.strategy.dense: each
-        for each in planned.strategies
-        if len(each.strategy.techniques) == (each.strategy.dense != "dp")
-    }
+    pricing = Pricing(model(depth, setting), schema(setting), setting.training, cluster)
+    plain = {dense: Strategy(dense=dense) for dense in NAMES}
     return Point(
         depth,
-        {dense: plain[dense].time.total for dense in NAMES},
-        {dense: plain[dense].fits for dense in NAMES},
+        {dense: seconds(pricing, plain[dense], setting.stock) for dense in NAMES},
+        {dense: pricing.lacking_bytes(pricing.memory(plain[dense])) == 0 for dense in NAMES},
     )
+
+
+def seconds(pricing: Pricing, strategy: Strategy, stock: Stock | None) -> float:
+    """Returns the seconds of a step, by the planner or as PyTorch took it then."""
+    if stock is None:
+        return pricing.time(strategy).total
+    examples = pricing.micro_batch(strategy)
+    segments, training = pricing.segments(examples), pricing.training
+    step = prepare(segments, pricing.cluster, pricing.placement, examples=examples, training=training)
+    return step_seconds(step, strategy.dense, stock)
 
 
 def deepest(points: Sequence[Point], dense: Dense) -> int:
@@ -172,8 +211,9 @@ def dp_ends(setting: Setting, cluster: Cluster) -> int:
 
 @contextmanager
 def changed(constant: str, factor: float) -> Iterator[None]:
-    """The planner with another value of one of its constants."""
+    """The planner, and PyTorch as it was then, with another value of one of the planner's constants."""
     modules = [importlib.import_module(f"{PLANNER}.{name}") for name in CONSTANTS[constant]]
+    modules += [stock_pytorch] * hasattr(stock_pytorch, constant)
     before = getattr(modules[0], constant)
     try:
         for module in modules:
@@ -213,20 +253,33 @@ class Change(NamedTuple):
 def changes() -> Iterator[Change]:
     """Each constant a fifth lower and higher, then other choices of what the paper does not say."""
     yield Change("as above")
-    for key in NUMBERS:
-        yield from (Change(f"{key} x {factor}", number=(key, factor)) for factor in (0.8, 1.2))
-    for key in CONSTANTS:
-        yield from (Change(f"{key} x {factor}", constant=(key, factor)) for factor in (0.8, 1.2))
-    yield Change(
-        "buckets of 25 MiB", constant=("BUCKET_LATENCY_SHARE", 5.0)
-    )  # any share of latency is allowed
+    yield from a_fifth_each_way("", Setting())
+    # any share of latency is allowed
+    yield Change("buckets of 25 MiB", constant=("BUCKET_LATENCY_SHARE", 5.0))
     yield Change("OVERLAP_SLOWDOWN 0", constant=("OVERLAP_SLOWDOWN", 0.0))
-    yield Change("batch 32,768", Setting(batch_size=32_768))
-    yield Change("batch 131,072", Setting(batch_size=131_072))
+    yield Change("LL128 left out", constant=("LL128_SECONDS", 1e9))
+    for batch in (32_768, 131_072, 262_144, 524_288):
+        yield Change(f"batch {batch:,}", Setting(batch_size=batch))
     yield Change("MLP 512-512", Setting(widths=(512, 512)))
     yield Change("MLP 2048-1024", Setting(widths=(2048, 1024)))
-    yield Change("bf16", Setting(precision="bf16"))
-    yield Change("bf16, batch 262,144", Setting(precision="bf16", batch_size=262_144))
+    yield Change("fp32", IN_FP32)
+    yield Change("fp32, LL128 left out", IN_FP32, constant=("LL128_SECONDS", 1e9))
+    yield Change("fp32 in TF32", IN_FP32, number=("peak_flops.fp32", TF32))
+    autocast = Stock(prefetch=True, bucket_bytes=None)
+    yield Change("autocast", Setting(stock=autocast))
+    yield Change("autocast, no prefetch", Setting(stock=autocast._replace(prefetch=False)))
+    yield Change("PyTorch 1.11", Setting(stock=Stock()))
+    yield Change("PyTorch 1.11, bf16 shards", Setting(stock=Stock(sharded=BF16)))
+    for batch in (131_072, 262_144, 524_288):
+        yield Change(f"PyTorch 1.11, batch {batch:,}", Setting(batch_size=batch, stock=Stock()))
+    yield from a_fifth_each_way("PyTorch 1.11, ", Setting(stock=Stock()))
+
+
+def a_fifth_each_way(prefix: str, setting: Setting) -> Iterator[Change]:
+    for key in NUMBERS:
+        yield from (Change(f"{prefix}{key} x {by}", setting, number=(key, by)) for by in (0.8, 1.2))
+    for key in CONSTANTS:
+        yield from (Change(f"{prefix}{key} x {by}", setting, constant=(key, by)) for by in (0.8, 1.2))
 
 
 def sensitivity(cluster: Cluster, words: Sequence[str]) -> str:
@@ -271,6 +324,35 @@ def figure(points: Sequence[Point]) -> go.Figure:
     return found
 
 
+def report(points: Sequence[Point]) -> str:
+    """The table beside the paper's, where each fits, and whether the order is the paper's.
+
+    Args:
+        points: one for each depth from 1 on.
+    """
+    ends, wrong = deepest(points, "dp"), [each.depth for each in points if not in_order(each)]
+    return (
+        f"{comparison([points[depth - 1] for depth in DEPTHS if depth <= len(points)])}\n\n"
+        f"DP ends at {ends} layers ({'as required' if ends == 22 else 'NOT the 22 required'}).\n"
+        f"HSDP fits to {deepest(points, 'hsdp')}, FSDP to {deepest(points, 'fsdp')} of {len(points)} layers.\n"
+        f"DP > HSDP > FSDP wherever each fits: {f'NOT at {wrong}' if wrong else 'holds at all depths'}."
+    )
+
+
+def speed_up(cluster: Cluster) -> str:
+    """How much faster mixed precision makes DP at 8 layers, beside what the paper says of it."""
+    in_tf32 = with_number(cluster, "peak_flops.fp32", TF32)
+    before = {
+        name: point(8, IN_FP32, on).seconds["dp"] for name, on in (("fp32", cluster), ("TF32", in_tf32))
+    }
+    after = {
+        "this project's": point(8, Setting(), cluster).seconds["dp"],
+        "PyTorch 1.11": point(8, Setting(stock=Stock()), cluster).seconds["dp"],
+    }
+    ratios = [f"{before[a] / after[b]:.2f} over {a} ({b})" for b in after for a in before]
+    return f"DP at 8 layers in mixed precision: {', '.join(ratios)}; the paper's {SPEED_UP}."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -284,16 +366,12 @@ def main() -> None:
         "--deepest", type=int, default=DEEPEST, help="layers up to which depths are looked at"
     )
     options = parser.parse_args()
-    cluster, setting = load_cluster("zionex").with_ranks("32x8"), Setting()
-    points = [point(depth, setting, cluster) for depth in range(1, options.deepest + 1)]
-    print(f"{machine()}\n\n{comparison([points[depth - 1] for depth in DEPTHS if depth <= len(points)])}\n")
-    ends = deepest(points, "dp")
-    wrong = [each.depth for each in points if not in_order(each)]
-    print(f"DP ends at {ends} layers ({'as required' if ends == 22 else 'NOT the 22 required'}).")
-    print(
-        f"HSDP fits to {deepest(points, 'hsdp')}, FSDP to {deepest(points, 'fsdp')} of {len(points)} layers."
-    )
-    print(f"DP > HSDP > FSDP wherever each fits: {f'NOT at {wrong}' if wrong else 'holds at all depths'}.")
+    cluster = load_cluster("zionex").with_ranks(RANKS)
+    depths = range(1, options.deepest + 1)
+    points = [point(depth, Setting(), cluster) for depth in depths]
+    stock = [point(depth, Setting(stock=Stock()), cluster) for depth in depths]
+    print(f"{machine()}\n\nThis project's engines:\n\n{report(points)}\n\nPyTorch 1.11:\n\n{report(stock)}")
+    print(f"\n{speed_up(cluster)}")
     if not options.no_sensitivity:
         print(f"\n{sensitivity(cluster, options.sensitivity)}")
     if options.out:

@@ -7,7 +7,11 @@ the host crosses the network once per host, and NCCL runs one ring for each netw
 ranks per host, g cards carry it together, which NVLink may bound instead. All-to-all sends (n-g)/n of its bytes
 over a rank's own card, the rest over NVLink at the same time.
 
-Left out: protocols for small messages (LL, LL128), congestion, in-network reduction, NVLink SHARP.
+As in NCCL, a collective takes the quicker of two protocols: Simple has all the bandwidth, LL128 shorter hops. NCCL
+has LL128 between GPUs that NVLink joins; links that were measured are taken as they are, whatever they ran.
+
+Left out: LL (below some 100 KB), the most that a channel carries (at 8 channels it takes a seventh from trees
+between A100), corrections for trees at medium sizes, congestion, in-network reduction, NVLink SHARP.
 """
 
 from __future__ import annotations
@@ -20,8 +24,14 @@ from trials.planner.device_constants import (
     BUCKET_BYTES,
     BUCKET_LATENCY_SHARE,
     COLLECTIVE_SECONDS,
+    LL128_RING_HOPS,
+    LL128_SECONDS,
+    LL128_SHARE,
+    LL128_TREE_HOPS,
+    LL128_TREE_SHARES,
     NETWORK_SHARE,
     NVLINK_SHARE,
+    PCIE_BANDWIDTH,
     TREE_SHARE,
 )
 
@@ -30,16 +40,20 @@ NO_LINK = Link(bandwidth=1e30, latency=0.0)
 
 
 class AlphaBeta(NamedTuple):
-    """Seconds that a transfer takes: `alpha + beta * size_bytes`."""
+    """Seconds that a transfer takes: `alpha + beta * size_bytes`, or those of another protocol where they are
+    fewer."""
 
     alpha: float
     """Seconds that any transfer takes, whatever its size."""
     beta: float
     """Seconds per byte."""
+    ll128: AlphaBeta | None = None
+    """The same transfer in NCCL's protocol LL128, where the ranks have it."""
 
     def __call__(self, size_bytes: float) -> float:
         """Returns the seconds for so many bytes."""
-        return self.alpha + self.beta * size_bytes
+        seconds = self.alpha + self.beta * size_bytes
+        return seconds if self.ll128 is None else min(seconds, self.ll128(size_bytes))
 
 
 NOTHING = AlphaBeta(0.0, 0.0)
@@ -67,10 +81,11 @@ class Collectives(NamedTuple):
     def bucket_bytes(self) -> int:
         """Gradients to reduce at a time (`bucket_cap_mb`): from torch's default up, until latency is a small part.
 
-        At 256 ranks a bucket of 25 MiB would spend 38 % of its time on latency on ZionEX.
+        At 256 ranks a bucket of 25 MiB would spend 26 % of its time on latency on ZionEX.
         """
         a_share = (1 - BUCKET_LATENCY_SHARE) / BUCKET_LATENCY_SHARE
-        enough = min(a_share * kind.alpha / kind.beta for kind in (self.ring, self.tree) if kind.beta)
+        kinds = (self.ring, self.ring.ll128, self.tree, self.tree.ll128)
+        enough = min(a_share * kind.alpha / kind.beta for kind in kinds if kind and kind.beta)
         return max(BUCKET_BYTES, int(enough))
 
 
@@ -86,20 +101,37 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
     nvlink = _usable(cluster.nvlink if ranks_per_host > 1 else None, cluster, NVLINK_SHARE)
     network = _usable(cluster.network if hosts > 1 else None, cluster, NETWORK_SHARE)
     beta = 1 / min(nvlink.bandwidth, ranks_per_host * network.bandwidth)
-    once = (n - hosts) * nvlink.latency + (hosts - 1) * network.latency
-    climb = 2 * ((ranks_per_host - 1) * nvlink.latency + int(log2(hosts)) * network.latency)
-    ring = AlphaBeta(COLLECTIVE_SECONDS + once, beta * (n - 1) / n)
+    in_ring = (n - hosts) * nvlink.latency, (hosts - 1) * network.latency
+    in_tree = 2 * (ranks_per_host - 1) * nvlink.latency, 2 * int(log2(hosts)) * network.latency
+    gather = AlphaBeta(COLLECTIVE_SECONDS + sum(in_ring), beta * (n - 1) / n)
+    ring = AlphaBeta(COLLECTIVE_SECONDS + 2 * sum(in_ring), 2 * gather.beta)
+    tree = AlphaBeta(COLLECTIVE_SECONDS + sum(in_tree), 2 * beta / TREE_SHARE)
+    if _has_ll128(cluster):
+        # NCCL: with one rank per host nothing hides a hop of a ring, which then takes as long as one of a tree
+        over_network = LL128_TREE_HOPS[1] if ranks_per_host == 1 else LL128_RING_HOPS[1]
+        hops = in_ring[0] * LL128_RING_HOPS[0] + in_ring[1] * over_network
+        climb = in_tree[0] * LL128_TREE_HOPS[0] + in_tree[1] * LL128_TREE_HOPS[1]
+        gather = gather._replace(ll128=AlphaBeta(LL128_SECONDS + hops, gather.beta / LL128_SHARE))
+        ring = ring._replace(ll128=AlphaBeta(LL128_SECONDS + 2 * hops, ring.beta / LL128_SHARE))
+        tree = tree._replace(ll128=AlphaBeta(LL128_SECONDS + climb, tree.beta / LL128_TREE_SHARES[hosts > 1]))
     return Collectives(
-        all_gather=ring,
-        reduce_scatter=ring,
-        broadcast=AlphaBeta(ring.alpha, beta),
+        all_gather=gather,
+        reduce_scatter=gather,
+        broadcast=AlphaBeta(gather.alpha, beta),
         all_to_all=AlphaBeta(
             COLLECTIVE_SECONDS + max(nvlink.latency, network.latency),
             max((ranks_per_host - 1) / nvlink.bandwidth, (n - ranks_per_host) / network.bandwidth) / n,
         ),
-        ring=AlphaBeta(COLLECTIVE_SECONDS + 2 * once, 2 * ring.beta),
-        tree=AlphaBeta(COLLECTIVE_SECONDS + climb, 2 * beta / TREE_SHARE),
+        ring=ring,
+        tree=tree,
     )
+
+
+def _has_ll128(cluster: Cluster) -> bool:
+    """Tells whether NCCL would use LL128: where the link in a host is NVLink, and no measurement says better."""
+    if cluster.device == "cpu" or cluster.verified or cluster.nvlink is None:
+        return False
+    return cluster.nvlink.bandwidth > PCIE_BANDWIDTH
 
 
 def _usable(link: Link | None, cluster: Cluster, share: float) -> Link:

@@ -47,6 +47,22 @@ alike)."""
 TREE_SHARE = 0.92
 """Share of a ring's bus bandwidth that all-reduce over trees reaches: NCCL, src/graph/tuning.cc (Simple
 protocol)."""
+LL128_SECONDS = 14e-6
+"""Seconds to start a collective in LL128, NCCL's protocol for messages of a few MB: src/graph/tuning.cc, baseLat
+(ring and tree alike)."""
+LL128_RING_HOPS = 1.9 / 3.4, 4.0 / 14.0
+"""Latency of a hop over NVLink and over the network in a ring, in LL128, as shares of that of the protocol Simple:
+NCCL, src/graph/tuning.cc, hwLat."""
+LL128_TREE_HOPS = 1.25 / 3.4, 8.5 / 14.0
+"""The same of a hop in a tree."""
+LL128_SHARE = 0.92
+"""Share of a ring's bandwidth in the protocol Simple that it reaches in LL128, where 8 of 128 bytes are flags:
+NCCL, src/graph/tuning.cc."""
+LL128_TREE_SHARES = 7 / 9, 120 / 128
+"""Shares of a tree's bandwidth in the protocol Simple that it reaches in LL128 in a host and between hosts: NCCL,
+src/graph/tuning.cc."""
+PCIE_BANDWIDTH = 64e9
+"""Bytes/s of 16 lanes of PCIe 5.0 in one direction, by its specification: a link that is faster is NVLink."""
 BUCKET_BYTES = 25 * MiB
 """Bytes of gradients that DistributedDataParallel reduces at a time, at least: its default
 `bucket_cap_mb`."""

@@ -77,6 +77,46 @@ def test_trees_are_for_small_tensors_on_many_ranks() -> None:
     assert found.all_reduce(1e12) == found.ring(1e12) < found.tree(1e12)
 
 
+NCCL_LINKS: dict[str, Any] = {
+    "verified": False,
+    "nvlink": {"bandwidth": 300e9, "latency": 3.4e-6},
+    "network": {"bandwidth": 25e9, "latency": 14e-6},
+}
+"""Links of data sheets, with the latencies of NCCL's own model."""
+
+
+def test_over_nvlink_short_hops_win_for_small_tensors_and_bandwidth_for_large_ones() -> None:
+    """NCCL's protocol LL128, with the latencies of its src/graph/tuning.cc in microseconds."""
+    found = collectives(cluster(**NCCL_LINKS), 32, 8)
+    usable = 8 * 0.9 * 25e9
+    gather = 14e-6 + 224 * 1.9e-6 + 31 * 4e-6
+    assert found.all_gather(1e6) == pytest.approx(gather + 1e6 * 255 / 256 / (0.92 * usable))
+    tree = 14e-6 + 2 * (7 * 1.25e-6 + 5 * 8.5e-6)
+    assert found.all_reduce(1e6) == pytest.approx(tree + 2e6 / (0.92 * 120 / 128 * usable))
+    assert found.all_gather(1e10) == found.all_gather.alpha + 1e10 * found.all_gather.beta
+    assert found.all_reduce(1e12) == found.ring.alpha + 1e12 * found.ring.beta
+    # one rank per host: nothing hides a hop, so a ring's takes as long as a tree's
+    assert collectives(cluster(**NCCL_LINKS), 32, 1).all_gather(1e3) == pytest.approx(
+        14e-6 + 31 * 8.5e-6, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verified": True},
+        {"device": "cpu"},
+        {"nvlink": {"bandwidth": 32e9, "latency": 3.4e-6}},
+        {"gpus_per_host": 1, "nvlink": None},
+    ],
+    ids=["measured", "cpu", "pcie", "none"],
+)
+def test_short_hops_are_for_nvlink_by_data_sheet(changes: dict[str, Any]) -> None:
+    on = cluster(**NCCL_LINKS | changes)
+    found = collectives(on, 32, on.gpus_per_host)
+    assert found.all_gather.ll128 is found.ring.ll128 is found.tree.ll128 is None
+
+
 def test_hsdp_sends_no_more_than_fsdp_and_little_of_it_over_the_network() -> None:
     """Gather and scatter in a host and all-reduce a shard across: as many bytes per rank as all at once."""
     free = without_latency()
@@ -101,32 +141,36 @@ def test_buckets_grow_with_latency() -> None:
     assert many.all_reduce(bucket) <= 1.26 * (many.all_reduce(2 * bucket) - many.all_reduce(bucket))
 
 
-@given(GROUPS, SIZES, st.floats(1.0, 8.0))
+@given(GROUPS, SIZES, st.floats(1.0, 8.0), st.booleans())
 def test_more_bandwidth_or_less_latency_never_slows(
-    group: tuple[int, int], size_bytes: float, factor: float
+    group: tuple[int, int], size_bytes: float, factor: float, verified: bool
 ) -> None:
-    before = seconds(collectives(cluster(), *group), size_bytes)
+    before = seconds(collectives(cluster(verified=verified), *group), size_bytes)
     for link in ("nvlink", "network"):
         data = MEASURED[link]
-        wider = cluster(**{link: data | {"bandwidth": factor * data["bandwidth"]}})
-        quicker = cluster(**{link: data | {"latency": data["latency"] / factor}})
+        wider = cluster(verified=verified, **{link: data | {"bandwidth": factor * data["bandwidth"]}})
+        quicker = cluster(verified=verified, **{link: data | {"latency": data["latency"] / factor}})
         for better in (wider, quicker):
             after = seconds(collectives(better, *group), size_bytes)
             assert all(a <= b * (1 + 1e-12) for a, b in zip(after, before, strict=True))
 
 
-@given(GROUPS, SIZES, SIZES)
-def test_time_grows_with_size_and_one_call_beats_two(group: tuple[int, int], a: float, b: float) -> None:
-    found = collectives(cluster(), *group)
+@given(GROUPS, SIZES, SIZES, st.booleans())
+def test_time_grows_with_size_and_one_call_beats_two(
+    group: tuple[int, int], a: float, b: float, verified: bool
+) -> None:
+    found = collectives(cluster(verified=verified), *group)
     together, apart = seconds(found, a + b), [seconds(found, a), seconds(found, b)]
     for one, first, second in zip(together, *apart, strict=True):
         assert max(first, second) <= one * (1 + 1e-12)
         assert one <= (first + second) * (1 + 1e-12)
 
 
-@given(GROUPS, SIZES)
-def test_all_reduce_is_at_most_a_scatter_and_a_gather(group: tuple[int, int], size_bytes: float) -> None:
-    found = collectives(cluster(), *group)
+@given(GROUPS, SIZES, st.booleans())
+def test_all_reduce_is_at_most_a_scatter_and_a_gather(
+    group: tuple[int, int], size_bytes: float, verified: bool
+) -> None:
+    found = collectives(cluster(verified=verified), *group)
     both = found.reduce_scatter(size_bytes) + found.all_gather(size_bytes)
     assert found.all_reduce(size_bytes) <= both * (1 + 1e-12)
 
