@@ -82,6 +82,11 @@ class Strategy(Value):
         return self.replace(micro_batches=1, no_sync=False).name
 
     @property
+    def updated_on_host(self) -> bool:
+        """Whether the host has the optimizer's state and takes its steps."""
+        return self.offload or self.dense == "zero_offload"
+
+    @property
     def fully_sharded(self) -> bool:
         """Whether `fully_shard` holds the dense state."""
         return self.dense in FULLY_SHARDED

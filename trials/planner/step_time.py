@@ -202,7 +202,7 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     if overlapped < ROUNDING * elapsed:  # the same passes, summed in another order
         overlapped = 0.0
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
-    update, on_host = _update(step, strategy), _is_updated_on_host(strategy)
+    update, on_host = _update(step, strategy), strategy.updated_on_host
     if _is_delayed(step, strategy):
         hidden += min(update, elapsed)
     items = {
@@ -369,7 +369,7 @@ def _update(step: Step, strategy: Strategy) -> float:
     """Returns the seconds of AdamW on a rank's share of the state, on the device or, where offloaded, on the
     host's CPUs."""
     cluster, (computed, reduced, moment) = step.cluster, step.itemsizes
-    on_host = _is_updated_on_host(strategy)
+    on_host = strategy.updated_on_host
     values = step.parameters.total / _state_shards(step, strategy)
     state_bytes = (UPDATE_MASTERS * MASTER_BYTES + UPDATE_MOMENTS * moment) * values
     chunk = CHUNKS["cpu" if on_host else cluster.device]
@@ -393,10 +393,6 @@ def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
         gather = computed + MASTER_BYTES + (computed if step.cluster.ranks > 1 else 0)
         return (gather + publish) * values
     return (publish / _state_shards(step, strategy) + (computed if strategy.dense == "zero1" else 0)) * values
-
-
-def _is_updated_on_host(strategy: Strategy) -> bool:
-    return strategy.offload or strategy.dense == "zero_offload"
 
 
 def _is_delayed(step: Step, strategy: Strategy) -> bool:

@@ -13,7 +13,7 @@ from dhen.values import parse
 from trials.cluster.cluster import Cluster
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
-from trials.planner.device_constants import KERNEL_SECONDS, OVERLAP_SLOWDOWN
+from trials.planner.device_constants import HOST_MEMORY_BANDWIDTH, KERNEL_SECONDS, OVERLAP_SLOWDOWN
 from trials.planner.estimates import StepTime
 from trials.planner.ladder import ladder
 from trials.planner.segments import Segment
@@ -329,3 +329,48 @@ def test_the_all_reduce_of_hsdp_has_a_link_of_its_own() -> None:
     passes = Passes((0.0, 0.0), [(0.0, 2.0)] * 3, (0.0, 0.0))
     together = fully_sharded(passes, unit(0.0), [unit(0.0, 2.0, 2.0)] * 3, keep=True)
     assert together == pytest.approx(3 * 2 + 2 + 2)
+
+
+ALONE = {"hosts": 1, "gpus_per_host": 1}
+
+
+def offloaded(on: Cluster, *, delayed: bool = False, micro_batches: int = 1) -> StepTime:
+    training = BF16.replace(delayed_update=delayed)
+    strategy = Strategy(dense="zero_offload", micro_batches=micro_batches)
+    return step_time(model(), strategy, on, NO_TABLES, examples_per_rank=256, training=training)
+
+
+def test_zero_offload_moves_gradients_out_and_weights_back_in_what_the_model_computes_in() -> None:
+    """Each rank its own part: twice 2 bytes a weight over the link to the host, gradients in every micro-batch."""
+    update = offloaded(cluster(**ALONE, host_link_bandwidth="1e30B/s")).host_transfer
+    copies = offloaded(cluster(**ALONE)).host_transfer - update
+    assert copies == pytest.approx(2 * 2 * 80_101_000 / 32e9)
+    assert offloaded(cluster(**ALONE), micro_batches=4).host_transfer - update == pytest.approx(
+        5 * 2 * 80_101_000 / 32e9
+    )
+    # 28 bytes of AdamW, 2 + 4 for gradients and 4 + 2 for weights in another precision, in the host's memory
+    assert update == pytest.approx((28 + 12) * 80_101_000 / HOST_MEMORY_BANDWIDTH)
+    assert offloaded(cluster(**ALONE)).optimizer == 0.0
+    many = offloaded(cluster(host_link_bandwidth="1e30B/s"))
+    assert many.host_transfer == pytest.approx(
+        update / 4
+    )  # eight ranks of a host share its memory, of 32 in all
+
+
+def test_copies_of_gradients_hide_behind_backward_but_for_the_last() -> None:
+    slow = offloaded(cluster(**ALONE, memory_bandwidth="1GB/s"))
+    leaving = 2 * 80_101_000 / 32e9
+    assert slow.hidden == pytest.approx((1 - OVERLAP_SLOWDOWN) * leaving, rel=1e-3)
+
+
+def test_with_delay_the_hosts_update_hides_behind_the_next_step() -> None:
+    on = cluster(**ALONE)
+    at_once, delayed = offloaded(on), offloaded(on, delayed=True)
+    update = 40 * 80_101_000 / HOST_MEMORY_BANDWIDTH
+    passes = at_once.total - (update + 2 * 80_101_000 / 32e9)
+    assert at_once.total - delayed.total == pytest.approx(min(update, passes), rel=0.05)
+    assert at_once.host_transfer == delayed.host_transfer
+    slow = cluster(**ALONE, memory_bandwidth="1GB/s")
+    assert offloaded(slow).total - offloaded(slow, delayed=True).total == pytest.approx(update)
+    cpu = cluster(**ALONE, device="cpu")
+    assert offloaded(cpu, delayed=True) == offloaded(cpu)  # device and host are one
