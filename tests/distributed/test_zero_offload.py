@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -18,7 +19,7 @@ from trials.distributed import host_optimizer
 from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.host_optimizer import HostOptimizer
 from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
-from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
+from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, take_tables
 from trials.distributed.zero_offload import ZeroOffload
 from trials.job import TrainingConfig
 from trials.strategy import Strategy
@@ -34,10 +35,8 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "bf16, sent in fp32": {"precision": "bf16", "all_reduce_precision": "fp32"},
 }
 
-CLOSE = {"fp32": 2e-4, "bf16": 0.02, "bf16, sent in fp32": 0.02}
-"""How far weights may be apart after all steps, of which AdamW makes each as long as its learning rate."""
-MOVED = 0.05
-"""How far weights move in all steps, at least."""
+CLOSE, CLOSE_IN_BF16 = 1e-3, 0.3
+"""How far weights may be apart, as a share of the way that they have come."""
 
 
 def config(precision: str = "fp32", **more: Any) -> TrainingConfig:
@@ -79,7 +78,7 @@ def rate(number: int) -> float:
 
 
 def simulated(delay: int) -> dict[str, Tensor]:
-    """Returns weights by plain PyTorch, from gradients of weights that lack `delay` updates after the first steps."""
+    """The same by plain PyTorch, from gradients of weights that lack `delay` updates after the first steps."""
     peer, masters = model(), model()
     optimizer = torch.optim.AdamW(masters.parameters(), lr=0.01, weight_decay=0.1)
     earlier: deque[dict[str, Tensor]] = deque()
@@ -98,8 +97,14 @@ def simulated(delay: int) -> dict[str, Tensor]:
 
 
 def apart(mine: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The distance of two sets of weights, as a share of how far the second have come."""
     assert mine.keys() == other.keys()
-    return max(float((mine[name] - other[name]).abs().max()) for name in mine)
+    start = model().state_dict()
+    gap, way = (
+        sum(float((one[name] - two[name]).square().sum()) for name in start)
+        for one, two in ((mine, other), (other, start))
+    )
+    return math.sqrt(gap / way)
 
 
 def leaving_order(step: ParallelStep, examples: DenseBatch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -144,24 +149,37 @@ def test_one_rank_trains_as_plain_dp_does(precision: str) -> None:
     dp, offloaded = (parallelize(model(), strategy, config(precision)) for strategy in (Strategy(), OFFLOAD))
     assert executed_strategy(offloaded) == OFFLOAD
     plain, mine = trained(dp), trained(offloaded)
-    assert apart(mine, plain) < CLOSE[precision]
-    assert apart(plain, model().state_dict()) > MOVED
+    assert apart(mine, plain) < CLOSE
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_micro_batches_are_added_up_on_the_host(precision: str) -> None:
-    several = OFFLOAD.replace(micro_batches=3, checkpointing="full")
-    plain = trained(parallelize(model(), Strategy(), config("fp32")))
-    mine = trained(parallelize(model(), several, config(precision)))
-    assert apart(mine, plain) < CLOSE[precision]
+def test_micro_batches_are_added_up_in_fp32_on_the_host(precision: str) -> None:
+    """Each one's gradients arrive in the precision that they are made in; their sum loses nothing more."""
+    several, parts = OFFLOAD.replace(micro_batches=3, checkpointing="full"), 3
+    step = parallelize(model(), several, config(precision))
+    step.forward_backward(batch(0))
+    step.update()
+    peer = parallelize(model(), Strategy(), config(precision)).engine.module
+    sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in peer.parameters()]
+    for start in range(0, EXAMPLES, EXAMPLES // parts):
+        part = part_of(batch(0), start, start + EXAMPLES // parts)
+        loss = cross_entropy(peer(part.inputs), part.label_B, None) / parts
+        loss.backward()  # type: ignore[no-untyped-call]
+        for parameter, total in zip(peer.parameters(), sums, strict=True):
+            total += parameter.grad
+            parameter.grad = None
+    assert isinstance(step.engine, ZeroOffload)
+    arrived = [view for bucket in step.engine.buckets for view in bucket.views(bucket.master.grad)]  # type: ignore[arg-type]
+    for mine, expected in zip(arrived, sums, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-8)
 
 
 def test_the_delay_is_exactly_one_step_after_the_first_ones() -> None:
     mine = trained(parallelize(model(), OFFLOAD, DELAYED))
-    assert apart(mine, simulated(1)) < 1e-5
+    assert apart(mine, simulated(1)) < CLOSE
     for other in (0, 2):
-        assert apart(mine, simulated(other)) > 1e-3
-    assert apart(trained(parallelize(model(), OFFLOAD, config())), simulated(0)) < 1e-5
+        assert apart(mine, simulated(other)) > 0.05
+    assert apart(trained(parallelize(model(), OFFLOAD, config())), simulated(0)) < CLOSE
 
 
 def test_a_delayed_update_goes_on_in_a_thread_while_the_next_step_runs(
@@ -259,11 +277,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "precision"), [(n, "fp32") for n in ("fp32", "micro-batches", "delayed")] + [("bf16", "bf16")]
-)
-def test_two_ranks_follow_one(two_ranks: dict[str, Any], name: str, precision: str) -> None:
-    assert two_ranks[name] < CLOSE[precision]
+@pytest.mark.parametrize("name", ["fp32", "micro-batches", "delayed", "bf16"])
+def test_two_ranks_follow_one(two_ranks: dict[str, Any], name: str) -> None:
+    assert two_ranks[name] < (CLOSE_IN_BF16 if name == "bf16" else CLOSE)
     assert two_ranks[f"{name} host"] == pytest.approx(0.5, abs=0.01)
 
 
