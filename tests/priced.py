@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.job import Job, TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 from trials.planner.ladder import ladder
-from trials.strategy import Strategy, shards
+from trials.strategy import Dense, Strategy, shards
 
 GIB = 2**30
 HOSTS, GPUS_PER_HOST, EXAMPLES_PER_RANK = 2, 8, 16
@@ -45,7 +47,7 @@ def priced(strategy: Strategy, hbm: int, *, layers: int = 4) -> PricedStrategy:
     )
     forward = 1e-3 * layers
     recomputation = {"none": 0.0, "selective": 0.5, "full": 1.0}[strategy.checkpointing] * forward
-    gather = 1e-4 * layers * ("dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp").index(strategy.dense)
+    gather = 1e-4 * layers * get_args(Dense).index(strategy.dense)
     transfer = 1e-3 * layers if strategy.offload else 0.0
     repeated = 1e-5 * strategy.micro_batches
     time = StepTime(

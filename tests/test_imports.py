@@ -70,7 +70,9 @@ FOLDERS = {
     "trials.checkpoint": {"trials.embeddings", "trials.memory", "trials.storage"},
     "trials.cluster": set(),
     "trials.data": set(),
-    "trials.distributed": {"trials.checkpoint", "trials.optim", "trials.planner", "trials.storage"},
+    "trials.distributed": {
+        *("trials.checkpoint", "trials.memory", "trials.optim", "trials.planner", "trials.storage"),
+    },
     "trials.embeddings": {"trials.memory", "trials.optim", "trials.planner"},
     "trials.hosts": {"trials.data", "trials.processes"},
     "trials.memory": {"trials.cluster"},

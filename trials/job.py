@@ -23,6 +23,8 @@ ONE_PASS_ROWS = 150_000
 """Training rows from which one pass is the default (measured on the demo log, docs/log.md)."""
 SCALING_EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """Exponents with which the ratio of a batch to the reference batch enters the dense learning rate."""
+DELAY_AFTER = 40
+"""Steps after which updates are delayed, by default (arXiv 2101.06840)."""
 TRAINING_VERSION = 2
 """Version of training, raised whenever a change makes the same job train to another result; part of every
 fingerprint."""
@@ -94,6 +96,15 @@ class TrainingConfig(Value):
     """Precision in which gradients of the dense part are sent between ranks and added up. Auto: that of
     `precision`, which needs no conversion. With fp32 under a `precision` of bf16, twice the bytes are sent
     and sums lose no further digits."""
+    delayed_update: bool = Field(default=False, exclude_if=lambda delayed: not delayed)
+    """Whether the dense part's update goes on while the next step runs, which computes with the weights of the
+    update before (ZeRO-Offload's delayed parameter update, arXiv 2101.06840, section 5.2). It changes results.
+    Only the strategy `zero_offload` can do it. Every 25th step, and every evaluation, waits for the update."""
+    delayed_update_after: int = Field(
+        default=DELAY_AFTER, ge=0, exclude_if=lambda steps: steps == DELAY_AFTER
+    )
+    """Number of first steps whose updates are not delayed, as training is unstable early (arXiv 2101.06840,
+    section 5.2); it is used where `delayed_update` is true."""
     train_fraction: float = Field(default=1.0, gt=0, le=1, exclude_if=lambda fraction: fraction == 1.0)
     """Share of the training rows that is trained on: the last ones in the log's order, which are the latest
     and closest to what is predicted. Vocabularies and statistics stay those of all rows. Defaults of batch
@@ -118,6 +129,15 @@ class TrainingConfig(Value):
             raise ValueError(
                 f"warmup_examples={self.warmup_examples} and warmup_share={self.warmup_share} say the same "
                 f"thing twice; give one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _delay_is_wanted(self) -> Self:
+        if self.delayed_update_after != DELAY_AFTER and not self.delayed_update:
+            raise ValueError(
+                f"delayed_update_after={self.delayed_update_after} says from when on updates are delayed, which "
+                f"they are not; give delayed_update=true too, or leave it out"
             )
         return self
 

@@ -1,11 +1,12 @@
 """Strategies: every way to hold a model while it trains, from plain DP upwards.
 
-A strategy is a set of techniques: one way to hold the dense state, with or without activation
-checkpointing, CPU offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
-DistributedDataParallel (dp), `fully_shard` that keeps gathered parameters after forward (shard_grad_op, as PyTorch
-calls it: parameters are sharded from one step to the next) or frees them (fsdp), on a mesh of hosts x ranks (hsdp:
-sharded inside a host, replicated across hosts). ZeRO's stages 1 and 2, in which parameters stay on every rank, are
-built on its collectives (`trials.distributed.zero`).
+A strategy is a set of techniques: one way to hold the dense state, with or without activation checkpointing,
+CPU offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
+DistributedDataParallel (dp), `fully_shard` that keeps gathered parameters after forward (shard_grad_op, as
+PyTorch calls it: parameters are sharded from one step to the next) or frees them (fsdp), on a mesh of hosts x
+ranks (hsdp: sharded inside a host, replicated across hosts). ZeRO's stages 1 and 2, in which parameters stay on
+every rank, are built on its collectives (`trials.distributed.zero`), and so is ZeRO-Offload, in which optimizer
+state and update are the host's (`trials.distributed.zero_offload`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pydantic import BeforeValidator, Field
 
 from dhen.values import Value
 
-Dense = Literal["dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp"]
+Dense = Literal["dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
 FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
+DELAYING: Dense = "zero_offload"
+"""The value of `dense` whose updates can be delayed (`training.delayed_update`)."""
 CHECKPOINTING = "_checkpointing"
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
@@ -50,9 +53,10 @@ class Strategy(Value):
     """Number of parts of a rank's batch that go forward and backward one after another before the update."""
     no_sync: bool = False
     """Whether `fully_shard` keeps whole gradients until the last micro-batch and reduces them there once
-    (`set_requires_gradient_sync`), in place of reducing them and keeping shards after every micro-batch. It takes
-    memory for less traffic, so it is a way to accumulate gradients and no technique of its own. It has no meaning
-    for one micro-batch, nor for dp and zero1, which always wait, nor for zero2, which would be zero1."""
+    (`set_requires_gradient_sync`), in place of reducing them and keeping shards after every micro-batch. It
+    takes memory for less traffic, so it is a way to accumulate gradients and no technique of its own. It has no
+    meaning for one micro-batch, nor for dp and zero1, which always wait, nor for zero2 and zero_offload, whose
+    gradients would have to stay whole."""
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -76,6 +80,11 @@ class Strategy(Value):
     def held_as(self) -> str:
         """The name without micro-batches: two strategies hold the model in the same way where these are equal."""
         return self.replace(micro_batches=1, no_sync=False).name
+
+    @property
+    def updated_on_host(self) -> bool:
+        """Whether the host has the optimizer's state and takes its steps."""
+        return self.offload or self.dense == "zero_offload"
 
     @property
     def fully_sharded(self) -> bool:

@@ -93,10 +93,12 @@ def _losses(step: Step, log: PreparedLog, task: Task, ranks: Ranks) -> list[floa
 
 
 def _held_bytes(step: TrainStep | DistributedStep, strategy: Strategy) -> int:
-    """Of this rank."""
-    dense = [piece.values for held in step.dense_state().values() for piece in held.pieces]
-    tables = step.table_state().values()
-    return sum(each.nbytes for each in (*tables, *(() if strategy.offload else dense)))
+    """Of this rank, without what lies on the host; under zero_offload the device has all weights, in fp32 here."""
+    state = step.dense_state()
+    dense = sum(piece.values.nbytes for held in state.values() for piece in held.pieces)
+    if strategy.updated_on_host:
+        dense = 4 * state["weight"].length if strategy.dense == "zero_offload" else 0
+    return dense + sum(each.nbytes for each in step.table_state().values())
 
 
 def _most(ranks: Ranks, *numbers: int) -> list[int]:

@@ -1,7 +1,8 @@
 """An accelerator's training step: examples a second, share of its bf16 peak, time and memory against the plan.
 
 The baseline (small, bound by launching kernels) and DHENs of 4, 8 and 16 layers, each held in several ways: plain
-DP, eager and compiled; activation checkpointing; FSDP with CPU offload; micro-batches. A DHEN's batch is the
+DP, eager and compiled; activation checkpointing; ZeRO-Offload, also with delayed updates; FSDP with CPU offload;
+micro-batches. A DHEN's batch is the
 smallest power of two whose plan for plain DP takes a tenth of the memory. Plain DP's steps run under CUDA's sync
 debug mode: an operation that makes the host wait is an error. Batches come from pinned memory through a thread,
 as in training. A training step counts as three forward passes, recomputation not counted.
@@ -56,6 +57,8 @@ HELD = (
     "dp+micro_batches=4",
     "dp+selective_checkpointing",
     "dp+full_checkpointing",
+    "zero_offload",
+    "zero_offload+full_checkpointing",
     "fsdp+cpu_offload",
     "fsdp+full_checkpointing+cpu_offload",
 )
@@ -69,6 +72,8 @@ class Case(NamedTuple):
     batch: int
     strategy: Strategy
     compiled: bool
+    delayed: bool = False
+    """Whether the host updates while the next step runs."""
 
 
 class Measured(NamedTuple):
@@ -97,14 +102,16 @@ def dhen(layers: int, width: int) -> ModelConfig:
     return parse_model({"embedding_dim": 64, "layers": [layer] * layers, "dropout": 0.1}, "benchmark")
 
 
-def training(batch: int) -> TrainingConfig:
-    """Resolved."""
-    return TrainingConfig(epochs=1, batch_size=batch).resolved(max(batch, 10**6), "bf16")
+def training(case: Case) -> TrainingConfig:
+    """Resolved; a delay begins with the first step."""
+    delay = {"delayed_update": True, "delayed_update_after": 0} if case.delayed else {}
+    config = TrainingConfig.model_validate({"epochs": 1, "batch_size": case.batch} | delay)
+    return config.resolved(max(case.batch, 10**6), "bf16")
 
 
 def priced(case: Case, features: FeatureSchema, cluster: Cluster) -> PricedStrategy:
     """As the planner has it on one such device."""
-    found = plan(case.model, features, training(case.batch), cluster)
+    found = plan(case.model, features, training(case), cluster)
     return next(each for each in found.strategies if each.strategy == case.strategy)
 
 
@@ -130,6 +137,7 @@ def cases(options: argparse.Namespace, features: FeatureSchema, cluster: Cluster
         for name in HELD:
             for compiled in eager_and_compiled if name == "dp" else (False,):
                 yield Case(f"{layers}-layer DHEN", model, batch, named(name), compiled)
+        yield Case(f"{layers}-layer DHEN", model, batch, named("zero_offload"), False, delayed=True)
 
 
 def batches(features: FeatureSchema, size: int) -> Iterator[Batch]:
@@ -154,12 +162,12 @@ def step_of(case: Case, features: FeatureSchema, where: torch.device) -> Step:
     torch.manual_seed(0)
     model = build_model(case.model, features).train()
     if case.strategy != Strategy():
-        job = Job(model=case.model, features=features, log="none", training=training(case.batch), seed=0)
+        job = Job(model=case.model, features=features, log="none", training=training(case), seed=0)
         return DistributedStep(model, job, case.strategy, Ranks(), where=where)
     if case.compiled:
         for layer in getattr(model, "layers", [model.get_submodule("mlp")] if hasattr(model, "mlp") else []):
             layer.compile(dynamic=False)
-    return TrainStep(model.to(where), training(case.batch))
+    return TrainStep(model.to(where), training(case))
 
 
 def measure(case: Case, features: FeatureSchema, where: torch.device, steps: int) -> Measured:
@@ -195,6 +203,7 @@ def row(case: Case, features: FeatureSchema, where: torch.device, steps: int, cl
     tensors = planned.memory.total - planned.memory.context - planned.memory.reserve
     flops = headline_flops(model_cost(case.model, features))
     held = case.strategy.name + (", compiled" if case.compiled else "")
+    held += ", delayed" if case.delayed else ""
     about = [case.name, f"{case.batch:,}", held, f"{flops:,.0f}"]
     try:
         found = measure(case, features, where, steps)

@@ -23,7 +23,7 @@ from trials.planner.plan import Plan
 from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.record import Attempt, Outcome, Result, TrialRecord
-from trials.strategy import Strategy, named
+from trials.strategy import DELAYING, Strategy, named
 
 DEADLINE_SECONDS = 900.0
 """Silence after which several ranks are taken to hang; an evaluation may take as long without a word."""
@@ -52,9 +52,12 @@ class Execution(NamedTuple):
         return self.hbm is not None or (self.cluster is not None and device().type != "cpu")
 
     def strategy(self, record: TrialRecord) -> Strategy:
-        """The strategy of a trial's next attempt."""
+        """The strategy of a trial's next attempt: as planned, where plans are executed; else plain DP, or what
+        can delay updates where they are."""
         planned = record.plan.technique
-        return named(planned) if self.cluster is not None and planned is not None else DP
+        if self.cluster is not None and planned is not None:
+            return named(planned)
+        return Strategy(dense=DELAYING) if record.job.training.get("delayed_update") else DP
 
     def check(self, job: Job) -> None:
         """Checks that the ranks can hold the job's tables, before any rank starts.
@@ -97,7 +100,7 @@ class Execution(NamedTuple):
     def task_fields(self, strategy: Strategy) -> dict[str, Any]:
         """Fields of a task under this strategy, for the trial's processes."""
         if self.cluster is None:
-            return {}
+            return {"strategy": strategy} if strategy.dense == DELAYING else {}
         return {
             "strategy": strategy,
             "hosts": self.cluster.hosts,

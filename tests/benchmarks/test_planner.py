@@ -183,3 +183,15 @@ def test_placements_are_compared() -> None:
     assert ours["placement"].startswith("LPT with column splitting")
     assert number(ours["heaviest over mean"]) >= 1
     assert "at most 1.05 times the larger of mean and largest indivisible shard: holds" in said
+
+
+def test_zero_offload_lets_one_device_hold_a_network_many_times_as_deep() -> None:
+    """Plain DP's peak has 20 bytes for each parameter, ZeRO-Offload's 2: what the limit is depends on the rest."""
+    words = ("--hbm", "4GiB", "--width", 2048, "--held", "dp", "zero_offload")
+    plain, offloaded = tables(run_benchmark("benchmarks.planner.offload_depth", *words))[0]
+    items = ("weights", "moments", "gradients")
+    for row, expected in ((plain, (6.0, 8.0, 6.0)), (offloaded, (2.0, 0.0, 0.0))):
+        sizes = [number(row[f"{item}, bytes per parameter"]) for item in items]
+        assert sizes == pytest.approx(expected, abs=0.1)
+    assert int(offloaded["layers"]) > 8 * int(plain["layers"])
+    assert number(offloaded["host, bytes per parameter"]) == pytest.approx(20, abs=0.1)

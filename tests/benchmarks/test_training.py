@@ -70,6 +70,14 @@ def test_an_optimisation_stands_beside_fp32(ranks: str) -> None:
 def test_the_accelerators_script_runs_on_a_cpu() -> None:
     words = ("--device", "cpu", "--steps", 1, "--layers", 1, "--width", 16, "--batch", 32)
     (rows,) = tables(run_benchmark("benchmarks.training.accelerator_step", *words))
-    assert [row["model"] for row in rows] == ["AdvancedDLRM", *["1-layer DHEN"] * 6]
-    assert len({row["held by"] for row in rows}) == 6
+    assert [row["model"] for row in rows] == ["AdvancedDLRM", *["1-layer DHEN"] * 9]
+    assert len({row["held by"] for row in rows}) == 9
     assert all(number(row["examples/s"]) > 0 for row in rows)
+
+
+def test_the_delays_cost_is_told_seed_by_seed() -> None:
+    words = ("--rows", 2000, "--repeats", 2, "--layers", 1, "--dim", 4)
+    (rows,) = tables(run_benchmark("benchmarks.training.delayed_update", *words))
+    assert [row["update"] for row in rows][:2] == ["no delay", "delay after 40 steps"]
+    assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)
+    assert " to " in rows[2]["from seed to seed"]

@@ -47,6 +47,7 @@ ON_FOUR = (
     Strategy(dense="zero1"),
     Strategy(dense="zero2", micro_batches=2),
     Strategy(dense="fsdp", offload=True),
+    Strategy(dense="zero_offload", micro_batches=2),
     Strategy(dense="hsdp", checkpointing="full"),
 )
 ON_TWO = (
@@ -182,7 +183,11 @@ def test_one_rank_goes_on_to_the_bit(
 
 @pytest.mark.parametrize(
     "strategy",
-    [Strategy(checkpointing="full"), Strategy(micro_batches=4, checkpointing="selective")],
+    [
+        Strategy(checkpointing="full"),
+        Strategy(micro_batches=4, checkpointing="selective"),
+        Strategy(dense="zero_offload"),
+    ],
     ids=lambda strategy: strategy.name,
 )
 def test_one_rank_goes_on_with_other_techniques(shared: Path, tmp_path: Path, strategy: Strategy) -> None:
@@ -192,6 +197,37 @@ def test_one_rank_goes_on_with_other_techniques(shared: Path, tmp_path: Path, st
     with pytest.raises(Interrupted):
         run(job, log, Told(at=1500), tmp_path)
     assert gap(run(job, log, Told(), tmp_path, strategy=strategy).answer, undisturbed.answer) < TOLERANCE
+
+
+@pytest.mark.parametrize("examples", [1500, 2600], ids="after {} examples".format)
+@pytest.mark.parametrize("more", [{}, {"precision": "bf16", "weight_average": 2, "dropout": 0.2}], ids=str)
+def test_delayed_updates_go_on_to_the_bit(
+    shared: Path, tmp_path: Path, more: dict[str, Any], examples: int
+) -> None:
+    """From an evaluation, and from a checkpoint between two, which changes nothing."""
+    log, strategy = PreparedLog.open(shared / "log"), Strategy(dense="zero_offload")
+    job = a_job(log, evaluate_every=2100, delayed_update=True, delayed_update_after=7, **more)
+    undisturbed = run(job, log, Told(), None, strategy=strategy)
+    with pytest.raises(Interrupted):
+        run(job, log, Told(at=examples), tmp_path, strategy=strategy)
+    steps = newest_steps(tmp_path)
+    assert steps == (25 if examples == 1500 else 50)  # losses are looked at; an evaluation
+    again = run(job, log, Told(), tmp_path, strategy=strategy)
+    assert again.answer == undisturbed.answer
+    for name, weight in undisturbed.weights.items():
+        assert torch.equal(again.weights[name], weight), name
+    at_once = run(a_job(log, evaluate_every=2100, **more), log, Told(), None, strategy=strategy)
+    assert gap(at_once.answer, undisturbed.answer) > 1e-6
+
+
+def test_delayed_updates_are_refused_where_nothing_delays_them(shared: Path) -> None:
+    log = PreparedLog.open(shared / "log")
+    job = a_job(log, delayed_update=True)
+    for strategy in (Strategy(), Strategy(checkpointing="full")):
+        with pytest.raises(
+            UserError, match=r"delayed_update=true needs zero_offload.*Give technique=zero_off"
+        ):
+            run(job, log, Told(), None, strategy=strategy)
 
 
 def test_the_dense_learning_rate_warms_up(shared: Path) -> None:

@@ -47,6 +47,10 @@ STAGE_2 = (
     Strategy(dense="zero2"),
     Strategy(dense="zero2", checkpointing="full", micro_batches=3),
 )
+OFFLOADED = (
+    Strategy(dense="zero_offload"),
+    Strategy(dense="zero_offload", checkpointing="full", micro_batches=3),
+)
 WAITING = (
     Strategy(dense="hsdp", micro_batches=3),
     Strategy(dense="hsdp", micro_batches=3, no_sync=True),
@@ -69,11 +73,13 @@ TOLERANCE = {
     "bf16, sent in fp32": 3e-2,
     "bf16 moments": 3e-3,
 }
-WITH_MEMBERS = (STRATEGIES[1], STRATEGIES[3], STRATEGIES[5], STRATEGIES[8], STAGE_2[0])
+WITH_MEMBERS = (STRATEGIES[1], STRATEGIES[3], STRATEGIES[5], STRATEGIES[8], STAGE_2[0], OFFLOADED[0])
 """In fp32 also with a model of several members."""
 RUNS = [
-    *((s, "fp32") for s in (*STRATEGIES, *WAITING, *STAGE_2)),
-    *((s, "bf16") for s in STAGE_2),
+    *((s, "fp32") for s in (*STRATEGIES, *WAITING, *STAGE_2, *OFFLOADED)),
+    *((s, "bf16") for s in (*STAGE_2, *OFFLOADED)),
+    (OFFLOADED[0], "bf16 moments"),
+    (OFFLOADED[1], "bf16, sent in fp32"),
     *((STAGE_2[1], setting) for setting in ("bf16 moments", "sent in bf16", "bf16, sent in fp32")),
     *((STRATEGIES[6], setting) for setting in ("bf16 moments", "bf16", "bf16, sent in fp32")),
     *((s, "bf16, sent in fp32") for s in (WAITING[0], WAITING[3])),
@@ -136,7 +142,7 @@ def every_strategy() -> dict[str, list[float]]:
             for mine, all_ranks in zip(gradients, whole, strict=True):
                 expected = all_ranks.tensor_split(RANKS)[dist.get_rank()]
                 torch.testing.assert_close(mine / RANKS, expected, rtol=1e-3, atol=1e-6)
-        if setting == "bf16 moments" and strategy.dense in ("zero2", "fsdp"):
+        if setting == "bf16 moments" and strategy.dense in ("zero2", "zero_offload", "fsdp"):
             assert_goes_on(strategy, mesh)
     for strategy in WITH_MEMBERS:
         mesh = device_mesh(strategy.dense, HOSTS, RANKS_PER_HOST, "cpu")
@@ -168,7 +174,7 @@ def assert_goes_on(strategy: Strategy, mesh: DeviceMesh) -> None:
 
 def assert_replicas_equal(held: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> None:
     """Ranks that hold the same weights hold them to the last bit, whatever was rounded at random."""
-    if strategy.dense not in ("dp", "zero1", "zero2", "hsdp"):
+    if strategy.dense not in ("dp", "zero1", "zero2", "zero_offload", "hsdp"):
         return
     replicas = mesh.get_group("replicate") if strategy.dense == "hsdp" else None
     for parameter in held.parameters():

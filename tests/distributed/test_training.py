@@ -51,7 +51,7 @@ LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
 MIXED = MODEL.replace(embedding_dim=8, table_dim_exponent=0.5)
 """With tables of 4 and of 8 columns."""
-DENSE = ("dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp")
+DENSE = ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp")
 TOLERANCE, CLOSE_WEIGHTS = 1e-5, 1e-4
 
 
@@ -180,7 +180,7 @@ def mixed(ranks: Ranks, cluster: Cluster) -> dict[str, Any]:
 def bf16(ranks: Ranks) -> dict[str, Any]:
     """Losses; and metrics of the ranks, also when they score saved weights, beside those of a plain model."""
     found, weights = {}, Path(os.environ["FOLDER"]) / "weights.safetensors"
-    for dense in ("dp", "fsdp", "zero2"):
+    for dense in ("dp", "fsdp", "zero2", "zero_offload"):
         this, strategy = job(log(), precision="bf16"), Strategy(dense=dense)
         step = DistributedStep(fresh(), this, strategy, ranks, where=CPU)
         mine = trained(step, ranks, FEW)
@@ -263,7 +263,14 @@ def test_ranks_hold_their_parts(answers: dict[str, Any]) -> None:
     held = {strategy.dense: answers[strategy.name]["held"] for strategy in strategies(ranks)}
     whole = held["dp"]["weight"]
     assert held["dp"]["exp_avg"] == whole
-    shards = {"zero1": ranks, "zero2": ranks, "shard_grad_op": ranks, "fsdp": ranks, "hsdp": 2}
+    shards = {
+        "zero1": ranks,
+        "zero2": ranks,
+        "zero_offload": ranks,
+        "shard_grad_op": ranks,
+        "fsdp": ranks,
+        "hsdp": 2,
+    }
     for dense in held.keys() - {"dp"}:
         assert held[dense]["exp_avg"] == pytest.approx(whole / shards[dense], rel=0.2)
         assert held[dense]["exp_avg_sq"] == held[dense]["exp_avg"]

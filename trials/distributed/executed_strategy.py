@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trials.distributed.parallelize import Engine, ParallelStep
 from trials.distributed.zero import Zero
+from trials.distributed.zero_offload import ZeroOffload
 from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
 
 
@@ -46,7 +47,10 @@ def _reduces_each(step: ParallelStep, group: FSDPParamGroup) -> bool:
 
 
 def _replicated(engine: Engine) -> Dense:
-    """How the state is held where weights are on every rank: whole gradients stay in ZeRO's buckets, or go."""
+    """How the state is held where weights are on every rank: masters in the host's memory, or whole gradients that
+    stay in ZeRO's buckets, or go."""
+    if isinstance(engine, ZeroOffload):
+        return "zero_offload"
     if not isinstance(engine, Zero):
         return "dp"
     return "zero2" if engine.buckets[0].gradients is None else "zero1"

@@ -1,9 +1,10 @@
 """Applies a strategy to the dense part of a model, and trains it one step at a time.
 
 The engines are PyTorch's DistributedDataParallel around `MasterWeights` (dp), ZeRO's stages 1 and 2
-(`trials.distributed.zero`), and PyTorch's `fully_shard` on every DHEN layer and on the rest together
-(shard_grad_op, fsdp, hsdp; arXiv 2304.11277), with `checkpoint_wrapper` on layers (arXiv 1604.06174) and
-`CPUOffloadPolicy`. Embedding tables are not part of it (`trials.distributed.table_split`).
+(`trials.distributed.zero`), ZeRO-Offload (`trials.distributed.zero_offload`), and PyTorch's `fully_shard` on
+every DHEN layer and on the rest together (shard_grad_op, fsdp, hsdp; arXiv 2304.11277), with
+`checkpoint_wrapper` on layers (arXiv 1604.06174) and `CPUOffloadPolicy`. Embedding tables are not part of it
+(`trials.distributed.table_split`).
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.distributed.comm_hooks import averaged_in
 from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, pass_on_gradients
 from trials.distributed.zero import Zero
+from trials.distributed.zero_offload import ZeroOffload
 from trials.job import TrainingConfig
 from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
 from trials.optim.master_weights import DTYPES, MasterWeights
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.storage.weights_file import Weights
-from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
+from trials.strategy import DELAYING, RECOMPUTED, Checkpointing, Dense, Strategy
 
 MIB = 2**20
 
@@ -135,6 +137,7 @@ def parallelize(
     config: TrainingConfig,
     mesh: DeviceMesh | None = None,
     *,
+    where: torch.device | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     replicate: Callable[[nn.Module, int], nn.Module] = average_gradients,
 ) -> ParallelStep:
@@ -145,17 +148,24 @@ def parallelize(
         model: the model, which is wrapped in place.
         strategy: how the model is held.
         config: resolved settings of the dense part's AdamW and precision.
-        mesh: the ranks, from `device_mesh`; None for dp on one rank, which needs no process group.
+        mesh: the ranks, from `device_mesh`; None for dp and zero_offload on one rank, which need no process group.
+        where: the device that zero_offload takes the model to; by default the one that it is on. Other strategies
+            take a model that is there.
         bucket_bytes: bytes of gradients that dp and zero1 reduce at a time.
         replicate: what dp wraps a model in where there are several ranks, given the bytes of a bucket.
     """
     engine: Engine
+    assert strategy.dense == DELAYING or not config.delayed_update
     if strategy.fully_sharded:
         assert mesh is not None
         engine = _FullySharded(model, strategy, config, mesh)
     elif strategy.dense == "dp":
         ranks = mesh.size() if mesh else 1
         engine = _Replicated(model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes))
+    elif strategy.dense == "zero_offload":
+        where = where or next(model.parameters()).device
+        engine = ZeroOffload(model, config, mesh.get_group() if mesh else None, where)
+        _checkpoint_layers(model, strategy.checkpointing)
     else:
         assert mesh is not None
         keeps = strategy.dense == "zero1"

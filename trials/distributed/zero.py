@@ -1,9 +1,10 @@
 """ZeRO, stages 1 and 2 (arXiv 1910.02054): weights on every rank, optimizer state and gradients on their owners.
 
-Weights lie in buckets. Every rank owns an equal part of each bucket: it alone has AdamW's moments of the part,
-and its fp32 master weights. Behind backward a bucket's gradients are averaged and scattered to the owners of its
-parts, each owner updates its part, and an all-gather hands out what the model computes with. That sends as much
-as plain data parallelism, whose all-reduce is a reduce-scatter and an all-gather.
+Weights lie in buckets (`trials.distributed.buckets`), of each of which every rank owns an equal part: it alone
+has AdamW's moments of the part, and its fp32 master weights. Behind backward a bucket's gradients are averaged
+and scattered to the owners of its parts, each owner updates its part, and an all-gather hands out what the
+model computes with. That sends as much as plain data parallelism, whose all-reduce is a reduce-scatter and an
+all-gather.
 
 Stage 1 (zero1) has gradients of all weights on every rank, in buckets as large as those of
 DistributedDataParallel, adds micro-batches up there, and reduces in the last one. Stage 2 (zero2) has a bucket
@@ -16,30 +17,25 @@ In bf16 they are fp32 tensors of their own, as long as the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from itertools import accumulate, groupby
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trials.checkpoint.dcp_vectors import FlatPieces, Piece
+from trials.checkpoint.dcp_vectors import FlatPieces
+from trials.distributed.buckets import (
+    Bucket,
+    Group,
+    bucket_parameters,
+    hand_out,
+    own_state,
+    whole_weights,
+)
+from trials.distributed.scattered_gradients import ScatteredGradients
 from trials.distributed.table_split import DenseInputs
 from trials.job import TrainingConfig
-from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
+from trials.optim.adamw import adamw, set_steps
 from trials.optim.master_weights import DTYPES, dense_parameters
-from trials.planner.zero.buckets import zero_buckets
 from trials.storage.weights_file import Weights
-
-
-class Group(NamedTuple):
-    """The ranks that share the state, as seen from one of them."""
-
-    process_group: dist.ProcessGroup
-    rank: int
-    size: int
 
 
 class Zero:
@@ -65,23 +61,18 @@ class Zero:
         """
         assert config.precision != "auto"
         self.module, self._keeps_gradients = model, keeps_gradients
-        self._group = Group(process_group, dist.get_rank(process_group), dist.get_world_size(process_group))
+        self._group, self._names = Group.of(process_group), tuple(dense_parameters(model))
         dtype = DTYPES[config.precision]
-        self._sent_in = DTYPES[config.reduction_precision(config.precision)]
-        self._parameters = dense_parameters(model)
-        units = _units(self._parameters)
-        sizes = [dtype.itemsize * sum(p.numel() for p in unit) for unit in units]
+        smallest = bucket_bytes if keeps_gradients else 0
         self.buckets = [
-            Bucket([p for index in joined for p in units[index]], dtype, self._group)
-            for joined in zero_buckets(sizes, bucket_bytes if keeps_gradients else 0)
+            Bucket(parameters, dtype, self._group)
+            for parameters in bucket_parameters(model, dtype.itemsize, smallest)
         ]
-        self._on_its_way: tuple[Bucket, Tensor, Tensor, dist.Work] | None = None
-        self._waits = False
-        for bucket in self.buckets:
-            if keeps_gradients:
+        if keeps_gradients:
+            for bucket in self.buckets:
                 bucket.keep_gradients()
-            for parameter in bucket.parameters:
-                when_accumulated(parameter, partial(self._arrived, bucket))
+        sent_in = DTYPES[config.reduction_precision(config.precision)]
+        self._gradients = ScatteredGradients(self.buckets, self._group, sent_in, _add_to_own)
         self.optimizer = adamw([bucket.master for bucket in self.buckets], config)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
@@ -91,11 +82,11 @@ class Zero:
 
     def accumulate_only(self, yes: bool) -> None:
         """Sets whether another micro-batch follows, for which stage 1 waits."""
-        self._waits = yes and self._keeps_gradients
+        self._gradients.waits = yes and self._keeps_gradients
 
     def update(self) -> None:
         """Updates the own parts, once the last bucket has been reduced, and hands them out."""
-        self._settle()
+        self._gradients.settle()
         assert all(bucket.missing == len(bucket.parameters) for bucket in self.buckets)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -109,31 +100,11 @@ class Zero:
 
     def weights(self) -> Weights:
         """Returns a copy of all weights in fp32 on the first rank, nothing on others; a collective."""
-        masters: dict[str, Tensor] = {}
-        names = iter(self._parameters)
-        for bucket in self.buckets:
-            gathered = bucket.gathered_masters(self._group)
-            if gathered is not None:
-                views = bucket.views(gathered)
-                masters |= {name: view.to("cpu", copy=True) for view, name in zip(views, names, strict=False)}
-        if not masters:
-            return {}
-        state = self.module.state_dict()
-        return {
-            name: masters[name] if name in masters else t.to("cpu", copy=True) for name, t in state.items()
-        }
+        return whole_weights(self.module, self._names, self.buckets, self._group)
 
     def state(self) -> dict[str, FlatPieces]:
         """Returns the own parts of weights and moments, to save or to load into (`restored`)."""
-        lengths = [bucket.length for bucket in self.buckets]
-        starts = list(accumulate(lengths, initial=0))
-        pieces: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
-        for start, bucket in zip(starts, self.buckets, strict=False):
-            own = {"weight": bucket.master.detach(), **moments(self.optimizer, bucket.master)}
-            for name, values in own.items():
-                if bucket.owned:  # without what pads a bucket to equal parts
-                    pieces[name].append(Piece(start + bucket.begin, values[: bucket.owned]))
-        return {name: FlatPieces(starts[-1], tuple(own_pieces)) for name, own_pieces in pieces.items()}
+        return own_state(self.buckets, self.optimizer)
 
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`, and hands the weights out; a collective."""
@@ -141,136 +112,16 @@ class Zero:
             set_steps(self.optimizer, bucket.master, steps)
         self._hand_out()
 
-    def _arrived(self, bucket: Bucket, _: Tensor) -> None:
-        bucket.missing -= 1
-        if bucket.missing:
-            return
-        bucket.missing = len(bucket.parameters)
-        if not self._waits:
-            self._send(bucket)
-
-    def _send(self, bucket: Bucket) -> None:
-        """Begins to reduce a bucket's gradients, once those of the bucket before have been reduced: no more than
-        one bucket of whole gradients is on its way."""
-        self._settle()
-        sent = bucket.to_send(self._sent_in)
-        part = sent.new_empty(len(bucket.master))
-        work = dist.reduce_scatter_single(
-            part, sent, op=dist.ReduceOp.AVG, group=self._group.process_group, async_op=True
-        )
-        assert work is not None
-        self._on_its_way = bucket, sent, part, work
-
-    @torch.no_grad()
-    def _settle(self) -> None:
-        """Waits for the bucket that is on its way, and adds its part to the own gradient."""
-        if self._on_its_way is None:
-            return
-        bucket, sent, part, work = self._on_its_way
-        self._on_its_way = None
-        work.wait()
-        del sent
-        gradient = bucket.master.grad
-        bucket.master.grad = part.float() if gradient is None else gradient.add_(part)
-
     @torch.no_grad()
     def _hand_out(self) -> None:
         """Gives every rank the weights that their owners have updated."""
-        works = []
         for bucket in self.buckets:
             if not bucket.computes_with_masters:
                 bucket.own.copy_(bucket.master)
-            gathered = dist.all_gather_single(
-                bucket.weights, bucket.own, group=self._group.process_group, async_op=True
-            )
-            works.append(gathered)
-        for work in works:
-            assert work is not None
-            work.wait()
+        hand_out(self.buckets, self._group)
 
 
-class Bucket:
-    """Weights that lie one after another in one tensor, of which each rank owns an equal part."""
-
-    def __init__(self, parameters: list[nn.Parameter], dtype: torch.dtype, group: Group) -> None:
-        self.parameters = parameters
-        self.length = sum(p.numel() for p in parameters)
-        part = -(-self.length // group.size)
-        self.begin = min(group.rank * part, self.length)
-        """Where the own part begins."""
-        self.owned = min(part, self.length - self.begin)
-        """Number of weights in the own part; what is left of the part pads the bucket."""
-        whole = torch.zeros(group.size * part, device=parameters[0].device)
-        torch._foreach_copy_(self.views(whole), [p.detach() for p in parameters])
-        here = slice(group.rank * part, (group.rank + 1) * part)
-        self.weights = whole.to(dtype)
-        """What the model computes with."""
-        self.own = self.weights[here]
-        self.computes_with_masters = dtype is torch.float32
-        """Whether the own part's masters are the weights that the model computes with."""
-        self.master = nn.Parameter(self.own if self.computes_with_masters else whole[here].clone())
-        """The fp32 weights of the own part, which the optimizer updates."""
-        self.missing = len(parameters)
-        """Number of parameters whose gradient backward has not made yet."""
-        self.gradients: Tensor | None = None
-        """Whole gradients, where they stay (stage 1)."""
-        for parameter, view in zip(parameters, self.views(self.weights), strict=True):
-            parameter.data = view
-
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """Returns the parameters' parts of a tensor that is as long as the bucket, or longer."""
-        pieces = torch.split(flat[: self.length], [p.numel() for p in self.parameters])
-        return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
-
-    def keep_gradients(self) -> None:
-        """Gives gradients their places, in which backward adds them up."""
-        self.gradients = torch.zeros_like(self.weights)
-        for parameter, view in zip(self.parameters, self.views(self.gradients), strict=True):
-            parameter.grad = view
-
-    def forget_gradients(self) -> None:
-        """Sets gradients that stay to zero."""
-        if self.gradients is not None:
-            self.gradients.zero_()
-
-    @torch.no_grad()
-    def to_send(self, dtype: torch.dtype) -> Tensor:
-        """Returns the bucket's gradients, padded to equal parts; they are dropped where they do not stay."""
-        if self.gradients is not None:
-            return self.gradients.to(dtype)
-        sent = self.weights.new_empty(len(self.weights), dtype=dtype)
-        sent[self.length :].zero_()
-        torch._foreach_copy_(self.views(sent), [_gradient(p) for p in self.parameters])
-        for parameter in self.parameters:
-            parameter.grad = None
-        return sent
-
-    def gathered_masters(self, group: Group) -> Tensor | None:
-        """Returns the bucket's fp32 weights on the first rank, None on others; a collective in bf16."""
-        if self.computes_with_masters:
-            return self.weights if group.rank == 0 else None
-        master = self.master.detach()
-        whole = self.weights.new_empty(len(self.weights), dtype=torch.float32) if group.rank == 0 else None
-        parts = list(torch.split(whole, len(master))) if whole is not None else None
-        dist.gather(master, parts, group=group.process_group, group_dst=0)
-        return whole
-
-
-def when_accumulated(parameter: Tensor, run: Callable[[Tensor], None]) -> None:
-    """Has `run` called with the parameter each time backward has made or added to its gradient."""
-    parameter.register_post_accumulate_grad_hook(run)  # type: ignore[no-untyped-call]
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
-def _units(parameters: dict[str, nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Returns the parameters of what stands before the layers, of each layer, and of what stands above them."""
-
-    def unit(item: tuple[str, nn.Parameter]) -> str:
-        first, second, *_ = (*item[0].split("."), "")
-        return f"layer{second}" if first == "layers" else "features" if first == "features" else "head"
-
-    return [[parameter for _, parameter in items] for _, items in groupby(parameters.items(), key=unit)]
+def _add_to_own(bucket: Bucket, part: Tensor) -> None:
+    """Adds what has arrived of a bucket to the own part's gradient."""
+    gradient = bucket.master.grad
+    bucket.master.grad = part.float() if gradient is None else gradient.add_(part)

@@ -43,12 +43,18 @@ def limited_memory(limit_bytes: int | None, device: torch.device) -> Iterator[Pe
     elif limit_bytes is None:
         yield lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     else:
-        with MemoryCounter(limit_bytes=limit_bytes) as counter:
-            token = _counter.set(counter)
-            try:
-                yield lambda: counter.peak
-            finally:
-                _counter.reset(token)
+        with MemoryCounter(limit_bytes=limit_bytes) as counter, counted_by(counter):
+            yield lambda: counter.peak
+
+
+@contextlib.contextmanager
+def counted_by(counter: MemoryCounter) -> Iterator[None]:
+    """Tells this counter, inside, what `on_host` and `keep_on_host` leave out."""
+    token = _counter.set(counter)
+    try:
+        yield
+    finally:
+        _counter.reset(token)
 
 
 def is_counted() -> bool:

@@ -14,15 +14,18 @@ from trials.strategy import FULLY_SHARDED, Dense, Prefer, Strategy
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Numbers of micro-batches (steps of gradient accumulation) that are considered."""
+ALONE: tuple[Dense, ...] = ("dp", "zero_offload")
+"""Values of `dense` that make sense on one rank."""
 
 
 @cache
 def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Strategy, ...]:
     """Returns every strategy that makes sense on so many ranks, fewer techniques first.
 
-    One rank has nothing to shard: `fully_shard` is there for CPU offload alone. HSDP needs several hosts of
-    several ranks. A micro-batch has at least one example. Whole gradients are kept until the last micro-batch
-    (`no_sync`) where they are not offloaded: they would stay on the device, for which offload makes room.
+    One rank has nothing to shard: zero_offload is there, and `fully_shard` for CPU offload alone. HSDP needs
+    several hosts of several ranks. A micro-batch has at least one example. Whole gradients are kept until the
+    last micro-batch (`no_sync`) where they are not offloaded: they would stay on the device, for which offload
+    makes room.
     """
     ranks = hosts * gpus_per_host
     strategies = [
@@ -38,7 +41,7 @@ def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Stra
         for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
         for micro_batches in MICRO_BATCHES
         for no_sync in ((False, True) if _may_wait(dense, offload, micro_batches, ranks) else (False,))
-        if micro_batches <= examples_per_rank and (ranks > 1 or dense == "dp" or offload)
+        if micro_batches <= examples_per_rank and (ranks > 1 or dense in ALONE or offload)
     ]
     return tuple(sorted(strategies, key=lambda strategy: len(strategy.techniques)))
 
@@ -50,10 +53,10 @@ def _may_wait(dense: Dense, offload: bool, micro_batches: int, ranks: int) -> bo
 
 def _dense(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
     if hosts * gpus_per_host == 1:
-        return ("dp", "fsdp")
+        return (*ALONE, "fsdp")
     if hosts == 1 or gpus_per_host == 1:
-        return ("dp", "zero1", "zero2", "shard_grad_op", "fsdp")
-    return ("dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp")
+        return ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "fsdp")
+    return ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp")
 
 
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:

@@ -6,7 +6,8 @@ running segment's own, what is gathered, and buffers; the peak is the largest su
 was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/benchmarks/planner-memory.md).
 
 c is the bytes of a number in compute precision. Plain DP holds fp32 master weights, a copy in c where that is
-not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero` has ZeRO's stages 1 and 2.
+not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero` has ZeRO's stages 1 and 2,
+and ZeRO-Offload.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
 in which gradients are sent.
 """
@@ -23,10 +24,8 @@ from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
 from trials.planner.segments import Segment
 from trials.planner.zero.memory import zero_moments, zero_state
+from trials.planner.zero.offload import MOMENTS, host_bytes, zero_offload_moments
 from trials.strategy import RECOMPUTED, Strategy
-
-MOMENTS = 2
-"""Moments that AdamW keeps per weight."""
 
 
 class DensePeak(NamedTuple):
@@ -88,6 +87,7 @@ def dense_peak(
     gpus_per_host: int,
     device: Literal["cpu", "cuda"] = "cpu",
     bucket_bytes: int = BUCKET_BYTES,
+    delayed: bool = False,
 ) -> DensePeak:
     """Returns the dense part of the fullest rank, at the peak of a step after the first.
 
@@ -101,8 +101,10 @@ def dense_peak(
         gpus_per_host: number of ranks per host.
         device: kind of the device that runs the update; it decides how many numbers one chunk has.
         bucket_bytes: bytes of gradients that DDP reduces at a time.
+        delayed: whether updates go on while the next step runs (zero_offload).
     """
     ranks = hosts * gpus_per_host
+    host = 0
     buffers = sum(segment.buffer_bytes for segment in segments)
     if strategy.fully_sharded:
         state = _fully_sharded_state(
@@ -124,6 +126,12 @@ def dense_peak(
         moments = _replicated(
             segments, activations, strategy, batch, itemsizes, bucket_bytes if buckets else 0, workspace
         )
+    elif strategy.dense == "zero_offload":
+        zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
+        parameters, optimizer, buckets = zero.weights, 0, 0
+        workspace = _update_workspace(itemsizes, max(zero.parts, default=0), "cpu")
+        host = host_bytes(zero, itemsizes, workspace, delayed=delayed)
+        moments = zero_offload_moments(segments, activations, strategy, batch, itemsizes, zero, device)
     else:
         zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
         parameters = zero.weights + zero.masters
@@ -132,7 +140,8 @@ def dense_peak(
         workspace = _update_workspace(itemsizes, max(zero.parts, default=0), device)
         moments = zero_moments(segments, activations, strategy, batch, itemsizes, zero, workspace)
     peak = max(moments, key=total)
-    offloaded = parameters + optimizer + parameters + workspace if strategy.offload else 0
+    if strategy.offload:
+        host = parameters + optimizer + parameters + workspace
     return DensePeak(
         parameters=buffers + (0 if strategy.offload else parameters),
         optimizer_state=0 if strategy.offload else optimizer,
@@ -140,7 +149,7 @@ def dense_peak(
         batch=batch.embeddings + batch.other,
         moment=peak,
         by_segment=activations.by_segment(segments, peak),
-        host=offloaded,
+        host=host,
     )
 
 

@@ -19,9 +19,15 @@ from trials.planner.ladder import MICRO_BATCHES, choose, ladder
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
-from trials.planner.sentences import faster_sentence, lacking_sentence, option_sentences, reason
+from trials.planner.sentences import (
+    delay_sentences,
+    faster_sentence,
+    lacking_sentence,
+    option_sentences,
+    reason,
+)
 from trials.planner.tables.placement import PlacementError
-from trials.strategy import Strategy
+from trials.strategy import DELAYING, Strategy
 
 
 class Plan(Value):
@@ -83,7 +89,8 @@ def plan(
         options: what else is asked of the plan.
 
     Raises:
-        UserError: for a batch smaller than the number of ranks, or a technique that these ranks do not have.
+        UserError: for a batch smaller than the number of ranks, a technique that these ranks do not have, or
+            one that cannot delay updates where they are delayed.
     """
     pricing = Pricing(model, schema, training, cluster, options=options)
     if pricing.batch_size < cluster.ranks:
@@ -92,7 +99,7 @@ def plan(
             f"ranks; give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
         )
     try:
-        strategies = _allowed(options, cluster, pricing.examples_per_rank)
+        strategies = _allowed(options, cluster, pricing)
         priced = tuple(_priced(pricing, strategy) for strategy in strategies)
         chosen, remedy, lacking = choose(priced, options.prefer), None, 0
         if chosen is None:
@@ -115,15 +122,18 @@ def plan(
         lacking_bytes=lacking,
         remedy=remedy,
         faster=faster_sentence(chosen, choose(priced, "fastest")),
-        notes=(*option_sentences(options), *pricing.notes),
+        notes=(*option_sentences(options), *delay_sentences(training), *pricing.notes),
         options=options,
     )
 
 
-def _allowed(options: PlanOptions, cluster: Cluster, examples_per_rank: int) -> tuple[Strategy, ...]:
+def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[Strategy, ...]:
     """Returns the ladder, or the part of it that it is restricted to."""
+    examples_per_rank = pricing.examples_per_rank
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank)
     allowed = tuple(filter(options.allows, strategies))
+    if pricing.training.delayed_update and allowed:
+        return _delaying(allowed, options)
     if options.technique is not None and not allowed:
         names = dict.fromkeys(strategy.held_as for strategy in strategies)
         raise UserError(
@@ -133,6 +143,18 @@ def _allowed(options: PlanOptions, cluster: Cluster, examples_per_rank: int) -> 
             "+no_sync) or without."
         )
     return allowed
+
+
+def _delaying(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
+    """Returns the strategies that can delay updates."""
+    delaying = tuple(strategy for strategy in strategies if strategy.dense == DELAYING)
+    if not delaying:
+        assert options.technique is not None
+        raise UserError(
+            f"training.delayed_update=true is planned with {DELAYING} alone, which technique="
+            f"{options.technique.name} excludes. Give technique={DELAYING}, or leave one of the two out."
+        )
+    return delaying
 
 
 def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:

@@ -166,6 +166,7 @@ class Pricing:
             gpus_per_host=self.cluster.gpus_per_host,
             device=self.cluster.device,
             bucket_bytes=self._bucket_bytes,
+            delayed=self.training.delayed_update,
         )
         moment = dense.moment
         beside = self._tables_workspace

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from trials.cluster.quantity import byte_words
+from trials.job import TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy
 from trials.planner.options import PlanOptions
 from trials.planner.pricing import Pricing
-from trials.strategy import Strategy
+from trials.strategy import DELAYING, Strategy
 
 PARTS = {
     "parameters": "parameters",
@@ -73,6 +74,16 @@ def option_sentences(options: PlanOptions) -> tuple[str, ...]:
         for held_as, missing in sorted(options.learnt.items())
     ]
     return tuple(sentences)
+
+
+def delay_sentences(training: TrainingConfig) -> tuple[str, ...]:
+    """Says that a training's updates are delayed, which restricts the ladder."""
+    if not training.delayed_update:
+        return ()
+    return (
+        f"The ladder is restricted to {DELAYING}, which alone can delay updates (training.delayed_update): from "
+        f"step {training.delayed_update_after + 1} on the host's update goes on while the next step runs.",
+    )
 
 
 def _largest(memory: MemoryEstimate) -> str:

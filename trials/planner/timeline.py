@@ -78,15 +78,18 @@ def reduced_in_buckets(
 
 
 class Reduction(NamedTuple):
-    """Seconds for what ZeRO's stages 1 and 2 reduce at a time."""
+    """Seconds for what ZeRO's stages 1 and 2, and ZeRO-Offload, reduce at a time."""
 
     copy_in: float
     """Putting gradients together on the device, in the precision in which they are sent."""
     scatter: float
+    leave: float = 0.0
+    """Copying the own part from device to host; 0 but for ZeRO-Offload."""
 
 
 def scattered(backward: Sequence[tuple[float, Reduction | None]]) -> float:
-    """Returns the seconds until backward and its reduce-scatters have ended (ZeRO's stages 1 and 2).
+    """Returns the seconds until backward and its reduce-scatters have ended (ZeRO's stages 1 and 2), and the
+    copies to the host (ZeRO-Offload).
 
     Args:
         backward: seconds of each segment in backward's order, and the bucket that is complete with it, if any. A
@@ -97,7 +100,7 @@ def scattered(backward: Sequence[tuple[float, Reduction | None]]) -> float:
         compute += seconds
         if bucket is not None:
             compute = max(compute, link) + bucket.copy_in
-            link = compute + bucket.scatter
+            link = compute + bucket.scatter + bucket.leave
     return max(compute, link)
 
 

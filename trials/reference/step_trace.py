@@ -7,8 +7,8 @@ is used in this file alone. Left out: what is no tensor (context, workspaces, th
 tables.
 
 Three things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_buckets`); random
-bits (`trials.planner.trace_module.same_code_path`); and, for offload, the copies between host and device, which a
-CPU does not make: what would live on the host is left out of the device's count.
+bits (`trials.planner.trace_module.same_code_path`); and, for `fully_shard` with offload, the copies between
+host and device, which a CPU does not make: what would live on the host is left out of the device's count.
 
 Tests and benchmarks check the planner's arithmetic against it; no plan needs it. It is the CPU's code path that
 is traced: fused linear maps, dropout on bits (`dhen.ops.linear`).
@@ -36,12 +36,14 @@ from dhen.inputs.table_dims import looked_up
 from dhen.model import build_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value
+from trials.distributed.buckets import when_accumulated
 from trials.distributed.comm_hooks import cast_bucket
 from trials.distributed.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
-from trials.distributed.zero import Zero, when_accumulated
+from trials.distributed.zero import Zero
 from trials.job import TrainingConfig
 from trials.memory.counter import HOST, MemoryCounter
+from trials.memory.limit import counted_by
 from trials.optim.master_weights import DTYPES
 from trials.planner.trace_module import same_code_path
 from trials.strategy import Strategy
@@ -116,7 +118,8 @@ def measure(
     of `parallelize`.
     """
     host = strategy.offload
-    with MemoryCounter() as counter, same_code_path(), _collectives_labelled(counter):
+    # zero_offload says itself what lies on the host; of `fully_shard` this function does
+    with MemoryCounter() as counter, counted_by(counter), same_code_path(), _collectives_labelled(counter):
         with counter.new_are("parameters"):
             dense = build_model(model, schema).train()
             take_tables(dense)
@@ -129,7 +132,8 @@ def measure(
             batch = blank_batch(model, schema, examples)
         if host:
             counter.label(dense.parameters(), HOST)
-        if strategy.fully_sharded or mesh is None or mesh.size() == 1:
+        gradients_stay = strategy.dense == "dp" and (mesh is None or mesh.size() == 1)
+        if strategy.fully_sharded or gradients_stay:
             _label_gradients(dense.parameters(), counter, HOST if host else "gradients")
         _one_step(ParallelStep(step.engine, 1), batch, counter, HOST if host else "optimizer_state")
         _label_gradients(_unsharded_parameters(dense), counter, "gradients")

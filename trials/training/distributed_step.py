@@ -26,6 +26,7 @@ from trials.data.loader import Batch
 from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
+from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
 from trials.embeddings.make_engine import table_engine
 from trials.job import Job
@@ -71,7 +72,10 @@ class DistributedStep:
         assert config.batch_size is not None
         self._ranks, self._batch_size = ranks, config.batch_size
         tables = take_tables(model)
-        on_device_for_good(model, where)
+        # its engine takes weights to the device as it holds them there, without room for them in fp32
+        offloads = strategy.dense == "zero_offload"
+        if not offloads:
+            on_device_for_good(model, where)
         cluster = _cluster(cluster, ranks) if ranks.world > 1 else None
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
         self._tables = table_engine(tables, job.features, config, ranks, placement, where)
@@ -84,8 +88,11 @@ class DistributedStep:
             _with_examples_for_all(strategy, config.batch_size, ranks),
             config,
             mesh,
+            where=where,
             bucket_bytes=_bucket_bytes(cluster, ranks),
         )
+        if offloads:
+            on_device_for_good(model, where)
         self._engine, self._model = self._dense.engine, model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
         examples = -(-config.batch_size // ranks.world)
@@ -121,6 +128,11 @@ class DistributedStep:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = self._rate * dense
         return self._rate * dense
+
+    def finish_update(self) -> None:
+        """Waits for a delayed update that is under way on the host; a collective."""
+        if isinstance(self._engine, ZeroOffload):
+            self._engine.finish()
 
     def settle(self) -> None:
         """Brings all table rows up to date."""

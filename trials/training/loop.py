@@ -23,6 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dhen.errors import UserError
 from dhen.model import build_model
 from trials.checkpoint.checkpointer import CHECKPOINT_SECONDS, Checkpoints, Resumable
 from trials.checkpoint.training_state import TrainingState
@@ -39,7 +40,7 @@ from trials.memory.limit import on_device_for_good, on_host
 from trials.ranks import Ranks
 from trials.record import CurvePoint, Measured, Metrics
 from trials.storage.weights_file import Weights
-from trials.strategy import Strategy
+from trials.strategy import DELAYING, Strategy
 from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
@@ -148,7 +149,8 @@ def train(
         checkpoint_seconds: seconds of training that may be lost; 0 for as few checkpoints as can be.
 
     Raises:
-        UserError: for a checkpoint of another job, or a split with fewer rows than there are ranks.
+        UserError: for a checkpoint of another job, a split with fewer rows than there are ranks, or delayed
+            updates under a strategy that has none.
     """
     step = _fresh_step(job, start_from, ranks, strategy, cluster)
     checkpoints = Checkpoints(resume_from, job, ranks, checkpoint_seconds)
@@ -193,6 +195,11 @@ def _fresh_step(
 ) -> Step:
     """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
     rank."""
+    if job.training.delayed_update and strategy.dense != DELAYING:
+        raise UserError(
+            f"training.delayed_update=true needs {DELAYING}, whose updates are the host's; {strategy.name} "
+            f"updates between two steps. Give technique={DELAYING}, or leave delayed_update out."
+        )
     torch.manual_seed(job.seed)
     with on_host():
         model = build_model(job.model, job.features).train()
@@ -247,6 +254,8 @@ def _train(run: _Run) -> None:
         state.steps += 1
         state.examples += config.batch_size
         checked = _note_loss(run, loss)
+        if checked and isinstance(step, DistributedStep):
+            step.finish_update()  # also where no checkpoint follows: one must change nothing
         now = time.perf_counter()
         if state.steps - first_steps == CALIBRATION_STEPS:
             _consider_compiling(run, now - stretch_began)

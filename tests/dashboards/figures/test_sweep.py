@@ -22,7 +22,15 @@ def info() -> SweepInfo:
 
 
 def test_each_way_to_hold_the_state_is_a_line_without_other_techniques(info: SweepInfo) -> None:
-    assert [line.dense for line in info.lines] == ["dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp"]
+    assert [line.dense for line in info.lines] == [
+        "dp",
+        "zero1",
+        "zero2",
+        "zero_offload",
+        "shard_grad_op",
+        "hsdp",
+        "fsdp",
+    ]
     for line in info.lines:
         assert [point.depth for point in line.points] == list(DEPTHS)
         for point in line.points:

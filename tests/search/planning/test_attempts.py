@@ -212,6 +212,16 @@ def test_one_process_trains_whatever_was_planned_where_plans_are_not_executed() 
     assert Execution().task_fields(named("fsdp")) == {}
 
 
+def test_delayed_updates_are_always_executed_by_what_can_delay_them() -> None:
+    """Where plans are not executed, and for the baseline's trials that fit nowhere."""
+    record = bare(0, ne=0.9, flops=1.0).with_plan(technique=None)
+    delayed = record.replace(job=record.job.replace(training={"delayed_update": True}))
+    for execution_ in (Execution(), Execution(ONE_RANK)):
+        strategy = execution_.strategy(delayed)
+        assert strategy == named("zero_offload")
+        assert execution_.task_fields(strategy)["strategy"] == strategy
+
+
 def test_ranks_alone_may_fall_silent_for_long() -> None:
     two = Execution(ONE_RANK.with_ranks("1x2"), hbm=7).task_fields(named("fsdp"))
     assert (two["gpus_per_host"], two["hbm"], two["strategy"].name) == (2, 7, "fsdp")

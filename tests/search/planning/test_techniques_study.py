@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import Run
+from command_line import Run, write_log
 
 from dashboards.attempts import attempt_rows
 from search.read_study import read_study
@@ -90,7 +90,8 @@ def test_the_report_tells_what_was_tried_and_what_was_forced(techniques: Path, r
 
 
 @pytest.mark.parametrize(
-    "technique", ["hsdp", pytest.param("cpu_offload+fsdp+full_checkpointing", marks=pytest.mark.slow)]
+    "technique",
+    ["hsdp", "zero_offload", pytest.param("cpu_offload+fsdp+full_checkpointing", marks=pytest.mark.slow)],
 )
 def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: str) -> None:
     out = tmp_path / "study"
@@ -121,3 +122,30 @@ def test_other_techniques_are_refused(dhen_search: Run, tmp_path: Path) -> None:
     said = dhen_search(*words, "technique=hsdp", "ranks=1x2", code=2).stderr
     assert "technique=hsdp is not on the ladder of 1 x 2 ranks" in said
     assert "expected a number" in dhen_search(*words, "memory_margin=some", code=2).stderr
+
+
+NE_OF_A_DELAY = 0.03
+"""By how much a delay may change the NE of the small training below; seeds change it by as much."""
+
+
+def test_a_delayed_training_runs_from_the_command_line_and_costs_little_ne(
+    dhen_search: Run, tmp_path: Path
+) -> None:
+    """Planned with zero_offload alone; the same where nothing is planned, since no other engine can delay."""
+    log = write_log(tmp_path / "log.csv", 4000)
+    words = ("train", "dcn_v2", "--data", log, "training.epochs=2", "training.precision=fp32")
+    delay = ("training.delayed_update=true", "training.delayed_update_after=10")
+
+    def ne(name: str, *more: str) -> str:
+        said = dhen_search(*words, "--out", tmp_path / name, *more).stdout
+        found = re.search(r"validation NE ([0-9.]+), test NE", said)
+        assert found is not None
+        return found[1]
+
+    at_once = ne("at once", "technique=zero_offload")
+    delayed = ne("delayed", "technique=zero_offload", *delay)
+    assert delayed == ne("not planned", *delay)
+    assert delayed != at_once
+    assert abs(float(delayed) / float(at_once) - 1) < NE_OF_A_DELAY
+    refused = dhen_search(*words, "--out", tmp_path / "no", "technique=fsdp+cpu_offload", *delay, code=2)
+    assert "delayed_update=true is planned with zero_offload alone" in " ".join(refused.stderr.split())

@@ -12,14 +12,15 @@ CHECKPOINTING = ("", "+selective_checkpointing", "+full_checkpointing")
 @pytest.mark.parametrize(
     ("hosts", "ranks", "dense"),
     [
-        (2, 2, {"dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp"}),
-        (1, 4, {"dp", "zero1", "zero2", "shard_grad_op", "fsdp"}),
+        (2, 2, {"dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp"}),
+        (1, 1, {"dp", "zero_offload"}),
+        (1, 4, {"dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "fsdp"}),
     ],
 )
 def test_every_technique_is_there_and_offload_with_fully_shard_alone(
     hosts: int, ranks: int, dense: set[str]
 ) -> None:
-    offloaded = dense & {"shard_grad_op", "hsdp", "fsdp"}
+    offloaded = dense & {"shard_grad_op", "hsdp", "fsdp"} if hosts * ranks > 1 else {"fsdp"}
     names = {f"{held}{how}" for held in dense for how in CHECKPOINTING}
     names |= {f"{held}{how}+cpu_offload" for held in offloaded for how in CHECKPOINTING}
     found = ladder(hosts, ranks, 64)

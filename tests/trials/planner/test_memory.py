@@ -165,7 +165,11 @@ def test_more_ranks_never_raise_what_is_sharded(
         after = peak(model, strategy, hosts, gpus, 64, precision)
         assert after.optimizer_state <= before.optimizer_state
         padding = 0
-        if strategy.dense in ("zero1", "zero2"):  # weights stay whole, in buckets of equal parts
+        if strategy.dense in (
+            "zero1",
+            "zero2",
+            "zero_offload",
+        ):  # weights stay whole, in buckets of equal parts
             padding = 4 * hosts * gpus * (len(model.layers) + 2 if isinstance(model, DhenConfig) else 3)
         assert after.parameters <= before.parameters + padding
         assert after.host <= before.host

@@ -181,14 +181,15 @@ def test_a_gpu_has_a_context_and_a_reserve_and_a_cpu_has_not() -> None:
 
 
 def test_offload_is_held_by_the_host_and_does_not_fit_a_small_one() -> None:
-    offloaded = [each for each in made(small(10**12)).strategies if each.strategy.offload]
-    assert offloaded
-    assert all(each.memory.host > 0 for each in offloaded)
-    assert not any(each.memory.host for each in made(small(10**12)).strategies if not each.strategy.offload)
-    poor = made(small(10**12, host_memory="1MB"))
-    assert not any(each.fits for each in poor.strategies if each.strategy.offload)
-    reason = next(each.reason for each in poor.strategies if each.strategy.offload)
-    assert "of a host's memory" in reason
+    free = made(small(10**12)).strategies
+    offloaded = {each.strategy.dense for each in free if each.memory.host}
+    assert offloaded == {"zero_offload", "shard_grad_op", "hsdp", "fsdp"}
+    assert all((each.memory.host > 0) == each.strategy.updated_on_host for each in free)
+    poor = [
+        each for each in made(small(10**12, host_memory="1MB")).strategies if each.strategy.updated_on_host
+    ]
+    assert not any(each.fits for each in poor)
+    assert all("of a host's memory" in each.reason for each in poor)
 
 
 def test_reasons_name_the_bytes_and_what_takes_most() -> None:
@@ -258,7 +259,7 @@ def test_a_module_that_declares_nothing_is_traced_and_said_so(precision: str) ->
 def test_one_rank_has_nothing_to_shard() -> None:
     found = made(small(10**12, ranks="1x1"))
     kinds = {each.strategy.dense for each in found.strategies}
-    assert kinds == {"dp", "fsdp"}
+    assert kinds == {"dp", "zero_offload", "fsdp"}
     assert all(each.strategy.offload for each in found.strategies if each.strategy.dense == "fsdp")
 
 
@@ -266,3 +267,19 @@ def test_pricing_is_for_the_largest_micro_batch() -> None:
     pricing = Pricing(model(), SCHEMA, TrainingConfig(batch_size=100, precision="fp32"), small(10**12))
     assert pricing.examples_per_rank == 13
     assert pricing.micro_batch(Strategy(micro_batches=4)) == 4
+
+
+def test_delayed_updates_are_planned_with_zero_offload_alone_and_the_plan_says_so() -> None:
+    delayed = TRAINING.replace(delayed_update=True)
+    cluster = small(10**12)
+    found = plan(model(), SCHEMA, delayed, cluster)
+    assert {each.strategy.dense for each in found.strategies} == {"zero_offload"}
+    assert found.chosen == named("zero_offload")
+    assert any("which alone can delay updates" in note for note in found.notes)
+    assert not any("delay" in note for note in plan(model(), SCHEMA, TRAINING, cluster).notes)
+    full = PlanOptions(technique=named("zero_offload+full_checkpointing"))
+    assert plan(model(), SCHEMA, delayed, cluster, options=full).chosen == full.technique
+    with pytest.raises(
+        UserError, match=r"delayed_update=true is planned with zero_offload alone, which tech"
+    ):
+        plan(model(), SCHEMA, delayed, cluster, options=PlanOptions(technique=named("fsdp")))

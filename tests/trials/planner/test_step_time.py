@@ -16,7 +16,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, UPDATE, KindCost, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
-from trials.planner.device_constants import KERNEL_SECONDS, OVERLAP_SLOWDOWN
+from trials.planner.device_constants import HOST_MEMORY_BANDWIDTH, KERNEL_SECONDS, OVERLAP_SLOWDOWN
 from trials.planner.estimates import StepTime
 from trials.planner.ladder import ladder
 from trials.planner.segments import Segment
@@ -39,7 +39,7 @@ DATA: dict[str, Any] = {
 LINE_ITEMS = [name for name in StepTime.model_fields if name not in ("hidden", "total")]
 COMMUNICATION = ("all_gather", "reduce_scatter", "all_reduce", "host_transfer")
 COMPUTE = ("forward", "backward", "recomputation", "lookup", "optimizer")
-DENSE: tuple[Dense, ...] = ("dp", "zero1", "zero2", "shard_grad_op", "hsdp", "fsdp")
+DENSE: tuple[Dense, ...] = ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp")
 NEARLY = 1 + 1e-9
 
 
@@ -143,7 +143,7 @@ def test_rounding_hides_nothing(strategy: Strategy, depth: int) -> None:
     """One rank without offload sends nothing, and sums its passes in more than one order."""
     step = prepare(model(depth), cluster(hosts=1, gpus_per_host=1), NO_TABLES, examples=256, training=BF16)
     hidden = price(step, strategy).hidden
-    assert hidden == 0 or strategy.fully_sharded
+    assert hidden == 0 or strategy.fully_sharded or strategy.dense == "zero_offload"
 
 
 @pytest.mark.parametrize("dense", DENSE)
@@ -215,7 +215,7 @@ def test_micro_batches_repeat_what_does_not_wait_for_the_last(dense: Dense, no_s
 
     one, four = at(1), at(4)
     assert four.total > one.total
-    repeats = 4 if dense == "zero2" or (dense in FULLY_SHARDED and not no_sync) else 1
+    repeats = 4 if dense in ("zero2", "zero_offload") or (dense in FULLY_SHARDED and not no_sync) else 1
     assert four.reduce_scatter == pytest.approx(repeats * one.reduce_scatter)
     assert four.all_reduce == pytest.approx(one.all_reduce)
     assert four.all_gather == pytest.approx((4 if dense in FULLY_SHARDED else 1) * one.all_gather)
@@ -399,3 +399,48 @@ def test_what_was_measured_in_another_precision_is_not_used() -> None:
     other = on_this_cpu(Strategy(), costs("fp32", **KNOWN))
     cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True)
     assert other == step_time(of_parts(), Strategy(), cpu, TABLES, examples_per_rank=256, training=BF16)
+
+
+ALONE = {"hosts": 1, "gpus_per_host": 1}
+
+
+def offloaded(on: Cluster, *, delayed: bool = False, micro_batches: int = 1) -> StepTime:
+    training = BF16.replace(delayed_update=delayed)
+    strategy = Strategy(dense="zero_offload", micro_batches=micro_batches)
+    return step_time(model(), strategy, on, NO_TABLES, examples_per_rank=256, training=training)
+
+
+def test_zero_offload_moves_gradients_out_and_weights_back_in_what_the_model_computes_in() -> None:
+    """Each rank its own part: twice 2 bytes a weight over the link to the host, gradients in every micro-batch."""
+    update = offloaded(cluster(**ALONE, host_link_bandwidth="1e30B/s")).host_transfer
+    copies = offloaded(cluster(**ALONE)).host_transfer - update
+    assert copies == pytest.approx(2 * 2 * 80_101_000 / 32e9)
+    assert offloaded(cluster(**ALONE), micro_batches=4).host_transfer - update == pytest.approx(
+        5 * 2 * 80_101_000 / 32e9
+    )
+    # 28 bytes of AdamW, 2 + 4 for gradients and 4 + 2 for weights in another precision, in the host's memory
+    assert update == pytest.approx((28 + 12) * 80_101_000 / HOST_MEMORY_BANDWIDTH)
+    assert offloaded(cluster(**ALONE)).optimizer == 0.0
+    many = offloaded(cluster(host_link_bandwidth="1e30B/s"))
+    assert many.host_transfer == pytest.approx(
+        update / 4
+    )  # eight ranks of a host share its memory, of 32 in all
+
+
+def test_copies_of_gradients_hide_behind_backward_but_for_the_last() -> None:
+    slow = offloaded(cluster(**ALONE, memory_bandwidth="1GB/s"))
+    leaving = 2 * 80_101_000 / 32e9
+    assert slow.hidden == pytest.approx((1 - OVERLAP_SLOWDOWN) * leaving, rel=1e-3)
+
+
+def test_with_delay_the_hosts_update_hides_behind_the_next_step() -> None:
+    on = cluster(**ALONE)
+    at_once, delayed = offloaded(on), offloaded(on, delayed=True)
+    update = 40 * 80_101_000 / HOST_MEMORY_BANDWIDTH
+    passes = at_once.total - (update + 2 * 80_101_000 / 32e9)
+    assert at_once.total - delayed.total == pytest.approx(min(update, passes), rel=0.05)
+    assert at_once.host_transfer == delayed.host_transfer
+    slow = cluster(**ALONE, memory_bandwidth="1GB/s")
+    assert offloaded(slow).total - offloaded(slow, delayed=True).total == pytest.approx(update)
+    cpu = cluster(**ALONE, device="cpu")
+    assert offloaded(cpu, delayed=True) == offloaded(cpu)  # device and host are one

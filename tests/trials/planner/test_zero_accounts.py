@@ -66,6 +66,17 @@ def test_stages_leave_a_fourth_an_eighth_and_an_nth_in_the_limit(ranks: int) -> 
     assert bytes_per_parameter("fsdp", ranks) == pytest.approx(16 / ranks, abs=IN_FLIGHT)
 
 
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_zero_offload_leaves_2_bytes_on_the_device_and_the_rest_divided_by_ranks_to_the_host(
+    ranks: int,
+) -> None:
+    """Of the paper's 16 bytes (arXiv 2101.06840, section 4) weights stay; masters, moments and gradients in fp32
+    are the host's, with gradients as they arrive and weights as they go back."""
+    found = peak("zero_offload", ranks)
+    assert found.total / PARAMETERS == pytest.approx(2, abs=IN_FLIGHT)
+    assert found.host / PARAMETERS == pytest.approx((4 + 8 + 4 + 2 + 2) / ranks)
+
+
 def test_stages_1_and_2_send_as_much_as_plain_data_parallelism_and_stage_3_half_as_much_again() -> None:
     """In bytes past each rank, on links of a byte per second without latency, where all numbers are in bf16."""
     free = {"bandwidth": "1B/s", "latency": 0}
@@ -100,7 +111,13 @@ def test_stages_1_and_2_send_as_much_as_plain_data_parallelism_and_stage_3_half_
 
     plain = sent("dp")
     assert plain == pytest.approx(2 * 63 / 64 * 2 * step.parameters.total, rel=1e-6)
-    for stage, times in (("zero1", 1.0), ("zero2", 1.0), ("shard_grad_op", 1.0), ("fsdp", 1.5)):
+    for stage, times in (
+        ("zero1", 1.0),
+        ("zero2", 1.0),
+        ("zero_offload", 1.0),
+        ("shard_grad_op", 1.0),
+        ("fsdp", 1.5),
+    ):
         assert sent(stage) == pytest.approx(times * plain, rel=1e-6), stage  # type: ignore[arg-type]
 
 

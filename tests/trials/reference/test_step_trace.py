@@ -54,6 +54,9 @@ MEASURED: tuple[tuple[Strategy, str], ...] = (
     (Strategy(dense="zero2"), "fp32"),
     (Strategy(dense="zero2"), "bf16"),
     (Strategy(dense="zero2", checkpointing="full", micro_batches=2), "bf16, sent in fp32"),
+    (Strategy(dense="zero_offload"), "fp32"),
+    (Strategy(dense="zero_offload"), "bf16"),
+    (Strategy(dense="zero_offload", checkpointing="full", micro_batches=2), "bf16 moments, sent in bf16"),
     (Strategy(dense="shard_grad_op"), "fp32"),
     (Strategy(dense="fsdp"), "fp32"),
     (Strategy(dense="fsdp"), "bf16"),
@@ -244,6 +247,8 @@ def test_a_trace_leaves_the_process_as_it_was() -> None:
         (Strategy(), "bf16"),
         (Strategy(), "bf16 moments, sent in bf16"),
         (Strategy(checkpointing="selective", micro_batches=2), "bf16"),
+        (Strategy(dense="zero_offload"), "fp32"),
+        (Strategy(dense="zero_offload", checkpointing="full", micro_batches=2), "bf16 moments, sent in bf16"),
     ],
 )
 def test_one_process_holds_what_was_traced(strategy: Strategy, setting: str) -> None:

@@ -28,7 +28,8 @@ class ZeroState(NamedTuple):
     weights: int
     """Bytes of all buckets as the model computes with them."""
     masters: int
-    """Bytes of the own parts' fp32 weights; 0 where the model computes with these."""
+    """Bytes of the own parts' fp32 weights on the device; 0 where the model computes with these, or the host has
+    them."""
 
     @property
     def owned(self) -> int:
@@ -39,12 +40,14 @@ class ZeroState(NamedTuple):
 def zero_state(
     segments: Sequence[Segment], strategy: Strategy, itemsizes: Itemsizes, ranks: int, bucket_bytes: int
 ) -> ZeroState:
-    """Returns the buckets of stage 1 (of `bucket_bytes` at least) or stage 2 (one for each segment)."""
+    """Returns the buckets of stage 1 (of `bucket_bytes` at least), or of stage 2 and ZeRO-Offload (one for each
+    segment)."""
     computed = itemsizes.computed
     sizes = [computed * segment.parameters for segment in segments]
     buckets = zero_buckets(sizes, bucket_bytes if strategy.dense == "zero1" else 0)
     parts = [-(-sum(segments[place].parameters for place in bucket) // ranks) for bucket in buckets]
-    masters = 0 if computed == FP32_BYTES else FP32_BYTES * sum(parts)
+    no_masters = computed == FP32_BYTES or strategy.dense == "zero_offload"
+    masters = 0 if no_masters else FP32_BYTES * sum(parts)
     return ZeroState(buckets, parts, ranks, computed * ranks * sum(parts), masters)
 
 
