@@ -1,17 +1,11 @@
-"""The duration of a training step: roofline for compute, the alpha-beta model for collectives, their overlap.
+"""The duration of a training step: compute, the alpha-beta model for collectives, their overlap.
 
-A segment's forward takes the longer of its FLOPs at the reachable peak and its traffic at the reachable memory
-bandwidth (roofline, Williams et al. 2009), and the time to start its kernels; on a CPU its operations have costs
-of their own, which are most of the step of a small model. Backward counts twice: a product
-has two of the same size (gradients of weights and of inputs), and other operations read the output's
-gradient and what was saved, and write the input's. `collectives` prices communication, `timeline` says what of
-it hides behind compute, and compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathers
-in every micro-batch; it reduces in every one too, or in the last alone (`no_sync`, and HSDP's all-reduce across
-hosts), as DistributedDataParallel does.
+`compute_time` prices compute, `collectives` communication, `timeline` says what of it hides behind compute, and
+compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathers in every micro-batch; it
+reduces in every one too, or in the last alone (`no_sync`, and HSDP's all-reduce across hosts), as
+DistributedDataParallel does.
 
-Left out: the 25th step, which waits for a delayed update; shapes (thin products reach less than
-`MATMUL_SHARE`), TF32 (torch's default for fp32 is without), the input pipeline, evaluation. On a CPU the ranks
-of a host share its cores and memory. Unverified on GPUs.
+Left out: the input pipeline, evaluation. Unverified on GPUs.
 """
 
 from __future__ import annotations
@@ -21,20 +15,16 @@ from functools import partial
 from math import ceil
 from typing import NamedTuple
 
-from dhen.inputs.features import TABLE_UPDATE
 from trials.cluster.cluster import Cluster
-from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, UPDATE, PartCosts, PartSeconds
+from trials.cluster.part_costs import UPDATE, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.collectives import Collectives, collectives
+from trials.planner.compute_time import lookup_seconds, measured, seconds_besides, segment_passes
 from trials.planner.device_constants import (
     HOST_MEMORY_BANDWIDTH,
     KERNEL_SECONDS,
-    KERNELS_PER_SEGMENT,
-    LAYER_MEMORY_SHARE,
-    MATMUL_SHARE,
     MEMORY_SHARE,
-    OPERATION_SECONDS,
     OVERLAP_SLOWDOWN,
 )
 from trials.planner.estimates import StepTime
@@ -53,8 +43,6 @@ UPDATE_MASTERS, UPDATE_MOMENTS = 3, 4
 gradient."""
 UPDATE_KERNELS = 8
 """Kernels for each chunk of numbers whose moments are in bf16 (`trials.optim.bf16_adamw`)."""
-BACKWARD_PASSES = 2
-"""Number of forward passes that backward costs as much as."""
 ROUNDING = 1e-9
 """Share of a step below which what overlaps is a rounding error."""
 
@@ -165,7 +153,7 @@ def prepare(
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
-    passes = [_segment_passes(segment, cluster, training, examples, bandwidth) for segment in segments]
+    passes = [segment_passes(segment, cluster, training, examples, bandwidth) for segment in segments]
     everywhere = collectives(cluster, cluster.hosts, cluster.gpus_per_host)
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
@@ -182,71 +170,14 @@ def prepare(
         bucket_bytes=everywhere.bucket_bytes() if cluster.ranks > 1 else 0,
         in_host=collectives(cluster, 1, cluster.gpus_per_host),
         across=collectives(cluster, cluster.hosts, 1),
-        lookup=_lookup(segments, cluster, placement, training, examples, bandwidth),
-        costs=_costs(cluster, training),
+        lookup=lookup_seconds(segments, cluster, placement, training, examples, bandwidth),
+        costs=measured(cluster, training),
         tensors=sum(len(segment.shapes) for segment in segments),
-        besides=_besides(segments, cluster, training, examples),
+        besides=seconds_besides(segments, cluster, training, examples),
         all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
         tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
         delayed=training.delayed_update,
     )
-
-
-def _costs(cluster: Cluster, training: TrainingConfig) -> PartCosts | None:
-    """Returns what parts take on the cluster's CPU, where that was measured in the training's precision."""
-    costs = cluster.part_costs
-    return costs if costs is not None and costs.precision == training.precision else None
-
-
-def _segment_passes(
-    segment: Segment, cluster: Cluster, training: TrainingConfig, examples: int, bandwidth: float
-) -> PartSeconds:
-    """Returns the seconds of a segment's passes: as measured by kind of part, or by the roofline."""
-    costs = _costs(cluster, training)
-    if costs is not None and segment.parts:
-        passes = [costs.of_part(part, examples) for part in segment.parts if part.kind != TABLE_UPDATE]
-        return PartSeconds(sum(each.forward for each in passes), sum(each.backward for each in passes))
-    ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
-    peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
-    reached = bandwidth * (LAYER_MEMORY_SHARE if cluster.device == "cpu" else 1.0)
-    forward = max(segment.flops * examples / peak, segment.footprint.traffic / reached)
-    forward += _starts(segment, cluster)
-    return PartSeconds(forward, BACKWARD_PASSES * forward)
-
-
-def _starts(segment: Segment, cluster: Cluster) -> float:
-    """Returns the seconds of a segment's forward pass that do not depend on the sizes of its tensors."""
-    if cluster.device == "cpu":
-        return segment.operations * OPERATION_SECONDS
-    return KERNELS_PER_SEGMENT * KERNEL_SECONDS
-
-
-def _lookup(
-    segments: Sequence[Segment],
-    cluster: Cluster,
-    placement: Placement,
-    training: TrainingConfig,
-    examples: int,
-    bandwidth: float,
-) -> float:
-    """Returns the seconds of lookups and the tables' update; where parts were measured, of the update alone, since
-    lookups are part of `features`."""
-    costs = _costs(cluster, training)
-    if costs is None:
-        return max(placement.lookup_bytes_per_rank) / bandwidth
-    updates = [part for segment in segments for part in segment.parts if part.kind == TABLE_UPDATE]
-    decayed = DECAYED if training.table_decay else ""
-    return sum(sum(costs.seconds(part.kind + decayed, part.sizes(examples))) for part in updates)
-
-
-def _besides(segments: Sequence[Segment], cluster: Cluster, training: TrainingConfig, examples: int) -> float:
-    """Returns the seconds of the loss, and of what lies between a step's parts."""
-    costs = _costs(cluster, training)
-    if costs is None:
-        return 0.0
-    operations = sum(segment.operations for segment in segments)
-    between, loss = costs.seconds(BETWEEN, (1, operations)), costs.seconds(LOSS, (1, examples))
-    return sum(between) + sum(loss)
 
 
 def price(step: Step, strategy: Strategy) -> StepTime:

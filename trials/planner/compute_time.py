@@ -1,0 +1,90 @@
+"""The seconds of a step's compute: measured by kind of part on a CPU that was, by a roofline elsewhere.
+
+By the roofline a segment's forward takes the longer of its FLOPs at the reachable peak and its traffic at the
+reachable memory bandwidth (Williams et al. 2009), and the time to start its kernels. Backward counts twice: a
+product has two of the same size (gradients of weights and of inputs), and other operations read the output's
+gradient and what was saved, and write the input's.
+
+Left out of the roofline: shapes (thin products reach less than `MATMUL_SHARE`), TF32 (torch's default for fp32 is
+without). On a CPU the ranks of a host share its cores and memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dhen.inputs.features import TABLE_UPDATE
+from trials.cluster.cluster import Cluster
+from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, PartCosts, PartSeconds
+from trials.job import TrainingConfig
+from trials.planner.device_constants import (
+    KERNEL_SECONDS,
+    KERNELS_PER_SEGMENT,
+    LAYER_MEMORY_SHARE,
+    MATMUL_SHARE,
+    OPERATION_SECONDS,
+)
+from trials.planner.segments import Segment
+from trials.planner.tables.placement import Placement
+
+BACKWARD_PASSES = 2
+"""Number of forward passes that backward costs as much as, by the roofline."""
+
+
+def measured(cluster: Cluster, training: TrainingConfig) -> PartCosts | None:
+    """Returns what parts take on the cluster's CPU, where that was measured in the training's precision."""
+    costs = cluster.part_costs
+    return costs if costs is not None and costs.precision == training.precision else None
+
+
+def segment_passes(
+    segment: Segment, cluster: Cluster, training: TrainingConfig, examples: int, bandwidth: float
+) -> PartSeconds:
+    """Returns the seconds of a segment's passes: as measured by kind of part, or by the roofline."""
+    costs = measured(cluster, training)
+    if costs is not None and segment.parts:
+        passes = [costs.of_part(part, examples) for part in segment.parts if part.kind != TABLE_UPDATE]
+        return PartSeconds(sum(each.forward for each in passes), sum(each.backward for each in passes))
+    ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
+    peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
+    reached = bandwidth * (LAYER_MEMORY_SHARE if cluster.device == "cpu" else 1.0)
+    forward = max(segment.flops * examples / peak, segment.footprint.traffic / reached)
+    forward += _starts(segment, cluster)
+    return PartSeconds(forward, BACKWARD_PASSES * forward)
+
+
+def _starts(segment: Segment, cluster: Cluster) -> float:
+    """Returns the seconds of a segment's forward pass that do not depend on the sizes of its tensors."""
+    if cluster.device == "cpu":
+        return segment.operations * OPERATION_SECONDS
+    return KERNELS_PER_SEGMENT * KERNEL_SECONDS
+
+
+def lookup_seconds(
+    segments: Sequence[Segment],
+    cluster: Cluster,
+    placement: Placement,
+    training: TrainingConfig,
+    examples: int,
+    bandwidth: float,
+) -> float:
+    """Returns the seconds of lookups and the tables' update; where parts were measured, of the update alone, since
+    lookups are part of `features`."""
+    costs = measured(cluster, training)
+    if costs is None:
+        return max(placement.lookup_bytes_per_rank) / bandwidth
+    updates = [part for segment in segments for part in segment.parts if part.kind == TABLE_UPDATE]
+    decayed = DECAYED if training.table_decay else ""
+    return sum(sum(costs.seconds(part.kind + decayed, part.sizes(examples))) for part in updates)
+
+
+def seconds_besides(
+    segments: Sequence[Segment], cluster: Cluster, training: TrainingConfig, examples: int
+) -> float:
+    """Returns the seconds of the loss, and of what lies between a step's parts."""
+    costs = measured(cluster, training)
+    if costs is None:
+        return 0.0
+    operations = sum(segment.operations for segment in segments)
+    between, loss = costs.seconds(BETWEEN, (1, operations)), costs.seconds(LOSS, (1, examples))
+    return sum(between) + sum(loss)
