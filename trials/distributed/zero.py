@@ -169,7 +169,7 @@ class Zero:
         bucket, sent, part, work = self._on_its_way
         self._on_its_way = None
         work.wait()
-        del sent
+        del sent, work  # gloo's work has a copy of what was sent
         gradient = bucket.master.grad
         bucket.master.grad = part.float() if gradient is None else gradient.add_(part)
 

@@ -8,7 +8,8 @@ was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/
 c is the bytes of a number in compute precision. Plain DP holds fp32 master weights, a copy in c where that is
 not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero` has ZeRO's stages 1 and 2.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
-in which gradients are sent.
+in which gradients are sent. Between CPUs gloo reduces and scatters in a copy of what is sent, which is there until
+the result has arrived; NCCL makes none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
 from trials.planner.segments import Segment
-from trials.planner.zero.memory import zero_moments, zero_state
+from trials.planner.zero.memory import TABLES_UPDATE, zero_left, zero_moments, zero_state
 from trials.strategy import RECOMPUTED, Strategy
 
 MOMENTS = 2
@@ -39,6 +40,8 @@ class DensePeak(NamedTuple):
     batch: int
     """Embeddings that were looked up, numeric inputs and labels."""
     moment: LiveMemory
+    left: LiveMemory
+    """Gradients and buffers between backward and the update, while tables are updated."""
     by_segment: tuple[tuple[str, int], ...]
     """Activations at the moment of the peak, by segment."""
     host: int
@@ -99,19 +102,21 @@ def dense_peak(
         itemsizes: bytes per number: c, r and those of a moment.
         hosts: number of hosts of the cluster.
         gpus_per_host: number of ranks per host.
-        device: kind of the device that runs the update; it decides how many numbers one chunk has.
+        device: kind of the device; it decides how many numbers the update takes at once, and whether gloo or NCCL
+            sends.
         bucket_bytes: bytes of gradients that DDP reduces at a time.
     """
     ranks = hosts * gpus_per_host
+    copies = device == "cpu" and ranks > 1
     buffers = sum(segment.buffer_bytes for segment in segments)
     if strategy.fully_sharded:
         state = _fully_sharded_state(
             segments, itemsizes, gpus_per_host if strategy.dense == "hsdp" else ranks
         )
         workspace = _update_workspace(itemsizes, max(state.numbers, default=0), device)
-        moments = _fully_sharded(
-            segments, activations, strategy, batch, itemsizes, state, 0 if strategy.offload else workspace
-        )
+        walk = _walk(segments, activations, strategy, batch, itemsizes, state, copies=copies)
+        moments = _fully_sharded(walk, 0 if strategy.offload else workspace)
+        left = LiveMemory(TABLES_UPDATE, 0, 0, walk.on_device * state.shard_bytes)
         parameters, buckets = state.shard_bytes, 0
         optimizer = MOMENTS * itemsizes.moment * state.shard_bytes // FP32_BYTES
     elif strategy.dense == "dp":
@@ -124,13 +129,17 @@ def dense_peak(
         moments = _replicated(
             segments, activations, strategy, batch, itemsizes, bucket_bytes if buckets else 0, workspace
         )
+        left = LiveMemory(TABLES_UPDATE, 0, 0, 0 if buckets else computed * values)
     else:
         zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
         parameters = zero.weights + zero.masters
         optimizer = MOMENTS * itemsizes.moment * zero.owned
         buckets = zero.weights if strategy.dense == "zero1" else 0
         workspace = _update_workspace(itemsizes, max(zero.parts, default=0), device)
-        moments = zero_moments(segments, activations, strategy, batch, itemsizes, zero, workspace)
+        moments = zero_moments(
+            segments, activations, strategy, batch, itemsizes, zero, workspace, copies=copies
+        )
+        left = zero_left(strategy, itemsizes, zero)
     peak = max(moments, key=total)
     offloaded = parameters + optimizer + parameters + workspace if strategy.offload else 0
     return DensePeak(
@@ -139,6 +148,7 @@ def dense_peak(
         buckets=buckets,
         batch=batch.embeddings + batch.other,
         moment=peak,
+        left=left,
         by_segment=activations.by_segment(segments, peak),
         host=offloaded,
     )
@@ -262,6 +272,8 @@ class _Walk(NamedTuple):
     on_device: int
     """0 where shards and their gradients live in the host's memory, else 1."""
     batch: Batch
+    copies: bool
+    """Whether gloo's copies of what is reduced and scattered count."""
 
     @property
     def last(self) -> int:
@@ -300,18 +312,18 @@ class _Walk(NamedTuple):
         return [self.on_device * size for size in self.state.shards]
 
 
-def _fully_sharded(
+def _walk(
     segments: Sequence[Segment],
     activations: Activations,
     strategy: Strategy,
     batch: Batch,
     itemsizes: Itemsizes,
     state: _Sharded,
-    workspace: int,
-) -> Iterator[LiveMemory]:
-    """Yields the moments of shard_grad_op, fsdp and hsdp, unit by unit: the layers, and the root (features and
-    head)."""
-    walk = _Walk(
+    *,
+    copies: bool,
+) -> _Walk:
+    """Returns what a strategy says about the passes through the segments."""
+    return _Walk(
         segments,
         activations,
         state,
@@ -321,10 +333,16 @@ def _fully_sharded(
         no_sync=strategy.no_sync and strategy.micro_batches > 1,
         on_device=0 if strategy.offload else 1,
         batch=batch,
+        copies=copies,
     )
+
+
+def _fully_sharded(walk: _Walk, workspace: int) -> Iterator[LiveMemory]:
+    """Yields the moments of shard_grad_op, fsdp and hsdp, unit by unit: the layers, and the root (features and
+    head)."""
     yield from _sharded_forward(walk)
     yield from _sharded_backward(walk)
-    yield LiveMemory("optimizer step", 0, 0, walk.on_device * state.shard_bytes, buffers=workspace)
+    yield LiveMemory("optimizer step", 0, 0, walk.on_device * walk.state.shard_bytes, buffers=workspace)
 
 
 def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
@@ -384,7 +402,10 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
             whole = accumulated[index]
             gradients_so_far -= whole
         reducing, low = state.reduced[index], state.reduced_low[index]
-        for gradient, output in ((whole, 0), (state.shards[index], low)):
+        shard, copy = state.shards[index], reducing if walk.copies else 0
+        # in fp32 what is put out is the gradient itself
+        arriving_shard = (0 if low else shard, low + copy)
+        for gradient, output in ((whole, 0), arriving_shard, (shard, low)):
             gradients, buffers = gradients_so_far + loose + gradient, ahead + reducing + all_reduced + output
             yield LiveMemory(at, index, after, gradients, unsharded, buffers)
         gradients_so_far += _kept_gradients(walk, index)
@@ -397,9 +418,12 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
             "reduce-scatter of the root", 0, embeddings, gradients_so_far + loose, 0, all_reduced
         )
         loose = 0
-    yield LiveMemory(
-        "reduce-scatter of the root", 0, embeddings, gradients_so_far + loose, 0, sent + all_reduced
-    )
+    copied = (sent if walk.copies else 0) + state.reduced_low[0] + state.reduced_low[walk.last]
+    arrived = 0 if state.reduced_low[walk.last] else state.shards[0] + state.shards[walk.last]
+    for gradients, buffers in ((loose, sent), (arrived, sent + copied)):
+        yield LiveMemory(
+            "reduce-scatter of the root", 0, embeddings, gradients_so_far + gradients, 0, buffers + all_reduced
+        )
 
 
 def _kept_gradients(walk: _Walk, index: int) -> int:

@@ -29,7 +29,13 @@ from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.embeddings.blocks import State
 from trials.embeddings.make_engine import table_engine
 from trials.job import Job
-from trials.memory.limit import is_counted, keep_on_host, on_device_for_good, on_host
+from trials.memory.limit import (
+    count_on_device,
+    is_counted,
+    keep_on_host,
+    on_device_for_good,
+    on_host,
+)
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.pricing import pricing_of
@@ -71,7 +77,8 @@ class DistributedStep:
         assert config.batch_size is not None
         self._ranks, self._batch_size = ranks, config.batch_size
         tables = take_tables(model)
-        on_device_for_good(model, where)
+        if not strategy.fully_sharded:  # which moves one layer after another, as soon as it is cut
+            on_device_for_good(model, where)
         cluster = _cluster(cluster, ranks) if ranks.world > 1 else None
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
         self._tables = table_engine(tables, job.features, config, ranks, placement, where)
@@ -79,13 +86,15 @@ class DistributedStep:
         mesh = (
             device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type) if needs_mesh else None
         )
-        self._dense = parallelize(
-            model,
-            _with_examples_for_all(strategy, config.batch_size, ranks),
-            config,
-            mesh,
-            bucket_bytes=_bucket_bytes(cluster, ranks),
-        )
+        with on_host() if strategy.offload else nullcontext():
+            self._dense = parallelize(
+                model,
+                _with_examples_for_all(strategy, config.batch_size, ranks),
+                config,
+                mesh,
+                bucket_bytes=_bucket_bytes(cluster, ranks),
+            )
+        count_on_device([*model.parameters(), *model.buffers()])
         self._engine, self._model = self._dense.engine, model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
         examples = -(-config.batch_size // ranks.world)
@@ -110,6 +119,8 @@ class DistributedStep:
         loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
         if self._tables is not None:
             self._tables.update(embeddings)
+        for embedding in embeddings:
+            embedding.grad = None  # so that its memory is there for the dense part's update
         with on_host() if self._offload else nullcontext():
             self._dense.update()
         return loss
