@@ -8,9 +8,9 @@ those to `label`. A CUDA device counts by itself (`torch.cuda.max_memory_allocat
 
 With a limit it refuses what goes beyond, as an accelerator's allocator does.
 
-gloo's threads let go of what they sent some time after all else has. Where ranks speak through gloo, they are given
-a moment to do so before a new peak is noted, and a longer one before anything is refused: a peak is then what a
-training holds, not when a thread had its turn.
+gloo's threads let go of what they sent some time after all else has. Where ranks speak through gloo, they are
+given a moment to do so before a new peak is noted, and a longer one before anything is refused: a peak is then
+what a training holds, not when a thread had its turn.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ OTHER = "activations"
 HOST = "host"
 """The kind of what lives in host memory: it has a count and a peak of its own, outside of `total`."""
 
-LATE_SECONDS = 0.002
+LATE_SECONDS = 0.005
 """Seconds that gloo's threads have to let go of memory before a new peak is noted."""
+WORTH_WAITING = 1.003
+"""Share of the last peak that was waited for, above which a new one is: less makes no difference to a plan."""
 PATIENCE = 50
 """How often they are given that time before an operation is refused."""
 
@@ -69,7 +71,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.total = 0
         """Bytes alive now, without those on the host."""
         self._kind = OTHER
-        self._gloo = False
+        self._gloo, self._waited_for = False, 0
         self._lock = threading.RLock()  # storages are freed by gloo's threads too
         self._known: dict[int, tuple[weakref.ref[UntypedStorage], str, int]] = {}
         self.start_over("")
@@ -78,7 +80,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forgets the peaks so far; what is alive stays counted."""
         self.peak, self.peak_by_kind, self.peak_phase = self.total, Counter(self.by_kind), phase
         self.host_peak, self.peaks = self.by_kind[HOST], {phase: self.total}
-        self.phase = phase
+        self.phase, self._waited_for = phase, self.total
 
     def begin(self, phase: str) -> None:
         """Begins a phase (`forward`, `update`) with a peak of its own in `peaks`."""
@@ -160,7 +162,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind != HOST:
                 self.total += difference
         if difference > 0:
-            if self._gloo and self.total > self.peak:
+            if self._gloo and (self.total > self._waited_for * WORTH_WAITING or self._is_beyond()):
                 self._wait_for_gloo()
             self._note_peaks()
             if self._is_beyond() and kind != HOST:
@@ -174,8 +176,9 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         time.sleep(LATE_SECONDS)
         for _ in range(PATIENCE):
             if not self._is_beyond():
-                return
+                break
             time.sleep(LATE_SECONDS)
+        self._waited_for = max(self._waited_for, self.total)
 
     def _where(self, difference: int) -> str:
         """Says which operation it was, and in which half of a step."""

@@ -23,7 +23,13 @@ from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
 from trials.planner.segments import Segment
-from trials.planner.zero.memory import TABLES_UPDATE, zero_left, zero_moments, zero_state
+from trials.planner.zero.memory import (
+    TABLES_UPDATE,
+    zero_left,
+    zero_moments,
+    zero_state,
+    zero_wrapping_bytes,
+)
 from trials.strategy import RECOMPUTED, Strategy
 
 MOMENTS = 2
@@ -42,6 +48,9 @@ class DensePeak(NamedTuple):
     moment: LiveMemory
     left: LiveMemory
     """Gradients and buffers between backward and the update, while tables are updated."""
+    wrapping: int
+    """What the device holds at most while ranks take the model over, before the first step; 0 where a step holds
+    more for certain."""
     by_segment: tuple[tuple[str, int], ...]
     """Activations at the moment of the peak, by segment."""
     host: int
@@ -109,13 +118,14 @@ def dense_peak(
     ranks = hosts * gpus_per_host
     copies = device == "cpu" and ranks > 1
     buffers = sum(segment.buffer_bytes for segment in segments)
+    wrapping = 0
     if strategy.fully_sharded:
         state = _fully_sharded_state(
             segments, itemsizes, gpus_per_host if strategy.dense == "hsdp" else ranks
         )
         workspace = _update_workspace(itemsizes, max(state.numbers, default=0), device)
         walk = _walk(segments, activations, strategy, batch, itemsizes, state, copies=copies)
-        moments = _fully_sharded(walk, 0 if strategy.offload else workspace)
+        moments = _fully_sharded(walk, strategy, 0 if strategy.offload else workspace)
         left = LiveMemory(TABLES_UPDATE, 0, 0, walk.on_device * state.shard_bytes)
         parameters, buckets = state.shard_bytes, 0
         optimizer = MOMENTS * itemsizes.moment * state.shard_bytes // FP32_BYTES
@@ -140,6 +150,7 @@ def dense_peak(
             segments, activations, strategy, batch, itemsizes, zero, workspace, copies=copies
         )
         left = zero_left(strategy, itemsizes, zero)
+        wrapping = buffers + zero_wrapping_bytes(segments, itemsizes, zero)
     peak = max(moments, key=total)
     offloaded = parameters + optimizer + parameters + workspace if strategy.offload else 0
     return DensePeak(
@@ -149,6 +160,7 @@ def dense_peak(
         batch=batch.embeddings + batch.other,
         moment=peak,
         left=left,
+        wrapping=wrapping,
         by_segment=activations.by_segment(segments, peak),
         host=offloaded,
     )
@@ -337,11 +349,13 @@ def _walk(
     )
 
 
-def _fully_sharded(walk: _Walk, workspace: int) -> Iterator[LiveMemory]:
+def _fully_sharded(walk: _Walk, strategy: Strategy, workspace: int) -> Iterator[LiveMemory]:
     """Yields the moments of shard_grad_op, fsdp and hsdp, unit by unit: the layers, and the root (features and
     head)."""
     yield from _sharded_forward(walk)
     yield from _sharded_backward(walk)
+    if walk.dense == "hsdp" and not walk.on_device and strategy.micro_batches > 2 and not walk.no_sync:
+        yield from _sharded_backward(walk, last=False)
     yield LiveMemory("optimizer step", 0, 0, walk.on_device * walk.state.shard_bytes, buffers=workspace)
 
 
@@ -372,8 +386,12 @@ def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
     yield moment(walk.last, root + gathered_so_far, previous)
 
 
-def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
-    """Yields the moments of the last micro-batch's backward, which ends with gradients of all micro-batches."""
+def _sharded_backward(walk: _Walk, *, last: bool = True) -> Iterator[LiveMemory]:
+    """Yields the moments of the last micro-batch's backward, which ends with gradients of all micro-batches.
+
+    With `last=False` those of one between the first and the last: what hsdp adds up stays on the device. In the
+    last one it goes to the host, layer by layer, where gradients are offloaded.
+    """
     state, shard_grad_op, accumulated = walk.state, walk.dense == "shard_grad_op", walk.accumulated
     root, arriving = walk.root, walk.arriving
     unsharded = root + (sum(state.gathered[1 : walk.last]) if shard_grad_op else 0)
@@ -405,12 +423,12 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
         shard, copy = state.shards[index], reducing if walk.copies else 0
         # in fp32 what is put out is the gradient itself
         arriving_shard = (0 if low else shard, low + copy)
-        for gradient, output in ((whole, 0), arriving_shard, (shard, low)):
+        for gradient, output in ((whole, 0), arriving_shard, *(((shard, low),) if last else ())):
             gradients, buffers = gradients_so_far + loose + gradient, ahead + reducing + all_reduced + output
             yield LiveMemory(at, index, after, gradients, unsharded, buffers)
-        gradients_so_far += _kept_gradients(walk, index)
+        gradients_so_far += _kept_gradients(walk, index) if last else 0
         # in fp32 the output is the gradient itself
-        all_reduced += low if walk.dense == "hsdp" else 0
+        all_reduced += low if walk.dense == "hsdp" and last else 0
     embeddings = walk.batch.embeddings if walk.several else walk.batch.micro_embeddings
     sent = state.reduced[0] + state.reduced[walk.last]
     if walk.no_sync:
@@ -422,7 +440,12 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
     arrived = 0 if state.reduced_low[walk.last] else state.shards[0] + state.shards[walk.last]
     for gradients, buffers in ((loose, sent), (arrived, sent + copied)):
         yield LiveMemory(
-            "reduce-scatter of the root", 0, embeddings, gradients_so_far + gradients, 0, buffers + all_reduced
+            "reduce-scatter of the root",
+            0,
+            embeddings,
+            gradients_so_far + gradients,
+            0,
+            buffers + all_reduced,
         )
 
 

@@ -173,7 +173,7 @@ class Pricing:
             device=self.cluster.device,
             bucket_bytes=self._bucket_bytes,
         )
-        moment = max(dense.moment, *self._tables_moments(dense), key=total)
+        moment = max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
         activations = dense.by_segment if moment is dense.moment else ()
         return MemoryEstimate(
             parameters=dense.parameters,
@@ -288,8 +288,8 @@ class Pricing:
     def _tables_workspace(self) -> int:
         """Memory while tables are updated; no activations are alive then, but the embeddings' gradients are.
 
-        On several ranks it is taken by gradients on their way and by dense sums of replicated tables' gradients; on
-        one rank by what the optimizer sums duplicates in, or rounds in.
+        On several ranks it is taken by gradients on their way, or by dense sums of replicated tables' gradients;
+        on one rank by what the optimizer sums duplicates in, or rounds in.
         """
         if self.cluster.ranks > 1:
             return update_bytes(self._lookup)
@@ -314,6 +314,12 @@ class Pricing:
         if self.training.table_precision == "fp32":
             return 0
         return WORKSPACE_BYTES * min(numbers, AT_ONCE[self.cluster.device])
+
+
+def _wrapping(dense: DensePeak) -> LiveMemory:
+    """Returns what is held while ranks take the model over, beyond what a step has all the time."""
+    always = dense.parameters + dense.optimizer_state + dense.buckets + dense.batch
+    return LiveMemory("wrapping of the model", 0, 0, buffers=max(dense.wrapping - always, 0))
 
 
 def pricing_of(job: Job, cluster: Cluster) -> Pricing:

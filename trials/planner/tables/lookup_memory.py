@@ -1,9 +1,9 @@
 """Memory of lookup and update of tables on several ranks, beside the tables: TorchRec's buffers, and gradients.
 
-What is held when was read from TorchRec 1.8 and counted on gloo ranks (docs/benchmarks/planner-memory.md). A shard
-looks up the ids of the whole batch, so its rank has these ids, and where each bag of them begins, from the lookup to
-the update. In the update gradients go the way back: joined over tables, put in the order of the ranks, sent.
-What differs from batch to batch is bounded above: how many ids are distinct.
+What is held when was read from TorchRec 1.8 and counted on gloo ranks (docs/benchmarks/planner-memory.md). A
+shard looks up the ids of the whole batch, so its rank has these ids, and where each bag of them begins, from the
+lookup to the update. In the update gradients go the way back: joined over tables, put in the order of the ranks,
+sent. What differs from batch to batch is bounded above: how many ids are distinct.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import NamedTuple
 from dhen.schema import Table
 from trials.planner.tables.placement import Placement
 from trials.planner.tables.table_cost import FP32_BYTES, ID_BYTES
+
+DENSE_SUMS = 2
+"""Dense tensors of a replicated table's size that its update holds: the gradients' sum and the step made of it."""
 
 
 class Lookup(NamedTuple):
@@ -48,8 +51,8 @@ def kept_bytes(lookup: Lookup) -> int:
 def update_bytes(lookup: Lookup) -> int:
     """Returns what the update of the tables takes beside the dense part's gradients, the embeddings' included.
 
-    TorchRec updates its shards in backward, which comes to them first. Then gradients of replicated tables are made,
-    as sparse tensors, and these tables are updated from dense sums of them.
+    TorchRec updates its shards in backward, which comes to them first. Then gradients of replicated tables are
+    made, as sparse tensors, and these tables are updated from dense sums of them.
     """
     embeddings = FP32_BYTES * lookup.examples * sum(lookup.dims)
     dense = DENSE_SUMS * lookup.placement.replicated_gradient_bytes + lookup.rounding_bytes
@@ -57,14 +60,10 @@ def update_bytes(lookup: Lookup) -> int:
 
 
 def lookup_bytes(lookup: Lookup) -> int:
-    """Returns what a lookup takes for a moment: pooled embeddings of the shards here, a copy that is sent, and what
-    arrives."""
+    """Returns what a lookup takes for a moment: pooled embeddings of the shards here, a copy that is sent, and
+    what arrives."""
     pooled = round(max(lookup.placement.all_to_all_bytes_per_rank) * FP32_BYTES / lookup.sent_bytes)
     return 2 * pooled + _pooled_here(lookup)
-
-
-DENSE_SUMS = 2
-"""Dense tensors of a replicated table's size that its update holds: the gradients' sum, and the step made of it."""
 
 
 def _received_bytes(lookup: Lookup, rank: int, batch: int) -> float:

@@ -16,8 +16,8 @@ from trials.planner.segments import Segment
 from trials.planner.zero.buckets import zero_buckets
 from trials.strategy import Strategy
 
-
 TABLES_UPDATE = "update of the tables"
+"""Name of the moment between backward and the dense part's update."""
 
 
 class ZeroState(NamedTuple):
@@ -122,11 +122,25 @@ def zero_moments(
 
 
 def zero_left(strategy: Strategy, itemsizes: Itemsizes, state: ZeroState) -> LiveMemory:
-    """Returns what is held while tables are updated: all gradients but those of the first bucket, which is still on
-    its way."""
+    """Returns what is held while tables are updated: all gradients but those of the first bucket, which is still
+    on its way."""
     several, stays = strategy.micro_batches > 1, strategy.dense == "zero1"
     part, reduced = state.parts[0] if state.parts else 0, itemsizes.reduced
     sent = 0 if stays and reduced == itemsizes.computed else reduced * state.ranks * part
     missing = 0 if several and not stays else FP32_BYTES * part
     gradients = FP32_BYTES * state.owned - missing
     return LiveMemory(TABLES_UPDATE, 0, 0, gradients, buffers=sent + reduced * part)
+
+
+def zero_wrapping_bytes(segments: Sequence[Segment], itemsizes: Itemsizes, state: ZeroState) -> int:
+    """Returns the most that is held while buckets take the weights over one after another: the model's fp32
+    weights that are left, and a bucket in fp32 beside what it becomes."""
+    computed, casts = itemsizes.computed, itemsizes.computed != FP32_BYTES
+    left, done, most = FP32_BYTES * sum(segment.parameters for segment in segments), 0, 0
+    for bucket, part in zip(state.buckets, state.parts, strict=True):
+        whole = FP32_BYTES * state.ranks * part
+        becomes = computed * state.ranks * part + FP32_BYTES * part if casts else 0
+        most = max(most, left + done + whole + becomes)
+        left -= FP32_BYTES * sum(segments[place].parameters for place in bucket)
+        done += becomes or whole
+    return most
