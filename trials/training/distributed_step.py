@@ -94,7 +94,7 @@ class DistributedStep:
                 mesh,
                 bucket_bytes=_bucket_bytes(cluster, ranks),
             )
-        count_on_device([*model.parameters(), *model.buffers()])
+        count_on_device([*model.buffers(), *(() if strategy.offload else model.parameters())])
         self._engine, self._model = self._dense.engine, model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
         examples = -(-config.batch_size // ranks.world)
