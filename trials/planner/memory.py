@@ -9,7 +9,8 @@ c is the bytes of a number in compute precision. Plain DP holds fp32 master weig
 not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero` has ZeRO's stages 1 and 2.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
 in which gradients are sent. Between CPUs gloo reduces and scatters in a copy of what is sent, which is there until
-the result has arrived; NCCL makes none.
+the result has arrived; NCCL makes none. Evaluation has no moments of its own: it goes forward with no more
+examples at a time than a micro-batch and saves nothing for backward, so that forward holds more.
 """
 
 from __future__ import annotations
