@@ -22,7 +22,7 @@ import statistics
 import tempfile
 from collections.abc import Iterable
 from datetime import timedelta
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,9 +182,9 @@ def training_bytes(job: Job, log: PreparedLog, strategy: Strategy, ranks: Ranks,
             rank=ranks.rank,
             ranks=ranks.world,
         )
-        for batch in islice(batches, STEPS):
+        for batch, _following in pairwise(islice(batches, STEPS + 1)):  # the loop has the next batch too
             step(batch)
-        del batch
+        del batch, _following
         step.settle()
         step.evaluate(log, "validation")
         with on_host():
@@ -202,7 +202,7 @@ def measured(world: int, size: Size, names: tuple[str, ...] = ()) -> list[Findin
     """Returns the findings on so many fresh ranks, for strategies of these names or for each technique."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        demo_log(Path(folder), STEPS * size.examples * world)
+        demo_log(Path(folder), (STEPS + 1) * size.examples * world)
         started = [
             context.Process(target=on_rank, args=(rank, world, size, names, folder)) for rank in range(world)
         ]

@@ -46,9 +46,9 @@ from trials.strategy import Checkpointing, Strategy
 ID_BYTES = 4
 """Bytes of an id, which the loader has as int32."""
 LABEL_BYTES = 4
-BATCHES_HELD = {"cpu": 1, "cuda": 2}
-"""Batches that a device holds: the one that is trained on, and on an accelerator the one that is copied
-meanwhile."""
+BATCHES_HELD = {"cpu": 2, "cuda": 2}
+"""Batches that a device holds: the one that is trained on, and the next one, by which the loop knows whether this
+is the last."""
 INDEX_BYTES = 8
 COLUMNS_PER_ROW = 3
 """Widths of an embedding held for each row that is updated: its gradients' sum, its weights, their squares
