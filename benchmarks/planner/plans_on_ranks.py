@@ -186,6 +186,7 @@ def training_bytes(job: Job, log: PreparedLog, strategy: Strategy, ranks: Ranks,
             step(batch)
         del batch, _following
         step.settle()
+        step.is_finite()
         step.evaluate(log, "validation")
         with on_host():
             step.weights()

@@ -29,7 +29,7 @@ from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.distributed.table_split import DenseInputs
 from trials.job import TrainingConfig
 from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
-from trials.optim.master_weights import DTYPES, dense_parameters
+from trials.optim.master_weights import DTYPES, all_finite, dense_parameters
 from trials.planner.zero.buckets import zero_buckets
 from trials.storage.weights_file import Weights
 
@@ -105,7 +105,7 @@ class Zero:
 
     def is_finite(self) -> bool:
         """Tells whether no weight of the own parts is NaN or infinite."""
-        return all(bool(bucket.master.isfinite().all()) for bucket in self.buckets)
+        return all(all_finite(bucket.master) for bucket in self.buckets)
 
     def weights(self) -> Weights:
         """Returns a copy of all weights in fp32 on the first rank, nothing on others; a collective."""

@@ -16,6 +16,7 @@ from dhen.schema import FeatureSchema
 from trials.job import Job, TrainingConfig
 from trials.memory.counter import LATE_SECONDS, MemoryCounter, MemoryLimitError
 from trials.memory.limit import limited_memory, on_host
+from trials.optim.master_weights import all_finite
 from trials.ranks import Ranks
 from trials.strategy import named
 from trials.training.distributed_step import DistributedStep
@@ -96,3 +97,14 @@ def test_scores_of_a_split_take_nothing_of_the_device() -> None:
         del logit_B
         assert len(_joined_on_host(logits)) == 50_000
         assert peak_bytes() < 3 * 4000
+
+
+def test_a_look_for_nan_takes_no_memory_and_finds_it() -> None:
+    weights = torch.zeros(NUMBERS)
+    with MemoryCounter() as counter:
+        assert all_finite(weights)
+        assert all_finite(weights[:0])
+        assert counter.peak < 100
+    for wrong in (float("nan"), float("inf"), float("-inf")):
+        weights[7] = wrong
+        assert not all_finite(weights)
