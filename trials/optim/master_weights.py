@@ -37,8 +37,8 @@ def compute_in(model: nn.Module, precision: Precision) -> nn.Module:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Tells whether no number is NaN or infinite, with no memory for it: `isfinite` takes half as much again as the
-    weights themselves."""
+    """Tells whether no number is NaN or infinite, with no memory for it: `isfinite` takes half as much again as
+    the weights themselves."""
     return values.numel() == 0 or all(bool(end.isfinite()) for end in torch.aminmax(values.detach()))
 
 
