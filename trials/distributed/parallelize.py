@@ -39,7 +39,7 @@ from trials.distributed.zero import Zero
 from trials.distributed.zero_offload import ZeroOffload
 from trials.job import TrainingConfig
 from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
-from trials.optim.master_weights import DTYPES, MasterWeights
+from trials.optim.master_weights import DTYPES, MasterWeights, all_finite
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.storage.weights_file import Weights
 from trials.strategy import DELAYING, RECOMPUTED, Checkpointing, Dense, Strategy
@@ -210,7 +210,7 @@ class _Replicated:
         self._master.publish()
 
     def is_finite(self) -> bool:
-        return bool(self._master.flat.isfinite().all())
+        return all_finite(self._master.flat)
 
     def weights(self) -> Weights:
         return {} if self._in_buckets and dist.get_rank() else self._master.weights()
@@ -282,7 +282,7 @@ class _FullySharded:
         self.optimizer.zero_grad()
 
     def is_finite(self) -> bool:
-        return all(bool(_local(p.detach()).isfinite().all()) for p in self.module.parameters())
+        return all(all_finite(_local(p.detach())) for p in self.module.parameters())
 
     def weights(self) -> Weights:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)

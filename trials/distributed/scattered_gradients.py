@@ -51,7 +51,7 @@ class ScatteredGradients:
         bucket, sent, part, work = self._on_its_way
         self._on_its_way = None
         work.wait()
-        del sent
+        del sent, work  # gloo's work has a copy of what was sent
         with torch.no_grad():
             self._take(bucket, part)
 

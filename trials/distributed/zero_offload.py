@@ -36,7 +36,7 @@ from trials.distributed.scattered_gradients import ScatteredGradients
 from trials.distributed.table_split import DenseInputs
 from trials.job import TrainingConfig
 from trials.optim.adamw import set_steps
-from trials.optim.master_weights import DTYPES, dense_parameters
+from trials.optim.master_weights import DTYPES, all_finite, dense_parameters
 from trials.storage.weights_file import Weights
 
 
@@ -109,7 +109,7 @@ class ZeroOffload:
     def is_finite(self) -> bool:
         """Tells whether no weight of the own parts is NaN or infinite."""
         self.finish()
-        return all(bool(bucket.master.isfinite().all()) for bucket in self.buckets)
+        return all(all_finite(bucket.master) for bucket in self.buckets)
 
     def weights(self) -> Weights:
         """Returns a copy of all weights in fp32 on the first rank, nothing on others; a collective."""

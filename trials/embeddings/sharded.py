@@ -126,7 +126,8 @@ class ShardedTables:
         for tables in self._groups:
             categorical = [embeddings[table.name] for table in tables if not table.multi_hot]
             looked_up += [torch.stack(categorical, dim=1)] if categorical else []
-            looked_up += [embeddings[table.name].unsqueeze(1) for table in tables if table.multi_hot]
+            # copies: a view would keep the embeddings of all shards, as they have arrived, until the next lookup
+            looked_up += [embeddings[table.name].unsqueeze(1).clone() for table in tables if table.multi_hot]
         self._looked_up = looked_up if torch.is_grad_enabled() else []
         return leaves(looked_up if self._scale == 1.0 else [e.detach() * self._scale for e in looked_up])
 

@@ -7,10 +7,16 @@ kernel, the allocator's rounding, and storages that no operation has put out sin
 those to `label`. A CUDA device counts by itself (`torch.cuda.max_memory_allocated`).
 
 With a limit it refuses what goes beyond, as an accelerator's allocator does.
+
+gloo's threads let go of what they sent some time after all else has. Where ranks speak through gloo, they are
+given a moment to do so before a new peak is noted, and a longer one before anything is refused: a peak is then
+what a training holds, not when a thread had its turn.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +24,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -28,6 +35,13 @@ OTHER = "activations"
 """The kind of a storage that nobody has labelled: activations, their gradients, temporaries."""
 HOST = "host"
 """The kind of what lives in host memory: it has a count and a peak of its own, outside of `total`."""
+
+LATE_SECONDS = 0.005
+"""Seconds that gloo's threads have to let go of memory before a new peak is noted."""
+WORTH_WAITING = 1.003
+"""Share of the last peak that was waited for, above which a new one is: less makes no difference to a plan."""
+PATIENCE = 50
+"""How often they are given that time before an operation is refused."""
 
 
 class MemoryLimitError(torch.OutOfMemoryError):
@@ -57,6 +71,8 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.total = 0
         """Bytes alive now, without those on the host."""
         self._kind = OTHER
+        self._gloo, self._waited_for = False, 0
+        self._lock = threading.RLock()  # storages are freed by gloo's threads too
         self._known: dict[int, tuple[weakref.ref[UntypedStorage], str, int]] = {}
         self.start_over("")
 
@@ -64,7 +80,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forgets the peaks so far; what is alive stays counted."""
         self.peak, self.peak_by_kind, self.peak_phase = self.total, Counter(self.by_kind), phase
         self.host_peak, self.peaks = self.by_kind[HOST], {phase: self.total}
-        self.phase = phase
+        self.phase, self._waited_for = phase, self.total
 
     def begin(self, phase: str) -> None:
         """Begins a phase (`forward`, `update`) with a peak of its own in `peaks`."""
@@ -91,6 +107,7 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         """Starts counting; several counters may be entered, and left in reverse order."""
+        self._gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         original = self._resize = UntypedStorage.resize_
 
         def resize_(storage: UntypedStorage, size: int) -> Any:
@@ -140,13 +157,28 @@ class MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._change(kind, -size)
 
     def _change(self, kind: str, difference: int) -> None:
-        self.by_kind[kind] += difference
-        if kind != HOST:
-            self.total += difference
+        with self._lock:
+            self.by_kind[kind] += difference
+            if kind != HOST:
+                self.total += difference
         if difference > 0:
+            if self._gloo and (self.total > self._waited_for * WORTH_WAITING or self._is_beyond()):
+                self._wait_for_gloo()
             self._note_peaks()
-            if self._limit_bytes is not None and self.total > self._limit_bytes and kind != HOST:
+            if self._is_beyond() and kind != HOST:
+                assert self._limit_bytes is not None
                 raise MemoryLimitError(self.total, self._limit_bytes, self._where(difference))
+
+    def _is_beyond(self) -> bool:
+        return self._limit_bytes is not None and self.total > self._limit_bytes
+
+    def _wait_for_gloo(self) -> None:
+        time.sleep(LATE_SECONDS)
+        for _ in range(PATIENCE):
+            if not self._is_beyond():
+                break
+            time.sleep(LATE_SECONDS)
+        self._waited_for = max(self._waited_for, self.total)
 
     def _where(self, difference: int) -> str:
         """Says which operation it was, and in which half of a step."""

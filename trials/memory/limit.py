@@ -73,10 +73,15 @@ def on_host() -> Iterator[None]:
 def on_device_for_good(module: M, device: torch.device) -> M:
     """Moves a module that was made `on_host` to a device, to whose memory it counts from here on."""
     module.to(device)
+    count_on_device([*module.parameters(), *module.buffers()])
+    return module
+
+
+def count_on_device(tensors: Iterable[Tensor]) -> None:
+    """Counts tensors to the device's memory from here on, also those that were made `on_host`."""
     counter = _counter.get()
     if counter is not None:
-        counter.label([*module.parameters(), *module.buffers()], OTHER)
-    return module
+        counter.label(tensors, OTHER)
 
 
 def keep_on_host(parameters: Iterable[Tensor]) -> None:

@@ -25,7 +25,8 @@ class MemoryEstimate(Value):
     unsharded_layer: int
     """Parameters gathered for the layers in flight (shard_grad_op: for all layers)."""
     communication_buffers: int
-    """Buffers of all-gather, reduce-scatter, DDP's buckets and all-to-all."""
+    """Buffers of all-gather, reduce-scatter (between CPUs gloo's copies too), DDP's buckets and all-to-all: ids as
+    they were received, embeddings' gradients on their way."""
     input_batch: int
     """Ids, numbers and labels of this batch and of the one fetched ahead."""
     context: int

@@ -9,7 +9,9 @@ c is the bytes of a number in compute precision. Plain DP holds fp32 master weig
 not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero` has ZeRO's stages 1 and 2,
 and ZeRO-Offload.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
-in which gradients are sent.
+in which gradients are sent. Between CPUs gloo reduces and scatters in a copy of what is sent, which is there until
+the result has arrived; NCCL makes none. Evaluation has no moments of its own: it goes forward with no more
+examples at a time than a micro-batch and saves nothing for backward, so that forward holds more.
 """
 
 from __future__ import annotations
@@ -23,8 +25,14 @@ from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
 from trials.planner.segments import Segment
-from trials.planner.zero.memory import zero_moments, zero_state
-from trials.planner.zero.offload import MOMENTS, host_bytes, zero_offload_moments
+from trials.planner.zero.memory import (
+    TABLES_UPDATE,
+    zero_left,
+    zero_moments,
+    zero_state,
+    zero_wrapping_bytes,
+)
+from trials.planner.zero.offload import MOMENTS, host_bytes, offload_left, zero_offload_moments
 from trials.strategy import RECOMPUTED, Strategy
 
 
@@ -38,6 +46,11 @@ class DensePeak(NamedTuple):
     batch: int
     """Embeddings that were looked up, numeric inputs and labels."""
     moment: LiveMemory
+    left: LiveMemory
+    """Gradients and buffers between backward and the update, while tables are updated."""
+    wrapping: int
+    """What the device holds at most while ranks take the model over, before the first step; 0 where a step holds
+    more for certain."""
     by_segment: tuple[tuple[str, int], ...]
     """Activations at the moment of the peak, by segment."""
     host: int
@@ -99,21 +112,24 @@ def dense_peak(
         itemsizes: bytes per number: c, r and those of a moment.
         hosts: number of hosts of the cluster.
         gpus_per_host: number of ranks per host.
-        device: kind of the device that runs the update; it decides how many numbers one chunk has.
+        device: kind of the device; it decides how many numbers the update takes at once, and whether gloo or NCCL
+            sends.
         bucket_bytes: bytes of gradients that DDP reduces at a time.
         delayed: whether updates go on while the next step runs (zero_offload).
     """
     ranks = hosts * gpus_per_host
     host = 0
+    copies = device == "cpu" and ranks > 1
     buffers = sum(segment.buffer_bytes for segment in segments)
+    wrapping = 0
     if strategy.fully_sharded:
         state = _fully_sharded_state(
             segments, itemsizes, gpus_per_host if strategy.dense == "hsdp" else ranks
         )
         workspace = _update_workspace(itemsizes, max(state.numbers, default=0), device)
-        moments = _fully_sharded(
-            segments, activations, strategy, batch, itemsizes, state, 0 if strategy.offload else workspace
-        )
+        walk = _walk(segments, activations, strategy, batch, itemsizes, state, copies=copies)
+        moments = _fully_sharded(walk, strategy, 0 if strategy.offload else workspace)
+        left = LiveMemory(TABLES_UPDATE, 0, 0, walk.on_device * state.shard_bytes)
         parameters, buckets = state.shard_bytes, 0
         optimizer = MOMENTS * itemsizes.moment * state.shard_bytes // FP32_BYTES
     elif strategy.dense == "dp":
@@ -126,19 +142,27 @@ def dense_peak(
         moments = _replicated(
             segments, activations, strategy, batch, itemsizes, bucket_bytes if buckets else 0, workspace
         )
+        left = LiveMemory(TABLES_UPDATE, 0, 0, 0 if buckets else computed * values)
     elif strategy.dense == "zero_offload":
         zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
         parameters, optimizer, buckets = zero.weights, 0, 0
         workspace = _update_workspace(itemsizes, max(zero.parts, default=0), "cpu")
         host = host_bytes(zero, itemsizes, workspace, delayed=delayed)
-        moments = zero_offload_moments(segments, activations, strategy, batch, itemsizes, zero, device)
+        moments = zero_offload_moments(
+            segments, activations, strategy, batch, itemsizes, zero, device, copies=copies
+        )
+        left = offload_left(itemsizes, zero, device)
     else:
         zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
         parameters = zero.weights + zero.masters
         optimizer = MOMENTS * itemsizes.moment * zero.owned
         buckets = zero.weights if strategy.dense == "zero1" else 0
         workspace = _update_workspace(itemsizes, max(zero.parts, default=0), device)
-        moments = zero_moments(segments, activations, strategy, batch, itemsizes, zero, workspace)
+        moments = zero_moments(
+            segments, activations, strategy, batch, itemsizes, zero, workspace, copies=copies
+        )
+        left = zero_left(strategy, itemsizes, zero)
+        wrapping = buffers + zero_wrapping_bytes(segments, itemsizes, zero)
     peak = max(moments, key=total)
     if strategy.offload:
         host = parameters + optimizer + parameters + workspace
@@ -148,6 +172,8 @@ def dense_peak(
         buckets=buckets,
         batch=batch.embeddings + batch.other,
         moment=peak,
+        left=left,
+        wrapping=wrapping,
         by_segment=activations.by_segment(segments, peak),
         host=host,
     )
@@ -271,6 +297,8 @@ class _Walk(NamedTuple):
     on_device: int
     """0 where shards and their gradients live in the host's memory, else 1."""
     batch: Batch
+    copies: bool
+    """Whether gloo's copies of what is reduced and scattered count."""
 
     @property
     def last(self) -> int:
@@ -309,18 +337,18 @@ class _Walk(NamedTuple):
         return [self.on_device * size for size in self.state.shards]
 
 
-def _fully_sharded(
+def _walk(
     segments: Sequence[Segment],
     activations: Activations,
     strategy: Strategy,
     batch: Batch,
     itemsizes: Itemsizes,
     state: _Sharded,
-    workspace: int,
-) -> Iterator[LiveMemory]:
-    """Yields the moments of shard_grad_op, fsdp and hsdp, unit by unit: the layers, and the root (features and
-    head)."""
-    walk = _Walk(
+    *,
+    copies: bool,
+) -> _Walk:
+    """Returns what a strategy says about the passes through the segments."""
+    return _Walk(
         segments,
         activations,
         state,
@@ -330,10 +358,18 @@ def _fully_sharded(
         no_sync=strategy.no_sync and strategy.micro_batches > 1,
         on_device=0 if strategy.offload else 1,
         batch=batch,
+        copies=copies,
     )
+
+
+def _fully_sharded(walk: _Walk, strategy: Strategy, workspace: int) -> Iterator[LiveMemory]:
+    """Yields the moments of shard_grad_op, fsdp and hsdp, unit by unit: the layers, and the root (features and
+    head)."""
     yield from _sharded_forward(walk)
     yield from _sharded_backward(walk)
-    yield LiveMemory("optimizer step", 0, 0, walk.on_device * state.shard_bytes, buffers=workspace)
+    if walk.dense == "hsdp" and not walk.on_device and strategy.micro_batches > 2 and not walk.no_sync:
+        yield from _sharded_backward(walk, last=False)
+    yield LiveMemory("optimizer step", 0, 0, walk.on_device * walk.state.shard_bytes, buffers=workspace)
 
 
 def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
@@ -363,8 +399,12 @@ def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
     yield moment(walk.last, root + gathered_so_far, previous)
 
 
-def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
-    """Yields the moments of the last micro-batch's backward, which ends with gradients of all micro-batches."""
+def _sharded_backward(walk: _Walk, *, last: bool = True) -> Iterator[LiveMemory]:
+    """Yields the moments of the last micro-batch's backward, which ends with gradients of all micro-batches.
+
+    With `last=False` those of one between the first and the last: what hsdp adds up stays on the device. In the
+    last one it goes to the host, layer by layer, where gradients are offloaded.
+    """
     state, shard_grad_op, accumulated = walk.state, walk.dense == "shard_grad_op", walk.accumulated
     root, arriving = walk.root, walk.arriving
     unsharded = root + (sum(state.gathered[1 : walk.last]) if shard_grad_op else 0)
@@ -393,12 +433,15 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
             whole = accumulated[index]
             gradients_so_far -= whole
         reducing, low = state.reduced[index], state.reduced_low[index]
-        for gradient, output in ((whole, 0), (state.shards[index], low)):
+        shard, copy = state.shards[index], reducing if walk.copies else 0
+        # in fp32 what is put out is the gradient itself
+        arriving_shard = (0 if low else shard, low + copy)
+        for gradient, output in ((whole, 0), arriving_shard, *(((shard, low),) if last else ())):
             gradients, buffers = gradients_so_far + loose + gradient, ahead + reducing + all_reduced + output
             yield LiveMemory(at, index, after, gradients, unsharded, buffers)
-        gradients_so_far += _kept_gradients(walk, index)
+        gradients_so_far += _kept_gradients(walk, index) if last else 0
         # in fp32 the output is the gradient itself
-        all_reduced += low if walk.dense == "hsdp" else 0
+        all_reduced += low if walk.dense == "hsdp" and last else 0
     embeddings = walk.batch.embeddings if walk.several else walk.batch.micro_embeddings
     sent = state.reduced[0] + state.reduced[walk.last]
     if walk.no_sync:
@@ -406,9 +449,17 @@ def _sharded_backward(walk: _Walk) -> Iterator[LiveMemory]:
             "reduce-scatter of the root", 0, embeddings, gradients_so_far + loose, 0, all_reduced
         )
         loose = 0
-    yield LiveMemory(
-        "reduce-scatter of the root", 0, embeddings, gradients_so_far + loose, 0, sent + all_reduced
-    )
+    copied = (sent if walk.copies else 0) + state.reduced_low[0] + state.reduced_low[walk.last]
+    arrived = 0 if state.reduced_low[walk.last] else state.shards[0] + state.shards[walk.last]
+    for gradients, buffers in ((loose, sent), (arrived, sent + copied)):
+        yield LiveMemory(
+            "reduce-scatter of the root",
+            0,
+            embeddings,
+            gradients_so_far + gradients,
+            0,
+            buffers + all_reduced,
+        )
 
 
 def _kept_gradients(walk: _Walk, index: int) -> int:

@@ -22,11 +22,17 @@ from trials.planner.device_constants import (
     NCCL_COMMUNICATOR_BYTES,
 )
 from trials.planner.estimates import MemoryEstimate, StepTime
-from trials.planner.live_memory import Activations, Batch, Itemsizes
-from trials.planner.memory import dense_peak, recomputed
+from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
+from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.segments import Segment, segments_at, taped
 from trials.planner.step_time import Step, prepare, price
+from trials.planner.tables.lookup_memory import (
+    Lookup,
+    kept_bytes,
+    lookup_bytes,
+    update_bytes,
+)
 from trials.planner.tables.placement import Placement, PlacementError, place, table_notes
 from trials.planner.tables.table_cost import (
     FP32_BYTES,
@@ -40,9 +46,9 @@ from trials.strategy import Checkpointing, Strategy
 ID_BYTES = 4
 """Bytes of an id, which the loader has as int32."""
 LABEL_BYTES = 4
-BATCHES_HELD = {"cpu": 1, "cuda": 2}
-"""Batches that a device holds: the one that is trained on, and on an accelerator the one that is copied
-meanwhile."""
+BATCHES_HELD = {"cpu": 2, "cuda": 2}
+"""Batches that a device holds: the one that is trained on, and the next one, by which the loop knows whether this
+is the last."""
 INDEX_BYTES = 8
 COLUMNS_PER_ROW = 3
 """Widths of an embedding held for each row that is updated: its gradients' sum, its weights, their squares
@@ -168,26 +174,33 @@ class Pricing:
             bucket_bytes=self._bucket_bytes,
             delayed=self.training.delayed_update,
         )
-        moment = dense.moment
-        beside = self._tables_workspace
-        tables_peak = beside > moment.total
-        activations = () if tables_peak else dense.by_segment
+        moment = max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
+        activations = dense.by_segment if moment is dense.moment else ()
         return MemoryEstimate(
             parameters=dense.parameters,
-            gradients=0 if tables_peak else moment.gradients,
+            gradients=moment.gradients,
             optimizer_state=dense.optimizer_state,
             activations=sum(size for _, size in activations),
             activations_by_layer=activations,
             embedding_shards=self.placement.heaviest_bytes,
-            unsharded_layer=0 if tables_peak else moment.unsharded,
-            communication_buffers=dense.buckets + (beside if tables_peak else moment.buffers),
+            unsharded_layer=moment.unsharded,
+            communication_buffers=dense.buckets + self._kept_of_lookup + moment.buffers,
             input_batch=dense.batch,
             context=self.context_bytes,
             reserve=self.reserve_bytes,
             margin=self.options.margin_bytes(strategy),
             host=dense.host,
-            peak_at="update of the tables" if tables_peak else moment.at,
+            peak_at=moment.at,
         )
+
+    def _tables_moments(self, dense: DensePeak) -> tuple[LiveMemory, LiveMemory]:
+        """Returns the lookup, when no embeddings are there yet, and the update of the tables, when no activations
+        are, but the dense part's gradients."""
+        left, several = dense.left, self.cluster.ranks > 1
+        looked_up = FP32_BYTES * sum(self._dims) * self.examples_per_rank
+        lookup = max(lookup_bytes(self._lookup) - looked_up, 0) if several else 0
+        update = left._replace(buffers=left.buffers + self._tables_workspace)
+        return LiveMemory("lookup in the tables", 0, 0, buffers=lookup), update
 
     def lacking_bytes(self, memory: MemoryEstimate) -> int:
         """Returns by how much an estimate exceeds the device's memory, or its ranks together the host's; 0
@@ -217,7 +230,8 @@ class Pricing:
         """
         width, examples = FP32_BYTES * sum(self._dims), self.examples_per_rank
         ids = sum(table.mean_ids for table in self.schema.tables)
-        numbers = FP32_BYTES * len(self.schema.numeric) + LABEL_BYTES
+        bags = ID_BYTES * len(self.schema.multi_hot)  # where each one begins
+        numbers = FP32_BYTES * len(self.schema.numeric) + LABEL_BYTES + bags
         other_bytes = (
             round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         )
@@ -250,20 +264,36 @@ class Pricing:
         return collectives(self.cluster, self.cluster.hosts, self.cluster.gpus_per_host).bucket_bytes()
 
     @cached_property
-    def _tables_workspace(self) -> int:
-        """Memory while tables are read and updated; no activations are alive then, but the embeddings'
-        gradients are.
+    def _lookup(self) -> Lookup:
+        """What the lookups of several ranks are about."""
+        training = self.training
+        return Lookup(
+            self.schema.tables,
+            self._dims,
+            self.placement,
+            self.cluster.ranks,
+            self.examples_per_rank,
+            NUMBER_BYTES[training.all_to_all_precision],
+            rounding_bytes=self._rounding_bytes(self.placement.replicated_gradient_bytes // FP32_BYTES),
+            repeats_rows=training.embedding_decay > 0
+            and self.cluster.device == "cpu"
+            and training.table_precision == "fp32",
+        )
 
-        On several ranks it is taken by pooled embeddings on their way, in fp32 and as they are sent, and by dense
-        gradients of replicated tables; on one rank by what the optimizer sums duplicates in, or rounds in.
+    @cached_property
+    def _kept_of_lookup(self) -> int:
+        """Bytes that several ranks keep of a lookup until the tables are updated; one rank's are in its batch."""
+        return kept_bytes(self._lookup) if self.cluster.ranks > 1 else 0
+
+    @cached_property
+    def _tables_workspace(self) -> int:
+        """Memory while tables are updated; no activations are alive then, but the embeddings' gradients are.
+
+        On several ranks it is taken by gradients on their way, or by dense sums of replicated tables' gradients;
+        on one rank by what the optimizer sums duplicates in, or rounds in.
         """
-        examples = self.examples_per_rank
         if self.cluster.ranks > 1:
-            gradients = FP32_BYTES * sum(self._dims) * examples
-            replicated = self.placement.replicated_gradient_bytes
-            return (
-                gradients + self._pooled_bytes + replicated + self._rounding_bytes(replicated // FP32_BYTES)
-            )
+            return update_bytes(self._lookup)
         groups = [self._group_workspace(group) for group in table_groups(self.model, self.schema)]
         return sum(gradients for gradients, _ in groups) + max((beside for _, beside in groups), default=0)
 
@@ -280,19 +310,17 @@ class Pricing:
         rounding = ROWS_BESIDE_ROUNDING * numbers * FP32_BYTES + self._rounding_bytes(numbers)
         return gradients, max(summing, rounding, joined * gradients)
 
-    @property
-    def _pooled_bytes(self) -> int:
-        """Gradients of pooled embeddings as they have arrived, and in fp32 where they were sent in fewer
-        bytes."""
-        arrived = max(self.placement.all_to_all_bytes_per_rank)
-        sent_bytes = NUMBER_BYTES[self.training.all_to_all_precision]
-        return round(arrived if sent_bytes == FP32_BYTES else arrived * (1 + FP32_BYTES / sent_bytes))
-
     def _rounding_bytes(self, numbers: int) -> int:
         """Returns the workspace in which so many numbers of fp16 tables are rounded."""
         if self.training.table_precision == "fp32":
             return 0
         return WORKSPACE_BYTES * min(numbers, AT_ONCE[self.cluster.device])
+
+
+def _wrapping(dense: DensePeak) -> LiveMemory:
+    """Returns what is held while ranks take the model over, beyond what a step has all the time."""
+    always = dense.parameters + dense.optimizer_state + dense.buckets + dense.batch
+    return LiveMemory("wrapping of the model", 0, 0, buffers=max(dense.wrapping - always, 0))
 
 
 def pricing_of(job: Job, cluster: Cluster) -> Pricing:

@@ -6,9 +6,10 @@ second. `MemoryCounter` counts what rank 0, the fullest, holds. Everything that 
 is used in this file alone. Left out: what is no tensor (context, workspaces, the allocator's reserve),
 tables.
 
-Three things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_buckets`); random
-bits (`trials.planner.trace_module.same_code_path`); and, for `fully_shard` with offload, the copies between
-host and device, which a CPU does not make: what would live on the host is left out of the device's count.
+Four things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_buckets`); random
+bits (`trials.planner.trace_module.same_code_path`); the copy in which gloo reduces and scatters (`_GlooWork`);
+and, for `fully_shard` with offload, the copies between host and device, which a CPU does not make: what would
+live on the host is left out of the device's count.
 
 Tests and benchmarks check the planner's arithmetic against it; no plan needs it. It is the CPU's code path that
 is traced: fused linear maps, dropout on bits (`dhen.ops.linear`).
@@ -50,6 +51,9 @@ from trials.strategy import Strategy
 
 CHUNKS = "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"
 """Name of the function that cuts a parameter into shards; made one by one, 256 of each took most of a trace."""
+
+REDUCE_SCATTER = "torch.distributed.reduce_scatter_single"
+"""Name of the function through which ZeRO and `fully_shard` reduce and scatter."""
 
 
 class StepMemory(Value):
@@ -97,7 +101,7 @@ def trace(
         assert training.precision != "auto"
         sent_in = DTYPES[training.reduction_precision(training.precision)]
         replicate = partial(_into_buckets, sent_in)
-        with FakeTensorMode(), patch(CHUNKS, _first_chunk):
+        with FakeTensorMode(), patch(CHUNKS, _first_chunk), patch(REDUCE_SCATTER, _gloo_reduce_scatter):
             return measure(model, schema, strategy, mesh, examples_per_rank, training, replicate=replicate)
 
 
@@ -173,6 +177,28 @@ def _process_group(ranks: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+class _GlooWork:
+    """A reduction on its way: gloo reduces in a copy, which appears when it is waited for and stays with this."""
+
+    def __init__(self, sent: Tensor) -> None:
+        self._sent, self._copy = sent, sent
+
+    def wait(self) -> None:
+        """Makes the copy."""
+        self._copy = self._sent.clone()
+
+
+def _gloo_reduce_scatter(
+    output: Tensor, input: Tensor, *, op: object, group: object, async_op: bool = False
+) -> _GlooWork | None:
+    """Holds what gloo holds, and does nothing else; the arguments are those of `torch.distributed`."""
+    work = _GlooWork(input)
+    if async_op:
+        return work
+    work.wait()
+    return None
 
 
 def _first_chunk(tensor: Tensor, chunks: int, dim: int) -> list[Tensor]:

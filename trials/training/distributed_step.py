@@ -30,7 +30,13 @@ from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
 from trials.embeddings.make_engine import table_engine
 from trials.job import Job
-from trials.memory.limit import is_counted, keep_on_host, on_device_for_good, on_host
+from trials.memory.limit import (
+    count_on_device,
+    is_counted,
+    keep_on_host,
+    on_device_for_good,
+    on_host,
+)
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.pricing import pricing_of
@@ -72,9 +78,8 @@ class DistributedStep:
         assert config.batch_size is not None
         self._ranks, self._batch_size = ranks, config.batch_size
         tables = take_tables(model)
-        # its engine takes weights to the device as it holds them there, without room for them in fp32
         offloads = strategy.dense == "zero_offload"
-        if not offloads:
+        if not strategy.fully_sharded and not offloads:  # which move one layer after another, as they hold it
             on_device_for_good(model, where)
         cluster = _cluster(cluster, ranks) if ranks.world > 1 else None
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
@@ -83,16 +88,16 @@ class DistributedStep:
         mesh = (
             device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type) if needs_mesh else None
         )
-        self._dense = parallelize(
-            model,
-            _with_examples_for_all(strategy, config.batch_size, ranks),
-            config,
-            mesh,
-            where=where,
-            bucket_bytes=_bucket_bytes(cluster, ranks),
-        )
-        if offloads:
-            on_device_for_good(model, where)
+        with on_host() if strategy.offload else nullcontext():
+            self._dense = parallelize(
+                model,
+                _with_examples_for_all(strategy, config.batch_size, ranks),
+                config,
+                mesh,
+                where=where,
+                bucket_bytes=_bucket_bytes(cluster, ranks),
+            )
+        count_on_device([*model.buffers(), *(() if strategy.offload else model.parameters())])
         self._engine, self._model = self._dense.engine, model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
         examples = -(-config.batch_size // ranks.world)
@@ -117,6 +122,8 @@ class DistributedStep:
         loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
         if self._tables is not None:
             self._tables.update(embeddings)
+        for embedding in embeddings:
+            embedding.grad = None  # so that its memory is there for the dense part's update
         with on_host() if self._offload else nullcontext():
             self._dense.update()
         return loss

@@ -1,7 +1,8 @@
 """Scores a split with a model: probabilities for all its rows, and their metrics.
 
 Over several ranks each scores its part of the rows; the scores meet on rank 0, which works the metrics out as
-one process would, and tells them to all.
+one process would, and tells them to all. Scores wait in the host's memory, so that evaluation needs no more of the
+device's than a training step's forward pass: it saves nothing for backward, and takes no more rows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trials.collectives import as_first, joined
 from trials.data.cache import PreparedLog, Split
 from trials.data.example_weights import example_weights
 from trials.data.loader import eval_batches, rank_slice
+from trials.memory.limit import on_host
 from trials.metrics import evaluate_predictions, undo_negative_sampling
 from trials.ranks import Ranks
 from trials.record import Metrics
@@ -27,8 +29,8 @@ from trials.record import Metrics
 EVAL_BATCH = 8192
 """Rows per forward pass without gradients; large enough that a pass's fixed costs vanish."""
 Keep = Callable[[Tensor], None]
-"""A function that is given the logits (N) of all rows in order, fp32 and not corrected, before metrics are made of
-them."""
+"""A function that is given the logits (N) of all rows in order, in the host's memory, fp32 and not corrected,
+before metrics are made of them."""
 
 
 def eval_rows(model: nn.Module) -> int:
@@ -52,9 +54,10 @@ def evaluate(
     split = log.split(split_name)
     with torch.no_grad():
         logit_N = _split_logits(model, split, batch_size or eval_rows(model))
-    if keep is not None:
-        keep(logit_N)
-    return logit_metrics(logit_N, split, log)
+    with on_host():
+        if keep is not None:
+            keep(logit_N)
+        return logit_metrics(logit_N, split, log)
 
 
 def logit_metrics(logit_N: Tensor, split: Split, log: PreparedLog) -> Metrics:
@@ -67,9 +70,9 @@ def _split_logits(model: nn.Module, split: Split, batch_size: int) -> Tensor:
     was_training = model.training
     model.eval()
     batches = eval_batches(split, batch_size=batch_size)
-    logits = [model(batch.to(device).features).float() for batch in batches]
+    logits = [_to_host(model(batch.to(device).features)) for batch in batches]
     model.train(was_training)
-    return torch.cat(logits)
+    return _joined_on_host(logits)
 
 
 def evaluate_over_ranks(
@@ -94,12 +97,14 @@ def evaluate_over_ranks(
         UserError: on all ranks, where the split has fewer rows than there are ranks.
     """
     split = log.split(split_name)
-    logit_N = joined(ranks, _logits(score, split, ranks, batch_size), _part_sizes(split.rows, ranks))
-    if logit_N is None:
-        return _on_all_ranks(ranks, None, split.rows)
-    if keep is not None:
-        keep(logit_N)
-    return _on_all_ranks(ranks, logit_metrics(logit_N, split, log), split.rows)
+    mine = _logits(score, split, ranks, batch_size)
+    with on_host():
+        logit_N = joined(ranks, mine, _part_sizes(split.rows, ranks))
+        if logit_N is None:
+            return _on_all_ranks(ranks, None, split.rows)
+        if keep is not None:
+            keep(logit_N)
+        return _on_all_ranks(ranks, logit_metrics(logit_N, split, log), split.rows)
 
 
 def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks, batch_size: int) -> Tensor:
@@ -115,7 +120,18 @@ def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks,
         split, batch_size=-(-sizes[ranks.rank] // passes), rank=ranks.rank, ranks=ranks.world
     )
     where = device()
-    return torch.cat([score(batch.to(where).features).float() for batch in batches])
+    return _joined_on_host([_to_host(score(batch.to(where).features)) for batch in batches])
+
+
+def _to_host(logit_B: Tensor) -> Tensor:
+    """Returns a copy in fp32 in the host's memory: a device that trains has no room for those of a split."""
+    with on_host():
+        return logit_B.to("cpu", torch.float32, copy=True)
+
+
+def _joined_on_host(logits: list[Tensor]) -> Tensor:
+    with on_host():
+        return torch.cat(logits)
 
 
 def _part_sizes(rows: int, ranks: Ranks) -> list[int]:
@@ -124,7 +140,7 @@ def _part_sizes(rows: int, ranks: Ranks) -> list[int]:
 
 
 def _probabilities(logit_N: Tensor) -> NDArray[np.float64]:
-    return torch.sigmoid(logit_N.double()).cpu().numpy()
+    return torch.sigmoid(logit_N.double()).numpy()
 
 
 def _metrics(p: NDArray[np.float64], split: Split, log: PreparedLog) -> Metrics:

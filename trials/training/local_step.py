@@ -16,7 +16,7 @@ from trials.embeddings.fp16 import store_tables_in_half
 from trials.job import TrainingConfig
 from trials.memory.limit import is_counted
 from trials.optim.adamw import adamw, moments, set_steps
-from trials.optim.master_weights import MasterWeights, embedding_tables
+from trials.optim.master_weights import MasterWeights, all_finite, embedding_tables
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.record import Metrics
 from trials.storage.weights_file import Weights
@@ -83,7 +83,7 @@ class TrainStep:
 
     def is_finite(self) -> bool:
         """Whether no dense weight is NaN or infinite (ReLU can hide one from the loss)."""
-        return bool(self._master.flat.isfinite().all())
+        return all_finite(self._master.flat)
 
     def weights(self) -> Weights:
         """Returns a copy of the model's weights on the CPU, in fp32."""

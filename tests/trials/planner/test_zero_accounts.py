@@ -32,7 +32,7 @@ def segment(name: str, parameters: int) -> Segment:
 
 
 def peak(dense: Dense, ranks: int) -> DensePeak:
-    """Of weights and their state alone: activations and inputs take nothing."""
+    """Of weights and their state alone: activations and inputs take nothing, NCCL makes no copies."""
     layers = [segment(f"layer{index}", ROWS * WIDTH) for index in range(LAYERS)]
     segments, strategy = [segment("features", 0), *layers, segment("head", 0)], Strategy(dense=dense)
     return dense_peak(
@@ -43,6 +43,7 @@ def peak(dense: Dense, ranks: int) -> DensePeak:
         itemsizes=Itemsizes.of(BF16),
         hosts=1,
         gpus_per_host=ranks,
+        device="cuda",
     )
 
 
