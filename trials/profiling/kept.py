@@ -1,7 +1,8 @@
 """The costs of parts on this machine: read where they were kept, else measured in so many processes at once.
 
-They are kept in the user's cache (`trials.user_cache`) by processor, version of torch, precision,
-threads and processes; a file is written whole or not at all, and removing it has the machine measured again.
+They are kept in the user's cache (`trials.user_cache`) by processor, version of torch, names of modules and
+ensembles, precision, threads and processes; a file is written whole or not at all, and removing it has the
+machine measured again.
 One command measures at a time: two would make each other slow. Where nothing can be written, costs serve the
 command that has measured them.
 """
@@ -18,6 +19,8 @@ import numpy as np
 import torch
 
 from dhen.atomic_write import write_atomically
+from dhen.blocks import BLOCKS
+from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
 from trials.cluster.machine import Precision, processor_name
 from trials.cluster.part_costs import PartCosts
@@ -82,7 +85,8 @@ def _keep(costs: PartCosts, path: Path, say: Callable[[str], None]) -> None:
 
 def kept_at(precision: Precision, threads: int, processes: int) -> Path:
     """Returns the file in which costs are kept."""
-    what = [FORMAT, processor_name(), torch.__version__, precision, threads, processes]
+    kinds = sorted(BLOCKS), sorted(ENSEMBLES)  # one that is new has everything measured again
+    what = [FORMAT, *kinds, processor_name(), torch.__version__, precision, threads, processes]
     name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     return user_cache() / "part-costs" / f"{name}.json"
 

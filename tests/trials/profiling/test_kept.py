@@ -39,6 +39,13 @@ def test_what_was_measured_is_kept(measured: Measured) -> None:
     assert measured == [3]
 
 
+def test_a_new_module_has_parts_measured_again(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs()
+    monkeypatch.setitem(kept.BLOCKS, "mine", kept.BLOCKS["mlp"])
+    costs()
+    assert measured == [3, 3]
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe"], ids=["empty", "other", "no text"])
 def test_a_file_that_cannot_be_read_is_measured_anew(measured: Measured, content: bytes) -> None:
     path = kept.kept_at("fp32", 1, 3)
