@@ -66,10 +66,10 @@ RANKS = "32x8"
 """Two pods."""
 PLANNER = "trials.planner"
 CONSTANTS = {
-    "MATMUL_SHARE": ("step_time",),
+    "MATMUL_SHARE": ("compute_time",),
     "MEMORY_SHARE": ("step_time", "tables.table_cost"),
     "OVERLAP_SLOWDOWN": ("step_time",),
-    "KERNEL_SECONDS": ("step_time",),
+    "KERNEL_SECONDS": ("compute_time", "step_time"),
     "COLLECTIVE_SECONDS": ("collectives", "step_time"),
     "BUCKET_LATENCY_SHARE": ("collectives",),
     "UPDATE_MASTERS": ("step_time",),

@@ -27,6 +27,7 @@ from trials.planner.device_constants import (
     LL128_RING_HOPS,
     LL128_SECONDS,
     LL128_SHARE,
+    LL128_SHARE_ALONE,
     LL128_TREE_HOPS,
     LL128_TREE_SHARES,
     NETWORK_SHARE,
@@ -108,11 +109,14 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
     tree = AlphaBeta(COLLECTIVE_SECONDS + sum(in_tree), 2 * beta / TREE_SHARE)
     if _has_ll128(cluster):
         # NCCL: with one rank per host nothing hides a hop of a ring, which then takes as long as one of a tree
-        over_network = LL128_TREE_HOPS[1] if ranks_per_host == 1 else LL128_RING_HOPS[1]
+        alone = ranks_per_host == 1
+        over_network, share = (
+            (LL128_TREE_HOPS[1], LL128_SHARE_ALONE) if alone else (LL128_RING_HOPS[1], LL128_SHARE)
+        )
         hops = in_ring[0] * LL128_RING_HOPS[0] + in_ring[1] * over_network
         climb = in_tree[0] * LL128_TREE_HOPS[0] + in_tree[1] * LL128_TREE_HOPS[1]
-        gather = gather._replace(ll128=AlphaBeta(LL128_SECONDS + hops, gather.beta / LL128_SHARE))
-        ring = ring._replace(ll128=AlphaBeta(LL128_SECONDS + 2 * hops, ring.beta / LL128_SHARE))
+        gather = gather._replace(ll128=AlphaBeta(LL128_SECONDS + hops, gather.beta / share))
+        ring = ring._replace(ll128=AlphaBeta(LL128_SECONDS + 2 * hops, ring.beta / share))
         tree = tree._replace(ll128=AlphaBeta(LL128_SECONDS + climb, tree.beta / LL128_TREE_SHARES[hosts > 1]))
     return Collectives(
         all_gather=gather,

@@ -20,7 +20,7 @@ LAYER_MEMORY_SHARE = 0.3
 """Share of the bandwidth of copies that the operations of layers reach on a CPU: in bf16 normalisation and
 softmax compute more than they read, and large results come in memory that the system must first map. Measured
 on eight networks of the default space at batches of 16, 256 and 2048, one thread of a Xeon with AMX,
-2026-11-21, benchmarks/planner/cpu_step_time.py: 0.32 in bf16, 0.30 in fp32."""
+2026-11-21: 0.32 in bf16, 0.30 in fp32. It counts where parts were not measured (`trials.profiling`)."""
 NVLINK_SHARE = 0.8
 """Share of NVLink's bandwidth that NCCL's rings reach: 240 of 300 GB/s on A100, 370 of 450 on H100 (NCCL,
 src/graph/topo.h, speed of a link by architecture, as in torch/_inductor/comm_analysis.py)."""
@@ -54,10 +54,12 @@ LL128_RING_HOPS = 1.9 / 3.4, 4.0 / 14.0
 """Latency of a hop over NVLink and over the network in a ring, in LL128, as shares of that of the protocol Simple:
 NCCL, src/graph/tuning.cc, hwLat."""
 LL128_TREE_HOPS = 1.25 / 3.4, 8.5 / 14.0
-"""The same of a hop in a tree."""
+"""The same of a hop in a tree, as shares of that of a ring in the protocol Simple, which a cluster's link has."""
 LL128_SHARE = 0.92
 """Share of a ring's bandwidth in the protocol Simple that it reaches in LL128, where 8 of 128 bytes are flags:
 NCCL, src/graph/tuning.cc."""
+LL128_SHARE_ALONE = 0.7
+"""The same with one rank per host."""
 LL128_TREE_SHARES = 7 / 9, 120 / 128
 """Shares of a tree's bandwidth in the protocol Simple that it reaches in LL128 in a host and between hosts: NCCL,
 src/graph/tuning.cc."""

@@ -91,7 +91,8 @@ class Step(NamedTuple):
     across: Collectives
     """Collectives among one rank of every host."""
     lookup: float
-    """Seconds of lookup and the tables' update."""
+    """Seconds of lookup and the tables' update for the whole batch; where parts were measured, those of the
+    update for a micro-batch."""
     costs: PartCosts | None
     """What parts take, where it was measured."""
     tensors: int
@@ -200,7 +201,8 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         "forward": forward + micro_batches * step.besides,
         "backward": backward,
         "recomputation": recomputation,
-        "lookup": step.lookup,
+        # tables are updated once for all micro-batches; what was measured grows with the number of examples
+        "lookup": step.lookup if step.costs is None else micro_batches * step.lookup,
         "optimizer": 0.0 if on_host else update,
         "all_to_all": step.all_to_all,
         "all_gather": links.all_gather + _publication(step, strategy),

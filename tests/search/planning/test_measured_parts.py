@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from command_line import run_here
+from command_line import COMMAND, run_here
 
 from trials.cluster.part_costs import PartCosts
 
@@ -63,3 +66,41 @@ def make_slower(kept: Path, factor: float) -> None:
         for kind, cost in costs.kinds.items()
     }
     kept.write_text(costs.replace(kinds=kinds).model_dump_json())
+
+
+@pytest.mark.parametrize("seconds", [0.2, 2.0], ids=["as it begins", "as it imports or measures"])
+@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_breaking_off_a_measurement_leaves_no_process_and_no_traceback(
+    cached: dict[str, str], tmp_path: Path, seconds: float, number: signal.Signals, to_all: bool
+) -> None:
+    """Ctrl-C reaches all processes of a terminal's command, a cluster's SIGTERM the command alone."""
+    begun = subprocess.Popen(
+        [COMMAND, *PLAN], env=cached, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert begun.stderr is not None
+    assert MEASURING in begun.stderr.readline()
+    time.sleep(seconds)
+    of_it = processes_of(begun.pid)
+    assert begun.pid in of_it
+    (os.killpg if to_all else os.kill)(begun.pid, number)
+    said = begun.communicate(timeout=30)[1]
+    assert begun.returncode == 130
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 20  # what counts shared memory ends by itself, a moment later
+    while processes_of(begun.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def processes_of(session: int) -> list[int]:
+    """Processes of a session that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(its_session) == session and state != "Z":
+            found.append(int(stat.parent.name))
+    return found

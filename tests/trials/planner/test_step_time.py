@@ -377,6 +377,13 @@ def test_a_step_on_a_measured_cpu_is_the_sum_of_its_parts() -> None:
     assert step.lookup == pytest.approx(256 * 7 * 4e-6)
 
 
+def test_micro_batches_on_a_measured_cpu_look_up_and_update_as_many_rows() -> None:
+    parted, whole = (on_this_cpu(Strategy(micro_batches=n), costs(**KNOWN)) for n in (4, 1))
+    assert parted.lookup == pytest.approx(whole.lookup)
+    assert parted.forward == pytest.approx(whole.forward)
+    assert parted.backward == pytest.approx(whole.backward)
+
+
 def test_recomputation_on_a_measured_cpu_is_another_forward() -> None:
     step = on_this_cpu(Strategy(checkpointing="full"), costs(**KNOWN))
     assert step.recomputation == pytest.approx(256 * 3 * 100 * 1e-6)

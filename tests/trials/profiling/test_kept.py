@@ -1,0 +1,103 @@
+"""Costs of parts are kept where that is possible, and one command measures at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import KEPT
+
+from trials.cluster.machine import Precision
+from trials.cluster.part_costs import PartCosts
+from trials.profiling import kept
+
+Measured = list[int]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
+    """Nothing is kept yet; each measurement, which is known here, leaves its number of processes."""
+    found: Measured = []
+
+    def measure(precision: Precision, *, threads: int, processes: int) -> PartCosts:
+        found.append(processes)
+        return KEPT.replace(precision=precision, threads=threads, processes=processes)
+
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "measured_costs", measure)
+    return found
+
+
+def costs(say: Callable[[str], None] = lambda _: None) -> PartCosts:
+    return kept.part_costs("fp32", threads=1, processes=3, say=say)
+
+
+def test_what_was_measured_is_kept(measured: Measured) -> None:
+    assert costs() == costs() == KEPT.replace(precision="fp32", threads=1, processes=3)
+    assert measured == [3]
+
+
+def test_a_new_module_has_parts_measured_again(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs()
+    monkeypatch.setitem(kept.BLOCKS, "mine", kept.BLOCKS["mlp"])
+    costs()
+    assert measured == [3, 3]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe"], ids=["empty", "other", "no text"])
+def test_a_file_that_cannot_be_read_is_measured_anew(measured: Measured, content: bytes) -> None:
+    path = kept.kept_at("fp32", 1, 3)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    assert costs() == costs()
+    assert measured == [3]
+
+
+def test_a_cache_that_cannot_be_written_ends_nothing(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "file"))
+    said: list[str] = []
+    assert costs(said.append).processes == 3
+    (line,) = said
+    assert f"not kept, as {tmp_path / 'file'}" in line
+    assert "$DHEN_SEARCH_CACHE names another place" in line
+
+
+def test_a_full_disk_ends_nothing(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept, "write_atomically", full)
+    said: list[str] = []
+    assert costs(said.append).processes == 3
+    assert "was not written (No space left on device)" in said[-1]
+
+
+def test_of_two_commands_one_measures_and_both_have_it(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_it, go_on, quickly = threading.Event(), threading.Event(), kept.measured_costs
+
+    def slowly(precision: Precision, *, threads: int, processes: int) -> PartCosts:
+        at_it.set()
+        assert go_on.wait(20)
+        return quickly(precision, threads=threads, processes=processes)
+
+    monkeypatch.setattr(kept, "measured_costs", slowly)
+    found: list[PartCosts] = []
+    both = [threading.Thread(target=lambda: found.append(costs())) for _ in range(2)]
+    both[0].start()
+    assert at_it.wait(20)
+    both[1].start()
+    both[1].join(0.3)
+    assert both[1].is_alive()  # it waits for what the other one measures
+    go_on.set()
+    for thread in both:
+        thread.join(20)
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert measured == [3]
