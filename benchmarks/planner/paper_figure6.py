@@ -43,7 +43,7 @@ from trials.cluster.load import load_cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.pricing import Pricing
-from trials.planner.step_time import prepare
+from trials.planner.time.step_time import prepare
 from trials.strategy import Dense, Strategy
 
 DEPTHS = (1, 8, 16, 24, 32)
@@ -66,15 +66,15 @@ RANKS = "32x8"
 """Two pods."""
 PLANNER = "trials.planner"
 CONSTANTS = {
-    "MATMUL_SHARE": ("compute_time",),
-    "MEMORY_SHARE": ("step_time", "tables.table_cost"),
-    "OVERLAP_SLOWDOWN": ("step_time",),
-    "KERNEL_SECONDS": ("compute_time", "step_time"),
-    "COLLECTIVE_SECONDS": ("collectives", "step_time"),
+    "MATMUL_SHARE": ("time.compute_time",),
+    "MEMORY_SHARE": ("time.step_time", "tables.table_cost"),
+    "OVERLAP_SLOWDOWN": ("time.step_time",),
+    "KERNEL_SECONDS": ("time.compute_time", "time.step_time"),
+    "COLLECTIVE_SECONDS": ("collectives", "time.step_time"),
     "BUCKET_LATENCY_SHARE": ("collectives",),
-    "UPDATE_MASTERS": ("step_time",),
-    "UPDATE_MOMENTS": ("step_time",),
-    "UPDATE_KERNELS": ("step_time",),
+    "UPDATE_MASTERS": ("time.step_time",),
+    "UPDATE_MOMENTS": ("time.step_time",),
+    "UPDATE_KERNELS": ("time.step_time",),
     "LL128_SECONDS": ("collectives",),
     "TREE_SHARE": ("collectives",),
 }

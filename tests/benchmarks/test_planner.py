@@ -25,7 +25,7 @@ from trials.job import TrainingConfig
 from trials.planner.collectives import AlphaBeta
 from trials.planner.ladder import ladder
 from trials.planner.pricing import Pricing
-from trials.planner.step_time import Step, prepare
+from trials.planner.time.step_time import Step, prepare
 from trials.reference.step_trace import trace
 from trials.strategy import Dense, Strategy
 

@@ -16,7 +16,7 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
 
     Args:
         machine: as measured; with `gpus_per_host` ranks, who on a CPU share its speeds among themselves
-            (`trials.planner.step_time`).
+            (`trials.planner.time.step_time`).
         owners: on a CPU all ranks of all trials, on an accelerator the trials side by side.
         threads: threads of a rank; None for as many as there are for it.
     """

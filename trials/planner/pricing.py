@@ -26,7 +26,6 @@ from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.segments import Segment, segments_at, taped
-from trials.planner.step_time import Step, prepare, price
 from trials.planner.tables.lookup_memory import (
     Lookup,
     kept_bytes,
@@ -41,6 +40,7 @@ from trials.planner.tables.table_cost import (
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
 )
+from trials.planner.time.step_time import Step, prepare, price
 from trials.strategy import Checkpointing, Strategy
 
 ID_BYTES = 4

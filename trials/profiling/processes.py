@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 from dhen.errors import UserError
 from trials.cluster.machine import Precision
-from trials.profiling.timing import Measured, measured
+from trials.profiling.timing import Measured, time_everything
 
 
 def measured_at_once(precision: Precision, *, threads: int, processes: int) -> list[Measured]:
@@ -58,4 +58,4 @@ def _measuring(precision: Precision, threads: int) -> Iterator[Connection]:
 
 def _measure(end: Connection, precision: Precision, threads: int) -> None:
     """Runs in a process of its own."""
-    end.send(measured(precision, threads))
+    end.send(time_everything(precision, threads))

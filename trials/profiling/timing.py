@@ -39,7 +39,7 @@ class Measured(NamedTuple):
     networks: list[Network]
 
 
-def measured(precision: Precision, threads: int) -> Measured:
+def time_everything(precision: Precision, threads: int) -> Measured:
     """Times everything in this process, which is left with these threads and keeps freed memory, as a training
     does."""
     torch.set_num_threads(threads)

@@ -20,9 +20,9 @@ from trials.planner.device_constants import HOST_MEMORY_BANDWIDTH, KERNEL_SECOND
 from trials.planner.estimates import StepTime
 from trials.planner.ladder import ladder
 from trials.planner.segments import Segment
-from trials.planner.step_time import UPDATE_KERNELS, prepare, price, step_time
 from trials.planner.tables.placement import Placement
-from trials.planner.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
+from trials.planner.time.step_time import UPDATE_KERNELS, prepare, price, step_time
+from trials.planner.time.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
 from trials.strategy import FULLY_SHARDED, Dense, Strategy
 
 DATA: dict[str, Any] = {

@@ -13,8 +13,8 @@ from trials.job import TrainingConfig
 from trials.planner.live_memory import Activations, Batch, Itemsizes
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.segments import Segment
-from trials.planner.step_time import prepare, price
 from trials.planner.tables.placement import Placement
+from trials.planner.time.step_time import prepare, price
 from trials.planner.zero.buckets import zero_buckets
 from trials.strategy import Dense, Strategy
 

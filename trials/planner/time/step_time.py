@@ -20,7 +20,6 @@ from trials.cluster.part_costs import UPDATE, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.collectives import Collectives, collectives
-from trials.planner.compute_time import lookup_seconds, measured, seconds_besides, segment_passes
 from trials.planner.device_constants import (
     HOST_MEMORY_BANDWIDTH,
     KERNEL_SECONDS,
@@ -32,7 +31,8 @@ from trials.planner.live_memory import Itemsizes
 from trials.planner.memory import unit
 from trials.planner.segments import Segment
 from trials.planner.tables.placement import Placement
-from trials.planner.timeline import Passes, Reduction, Unit, fully_sharded, reduced_in_buckets, scattered
+from trials.planner.time.compute_time import lookup_seconds, measured, seconds_besides, segment_passes
+from trials.planner.time.timeline import Passes, Reduction, Unit, fully_sharded, reduced_in_buckets, scattered
 from trials.planner.zero.buckets import zero_buckets
 from trials.strategy import RECOMPUTED, Strategy, shards
 

@@ -1,0 +1,1 @@
+"""The duration of a step: its compute, its collectives, and what overlaps."""
