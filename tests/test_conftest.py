@@ -23,7 +23,8 @@ def test_that_runs() -> None: ...
     ("ci", "code", "words"), [("true", 1, "needs a tool"), ("", 0, "1 passed, 1 skipped")]
 )
 def test_a_skip_fails_under_ci_alone(tmp_path: Path, ci: str, code: int, words: str) -> None:
-    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    for name in ("conftest.py", "part_costs.json"):
+        (tmp_path / name).write_text((Path(__file__).parent / name).read_text())
     (tmp_path / "test_tool.py").write_text(SKIPS)
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), str(tmp_path)],

@@ -49,7 +49,8 @@ def unmeasured() -> dict[str, Any]:
         "hosts": 1,
         "host_memory_bytes": host_memory_bytes(),
     }
-    return dict.fromkeys(Cluster.model_fields) | {"verified": False, "sources": {}} | known_values
+    fields = dict.fromkeys(name for name in Cluster.model_fields if name != "part_costs")
+    return fields | {"verified": False, "sources": {}} | known_values
 
 
 def _list(clusters: list[Cluster]) -> None:

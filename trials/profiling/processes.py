@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 
 from dhen.errors import UserError
@@ -40,6 +40,7 @@ def _measuring(precision: Precision, threads: int) -> Iterator[Connection]:
     context = get_context("spawn")
     end, other_end = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(other_end, precision, threads), daemon=True)
+    resource_tracker.ensure_running()  # which leaves SIGINT unblocked where a process's start has to begin it
     try:
         with other_end:
             # a process inherits what is blocked; SIGINT that comes meanwhile is raised here afterwards
