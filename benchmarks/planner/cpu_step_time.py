@@ -53,7 +53,7 @@ class Case(NamedTuple):
     job: Job
     predicted_ms: float
     rooflined_ms: float
-    """As predicted without measured parts."""
+    """Milliseconds of a step as predicted without measured parts."""
 
 
 def main() -> None:

@@ -41,7 +41,12 @@ def mapping(flops: float, embeddings: int, dim: int, out: int) -> tuple[float, .
 def parts(tape: Tape) -> tuple[Part, ...]:
     """Returns the parts that are marked on a tape; what comes before the first mark belongs to none."""
     ends = [*(mark.first for mark in tape.marks[1:]), len(tape.operations)]
+    moved = traffic(tape)
     return tuple(
-        Part(mark.kind, end - mark.first, traffic(tape, mark.first, end), mark.per_example)
+        Part(mark.kind, end - mark.first, _sum(moved[mark.first : end]), mark.per_example)
         for mark, end in zip(tape.marks, ends, strict=True)
     )
+
+
+def _sum(moved: list[Held]) -> Held:
+    return Held(sum(held.each for held in moved), sum(held.fixed for held in moved))

@@ -124,10 +124,10 @@ def _forward(tape: Tape, sizes: Sequence[int], stay: set[int]) -> list[int]:
     return moments
 
 
-def traffic(tape: Tape, first: int, end: int) -> Held:
-    """Returns what the operations from `first` to before `end` read and write in forward."""
+def traffic(tape: Tape) -> list[Held]:
+    """Returns what each operation reads and writes in forward."""
     sizes = [_packed(held) for held in tape.sizes]
-    return Held(*divmod(sum(_traffic(each, sizes) for each in tape.operations[first:end]), EACH))
+    return [Held(*divmod(_traffic(operation, sizes), EACH)) for operation in tape.operations]
 
 
 def _traffic(operation: Operation, sizes: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from dhen.memory.tape import FP32_BYTES, Shape
+from trials.optim.adamw import MOMENTS
 from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
@@ -32,7 +33,7 @@ from trials.planner.zero.memory import (
     zero_state,
     zero_wrapping_bytes,
 )
-from trials.planner.zero.offload import MOMENTS, host_bytes, offload_left, zero_offload_moments
+from trials.planner.zero.offload import host_bytes, offload_left, zero_offload_moments
 from trials.strategy import RECOMPUTED, Strategy
 
 
@@ -131,12 +132,12 @@ def dense_peak(
         moments = _fully_sharded(walk, strategy, 0 if strategy.offload else workspace)
         left = LiveMemory(TABLES_UPDATE, 0, 0, walk.on_device * state.shard_bytes)
         parameters, buckets = state.shard_bytes, 0
-        optimizer = MOMENTS * itemsizes.moment * state.shard_bytes // FP32_BYTES
+        optimizer = len(MOMENTS) * itemsizes.moment * state.shard_bytes // FP32_BYTES
     elif strategy.dense == "dp":
         values = sum(segment.parameters for segment in segments)
         computed = itemsizes.computed
         parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * values
-        optimizer = MOMENTS * itemsizes.moment * values
+        optimizer = len(MOMENTS) * itemsizes.moment * values
         buckets = computed * values if ranks > 1 else 0
         workspace = _update_workspace(itemsizes, values, device)
         moments = _replicated(
@@ -155,7 +156,7 @@ def dense_peak(
     else:
         zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
         parameters = zero.weights + zero.masters
-        optimizer = MOMENTS * itemsizes.moment * zero.owned
+        optimizer = len(MOMENTS) * itemsizes.moment * zero.owned
         buckets = zero.weights if strategy.dense == "zero1" else 0
         workspace = _update_workspace(itemsizes, max(zero.parts, default=0), device)
         moments = zero_moments(

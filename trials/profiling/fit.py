@@ -81,8 +81,7 @@ def _between(kinds: dict[str, KindCost], networks: Sequence[Network], precision:
 
 def _parts_seconds(costs: PartCosts, network: Network) -> float:
     """Returns the sum over a step's parts."""
-    segments, decay = network.segments, network.training.table_decay
-    assert decay == 0.0
+    segments = network.segments
     parts = sum(sum(costs.of_part(part, BATCH)) for segment in segments for part in segment.parts)
     weights = sum(segment.parameters for segment in segments)
     tensors = sum(len(segment.shapes) for segment in segments)

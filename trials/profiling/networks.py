@@ -42,10 +42,9 @@ ROWS = 100_000
 
 
 class Network(NamedTuple):
-    """A whole step that was timed."""
+    """A whole step that was timed, of tables without decay."""
 
     segments: tuple[Segment, ...]
-    training: TrainingConfig
     seconds: float
 
 
@@ -64,4 +63,4 @@ def timed_networks(precision: Precision) -> Iterator[Network]:
                 step(batch)
                 seconds.append(time.perf_counter() - began)
             its_segments = segments(model, schema, precision, "cpu", BATCH)
-            yield Network(its_segments, training, median(seconds[WARM_UP:]))
+            yield Network(its_segments, median(seconds[WARM_UP:]))

@@ -78,8 +78,8 @@ class DistributedStep:
         assert config.batch_size is not None
         self._ranks, self._batch_size = ranks, config.batch_size
         tables = take_tables(model)
-        offloads = strategy.dense == "zero_offload"
-        if not strategy.fully_sharded and not offloads:  # which move one layer after another, as they hold it
+        # these engines move one layer after another, as they hold it
+        if not strategy.fully_sharded and strategy.dense != "zero_offload":
             on_device_for_good(model, where)
         cluster = _cluster(cluster, ranks) if ranks.world > 1 else None
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None

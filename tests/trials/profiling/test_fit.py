@@ -9,7 +9,6 @@ import pytest
 from dhen.memory.parts import DECLARED, Part
 from dhen.memory.tape import Held
 from trials.cluster.part_costs import ANY, BETWEEN, LOSS, UPDATE, PartCosts
-from trials.job import TrainingConfig
 from trials.planner.segments import Segment, segments
 from trials.profiling.fit import GRADIENT_SUM, fitted
 from trials.profiling.networks import BATCH, INPUTS, LAYERS, Network
@@ -47,19 +46,17 @@ def costs(cases: list[Timed], networks: list[Network] | None = None) -> PartCost
 
 def network_like(cases: list[Timed], per_operation: float) -> list[Network]:
     """Two networks that take what their parts do, as fitted, and so much more for each operation."""
-    training = TrainingConfig(batch_size=BATCH).resolved(10_000, "fp32")
     placeholder = PartCosts(precision="fp32", threads=1, processes=1, kinds=kinds_of(cases))
     found = []
     for layer in LAYERS[:2]:
         its = segments(INPUTS.model((layer,)), INPUTS.schema(), "fp32", "cpu", BATCH)
-        found.append(Network(its, training, step_of(its, placeholder) + per_operation * operations(its)))
+        found.append(Network(its, step_of(its, placeholder) + per_operation * operations(its)))
     return found
 
 
 def kinds_of(cases: list[Timed]):  # type: ignore[no-untyped-def]
-    training = TrainingConfig(batch_size=BATCH).resolved(10_000, "fp32")
     its = segments(INPUTS.model(LAYERS[:1]), INPUTS.schema(), "fp32", "cpu", BATCH)
-    return fitted(cases, [Network(its, training, 1.0)], "fp32")
+    return fitted(cases, [Network(its, 1.0)], "fp32")
 
 
 def step_of(its: tuple[Segment, ...], known: PartCosts) -> float:

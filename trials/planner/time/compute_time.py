@@ -38,10 +38,14 @@ def measured(cluster: Cluster, training: TrainingConfig) -> PartCosts | None:
 
 
 def segment_passes(
-    segment: Segment, cluster: Cluster, training: TrainingConfig, examples: int, bandwidth: float
+    segment: Segment,
+    costs: PartCosts | None,
+    cluster: Cluster,
+    training: TrainingConfig,
+    examples: int,
+    bandwidth: float,
 ) -> PartSeconds:
     """Returns the seconds of a segment's passes: as measured by kind of part, or by the roofline."""
-    costs = measured(cluster, training)
     if costs is not None and segment.parts:
         passes = [costs.of_part(part, examples) for part in segment.parts if part.kind != TABLE_UPDATE]
         return PartSeconds(sum(each.forward for each in passes), sum(each.backward for each in passes))
@@ -62,7 +66,7 @@ def _starts(segment: Segment, cluster: Cluster) -> float:
 
 def lookup_seconds(
     segments: Sequence[Segment],
-    cluster: Cluster,
+    costs: PartCosts | None,
     placement: Placement,
     training: TrainingConfig,
     examples: int,
@@ -70,7 +74,6 @@ def lookup_seconds(
 ) -> float:
     """Returns the seconds of lookups and the tables' update; where parts were measured, of the update alone, since
     lookups are part of `features`."""
-    costs = measured(cluster, training)
     if costs is None:
         return max(placement.lookup_bytes_per_rank) / bandwidth
     updates = [part for segment in segments for part in segment.parts if part.kind == TABLE_UPDATE]
@@ -78,11 +81,8 @@ def lookup_seconds(
     return sum(sum(costs.seconds(part.kind + decayed, part.sizes(examples))) for part in updates)
 
 
-def seconds_besides(
-    segments: Sequence[Segment], cluster: Cluster, training: TrainingConfig, examples: int
-) -> float:
+def seconds_besides(segments: Sequence[Segment], costs: PartCosts | None, examples: int) -> float:
     """Returns the seconds of the loss, and of what lies between a step's parts."""
-    costs = measured(cluster, training)
     if costs is None:
         return 0.0
     operations = sum(segment.operations for segment in segments)

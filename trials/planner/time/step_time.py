@@ -154,7 +154,8 @@ def prepare(
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
-    passes = [segment_passes(segment, cluster, training, examples, bandwidth) for segment in segments]
+    costs = measured(cluster, training)
+    passes = [segment_passes(segment, costs, cluster, training, examples, bandwidth) for segment in segments]
     everywhere = collectives(cluster, cluster.hosts, cluster.gpus_per_host)
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
@@ -171,10 +172,10 @@ def prepare(
         bucket_bytes=everywhere.bucket_bytes() if cluster.ranks > 1 else 0,
         in_host=collectives(cluster, 1, cluster.gpus_per_host),
         across=collectives(cluster, cluster.hosts, 1),
-        lookup=lookup_seconds(segments, cluster, placement, training, examples, bandwidth),
-        costs=measured(cluster, training),
+        lookup=lookup_seconds(segments, costs, placement, training, examples, bandwidth),
+        costs=costs,
         tensors=sum(len(segment.shapes) for segment in segments),
-        besides=seconds_besides(segments, cluster, training, examples),
+        besides=seconds_besides(segments, costs, examples),
         all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
         tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
         delayed=training.delayed_update,

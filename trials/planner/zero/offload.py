@@ -12,20 +12,18 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from dhen.memory.tape import FP32_BYTES
+from trials.optim.adamw import MOMENTS
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory
 from trials.planner.segments import Segment
 from trials.planner.zero.memory import TABLES_UPDATE, ZeroState
 from trials.strategy import Strategy
-
-MOMENTS = 2
-"""Moments that AdamW keeps per weight."""
 
 
 def host_bytes(state: ZeroState, itemsizes: Itemsizes, workspace: int, *, delayed: bool) -> int:
     """Returns what a rank holds in the host's memory; `workspace` is the update's."""
     places = 2 if delayed else 1
     gradient = itemsizes.reduced + FP32_BYTES
-    number = FP32_BYTES + MOMENTS * itemsizes.moment + itemsizes.computed + places * gradient
+    number = FP32_BYTES + len(MOMENTS) * itemsizes.moment + itemsizes.computed + places * gradient
     return number * state.owned + workspace
 
 
