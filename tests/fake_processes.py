@@ -88,9 +88,9 @@ def progress(examples: int) -> Progress:
     return Progress(examples=examples, total_examples=1000, seconds=0.1)
 
 
-def evaluated(examples: int, ne: float) -> Evaluated:
+def evaluated(examples: int, ne: float, *, epoch: float = 0.1) -> Evaluated:
     point = CurvePoint(
-        examples=examples, epoch=0.1, train_loss=ne, learning_rate=0.1, seconds=0.1, validation=quality(ne)
+        examples=examples, epoch=epoch, train_loss=ne, learning_rate=0.1, seconds=0.1, validation=quality(ne)
     )
     return Evaluated(point=point)
 

@@ -20,7 +20,8 @@ from dhen.values import Value
 STEPS_PER_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """Steps per pass that the default batch size aims at; the sizes after it are the bounds of that batch size."""
 ONE_PASS_ROWS = 150_000
-"""Training rows from which one pass is the default (measured on the demo log, docs/log.md)."""
+"""Training rows from which one pass is taken where no training finds out (measured on the demo log,
+docs/log.md)."""
 SCALING_EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """Exponents with which the ratio of a batch to the reference batch enters the dense learning rate."""
 DELAY_AFTER = 40
@@ -28,6 +29,10 @@ DELAY_AFTER = 40
 TRAINING_VERSION = 2
 """Version of training, raised whenever a change makes the same job train to another result; part of every
 fingerprint."""
+
+
+Passes = Annotated[int, Field(gt=0)] | Literal["auto"]
+"""A number of passes over the training split, or `auto`: as many as help."""
 
 
 class TrainingConfig(Value):
@@ -49,15 +54,19 @@ class TrainingConfig(Value):
     table_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled decay of whole tables: at every step each row, looked up or not, is multiplied by
     1 - embedding_learning_rate * table_decay. This is exact, although only rows looked up are touched."""
-    epochs: int | None = Field(default=None, gt=0)
-    """Largest number of passes over the training split; by default one over 150,000 rows or more (models with
-    id embeddings overfit from the second pass on, arXiv 2209.06053), six over fewer."""
+    epochs: Passes = "auto"
+    """Largest number of passes over the training split. Auto: as many as help, which a study finds out with its
+    baseline, and `train` with the model itself (models with id embeddings commonly overfit from the second pass
+    on, arXiv 2209.06053, and some logs need ten). Where nothing is trained to find out: one over 150,000 rows or
+    more, six over fewer."""
     evaluate_every: int | None = Field(default=None, gt=0)
     """Training examples between two evaluations; by default half a pass (a quarter for a single pass)."""
-    patience: int = Field(default=2, gt=0)
-    """Evaluations in a row without a better validation NE after which training ends."""
-    plateau_factor: float = Field(default=0.3, gt=0, le=1)
-    """Learning rates are multiplied by this after every evaluation without a better validation NE."""
+    patience: int | None = Field(default=None, gt=0)
+    """Evaluations in a row without a better validation NE after which training ends; by default 2 for a single
+    pass, 4 otherwise (two passes: half-way through one, NE is often worse than at its ends, docs/log.md)."""
+    plateau_factor: float | None = Field(default=None, gt=0, le=1)
+    """Learning rates are multiplied by this after every evaluation without a better validation NE; by default 0.3
+    for a single pass, 1 otherwise (NE often rises for a pass before it falls again, docs/log.md)."""
     schedule: Literal["auto", "constant", "linear", "cosine"] = "auto"
     """Learning rates between plateaus: constant, or falling to zero over all passes, linearly or as half a
     cosine (arXiv 1608.03983, equation 5, without restarts). Auto: linear for a single pass, constant
@@ -112,6 +121,12 @@ class TrainingConfig(Value):
     default of `evaluate_every` is the same share of a pass. Values that are given in examples
     (`evaluate_every`, `warmup_examples`) are not scaled."""
 
+    def examples(self, train_rows: int) -> int:
+        """Returns how many examples all passes have on a log with so many training rows; the settings are
+        resolved."""
+        assert self.epochs != "auto"
+        return self.epochs * self.rows_used(train_rows)
+
     def rows_used(self, train_rows: int) -> int:
         """Returns how many of so many training rows are trained on: the last ones."""
         return max(1, round(self.train_fraction * train_rows))
@@ -152,7 +167,7 @@ class TrainingConfig(Value):
         """
         steps = train_rows / STEPS_PER_PASS
         power = 2 ** round(math.log2(min(max(steps, MIN_BATCH), MAX_BATCH)))
-        epochs = self.epochs or (1 if train_rows >= ONE_PASS_ROWS else 6)
+        epochs = (1 if train_rows >= ONE_PASS_ROWS else 6) if self.epochs == "auto" else self.epochs
         used = self.rows_used(train_rows)
         evaluate_every = self.evaluate_every or used // (4 if epochs == 1 else 2)
         computed = precision if self.precision == "auto" else self.precision
@@ -166,6 +181,8 @@ class TrainingConfig(Value):
             epochs=epochs,
             batch_size=min(self.batch_size or power, used),
             evaluate_every=max(1, min(evaluate_every, used)),
+            patience=self.patience or (2 if epochs == 1 else 4),
+            plateau_factor=self.plateau_factor or (0.3 if epochs == 1 else 1.0),
             precision=computed,
             all_reduce_precision=self.reduction_precision(computed),
             schedule=("linear" if epochs == 1 else "constant") if self.schedule == "auto" else self.schedule,

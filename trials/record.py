@@ -330,8 +330,6 @@ class Origin(Value):
     """For a retraining: number of the trial whose network, or whose network in part, it is."""
     removed: str | None = None
     """For a retraining of an ablation: what was taken out of the network (`layer 1`, `layer 0: attention`)."""
-    passes: int | None = Field(default=None, exclude_if=lambda passes: passes is None)
-    """For a retraining of the baseline with more passes than the study's trainings have: how many."""
 
 
 class TrialRecord(Value):

@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from enum import StrEnum
 
+from pydantic import Field
+
 from dhen.values import Value
 from trials.record import CurvePoint, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
@@ -94,6 +96,24 @@ class EarlierStudy(Value):
     """Number of candidates that were not reused, by kind of reason and reason."""
 
 
+class FoundPasses(Value):
+    """How many passes over the training rows a study's trainings have, and how the baseline's first trainings
+    showed it."""
+
+    passes: int = Field(gt=0)
+    """Largest number of passes of every training that does not say another number."""
+    reason: str | None = None
+    """Why nothing was found out, where that is so: `two passes would take more than a quarter of the minutes`."""
+    tried: int | None = None
+    """Largest number of passes that the baseline was allowed to have."""
+    first_ne: float | None = None
+    """Lowest NE of the baseline on validation within one pass."""
+    lowest_ne: float | None = None
+    """Lowest NE of the baseline on validation within all passes that it was allowed to have."""
+    lowest_after: float | None = None
+    """Number of passes after which the baseline had it."""
+
+
 def networks_of(
     trial: TrialRecord,
     trial_with: Callable[[int], TrialRecord],
@@ -122,6 +142,8 @@ class StudyRecord(Value):
     """Request to an exported model, and its limits."""
     earlier: tuple[EarlierStudy, ...] = ()
     """Earlier studies that the study was started from."""
+    passes: FoundPasses | None = None
+    """How many passes trainings have, where `training.epochs` is `auto`; None before that is known."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""

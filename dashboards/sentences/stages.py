@@ -12,9 +12,6 @@ from dashboards.units import byte_size, decimals, known, milliseconds, percent, 
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import EarlierStudy, StudyRecord, relative_ne_percent
 
-WORTH_PERCENT = 0.1
-"""Decrease of NE in percent from which a second pass is worth twice the time of all trainings (chosen, not
-measured)."""
 SHOWN = 3
 """Number of reasons of each kind that are named: the most frequent ones."""
 
@@ -50,22 +47,22 @@ def tuned(record: StudyRecord) -> str | None:
     return f"Training settings tuned again: {joined}." if joined else None
 
 
-def second_pass(record: StudyRecord) -> str | None:
-    """Whether more than one pass would have helped the baseline; None where that was not tried, or failed."""
-    for retraining in record.retrainings:
-        trial = find(record, retraining.origin.of)
-        before, after = _ne(trial), _ne(retraining)
-        if retraining.origin.passes is None or trial is None or before is None or after is None:
-            continue
-        nes = f"{decimals(before, 5)} -> {decimals(after, 5)}"
-        measured = f"NE {nes} on validation (the baseline, trial {trial.number})"
-        if relative_ne_percent(after, before) > -WORTH_PERCENT:
-            return f"A second pass over the training rows would not have helped: {measured}."
-        return (
-            f"A second pass over the training rows would have helped: {measured}; give a new study "
-            f"training.epochs={retraining.origin.passes} or more."
-        )
-    return None
+def passes_found(record: StudyRecord) -> str | None:
+    """How many passes trainings have and what showed it; None where the number was given, or is not yet known."""
+    found = record.passes
+    if found is None:
+        return None
+    number = "one pass" if found.passes == 1 else f"up to {found.passes} passes"
+    about = f"Trainings have {number} over the training rows"
+    if found.reason is not None:
+        return f"{about}: {found.reason}; training.epochs= sets another number for a new study."
+    lowest = f"{decimals(found.lowest_ne, 5)} after {decimals(found.lowest_after, 1)} of up to {found.tried}"
+    within_one = f"{decimals(found.first_ne, 5)} within one pass"
+    if found.passes > 1:
+        return f"{about}: with the baseline, NE on validation was {within_one} and {lowest}."
+    return (
+        f"{about}: further ones did not help the baseline (NE on validation {within_one}, lowest {lowest})."
+    )
 
 
 def promotion(record: StudyRecord) -> str | None:

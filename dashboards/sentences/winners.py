@@ -84,8 +84,7 @@ def interval(comparison: Comparison) -> str:
 def retrained_line(retraining: TrialRecord) -> str:
     """A line for logs: `retrained trial 7 from seed 3: NE 0.78123 on test`."""
     ablation = f" without {retraining.origin.removed}" if retraining.origin.removed else ""
-    passes = f" with {retraining.origin.passes} passes" if retraining.origin.passes else ""
-    about = f"retrained trial {retraining.origin.of}{ablation}{passes} from seed {retraining.job.seed}"
+    about = f"retrained trial {retraining.origin.of}{ablation} from seed {retraining.job.seed}"
     if retraining.result.outcome is not Outcome.COMPLETED:
         return f"{about}: {retraining.result.outcome}, {retraining.result.error}"
     split, metrics = "test", retraining.result.test

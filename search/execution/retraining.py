@@ -36,8 +36,6 @@ class RetrainingRequest(NamedTuple):
     job: Job
     removed: str | None = None
     """The part that the network lacks."""
-    passes: int | None = None
-    """Number of passes, where they are others than those of the trial."""
 
 
 class Retrainings:
@@ -98,10 +96,6 @@ class Retrainings:
         """The file of a retraining's logits on test."""
         return logits_file(self._trainer.folder(record), SPLIT)
 
-    def drop_weights(self, record: TrialRecord) -> None:
-        """Removes the weights of a retraining of which only its NE is wanted."""
-        self._weights(record).unlink(missing_ok=True)
-
     def begin(self, request: RetrainingRequest) -> Training | Scoring:
         """Begins what is next for a job: it is scored where its weights are there, else trained."""
         record = self._records.get(request.job.fingerprint)
@@ -157,7 +151,6 @@ class Retrainings:
             request.job,
             of=trial.number,
             removed=request.removed,
-            passes=request.passes,
         )
         technique = trial.result.technique or trial.plan.technique
         return record.with_plan(technique=technique).replace(attempts=earlier.attempts if earlier else ())

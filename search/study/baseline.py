@@ -43,18 +43,17 @@ class Baseline:
     bucketed: bool = False
     """Whether there are buckets of numbers to vary."""
 
-    def variant(self, index: int, seed: int) -> tuple[Point, ModelConfig, TrainingConfig]:
-        """The baseline's trial of this index (0: as given): its point, model and training settings."""
-        point = self._drawn(index, seed)
+    def at(self, point: Point) -> tuple[ModelConfig, TrainingConfig]:
+        """The model and the training settings of a point; the empty one is the baseline as given."""
         model = {key: value for key, value in point.items() if not key.startswith("training.")}
         training = {key.removeprefix("training."): value for key, value in point.items() if key not in model}
         return (
-            point,
             parse_model(self.model.to_dict() | model, "baseline"),
             parse(TrainingConfig, self.training.to_dict() | training, "baseline"),
         )
 
-    def _drawn(self, index: int, seed: int) -> Point:
+    def point(self, index: int, seed: int) -> Point:
+        """The point of this index: 0 is the baseline as given, the others vary it."""
         if index == 0:
             return {}
         if index == 1 and self.bucketed:

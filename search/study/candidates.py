@@ -15,6 +15,7 @@ from search.reuse.warm_start import WarmStart
 from search.samplers.ask_tell import Proposals
 from search.study.baseline import Baseline
 from search.study.budget import Budget
+from search.study.passes import EPOCHS
 from search.study.retune import best_architectures, least_tuned, untuned
 from search.study_state import StudyState
 from spaces.space import Candidate, Point, Space
@@ -65,15 +66,27 @@ class CandidateSource:
         Raises:
             UserError: for a batch smaller than the number of ranks.
         """
-        self._admission.plan(self._baseline_job(0)[1])
+        self._admission.plan(self._baseline_job({}))
 
     def baseline_trials(self) -> Iterator[AdmittedTrial]:
-        """The baseline as given and tuned, as far as its trials have not ended."""
-        for index in range(self._config.baseline_trials):
-            earlier = self._state.trials.get(index)
-            if earlier is None or earlier.result.outcome.unfinished:
-                point, job = self._baseline_job(index)
-                yield self._admission.admit(new_record(index, TrialKind.BASELINE, point, job), job, earlier)
+        """The baseline as given and tuned, as far as its trials have not ended.
+
+        Where its first trials have found the number of passes, they were the baseline as given.
+        """
+        finding = sum(
+            EPOCHS in self._state.trials[number].point for number in (0, 1) if number in self._state.trials
+        )
+        for index in range(min(finding, 1), self._config.baseline_trials):
+            yield from self.baseline_trial(
+                index + max(0, finding - 1), self._baseline.point(index, self._config.seed)
+            )
+
+    def baseline_trial(self, number: int, point: Point) -> Iterator[AdmittedTrial]:
+        """The baseline at a point as the trial of this number, unless that has ended."""
+        earlier = self._state.trials.get(number)
+        if earlier is None or earlier.result.outcome.unfinished:
+            job = self._baseline_job(point)
+            yield self._admission.admit(new_record(number, TrialKind.BASELINE, point, job), job, earlier)
 
     def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[AdmittedTrial]:
         """Candidates that were cut short, then new proposals until the budget is spent.
@@ -100,9 +113,8 @@ class CandidateSource:
             origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
             yield self._admitted(number, point, origin)
 
-    def _baseline_job(self, index: int) -> tuple[Point, Job]:
-        point, model, training = self._baseline.variant(index, self._config.seed)
-        return point, self._job_of(model, training, self._config.seed)
+    def _baseline_job(self, point: Point) -> Job:
+        return self._job_of(*self._baseline.at(point), self._config.seed)
 
     def _admitted(self, number: int, point: Point, origin: Origin) -> AdmittedTrial:
         """A candidate with its plan; a point that gives no model has ended as infeasible."""

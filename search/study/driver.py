@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from dashboards.sentences.stages import passes_found
 from search.planning.admission import Admission
 from search.reuse.result_source import ResultSource
 from search.study.candidates import CandidateSource
 from search.study.decisions import Decisions
 from search.study.finalize import Finals
 from search.study.full_data import require_promoted
+from search.study.passes import Passes
 from search.study.settings import StudySettings
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
+from spaces.space import Point
 from trials.job import Job
 from trials.record import TrialRecord
 from trials.storage.ledger import Ledger
@@ -42,14 +45,19 @@ class Study:
         runner: TrialRunner,
         finals: Finals,
         promotions: Callable[[], Iterator[tuple[TrialRecord, Job]]] | None,
-        try_second_pass: Callable[[], None] | None = None,
+        passes: Passes,
     ) -> None:
-        """A study that is opened; `promotions` are trainings on all rows, where the search is on a part of
-        them."""
+        """A study that is opened.
+
+        Args:
+            promotions: trainings on all rows, where the search is on a part of them.
+            passes: the number of passes that trainings have, or what finds it.
+            (the rest): the parts of the study.
+        """
         self._settings, self._state, self._ledger, self._sources = settings, state, ledger, sources
         self._candidates, self._admission, self._decisions = candidates, admission, decisions
         self._runner, self._finals, self._promotions = runner, finals, promotions
-        self._try_second_pass = try_second_pass
+        self._passes = passes
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record.
@@ -60,8 +68,8 @@ class Study:
         self._note(finished=False)
         try:
             for stage in (
+                self._find_passes,
                 self._baseline,
-                self._second_pass,
                 self._search,
                 self._tune,
                 self._promote,
@@ -86,15 +94,25 @@ class Study:
         """The study as it stands."""
         return self._state.record()
 
+    def _find_passes(self) -> None:
+        """Needs nothing; gives the number of passes that trainings have, where the log decides it."""
+        if self._passes.found is None:
+            self._passes.find(self._state.trials, self._train_baseline)
+            self._settings.head = self._settings.head.replace(passes=self._passes.found)
+            self._state.head = self._state.head.replace(passes=self._passes.found)
+            self._note(finished=False)
+            sentence = passes_found(self._state.head)
+            assert sentence is not None
+            LOG.info("%s", sentence)
+            self._state.say(sentence)
+
+    def _train_baseline(self, number: int, point: Point) -> None:
+        self._runner.train(self._candidates.baseline_trial(number, point), self._decisions)
+
     def _baseline(self) -> None:
-        """Needs nothing; gives the tuned baseline that NE is relative to."""
+        """Needs the number of passes; gives the tuned baseline that NE is relative to."""
         self._runner.train(self._candidates.baseline_trials(), self._decisions)
         self._state.require_baseline()
-
-    def _second_pass(self) -> None:
-        """Needs the baseline; gives a sentence on whether more passes than the default would have helped."""
-        if self._try_second_pass is not None:
-            self._try_second_pass()
 
     def _search(self) -> None:
         """Needs the baseline; gives candidates until the budget is spent."""

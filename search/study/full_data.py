@@ -76,7 +76,7 @@ def _whole_log_job(
 ) -> Job:
     """The job of a trial's configuration, not of its record: what was left open is decided anew for all rows."""
     if trial.kind is TrialKind.BASELINE:
-        _, model, training = baseline.variant(trial.number, config.seed)
+        model, training = baseline.at(trial.point)
         return job(model, training.replace(train_fraction=1.0), config.seed)
     candidate = space.decode(trial.point)
     return job(candidate.model, on_all_rows(config.training, candidate), config.seed)

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from dashboards.sentences.stages import warm_starts
+from dhen.config import ModelConfig
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
-from search.analysis.second_pass import PASSES, try_second_pass
 from search.config import StudyConfig
 from search.execution.parallelism import study_parallelism
 from search.execution.reduce_events import cut_short
@@ -18,6 +18,7 @@ from search.execution.trainer import Trainer
 from search.planning.admission import Admission
 from search.planning.attempts import execution
 from search.planning.space_fits import check_some_fit
+from search.read_study import read_study
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.result_source import ResultSource
 from search.reuse.shared_results import SharedResults
@@ -33,6 +34,7 @@ from search.study.decisions import Decisions
 from search.study.driver import Study
 from search.study.finalize import Finals
 from search.study.full_data import promotions
+from search.study.passes import Passes, known_passes
 from search.study.retune import check_tunable
 from search.study.settings import StudySettings, check_training_axes
 from search.study.trial_runner import TrialRunner
@@ -40,10 +42,10 @@ from search.study_state import Observer, StudyState
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
-from trials.job import Job
+from trials.job import Job, TrainingConfig
 from trials.processes.launcher import AnyLauncher
-from trials.record import TrialRecord
 from trials.storage.ledger import Ledger
+from trials.study_record import FoundPasses
 
 
 def open_study(
@@ -91,7 +93,12 @@ def open_study(
         measure_ms=trainer.forward_ms,
         trials=trials,
     )
-    candidate_job = CandidateJobs(config, trainer.job)
+    passes = _passes(config, baseline, settings)
+
+    def job_of(model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
+        return trainer.job(model, passes.applied(training), seed)
+
+    candidate_job = CandidateJobs(config, job_of)
     warm_start = _warm_start(config, log, space, settings, candidate_job, admission)
     head = settings.head.replace(comparisons=ledger.comparisons())
     retrainings = [cut_short(trial) for trial in ledger.retrainings()]
@@ -108,7 +115,7 @@ def open_study(
         budget=Budget(config, state, spent=settings.had_finished),
         proposals=proposals,
         admission=admission,
-        job_of=trainer.job,
+        job_of=job_of,
         warm_start=warm_start,
     )
     candidates.check_baseline()
@@ -137,10 +144,6 @@ def open_study(
         side_by_side=shares.side_by_side,
     )
 
-    def two_passes(trial: TrialRecord) -> Job:
-        _, model, training = baseline.variant(trial.number, config.seed)
-        return trainer.job(model, training.replace(epochs=PASSES), config.seed)
-
     return Study(
         settings=settings,
         state=state,
@@ -152,15 +155,11 @@ def open_study(
         runner=runner,
         finals=finals,
         promotions=(
-            partial(promotions, state, config, space, baseline, trainer.job)
+            partial(promotions, state, config, space, baseline, job_of)
             if config.training.train_fraction < 1.0
             else None
         ),
-        try_second_pass=(
-            partial(try_second_pass, state, finals.retrainings, two_passes, minutes=config.minutes)
-            if _passes_left_open(config, space, baseline)
-            else None
-        ),
+        passes=passes,
     )
 
 
@@ -173,10 +172,22 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
         blocks_of(log, log.split(SPLIT), config.block_by)
 
 
-def _passes_left_open(config: StudyConfig, space: Space, baseline: Baseline) -> bool:
-    """Whether the log decides how many passes all trainings have; on a part of the log it is another question."""
-    given = config.training.epochs or baseline.training.epochs or "epochs" in space.training_axes
-    return not given and config.training.train_fraction == 1.0
+def _passes(config: StudyConfig, baseline: Baseline, settings: StudySettings) -> Passes:
+    """The number of passes as far as it is known: found by an earlier session, given, or that of an earlier
+    study."""
+    found = settings.head.passes or _known_passes(config, baseline)
+    if config.training.epochs == "auto":
+        settings.head = settings.head.replace(passes=found)
+    return Passes(baseline.training, minutes=config.minutes, found=found)
+
+
+def _known_passes(config: StudyConfig, baseline: Baseline) -> FoundPasses | None:
+    if baseline.training.epochs != "auto":
+        return FoundPasses(passes=baseline.training.epochs, reason="as many as the baseline's settings say")
+    if config.warm_start:
+        earlier = config.warm_start[0]
+        return known_passes(read_study(Path(earlier)).candidates, f"as many as in {earlier}")
+    return None
 
 
 def _fits(admission: Admission, candidate_job: CandidateJobs, candidate: Candidate) -> bool:

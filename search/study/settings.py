@@ -21,7 +21,7 @@ from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
 from trials.storage.ledger import Ledger, Setting
-from trials.study_record import StudyRecord
+from trials.study_record import FoundPasses, StudyRecord
 
 BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
@@ -88,6 +88,8 @@ class StudySettings:
         """The study's record without its trials."""
         self._budget = [config.trials, config.tune, config.minutes]
         earlier = self._facts.get(HEAD, {})
+        if earlier.get("passes") is not None:
+            self.head = self.head.replace(passes=parse(FoundPasses, earlier["passes"], "the study's passes"))
         self.had_finished: bool = earlier.get("finished", False) and self._facts.get(BUDGET) == self._budget
         """Whether the study came to its end with this very budget: minutes left over then stay so."""
 

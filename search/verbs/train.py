@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
 
+from dhen.atomic_write import write_atomically
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
@@ -25,6 +27,7 @@ from search.execution.trainer import Trainer
 from search.planning.attempts import execution, plan_options, ranks_here
 from search.planning.plan_trial import LOCAL, declared_cluster, planned
 from search.study.baseline import read_configuration
+from search.study.passes import MOST_PASSES, many_passes
 from search.terminal import print_notes, step_progress
 from search.verbs.data_option import files_first
 from trials.cluster.machine import preferred_precision
@@ -35,6 +38,8 @@ from trials.job import Job, TrainingConfig
 from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
 
+RECORD = "record.json"
+"""The record of a training that has ended, in its folder, while another one goes on."""
 FOLDER_DIGITS = 12
 """Number of digits of a fingerprint in the name of the folder that a training that was cut short goes on from."""
 
@@ -87,21 +92,74 @@ def command(
         else:
             log = _open(what, data, progress)
     print_notes(console, log.notes)
-    job = job_on(log, model, training, config.seed, preferred_precision())
     start = read_bundle(Path(what)).weights(member) if from_weights else None
-    folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
-    trainer, record = _begun(launcher, log, folder, job, config)
-    record = train_one(record, job, trainer, _Printer(console), start_from=start)
-    if record.result.outcome is not Outcome.COMPLETED:
-        raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
+    trained: list[_Trained] = []
+    while (settings := _next(training, trained)) is not None:
+        job = job_on(log, model, settings, config.seed, preferred_precision())
+        folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
+        trained.append(_train(job, folder, launcher, log, config, start, console))
+    best = min(trained, key=lambda one: one.ne)
+    job, record, trainer = best.job, best.record, best.trainer
+    if len(trained) > 1:
+        passes = "one pass" if job.training.epochs == 1 else f"up to {job.training.epochs} passes"
+        console.print(f"kept: the training with {passes}")
     record = record.with_result(test=score_one(record, job, "test", trainer))
     info = bundle_info(record, [Member(trial=0, job=job)], log, study="train")
     write_bundle(out, info, [trainer.folder(record) / WEIGHTS], log)
-    shutil.rmtree(folder)
-    assert record.result.validation is not None
+    for one in trained:
+        shutil.rmtree(one.folder)
     assert record.result.test is not None
-    console.print(f"validation NE {record.result.validation.ne:.5f}, test NE {record.result.test.ne:.5f}")
+    console.print(f"validation NE {best.ne:.5f}, test NE {record.result.test.ne:.5f}")
     console.print(f"bundle: {out}", soft_wrap=True)
+
+
+class _Trained(NamedTuple):
+    """A training that has ended well."""
+
+    job: Job
+    record: TrialRecord
+    trainer: Trainer
+    folder: Path
+
+    @property
+    def ne(self) -> float:
+        """NE on validation."""
+        assert self.record.result.validation is not None
+        return self.record.result.validation.ne
+
+
+def _next(training: TrainingConfig, trained: Sequence[_Trained]) -> TrainingConfig | None:
+    """The settings of the next training; None after the last. Where passes are left open there are two, and the
+    better one is kept: one pass, and as many as help."""
+    if training.epochs != "auto":
+        return None if trained else training
+    if not trained:
+        return training.replace(epochs=1)
+    if len(trained) == 1:
+        evaluations = len(trained[0].record.result.curve)
+        return training.replace(**many_passes(training, MOST_PASSES, evaluations))
+    return None
+
+
+def _train(
+    job: Job,
+    folder: Path,
+    launcher: Launcher,
+    log: PreparedLog,
+    config: StudyConfig,
+    start: Path | None,
+    console: Console,
+) -> _Trained:
+    """Trains a job in a folder, unless an earlier command has."""
+    trainer, record = _begun(launcher, log, folder, job, config)
+    done = folder / RECORD
+    if done.exists():
+        return _Trained(job, TrialRecord.model_validate_json(done.read_text()), trainer, folder)
+    record = train_one(record, job, trainer, _Printer(console), start_from=start)
+    if record.result.outcome is not Outcome.COMPLETED:
+        raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
+    write_atomically(done, record.model_dump_json())
+    return _Trained(job, record, trainer, folder)
 
 
 def _identity(job: Job, start: Path | None) -> str:

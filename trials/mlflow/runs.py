@@ -136,7 +136,6 @@ def _run_name(trial: TrialRecord, model_name: str) -> str:
 def _trial_in_words(trial: TrialRecord) -> str:
     if trial.kind is TrialKind.RETRAINING:
         change = f" without {trial.origin.removed}" if trial.origin.removed else ""
-        change += f" with {trial.origin.passes} passes" if trial.origin.passes else ""
         return f"trial {trial.origin.of}{change}, seed {trial.job.seed}"
     return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
 
@@ -161,7 +160,6 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
             "of": trial.origin.of,
             "seed": trial.job.seed,
             "removed": trial.origin.removed,
-            "passes": trial.origin.passes,
         }
     tags: dict[str, Any] = {"trial.number": trial.number}
     if trial.origin.members or trial.origin.retrained_members:

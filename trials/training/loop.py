@@ -111,8 +111,7 @@ class _Run:
     @property
     def total_examples(self) -> int:
         """Number of examples of all passes."""
-        assert self.job.training.epochs is not None
-        return self.job.training.epochs * self.rows
+        return self.job.training.examples(self.log.manifest.rows["train"])
 
 
 def train(
@@ -357,6 +356,8 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
         with _weights_of(run, point), on_host():
             run.best_weights = run.step.weights()
         return False
+    assert config.patience is not None
+    assert config.plateau_factor is not None
     state.stale += 1
     state.rate_factor *= config.plateau_factor
     return state.stale >= config.patience
@@ -393,7 +394,7 @@ def _check_losses(run: _Run) -> None:
 def _epochs(run: _Run) -> Iterator[Batch]:
     """Yields this rank's batches of all passes, one after another, from where the training stands."""
     config, split = run.job.training, run.log.split("train")
-    assert config.epochs is not None
+    assert config.epochs != "auto"
     assert config.batch_size is not None
     passed, batches = divmod(run.state.steps, max(1, run.rows // config.batch_size))
     for epoch in range(passed, config.epochs):

@@ -118,7 +118,7 @@ def _job(trainer: Trainer, subject: AuditedCandidate, fraction: float, seed: int
 
 def _examples(job: Job, log: PreparedLog) -> int:
     """Number of examples of all passes of a job."""
-    return (job.training.epochs or 1) * job.training.rows_used(log.manifest.rows["train"])
+    return job.training.examples(log.manifest.rows["train"])
 
 
 def _of(jobs: Sequence[Job], records: dict[str, TrialRecord]) -> list[TrialRecord]:

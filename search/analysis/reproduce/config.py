@@ -11,7 +11,7 @@ from dhen.errors import unknown_name
 from dhen.ops.parts import Widths
 from dhen.values import parse
 from search.config import LogConfig, set_override
-from trials.job import TrainingConfig
+from trials.job import Passes, TrainingConfig
 
 CONFIDENCE = 0.95
 """Confidence of intervals, where nothing else is asked for."""
@@ -46,12 +46,12 @@ class SinglePass(TrainingConfig):
     lowers its learning rate at a plateau, so that NE is compared at the same examples and learning rates.
     Learning rates warm up: without that, deep rows may end up predicting a constant (docs/log.md)."""
 
-    epochs: int | None = Field(default=1, gt=0)
+    epochs: Passes = 1
     """Largest number of passes over the training split; one, as in the paper."""
-    patience: int = Field(default=1_000_000, gt=0)
+    patience: int | None = Field(default=1_000_000, gt=0)
     """Evaluations in a row without a better validation NE after which training ends; by default it never
     does."""
-    plateau_factor: float = Field(default=1.0, gt=0, le=1)
+    plateau_factor: float | None = Field(default=1.0, gt=0, le=1)
     """Learning rates are multiplied by this after every evaluation without a better validation NE; 1 leaves
     them."""
     warmup_share: float = Field(default=0.1, ge=0, le=1)

@@ -46,7 +46,7 @@ def reproduce(
         trainings = TrainingList(trainer, directory, side_by_side=shares.side_by_side)
         todo = {job.fingerprint for job in by_seed} - set(trainings.finished(by_seed))
         if todo:
-            examples = (training.epochs or 1) * training.rows_used(log.manifest.rows["train"]) * len(todo)
+            examples = training.examples(log.manifest.rows["train"]) * len(todo)
             names = {
                 job.fingerprint: f"{row.name}, seed {job.seed}"
                 for row, row_jobs in zip(table.rows, jobs, strict=True)
@@ -68,21 +68,20 @@ def _training(config: TableConfig, log: PreparedLog, trainer: Trainer) -> Traini
         UserError: for a log with fewer steps than milestones.
     """
     training = config.training
-    rows = training.rows_used(log.manifest.rows["train"])
-    examples = (training.epochs or 1) * rows
+    rows = log.manifest.rows["train"]
+    resolved = training.resolved(rows, trainer.precision)
+    examples = resolved.examples(rows)
     if training.evaluate_every is None:
-        every = max(1, examples // config.milestones)
-        training = training.replace(evaluate_every=every)
-    resolved = training.resolved(log.manifest.rows["train"], trainer.precision)
+        resolved = resolved.replace(evaluate_every=max(1, examples // config.milestones))
     assert resolved.batch_size is not None
     steps = examples // resolved.batch_size
     if steps < config.milestones:
         raise UserError(
-            f"the log is too small: {rows:,} training rows in batches of {resolved.batch_size} are {steps} "
-            f"step(s), fewer than the {config.milestones} milestones; give a larger log, a smaller "
-            "training.batch_size or fewer milestones."
+            f"the log is too small: {resolved.rows_used(rows):,} training rows in batches of "
+            f"{resolved.batch_size} are {steps} step(s), fewer than the {config.milestones} milestones; give a "
+            "larger log, a smaller training.batch_size or fewer milestones."
         )
-    return training
+    return resolved
 
 
 def _write(result: TableResult, directory: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from fake_processes import FakeLauncher, FakeRun, evaluated, failed, killed, progress, scored, trained
+from records import changed
+from records import study as made_up_study
 
 from dashboards.sentences.summary import sentences
 from dhen.errors import UserError
@@ -17,14 +19,15 @@ from search.config import read_study_config
 from search.samplers.ask_tell import Proposals
 from search.study import open_study as opening
 from search.study.driver import Study
+from search.study.passes import EPOCHS, Passes
 from search.study_state import StudyState
 from spaces.space import Point
-from trials import job as jobs
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
+from trials.job import TrainingConfig
 from trials.processes.task import Task
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.record import Measured, Outcome, TrialKind, TrialRecord
+from trials.study_record import FoundPasses, StudyRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 WORDS = (
@@ -38,6 +41,7 @@ WORDS = (
     "ranks=1x1",
     "training.batch_size=64",
     "training.precision=fp32",
+    "training.epochs=6",
 )
 """Plans are for another cluster, so that nothing of this machine is measured."""
 
@@ -343,26 +347,26 @@ def test_a_promotion_that_was_cut_short_goes_on_with_its_attempts(setting: Setti
     assert tries[1:] == [[Outcome.COMPLETED]] * len(tries[1:])
 
 
-@pytest.fixture
-def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass is the default on logs as small as these."""
-    monkeypatch.setattr(jobs, "ONE_PASS_ROWS", 100)
+def better_later(*nes: float) -> Callable[[Task], FakeRun]:
+    """The baseline with many passes has these NEs after each half of one; with a single pass it comes to 0.8."""
+
+    def script(task: Task) -> FakeRun:
+        if task.score_split is not None or task.job.model.family == "dhen":
+            return well(task)
+        if task.job.training.epochs == 1:
+            return FakeRun([evaluated(10, 0.8, epoch=1.0), trained(0.8)])
+        curve = [evaluated(10 * half, ne, epoch=half / 2) for half, ne in enumerate(nes, start=1)]
+        return FakeRun([*curve, trained(min(nes))])
+
+    return script
 
 
-def better_with_two_passes(task: Task) -> FakeRun:
-    if task.job.training.epochs == 2:
-        return FakeRun([progress(10)], [evaluated(10, 0.6), trained(0.6)])
-    return well(task)
+LEFT_OPEN = "training.epochs=auto"
+LATE = (0.9, 0.85, 0.87, 0.86, 0.75, 0.7, 0.8, 0.8)
+"""NE rises in the second pass before it falls in the third."""
 
 
-HELPED = (
-    "A second pass over the training rows would have helped: NE {before:.5f} -> 0.60000 on validation (the "
-    "baseline, trial {trial}); give a new study training.epochs=2 or more."
-)
-
-
-@pytest.mark.usefixtures("one_pass")
-def test_a_second_pass_that_would_have_helped_is_said_before_the_search(
+def test_passes_are_found_before_the_baseline_is_tuned(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: list[tuple[str, int]] = []
@@ -370,78 +374,91 @@ def test_a_second_pass_that_would_have_helped_is_said_before_the_search(
     def watch(state: StudyState) -> None:
         said.extend((notice, len(state.candidates)) for notice in state.notices[len(said) :])
 
-    study, story = setting.open(script=better_with_two_passes, watcher=watch)
+    study, _ = setting.open(LEFT_OPEN, script=better_later(*LATE), watcher=watch)
     with caplog.at_level("INFO", logger="search"):
         record = study.run()
-    baseline = record.trial(record.baseline)
-    sentence = HELPED.format(before=baseline.result.validation.ne, trial=baseline.number)
+    sentence = (
+        "Trainings have up to 5 passes over the training rows: with the baseline, NE on validation was 0.80000 "
+        "within one pass and 0.70000 after 3.0 of up to 32."
+    )
     assert (sentence, 0) in said
     assert sentence in sentences(record)
     assert sentence in caplog.messages
-    (retraining,) = record.retrainings
-    assert (retraining.origin.of, retraining.origin.passes) == (baseline.number, 2)
-    assert retraining.job.training["epochs"] == 2
-    # it is neither the baseline nor a candidate, though it has the lowest NE
-    assert len(record.trials) == 2 + 3
-    assert all(trial.job.training["epochs"] == 1 for trial in record.trials)
-    assert story.lines.index("# search") > 3  # the baseline's two trainings, and this one
+    one, many, tuned, *candidates = record.trials
+    assert [trial.kind for trial in (one, many, tuned)] == [TrialKind.BASELINE] * 3
+    assert one.job.training["epochs"] == 1
+    assert [many.job.training[key] for key in ("epochs", "schedule", "patience")] == [32, "constant", 6]
+    assert tuned.point
+    assert EPOCHS not in tuned.point
+    assert [trial.job.training["epochs"] for trial in (tuned, *candidates)] == [5] * 4
+    assert record.passes == FoundPasses(passes=5, tried=32, first_ne=0.8, lowest_ne=0.7, lowest_after=3.0)
 
-    study, story = setting.open(script=better_with_two_passes)
-    assert sentence in sentences(study.run())
-    assert "train" not in story.lines
-
-
-@pytest.mark.usefixtures("one_pass")
-def test_a_second_pass_that_would_not_have_helped_is_said_too(setting: Setting) -> None:
-    def worse(task: Task) -> FakeRun:
-        if task.job.training.epochs == 2:
-            return FakeRun([progress(10)], [evaluated(10, 0.99), trained(0.99)])
-        return well(task)
-
-    record = setting.open(script=worse)[0].run()
-    assert any(
-        "second pass over the training rows would not have helped" in line for line in sentences(record)
-    )
-    assert "training.epochs=" not in " ".join(sentences(record))
+    study, story = setting.open(LEFT_OPEN, "trials=4", script=better_later(*LATE))
+    record = study.run()
+    assert record.trials[-1].job.training["epochs"] == 5
+    assert story.lines.count("train") == 1  # the new candidate; nothing is found out again
 
 
-@pytest.mark.usefixtures("one_pass")
-def test_a_second_pass_that_was_cut_short_goes_on(setting: Setting) -> None:
+@pytest.mark.parametrize(
+    "nes", [(0.9, 0.85, 0.9, 0.9), (0.9, 0.797, 0.799, 0.795)], ids=["memorised", "hardly better"]
+)
+def test_candidates_have_one_pass_where_more_do_not_help(setting: Setting, nes: tuple[float, ...]) -> None:
+    record = setting.open(LEFT_OPEN, script=better_later(*nes))[0].run()
+    assert {trial.job.training["epochs"] for trial in record.trials[2:]} == {1}
+    assert any("further ones did not help the baseline" in line for line in sentences(record))
+
+
+def test_passes_that_were_being_found_are_found_on(setting: Setting) -> None:
     def interrupted(task: Task) -> FakeRun:
-        if task.job.training.epochs == 2:
+        if task.job.training.epochs == 32:
             raise KeyboardInterrupt
         return well(task)
 
-    study, _ = setting.open(script=interrupted)
+    study, _ = setting.open(LEFT_OPEN, script=interrupted)
     with pytest.raises(KeyboardInterrupt):
         study.run()
-    record = setting.open(script=better_with_two_passes)[0].run()
-    assert [trial.result.outcome for trial in record.retrainings] == [Outcome.COMPLETED]
-    assert any("second pass over the training rows would have helped" in line for line in sentences(record))
+    study, story = setting.open(LEFT_OPEN, "trials=1", script=better_later(*LATE))
+    record = study.run()
+    assert record.passes is not None
+    assert record.passes.passes == 5
+    assert story.lines.count("train") == 3  # many passes, the tuned baseline, a candidate; not one pass again
 
 
-@pytest.mark.usefixtures("one_pass")
-@pytest.mark.parametrize(
-    "words", [["training.epochs=1"], ["training.train_fraction=0.5"], ["minutes=0.0000001"]]
-)
-def test_a_second_pass_is_not_tried_where_passes_are_given_or_minutes_are_few(
-    setting: Setting, words: list[str]
-) -> None:
-    record = setting.open(*words, script=better_with_two_passes)[0].run()
-    assert record.retrainings == ()
+def test_more_passes_are_not_tried_where_minutes_are_few(setting: Setting) -> None:
+    record = setting.open(LEFT_OPEN, "minutes=0.0000001", script=better_later(*LATE))[0].run()
+    assert record.passes is not None
+    assert record.passes.passes == 1
+    assert any(
+        "two of the baseline would take more than 25% of the study's" in line for line in sentences(record)
+    )
 
 
-@pytest.mark.usefixtures("one_pass")
-def test_a_second_pass_is_not_tried_where_the_first_was_too_long(setting: Setting) -> None:
-    def overfits(task: Task) -> FakeRun:
-        if task.score_split is not None:
-            return well(task)
-        return FakeRun([progress(10)], [evaluated(10, 0.7), evaluated(20, 0.8), trained(0.7)])
+def test_a_failure_with_more_passes_leaves_one(setting: Setting) -> None:
+    def fails(task: Task) -> FakeRun:
+        return FakeRun([failed()]) if task.job.training.epochs == 32 else well(task)
 
-    assert setting.open(script=overfits)[0].run().retrainings == ()
+    record = setting.open(LEFT_OPEN, script=fails)[0].run()
+    assert record.passes == FoundPasses(passes=1, reason="the baseline's training with more ended as failed")
 
 
-def test_a_second_pass_is_not_tried_where_several_are_the_default(setting: Setting) -> None:
-    record = setting.open(script=better_with_two_passes)[0].run()
-    assert record.trial(0).job.training["epochs"] == 6
-    assert record.retrainings == ()
+def test_passes_that_are_given_are_not_found(setting: Setting) -> None:
+    record = setting.open("training.epochs=3", script=better_later(*LATE))[0].run()
+    assert {trial.job.training["epochs"] for trial in record.trials} == {3}
+    assert record.passes is None
+    assert not any("passes over the training rows" in line for line in sentences(record))
+
+
+def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> None:
+    """Its result took no time here; two passes of 100 seconds are more than a quarter of ten minutes."""
+    took = Measured(train_seconds=90.0, evaluate_seconds=10.0)
+    reused = changed(made_up_study(0).trials[0], measured=took, seconds=0.0)
+    for minutes, most in ((None, 32), (60.0, 9), (10.0, None)):
+        asked: list[Point] = []
+        trials: dict[int, TrialRecord] = {}
+
+        def train(number: int, point: Point, asked: list[Point] = asked, trials: Any = trials) -> None:
+            asked.append(point)
+            trials[number] = reused
+
+        Passes(TrainingConfig(), minutes=minutes).find(trials, train)
+        assert [point[EPOCHS] for point in asked] == ([1] if most is None else [1, most])

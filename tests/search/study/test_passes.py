@@ -1,0 +1,45 @@
+"""A small log through the command line: real trainings find that one pass, a dozen steps, is not enough."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from command_line import Run
+
+WORDS = ("space=tiny", "trials=1", "baseline_trials=1", "threads=1", "parallel=1", "training.precision=fp32")
+
+
+def test_a_study_finds_how_many_passes_help(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    shown = " ".join(dhen_search("run", "--data", click_log, "--out", out, *WORDS).stdout.split())
+    sentence = re.search(
+        r"Trainings have up to (\d+) passes over the training rows: with the baseline, NE on validation was "
+        r"(\S+) within one pass and (\S+) after (\S+) of up to 32\.",
+        shown,
+    )
+    assert sentence, shown
+    passes, first, lowest, after = int(sentence[1]), *map(float, sentence.groups()[1:])
+    assert lowest < first
+    assert after < passes <= 1.5 * after + 1
+    assert sentence[0] in " ".join(dhen_search("status", out).stdout.split())
+    assert sentence[0] in (out / "report.html").read_text()
+    assert sentence[0] in (out / "driver.log").read_text()
+    record = json.loads(dhen_search("status", out, "--json").stdout)
+    assert record["passes"]["passes"] == passes
+    assert [trial["kind"] for trial in record["trials"]] == ["baseline", "baseline", "candidate"]
+    assert [trial["job"]["training"]["epochs"] for trial in record["trials"]] == [1, 32, passes]
+
+
+def test_train_keeps_the_better_of_one_pass_and_many(
+    dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    words = ("train", "dlrm", "--data", click_log, "--out", tmp_path / "bundle", "training.precision=fp32")
+    shown = dhen_search(*words).stdout
+    assert "kept: the training with up to 32 passes" in shown
+    curve = [float(ne) for ne in re.findall(r"validation NE (\S+)  AUC", shown)]
+    kept = re.search(r"validation NE (\S+), test NE", shown)
+    assert kept
+    assert float(kept[1]) == min(curve) < min(curve[:4])  # the first four are those of one pass
+    assert not [path for path in tmp_path.iterdir() if "training" in path.name]
