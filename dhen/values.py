@@ -16,9 +16,10 @@ from dhen.errors import UserError, unknown_name
 
 
 class Value(BaseModel):
-    """A frozen, keyword-only value; unknown keys raise; fields are documented by their docstrings."""
+    """A frozen, keyword-only value; unknown keys raise; fields are documented by the docstrings below them
+    ."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able data, complete (defaults included)."""
@@ -38,7 +39,9 @@ class Value(BaseModel):
         if unknown:
             known = unknown_name("field", unknown[0], type(self).model_fields)
             raise TypeError(f"{type(self).__name__}.replace: {known}")
-        return type(self).model_validate({**dict(self), **changes})
+        # fields alone: a value's `__dict__` also has the properties that it caches
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**fields, **changes})
 
 
 V = TypeVar("V", bound=BaseModel)

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from dhen.blocks.base import BlockConfig
 from dhen.ensembles.base import EnsembleConfig
 from dhen.values import Value
+from search.field_docs import field_docs
 from trials.cluster.quantity import parse_bytes, parse_flops, parse_rate, parse_signed_bytes, parse_time
 
 SIZE = "size such as `80GiB`, or a number of bytes"
@@ -67,14 +68,14 @@ def rows(
         skip: names of fields that are left out.
         pages: classes that are described on a page of their own, with its address.
     """
-    pages = pages or {}
+    pages, docs = pages or {}, field_docs(config)
     for name, field in config.model_fields.items():
         if name in skip:
             continue
         inner, listed = _inner(field.annotation)
         page = pages.get(inner) if inner is not None else None
         type_words = f"[mapping]({page})" if page else words_of(name, field)
-        yield Row(f"{prefix}{name}", type_words, _default(field), field.description or "")
+        yield Row(f"{prefix}{name}", type_words, _default(field), docs.get(name, ""))
         if inner is not None and page is None:
             yield from rows(inner, prefix=f"{prefix}{name}{'[]' if listed else ''}.", pages=pages)
 

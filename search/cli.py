@@ -18,6 +18,7 @@ import click
 from dhen.errors import UserError
 from search.logs import show_logs
 from trials.storage.disk_full import NO_SPACE, disk_full
+from trials.storage.garbage import no_garbage_collection
 
 VERBS = {
     "prepare": "turn a click log into a columnar cache and a schema.yaml to edit",
@@ -60,7 +61,8 @@ class LazyGroup(click.Group):
         """The verb's `command`."""
         if name not in VERBS:
             return None
-        command = importlib.import_module(f"search.verbs.{name}").command
+        with no_garbage_collection():
+            command = importlib.import_module(f"search.verbs.{name}").command
         assert isinstance(command, click.Command)
         if all(param.name != VERBOSE for param in command.params):
             command.params.append(_verbose())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from operator import itemgetter
 
 from dhen.errors import UserError
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
+
+_FIRST_THREE = itemgetter(0, 1, 2)
 
 
 def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -30,10 +33,18 @@ def log_flops(flops: float | None) -> float:
 
 def pareto_front(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Trials that no other beats in both NE and FLOPs, by FLOPs; of equal trials the first stands."""
+    return front_of(eligible(trials))
+
+
+def front_of(comparable: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """The front of trials that are all `eligible`."""
     front: list[TrialRecord] = []
     lowest_ne = math.inf
-    for trial in sorted(eligible(trials), key=lambda trial: (_flops(trial), _ne(trial), trial.number)):
-        if (ne := _ne(trial)) < lowest_ne or not front:
+    ascending = sorted(
+        ((_flops(trial), _ne(trial), trial.number, trial) for trial in comparable), key=_FIRST_THREE
+    )
+    for _, ne, _, trial in ascending:
+        if ne < lowest_ne or not front:
             front.append(trial)
             lowest_ne = ne
     return front

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dhen.errors import UserError
-from search.pareto import eligible, knee, pareto_front
+from search.pareto import eligible, front_of, knee
 from trials.events import Progress
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import Comparison, StudyRecord, networks_of
@@ -157,14 +157,7 @@ class StudyState:
     def selection(self) -> Selection:
         """The selection as of now: among trials on all rows alone, as soon as all those promoted have ended."""
         if self._selection is None:
-            unfinished = any(trial.result.outcome.unfinished for trial in self.promoted)
-            done = (
-                trial
-                for trial in self.completed
-                if trial.origin.promoted_from is not None or trial.kind is TrialKind.AVERAGE
-            )
-            on_all_rows = self._judge(list(done))
-            self._selection = self.searched if on_all_rows.baseline is None or unfinished else on_all_rows
+            self._selection = self._on_all_rows() or self.searched
         return self._selection
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
@@ -205,12 +198,25 @@ class StudyState:
             covered = max(covered, end)
         return total
 
+    def _on_all_rows(self) -> Selection | None:
+        """The selection among trials on all rows; None until all those promoted have ended."""
+        promoted = self.promoted
+        if not promoted or any(trial.result.outcome.unfinished for trial in promoted):
+            return None
+        done = (
+            trial
+            for trial in self.completed
+            if trial.origin.promoted_from is not None or trial.kind is TrialKind.AVERAGE
+        )
+        selection = self._judge(list(done))
+        return selection if selection.baseline is not None else None
+
     def _judge(self, done: Sequence[TrialRecord]) -> Selection:
         tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
         candidates = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
         averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
-        networks = pareto_front(candidates)
-        front = pareto_front(candidates + averages) if averages else networks
+        networks = front_of(candidates)
+        front = front_of(candidates + averages) if averages else networks
         fingerprints = {trial.job.fingerprint for trial in networks}
         others = [
             trial for trial in candidates if self._averages and trial.job.fingerprint not in fingerprints
@@ -221,7 +227,7 @@ class StudyState:
             front=tuple(front),
             knee=knee(front),
             networks=tuple(networks),
-            runners_up=tuple(pareto_front(others)),
+            runners_up=tuple(front_of(others)),
             members=tuple(network for average in on_front for network in self.networks(average)),
         )
 

@@ -11,6 +11,7 @@ state and update are the host's (`trials.distributed.zero_offload`).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
@@ -58,7 +59,7 @@ class Strategy(Value):
     meaning for one micro-batch, nor for dp and zero1, which always wait, nor for zero2 and zero_offload, whose
     gradients would have to stay whole."""
 
-    @property
+    @cached_property
     def techniques(self) -> tuple[str, ...]:
         """The techniques that the strategy consists of; plain DP is the empty set."""
         words = (
@@ -69,14 +70,14 @@ class Strategy(Value):
         )
         return tuple(filter(None, words))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`; `no_sync` comes
         last."""
         words = ("dp", *self.techniques) if self.dense == "dp" else self.techniques
         return "+".join((*words, "no_sync") if self.no_sync else words)
 
-    @property
+    @cached_property
     def held_as(self) -> str:
         """The name without micro-batches: two strategies hold the model in the same way where these are equal."""
         return self.replace(micro_batches=1, no_sync=False).name

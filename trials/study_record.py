@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from enum import StrEnum
+from functools import cached_property
 
 from pydantic import Field
 
@@ -189,7 +190,7 @@ class StudyRecord(Value):
         """Returns the networks that a trial consists of: the members of an average, or the trial itself."""
         return networks_of(trial, self.trial, self.retraining)
 
-    @property
+    @cached_property
     def candidates(self) -> tuple[TrialRecord, ...]:
         """All trials except those of the baseline's own tuning and the front's second trainings on all rows."""
         candidates = [trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE]

@@ -14,6 +14,7 @@ from rich.table import Table
 from dhen.blocks import BLOCKS, BlockShape
 from dhen.cost import dense_parameters, headline_flops
 from dhen.errors import unknown_name
+from search.field_docs import field_docs
 
 REFERENCE = BlockShape(embeddings=32, dim=16, out=8)
 """Shape at which costs are shown: 32 embeddings of length 16 in, 8 out."""
@@ -47,9 +48,9 @@ def command(name: str | None, as_json: bool) -> None:
 
 def _facts(kind: str) -> dict[str, Any]:
     config = BLOCKS[kind]
-    cost = config(kind=kind).cost(REFERENCE)
+    cost, docs = config(kind=kind).cost(REFERENCE), field_docs(config)
     settings = {
-        key: {"default": field.get_default(call_default_factory=True), "description": field.description}
+        key: {"default": field.get_default(call_default_factory=True), "description": docs.get(key)}
         for key, field in config.model_fields.items()
         if key != "kind"
     }

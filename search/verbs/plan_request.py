@@ -15,7 +15,7 @@ from dhen.model import catalog, named_model, parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
 from search.bundles.bundle import is_bundle, read_bundle
-from search.config import StudyConfig, set_override
+from search.config import HELD_KEYS, StudyConfig, set_override
 from search.dataset import open_log
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
@@ -48,11 +48,12 @@ def read_request(
         UserError: naming the key, what was received and what would work.
     """
     raw = _plain(what, member)
+    for unknown in sorted(set(raw) - set(KEYS)):
+        raise UserError(f"{what}: {unknown_name('key', unknown, KEYS)}")
     for word in overrides:
         set_override(raw, word)
-    unknown = sorted(set(raw) - set(KEYS))
-    if unknown:
-        raise UserError(f"{what}: {unknown_name('key', unknown[0], KEYS)}")
+    for unknown in sorted(set(raw) - set(KEYS)):
+        raise unknown_name("key", unknown, (*KEYS, *HELD_KEYS))
     model = _model(raw.get("model"), what)
     training = parse(TrainingConfig, raw.get("training") or {}, f"{what}: training")
     if data:

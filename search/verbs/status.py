@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import progress_line, trial_table
 from search.read_study import read_progress, read_study
 from search.terminal import progress_lines
-from trials.storage.ledger import no_garbage_collection
+from trials.storage.garbage import no_garbage_collection
+from trials.study_record import StudyRecord
 
 ROWS = 50
 """Largest number of rows of the table; the report and --json have every trial."""
@@ -25,7 +27,8 @@ def command(directory: Path, as_json: bool) -> None:
     with no_garbage_collection():
         record = read_study(directory, brief=not as_json)
         if as_json:
-            click.echo(record.model_dump_json(indent=1))
+            # as bytes: a text of a hundred megabytes would be encoded once more
+            click.echo(TypeAdapter(StudyRecord).dump_json(record, indent=1))
             return
         console = Console()
         console.print(trial_table(record, rows=ROWS))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dhen.atomic_write import write_atomically
 from dhen.config import ModelConfig
-from dhen.errors import UserError
+from dhen.errors import UserError, unknown_name
 from dhen.fingerprint import fingerprint
 from dhen.model import catalog, named_model, parse_model
 from dhen.values import parse
@@ -207,10 +207,9 @@ def _configuration(
     data: dict[str, Any] = {"model": model.to_dict(), "training": training.to_dict(), "seed": seed}
     for word in overrides:
         set_override(data, word)
-    unknown = set(data) - {"model", "training", "seed", *HELD_KEYS}
-    if unknown:
-        valid_keys = f"seed, model.KEY, training.KEY, {', '.join(HELD_KEYS)}"
-        raise UserError(f"unknown key {sorted(unknown)[0]!r}; known: {valid_keys}.")
+    known = ("model", "training", "seed", *HELD_KEYS)
+    for unknown in sorted(set(data) - set(known)):
+        raise unknown_name("key", unknown, known)
     return (
         parse_model(data["model"], "model"),
         parse(TrainingConfig, data["training"], "training"),

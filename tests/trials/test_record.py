@@ -263,3 +263,13 @@ def test_a_plan_without_items_has_no_peak_and_what_is_hidden_is_taken_off() -> N
 def _fields(value: BaseModel) -> dict[str, Any]:
     """One level deep."""
     return dict(value)
+
+
+def test_a_study_that_was_asked_for_its_candidates_can_be_changed_written_and_compared() -> None:
+    """The property is cached beside the fields, and is none of them."""
+    asked, fresh = study(), study()
+    assert len(asked.candidates) > 0
+    assert asked == fresh
+    assert asked.model_dump_json() == fresh.model_dump_json()
+    shorter = asked.replace(trials=asked.trials[:3])
+    assert shorter.candidates == fresh.replace(trials=fresh.trials[:3]).candidates

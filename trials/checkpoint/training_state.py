@@ -10,7 +10,7 @@ from trials.record import CurvePoint, Metrics
 class TrainingState(BaseModel):
     """The state that a training carries from step to step and changes."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     examples: int = 0
     steps: int = 0

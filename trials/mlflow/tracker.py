@@ -105,8 +105,8 @@ class _Run:
     id: str
     revision: str = ""
     logged: Mapping[str, str] = field(default_factory=dict)
-    """What was last logged: the status; digests of params and artifacts; by `metric.name` the count and digest of
-    its readings."""
+    """What was last logged: the status; digests of params and artifacts; names of tags; by `metric.name` the count
+    and digest of its readings."""
 
 
 class Tracker:
@@ -214,6 +214,7 @@ class Tracker:
                 self._client.log_text(run.id, text, name)
         if run.logged.get("status") != logged["status"]:
             self._set_status(run, sheet)
+        self._delete_tags(run, sheet)
         self._log(run, sheet, {**sheet.tags, **tags, REVISION: revision, LOGGED: json.dumps(logged)})
         self._runs[key] = _Run(id=run.id, revision=revision, logged=logged)
         return run.id
@@ -225,6 +226,15 @@ class Tracker:
             self._experiment[1], start_time=sheet.start_ms, tags=everything, run_name=sheet.name
         )
         return _Run(id=run.info.run_id)
+
+    def _delete_tags(self, run: _Run, sheet: RunContents) -> None:
+        """Deletes tags that were written of an earlier sheet and that this one has no more; a user's own stay."""
+        gone = set(filter(None, run.logged.get("tags", "").split(","))) - sheet.tags.keys()
+        there = (
+            self._client.get_run(run.id).data.tags if gone else {}
+        )  # some may be deleted: by hand, or before a kill
+        for name in sorted(gone & there.keys()):
+            self._client.delete_tag(run.id, name)
 
     def _log(self, run: _Run, sheet: RunContents, tags: dict[str, str]) -> None:
         """Logs params once, readings new since the last time, and tags last; in as few transactions as may be."""
@@ -282,7 +292,7 @@ def _logged(sheet: RunContents) -> dict[str, str]:
     """Returns what a run is told to remember of its sheet."""
     metrics = {f"metric.{key}": _readings(sheet, key, len(sheet.series[key])) for key in sheet.series}
     fixed = {"status": sheet.status, "params": _digest(sheet.params), "artifacts": _digest(sheet.artifacts)}
-    return fixed | metrics
+    return fixed | {"tags": ",".join(sorted(sheet.tags))} | metrics
 
 
 def _readings(sheet: RunContents, key: str, count: int) -> str:

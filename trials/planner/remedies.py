@@ -28,6 +28,8 @@ def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
 
 def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy) -> str | None:
     for words, changed in changes:
+        if strategy.micro_batches > changed.examples_per_rank:
+            continue  # the ladder would not have it: a micro-batch holds an example at least
         try:
             if changed.lacking_bytes(changed.memory(strategy)) == 0:
                 return words

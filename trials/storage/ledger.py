@@ -6,11 +6,9 @@ A trial is written in one transaction: its job, its plan, its attempts, and what
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import gc
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,6 +19,7 @@ from dhen.values import Value
 from trials.record import Attempt, JobSummary, PlanSummary, TrialRecord
 from trials.storage.brief import WHOLE, Columns, in_brief
 from trials.storage.database import Database
+from trials.storage.garbage import no_garbage_collection
 from trials.storage.schema import (
     ATTEMPTS,
     CLUSTERS,
@@ -269,54 +268,51 @@ def read_trials(
     connection: sa.Connection, condition: sa.ColumnElement[bool], columns: Columns = WHOLE
 ) -> dict[tuple[str, int], TrialRecord]:
     """Returns trials put together again, by study and number, in that order."""
-    record, summary = columns
-    trials = sa.select(
-        TRIALS.c.study,
-        TRIALS.c.number,
-        record.label("record"),
-        summary.label("summary"),
-        TRIALS.c.plan.label("plan"),
-        PLANS.c.plan.label("planned"),
-    ).where(condition)
+    record, summary, plan = columns
+    trials = sa.select(TRIALS.c.study, TRIALS.c.number, record, summary, TRIALS.c.plan, plan).where(condition)
     trials = trials.outerjoin(JOBS, TRIALS.c.job == JOBS.c.fingerprint)
     trials = trials.outerjoin(PLANS, TRIALS.c.plan == PLANS.c.id)
-    its = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
-    names = tuple(name for name in Attempt.model_fields if name != "plan")
-    columns_of_attempt = (ATTEMPTS.c.study, ATTEMPTS.c.trial, ATTEMPTS.c.plan)
-    attempts = sa.select(*columns_of_attempt, *(ATTEMPTS.c[name] for name in names)).join(TRIALS, its)
-    attempt_rows = connection.execute(attempts.where(condition).order_by(ATTEMPTS.c.position)).all()
-    # plans that another attempt's plan has replaced
-    others = sa.select(PLANS.c.id, PLANS.c.plan).join(ATTEMPTS, ATTEMPTS.c.plan == PLANS.c.id)
-    others = others.join(TRIALS, its).where(condition, ATTEMPTS.c.plan != TRIALS.c.plan)
-    tried: dict[tuple[str, int], list[Attempt]] = {}
     with no_garbage_collection():
         rows = connection.execute(trials.order_by(TRIALS.c.study, TRIALS.c.number)).all()
-        plans = {row.plan: PlanSummary.model_validate_json(row.planned) for row in rows if row.plan}
-        plans |= {row.id: PlanSummary.model_validate_json(row.plan) for row in connection.execute(others)}
-        for study, number, plan, *values in attempt_rows:
-            attempt = Attempt(**dict(zip(names, values, strict=True)), plan=plans.get(plan))
-            tried.setdefault((study, number), []).append(attempt)
-        keys = ((row, (row.study, row.number)) for row in rows)
-        return {key: _record(row, plans.get(row.plan), tried.get(key, ())) for row, key in keys}
+        texts = {plan_id: text for *_, plan_id, text in rows if plan_id is not None}
+        texts |= dict(map(tuple, connection.execute(_replaced_plans(condition, plan))))
+        parsed = {text: PlanSummary.model_validate_json(text) for text in set(texts.values())}
+        plans = {plan_id: parsed[text] for plan_id, text in texts.items()}
+        tried = _attempts(connection, condition, plans)
+        return {
+            (study, number): _record(text, job, plans.get(plan_id), tried.get((study, number), ()))
+            for study, number, text, job, plan_id, _ in rows
+        }
 
 
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Values refer to each other in no circle; looking for circles among thousands took half of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+_ITS_ATTEMPTS = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
 
 
-def _record(row: Any, plan: PlanSummary | None, attempts: Iterable[Attempt]) -> TrialRecord:
-    """Returns a trial's record: its row with what stands in other tables."""
-    data = from_json(row.record)
-    if row.summary is not None:
-        data["job"] = from_json(row.summary)
+def _replaced_plans(condition: sa.ColumnElement[bool], plan: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """Returns a query for the plans of attempts that another attempt's plan has replaced, by id."""
+    plans = sa.select(PLANS.c.id, plan).join(ATTEMPTS, ATTEMPTS.c.plan == PLANS.c.id)
+    return plans.join(TRIALS, _ITS_ATTEMPTS).where(condition, ATTEMPTS.c.plan != TRIALS.c.plan)
+
+
+def _attempts(
+    connection: sa.Connection, condition: sa.ColumnElement[bool], plans: Mapping[str, PlanSummary]
+) -> dict[tuple[str, int], list[Attempt]]:
+    """Returns the attempts of trials in order, by study and number of the trial."""
+    names = tuple(name for name in Attempt.model_fields if name != "plan")
+    columns = (ATTEMPTS.c.study, ATTEMPTS.c.trial, ATTEMPTS.c.plan, *(ATTEMPTS.c[name] for name in names))
+    query = sa.select(*columns).join(TRIALS, _ITS_ATTEMPTS).where(condition).order_by(ATTEMPTS.c.position)
+    tried: dict[tuple[str, int], list[Attempt]] = {}
+    for study, number, plan, *values in connection.execute(query).all():
+        attempt = Attempt(**dict(zip(names, values, strict=True)), plan=plans.get(plan))
+        tried.setdefault((study, number), []).append(attempt)
+    return tried
+
+
+def _record(text: str, job: str | None, plan: PlanSummary | None, attempts: Iterable[Attempt]) -> TrialRecord:
+    """Returns a trial's record: the text of its row with what stands in other tables."""
+    data = from_json(text)
+    if job is not None:
+        data["job"] = from_json(job)
     if plan is not None:
         data["plan"]["summary"] = plan
     return TrialRecord.model_validate(data | {"attempts": tuple(attempts)})

@@ -70,9 +70,7 @@ PLANS = sa.Table(
     sa.Column("plan", sa.Text, nullable=False),
 )
 """Plans of a job on a cluster: the strategy chosen and what it is to take; `plan` is itemised (JSON). A job may
-have several: what ran out of memory makes later plans leave more room.
-
-There may be several: what ran out of memory makes later plans leave more room."""
+have several: what ran out of memory makes later plans leave more room."""
 
 TRIALS = sa.Table(
     "dhen_trial",

@@ -55,7 +55,10 @@ from trials.record import Outcome, TrialKind
         (("predict", "nowhere", "--data", "{log}", "--out", "s.csv"), "no bundle here"),
         (("train", "nowhere", "--data", "{log}", "--out", "b"), "no bundle, no configuration file"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--from-weights"), "is no bundle"),
-        (("train", "dcn_v2", "--data", "{log}", "--out", "b", "epochs=3"), "known: seed"),
+        (
+            ("train", "dcn_v2", "--data", "{log}", "--out", "b", "epochs=3"),
+            "unknown key 'epochs'. Known: hbm, memory_margin",
+        ),
         (
             ("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=abc"),
             "seed: Input should be a valid",

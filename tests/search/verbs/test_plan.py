@@ -228,6 +228,11 @@ def test_the_sweep_is_one_file_that_opens_anywhere(dhen_search: Run, config: Pat
             ("{config}", "technique=fsdp+cpu_offload", "--sweep", "depth=1..2", "--out", "x.html"),
             "nothing would be drawn for technique=fsdp+cpu_offload",
         ),
+        (("{config}", "tecnique=dp"), "unknown key 'tecnique'. Did you mean 'technique'?"),
+        (
+            ("{config}", "nonsense.key=1"),
+            "Known: hbm, memory_margin, model, prefer, ranks, schema, technique, training.",
+        ),
         (("{dlrm}", "--cluster", "h100", "--sweep", "depth=1..4", "--out", "x.html"), "has no layers"),
         (
             (

@@ -299,3 +299,15 @@ def test_a_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):
         Tracker.open(tmp_path / "file")
+
+
+def test_a_tag_that_a_run_has_no_more_is_deleted_and_a_users_own_stays(tmp_path: Path) -> None:
+    record = study(6)
+    assert record.front
+    Tracker.open(tmp_path, name_model=lambda trial: "a model").sync(record)
+    assert "front" in parent(tmp_path).data.tags
+    client(tmp_path).set_tag(parent(tmp_path).info.run_id, "note", "mine")
+    without_front = record.replace(front=(), best=None, knee=None)
+    Tracker.open(tmp_path, name_model=lambda trial: "a model").sync(without_front)
+    assert "front" not in parent(tmp_path).data.tags
+    assert parent(tmp_path).data.tags["note"] == "mine"

@@ -283,3 +283,15 @@ def test_delayed_updates_are_planned_with_zero_offload_alone_and_the_plan_says_s
         UserError, match=r"delayed_update=true is planned with zero_offload alone, which tech"
     ):
         plan(model(), SCHEMA, delayed, cluster, options=PlanOptions(technique=named("fsdp")))
+
+
+def test_no_remedy_leaves_a_rank_fewer_examples_than_micro_batches() -> None:
+    """A rank has as many examples as micro-batches, so that neither a smaller batch nor more hosts would do."""
+    split = PlanOptions(technique=named("fsdp+micro_batches=4"))
+    few = TRAINING.replace(batch_size=4 * small(1).ranks)
+    needs = plan(model(1), SCHEMA, few, small(10**9), options=split).strategies[0].memory.total
+    found = plan(model(1), SCHEMA, few, small(needs - 1), options=split)
+    assert found.chosen is None
+    assert found.remedy is not None
+    assert "training.batch_size" not in found.remedy
+    assert re.search(r"\d+ more host", found.remedy) is None
