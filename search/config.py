@@ -16,6 +16,7 @@ from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import Bytes, SignedBytes
+from trials.data.demo.spec import DemoLog
 from trials.job import TrainingConfig
 from trials.serving_limits import ServingConfig
 from trials.strategy import Prefer, StrategyName
@@ -24,13 +25,11 @@ DEMO = "demo"
 """The name of the built-in generated log, where a path of a log would stand."""
 
 
-class DemoConfig(Value):
+class DemoConfig(DemoLog):
     """The built-in demo log."""
 
     rows: int = Field(default=200_000, ge=1000)
-    """Number of examples to generate."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the generated log: equal seeds and rows give equal logs."""
+    """Number of examples to generate, in time order over ten days."""
 
 
 class LogConfig(Value):

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dhen.errors import UserError
+from dhen.fingerprint import fingerprint
 from search.config import DEMO, DemoConfig, LogConfig
 from trials.data.cache import PreparedLog
-from trials.data.demo import DemoLog, generate
+from trials.data.demo.write import generate
 from trials.data.prepare.prepare_log import prepare
 from trials.data.schema_yaml import read_schema
 from trials.user_cache import user_cache
@@ -56,7 +57,9 @@ def log_files(
 
 def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:
     """The file of the demo log, generated where it is not there yet."""
-    spec = DemoLog(rows=demo.rows, seed=demo.seed)
     folder = user_cache() / "demo"
     folder.mkdir(parents=True, exist_ok=True)
-    return generate(spec, folder / f"demo-{spec.rows}-{spec.seed}.parquet", progress=progress)
+    name = f"demo-{demo.rows}-{demo.seed}"
+    if demo != DemoConfig(rows=demo.rows, seed=demo.seed):
+        name += f"-{fingerprint(demo.to_dict())}"
+    return generate(demo, folder / f"{name}.parquet", progress=progress)

@@ -12,7 +12,7 @@ from generate_reference import all_rows
 from dhen.blocks import BLOCKS
 from search.analysis.reproduce.config import CONFIGS
 from search.cli import VERBS, cli
-from search.config import StudyConfig
+from search.config import DemoConfig, StudyConfig
 from trials.job import TrainingConfig
 
 ROOT = Path(__file__).parent.parent.parent
@@ -105,6 +105,7 @@ def test_help_lists_all_keys() -> None:
 @pytest.mark.parametrize("name", GUIDE)
 def test_keys_exist(name: str) -> None:
     known = {"data", "depth"} | {row.key for row in all_rows()}  # an option, and what `--sweep` says
+    known |= set(DemoConfig.model_fields)  # of `demo`, where they stand by themselves
     known |= {f"training.{key}" for key in TrainingConfig.model_fields}
     for key in re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", (ROOT / name).read_text()):
         assert key in known, key

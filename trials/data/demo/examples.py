@@ -24,13 +24,13 @@ from trials.data.demo.columns import (
     IdColumn,
     zipf,
 )
+from trials.data.demo.spec import DAYS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 START = np.datetime64("2024-01-01T00:00:00", "s")
 """First moment of the log, a Monday."""
-DAYS = 10
 MISSING = -1
 """Mark of a missing value among ids and counts, which are never negative."""
 MAX_IDS = 10
@@ -44,7 +44,8 @@ class Examples:
     seconds_B: Ints
     """Seconds since `START`, in order."""
     ids: dict[str, Ints]
-    """Ids by categorical column, shape [B]; `MISSING` where missing."""
+    """Ids by categorical column, shape [B]; `MISSING` where missing. Those of users and items are numbers that
+    count through all who ever come."""
     bags: dict[str, tuple[Ints, Ints]]
     """Bags by multi-hot column: ids of all examples one after another, and B + 1 offsets."""
     counts: dict[str, Ints]
@@ -110,7 +111,7 @@ def _clicks(rng: Generator, base_rate: float, drift_B: Floats) -> Ints:
 
 
 def _ids(rng: Generator, column: IdColumn, size: int) -> Ints:
-    return _with_missing(rng, column.missing, _ranks(rng, column, size))
+    return _with_missing(rng, column.missing, draw_ranks(rng, column, size))
 
 
 def _bags(rng: Generator, column: IdColumn, size: int) -> tuple[Ints, Ints]:
@@ -118,15 +119,15 @@ def _bags(rng: Generator, column: IdColumn, size: int) -> tuple[Ints, Ints]:
     lengths_B = np.minimum(rng.geometric(0.3, size), MAX_IDS)
     lengths_B[rng.random(size) < column.missing] = 0
     offsets = np.concatenate([[0], np.cumsum(lengths_B)])
-    return _ranks(rng, column, int(offsets[-1])), offsets
+    return draw_ranks(rng, column, int(offsets[-1])), offsets
 
 
 def _with_missing(rng: Generator, fraction: float, values_B: Ints) -> Ints:
     return np.where(rng.random(len(values_B)) < fraction, MISSING, values_B)
 
 
-def _ranks(rng: Generator, column: IdColumn, size: int) -> Ints:
-    """Draws Zipf-distributed ids, by inversion of the cumulative distribution."""
+def draw_ranks(rng: Generator, column: IdColumn, size: int) -> Ints:
+    """Draws Zipf-distributed ids, shape [size], by inversion of the cumulative distribution."""
     return np.searchsorted(_cumulative(column), rng.random(size), side="right")
 
 

@@ -16,6 +16,7 @@ from trials.data.demo.effects import Effect, Name, draw_effects
 from trials.data.demo.examples import Drift, Examples, Floats, draw_examples
 from trials.data.demo.spec import DemoLog
 from trials.data.demo.terms import Term, draw_terms
+from trials.data.demo.visits import visit_effects, with_visits
 
 _SAMPLE = 1 << 17
 """Number of examples on which effects are standardised and the intercept is found."""
@@ -54,6 +55,7 @@ class Teacher:
         """Draws the teacher of a seed, whatever the number of rows."""
         rng = np.random.default_rng([spec.seed, 0])
         drift, effects, terms = Drift.draw(rng), draw_effects(rng), draw_terms(rng, spec)
+        effects |= visit_effects(spec)
         sample = _sample(spec, drift, stream=1)
         used = dict.fromkeys(name for term in terms for name in term.effects)
         standard = {name: StandardEffect.measure(effects[name], sample) for name in used}
@@ -98,7 +100,8 @@ def variance_shares(spec: DemoLog) -> dict[str, float]:
 def _sample(spec: DemoLog, drift: Drift, *, stream: int) -> Examples:
     """Draws examples spread evenly over the ten days, none of the log itself."""
     position_B = (np.arange(_SAMPLE) + 0.5) / _SAMPLE
-    return draw_examples(np.random.default_rng([spec.seed, stream]), drift, spec.base_rate, position_B)
+    examples = draw_examples(np.random.default_rng([spec.seed, stream]), drift, spec.base_rate, position_B)
+    return with_visits(spec, examples, stream)
 
 
 def _product(factors: Iterable[Floats]) -> Floats:

@@ -16,6 +16,7 @@ from numpy.random import Generator
 from trials.data.demo.columns import CATEGORICAL, COUNTER, COUNTS, HEAD, MULTI_HOT
 from trials.data.demo.effects import HOUR, TRAITS, Name
 from trials.data.demo.spec import DemoLog
+from trials.data.demo.visits import AFFINITY, OWN, populations
 
 CHAINS = 3
 DOT_PRODUCTS = 4
@@ -31,7 +32,7 @@ class Term:
     """The product of one to four effects, each standardised, times a weight."""
 
     order: str
-    """Order of interaction, a field of `Shares`."""
+    """Order of interaction, a field of `Shares`, or `own` or `affinity`."""
     effects: tuple[Name, ...]
     weight: float = 1.0
     """Weight in a sum of uncorrelated products: its square is a variance."""
@@ -47,10 +48,13 @@ def draw_terms(rng: Generator, spec: DemoLog) -> tuple[Term, ...]:
         *_single_effects(rng, {c for chain in chains for c in chain}),
     ]
     terms += [Term(order="drift", effects=((HOUR, 0),)), Term(order="drift", effects=((COUNTER, 0),))]
+    terms += _visit_terms(spec)
     variance = dict.fromkeys((term.order for term in terms), 0.0)
     for term in terms:
         variance[term.order] += term.weight**2
-    share = spec.shares.to_dict()
+    rest = 1 - spec.own - spec.affinity
+    share = {order: rest * part for order, part in spec.shares.to_dict().items()}
+    share |= {OWN: spec.own, AFFINITY: spec.affinity}
     scale = {order: spec.logit_deviation * np.sqrt(share[order] / variance[order]) for order in variance}
     return tuple(replace(term, weight=float(term.weight * scale[term.order])) for term in terms)
 
@@ -78,6 +82,14 @@ def _other_pairs(rng: Generator) -> Iterator[Term]:
     numbers = rng.choice([column.name for column in COUNTS], NUMBER_BY_ID, replace=False)
     for name in (*numbers, *(column.name for column in MULTI_HOT)):
         yield Term(order="second", effects=((str(name), 0), (str(rng.choice(_MODEST)), 0)))
+
+
+def _visit_terms(spec: DemoLog) -> Iterator[Term]:
+    """Yields the effects of users alone, of items alone, and of both together, where they have a share."""
+    if spec.own:
+        yield from (Term(order=OWN, effects=((population.name, 0),)) for population in populations(spec))
+    if spec.affinity:
+        yield Term(order=AFFINITY, effects=((AFFINITY, 0),))
 
 
 def _single_effects(rng: Generator, in_chains: set[str]) -> Iterator[Term]:

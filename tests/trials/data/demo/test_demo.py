@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from dhen.errors import UserError
 from dhen.values import parse
-from trials.data.demo import DemoLog, Shares, generate, variance_shares
 from trials.data.demo.columns import CATEGORICAL, COUNTER, COUNTS, HEAD, MULTI_HOT
 from trials.data.demo.examples import MISSING, Examples, Floats, draw_examples
-from trials.data.demo.teacher import Teacher
+from trials.data.demo.spec import DemoLog, Shares
+from trials.data.demo.teacher import Teacher, variance_shares
+from trials.data.demo.write import generate
 
 ROWS = 70_000  # more than one group of rows
 SPEC = DemoLog(rows=ROWS, seed=3)
@@ -216,7 +217,10 @@ def test_missing_is_not_zero(teacher: Teacher, examples: Examples) -> None:
 def test_the_file_and_its_note_say_that_it_is_generated(path: Path) -> None:
     metadata = pq.read_schema(path).metadata
     assert b"not a real click log" in metadata[b"description"]
-    assert json.loads(metadata[b"demo_log"]) == {"generator": 1, **SPEC.to_dict()}
+    assert json.loads(metadata[b"demo_log"]) == {
+        "generator": 1,
+        **SPEC.model_dump(mode="json", include={"rows", "seed", "base_rate", "logit_deviation", "shares"}),
+    }
     note = (path.parent / "_README_demo.txt").read_text(encoding="utf-8")
     assert "GENERATED" in note
     assert f'"seed": {SPEC.seed}' in note

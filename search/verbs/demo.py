@@ -1,0 +1,53 @@
+"""`demo`: a generated click log in a file of one's own, to try things on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from dhen.errors import UserError
+from dhen.values import parse
+from search.config import DemoConfig, set_override
+from search.terminal import step_progress
+from trials.data.demo.write import generate
+from trials.data.demo.write_text import DELIMITERS, write_text
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search demo --out log.csv rows=20000
+  dhen-search demo --out visits.csv.gz users=5000 items=500 affinity=0.6
+  dhen-search demo --out rare.parquet rows=1000000 users=1000000
+  dhen-search demo --out drift.csv users=2000 items=500 affinity=0.5 lifetime_days=3 turn_days=5
+"""
+)
+@click.argument("words", nargs=-1, metavar="[key=value ...]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="A file whose name ends in .csv, .tsv (either with .gz) or .parquet.",
+)
+def command(words: tuple[str, ...], out: Path) -> None:
+    """Write the built-in generated log, or one with other settings, to a file. Keys: those below `demo` in a
+    study, such as rows, seed, users, items.
+    """
+    data: dict[str, Any] = {}
+    for word in words:
+        set_override(data, word)
+    spec = parse(DemoConfig, data, "demo")
+    console = Console()
+    with step_progress(console) as progress:
+        if out.suffix == ".parquet":
+            generate(spec, out, progress=progress)
+        elif out.name.endswith(tuple(DELIMITERS)):
+            write_text(spec, out, progress=progress)
+        else:
+            raise UserError(
+                f"{out}: the name ends in no format that is written; end it in .parquet, {', '.join(DELIMITERS)}."
+            )
+    console.print(f"{spec.rows:,} generated rows: {out}", soft_wrap=True)

@@ -1,0 +1,74 @@
+"""`demo` writes generated logs that other commands read, and `demo.KEY` of a study names the same logs."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from command_line import Run
+
+from search.config import DemoConfig
+from search.dataset import log_files
+from trials.data.cache import PreparedLog
+from trials.data.prepare.prepare_log import prepare
+
+SETTINGS = ("rows=3000", "users=40", "items=20", "affinity=0.5")
+
+
+def same_arrays(first: PreparedLog, second: PreparedLog) -> None:
+    files = sorted(path.relative_to(first.directory) for path in first.directory.rglob("*.npy"))
+    assert files
+    for name in files:
+        np.testing.assert_array_equal(
+            np.load(first.directory / name), np.load(second.directory / name), err_msg=str(name)
+        )
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.csv.gz"])
+def test_every_format_is_read_as_the_same_log(dhen_search: Run, name: str, tmp_path: Path) -> None:
+    for out in (name, "log.parquet"):
+        run = dhen_search("demo", "--out", tmp_path / out, *SETTINGS)
+        assert f"3,000 generated rows: {tmp_path / out}" in run.stdout
+    text, table = (
+        prepare([tmp_path / source], out=tmp_path / f"prepared-{source}") for source in (name, "log.parquet")
+    )
+    same_arrays(text, table)
+    assert text.schema.oracle == "oracle_probability"
+    assert {"user", "item", "M1", "M2"} <= set(text.schema.tables)
+
+
+def test_a_name_in_gz_is_gzipped(dhen_search: Run, tmp_path: Path) -> None:
+    dhen_search("demo", "--out", tmp_path / "log.tsv.gz", "rows=1000")
+    with gzip.open(tmp_path / "log.tsv.gz", "rt") as file:
+        assert next(file).startswith('"label"\t"timestamp"\t"I1"')
+
+
+def test_a_study_names_the_log_with_the_same_words(dhen_search: Run, tmp_path: Path) -> None:
+    dhen_search("demo", "--out", tmp_path / "log.parquet", *SETTINGS)
+    (with_users,) = log_files(["demo"], DemoConfig(rows=3000, users=40, items=20, affinity=0.5))
+    (plain,) = log_files(["demo"], DemoConfig(rows=3000))
+    assert pq.read_table(with_users).equals(pq.read_table(tmp_path / "log.parquet"))
+    assert plain.name == "demo-3000-0.parquet"
+    assert "user" not in pq.read_schema(plain).names
+
+
+@pytest.mark.parametrize(
+    ("out", "words", "message"),
+    [
+        ("log.xls", (), "the name ends in no format that is written; end it in .parquet, .csv"),
+        ("there.csv", (), "there.csv exists, so it is left alone"),
+        ("log.csv", ("affinity=0.5",), "affinity is about users and items"),
+        ("log.csv", ("user=5",), "Did you mean 'users'"),
+        ("log.csv", ("rows",), "not of the form key=value"),
+    ],
+)
+def test_mistakes_are_explained(
+    dhen_search: Run, out: str, words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "there.csv").write_text("mine\n")
+    assert message in dhen_search("demo", "--out", tmp_path / out, *words, code=2).stderr
+    assert (tmp_path / "there.csv").read_text() == "mine\n"
+    assert not (tmp_path / "log.csv").exists()
