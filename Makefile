@@ -26,7 +26,7 @@ search: $(READY)
 	$(BIN)/dhen-search run $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT)) $(if $(DATA),,minutes=7) $(ARGS)
 
 # make test                                two files of tests at a time
-# make test WORKERS=4                      ... four, where there are cores and 2 GiB of memory for each
+# make test WORKERS=4                      ... four, where there are cores and memory (docs/testing.md)
 WORKERS ?= 2
 # A file's tests share what its fixtures make, so they stay together; files go in the order of their names, in which
 # the long ones are not the last. Processes compute with one thread; where a test takes more, none waits busily.
