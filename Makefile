@@ -25,8 +25,15 @@ $(READY): pyproject.toml
 search: $(READY)
 	$(BIN)/dhen-search run $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT)) $(if $(DATA),,minutes=7) $(ARGS)
 
+# make test                                two files of tests at a time
+# make test WORKERS=4                      ... four, where there are cores and memory (docs/testing.md)
+WORKERS ?= 2
+# A file's tests share what its fixtures make, so they stay together; files go in the order of their names, in which
+# the long ones are not the last. Processes compute with one thread; where a test takes more, none waits busily.
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # make techniques                          a study on four ranks with little memory, in which several techniques are executed
 # and predictions are made too low on purpose, so that some candidates run out of memory and climb the ladder
@@ -36,7 +43,7 @@ techniques: $(READY)
 
 # make test-all                            also what is marked slow
 test-all: $(READY)
-	$(BIN)/python -m pytest -m ""
+	$(PYTEST) -m ""
 
 lint: $(READY)
 	$(BIN)/ruff check .

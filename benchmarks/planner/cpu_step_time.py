@@ -2,7 +2,9 @@
 
 Random networks of a space at several batch sizes, trained on the generated demo log in so many processes at the
 same time, as trials side by side are. Predictions rest on what parts of models were measured to take here
-(`trials.profiling`), which never looks at these networks. Each network is measured in two rounds that lie apart:
+(`trials.profiling`), which never looks at these networks; where costs of parts are kept from an earlier
+measurement they serve, as they do in a study, and DHEN_SEARCH_CACHE with an empty folder has them measured anew.
+Each network is measured in two rounds that lie apart:
 how far these differ is how well a step repeats.
 
     OMP_NUM_THREADS=1 python -m benchmarks.planner.cpu_step_time --space default --networks 12 --processes 1
@@ -12,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import cycle, islice
 from multiprocessing import get_context
 from statistics import mean, median
@@ -37,7 +41,7 @@ from trials.data.loader import train_batches
 from trials.job import Job, TrainingConfig
 from trials.memory.malloc import keep_freed_memory
 from trials.planner.plan import plan
-from trials.profiling.kept import measured_costs
+from trials.profiling.kept import part_costs
 from trials.training.local_step import TrainStep
 
 BATCHES = (256, 1024, 4096)
@@ -60,9 +64,9 @@ def main() -> None:
     """Prints a row for each network and batch size, then how far predictions and rounds are off."""
     options = _options()
     torch.set_num_threads(options.threads)
-    began = time.perf_counter()
-    costs = measured_costs(options.precision, threads=options.threads, processes=options.processes)
-    print(f"{machine()}; parts measured in {time.perf_counter() - began:.0f} s")
+    say = partial(print, file=sys.stderr)
+    costs = part_costs(options.precision, threads=options.threads, processes=options.processes, say=say)
+    print(machine())
     print(
         f"{options.precision}, {options.processes} processes of {options.threads} threads, {options.space}\n"
     )

@@ -148,6 +148,23 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+Undisturbed = Callable[..., Told]
+
+
+@pytest.fixture(scope="module")
+def undisturbed_by() -> Undisturbed:
+    """What a training is that nothing interrupts, by its settings: trained once for all that are held to it."""
+    kept: dict[str, Told] = {}
+
+    def told(log: PreparedLog, job: Job, **more: Any) -> Told:
+        key = f"{job.model_dump_json()} {more}"
+        if key not in kept:
+            kept[key] = run(job, log, Told(), None, **more)
+        return kept[key]
+
+    return told
+
+
 # on one rank, in this process
 
 
@@ -163,11 +180,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["dropout", "bf16", "table decay", "bf16 moments"],
 )
 def test_one_rank_goes_on_to_the_bit(
-    shared: Path, tmp_path: Path, settings: dict[str, Any], examples: int
+    shared: Path, tmp_path: Path, undisturbed_by: Undisturbed, settings: dict[str, Any], examples: int
 ) -> None:
     log = PreparedLog.open(shared / "log")
     job = a_job(log, **settings)
-    undisturbed = run(job, log, Told(), tmp_path / "other")
+    undisturbed = undisturbed_by(log, job)
     with pytest.raises(Interrupted):
         run(job, log, Told(at=examples), tmp_path)
     (newest,) = made(tmp_path)
@@ -190,10 +207,12 @@ def test_one_rank_goes_on_to_the_bit(
     ],
     ids=lambda strategy: strategy.name,
 )
-def test_one_rank_goes_on_with_other_techniques(shared: Path, tmp_path: Path, strategy: Strategy) -> None:
+def test_one_rank_goes_on_with_other_techniques(
+    shared: Path, tmp_path: Path, undisturbed_by: Undisturbed, strategy: Strategy
+) -> None:
     log = PreparedLog.open(shared / "log")
     job = one_pass(log)
-    undisturbed = run(job, log, Told(), None)
+    undisturbed = undisturbed_by(log, job)
     with pytest.raises(Interrupted):
         run(job, log, Told(at=1500), tmp_path)
     assert gap(run(job, log, Told(), tmp_path, strategy=strategy).answer, undisturbed.answer) < TOLERANCE
@@ -202,12 +221,12 @@ def test_one_rank_goes_on_with_other_techniques(shared: Path, tmp_path: Path, st
 @pytest.mark.parametrize("examples", [1500, 2600], ids="after {} examples".format)
 @pytest.mark.parametrize("more", [{}, {"precision": "bf16", "weight_average": 2, "dropout": 0.2}], ids=str)
 def test_delayed_updates_go_on_to_the_bit(
-    shared: Path, tmp_path: Path, more: dict[str, Any], examples: int
+    shared: Path, tmp_path: Path, undisturbed_by: Undisturbed, more: dict[str, Any], examples: int
 ) -> None:
     """From an evaluation, and from a checkpoint between two, which changes nothing."""
     log, strategy = PreparedLog.open(shared / "log"), Strategy(dense="zero_offload")
     job = a_job(log, evaluate_every=2100, delayed_update=True, delayed_update_after=7, **more)
-    undisturbed = run(job, log, Told(), None, strategy=strategy)
+    undisturbed = undisturbed_by(log, job, strategy=strategy)
     with pytest.raises(Interrupted):
         run(job, log, Told(at=examples), tmp_path, strategy=strategy)
     steps = newest_steps(tmp_path)
@@ -216,7 +235,7 @@ def test_delayed_updates_go_on_to_the_bit(
     assert again.answer == undisturbed.answer
     for name, weight in undisturbed.weights.items():
         assert torch.equal(again.weights[name], weight), name
-    at_once = run(a_job(log, evaluate_every=2100, **more), log, Told(), None, strategy=strategy)
+    at_once = undisturbed_by(log, a_job(log, evaluate_every=2100, **more), strategy=strategy)
     assert gap(at_once.answer, undisturbed.answer) > 1e-6
 
 
@@ -255,10 +274,10 @@ def test_learning_rates_fall_as_half_a_cosine(shared: Path) -> None:
     )
 
 
-def test_checkpoints_change_nothing(shared: Path, tmp_path: Path) -> None:
+def test_checkpoints_change_nothing(shared: Path, tmp_path: Path, undisturbed_by: Undisturbed) -> None:
     log = PreparedLog.open(shared / "log")
     job = a_job(log, dropout=0.2)
-    assert run(job, log, Told(), tmp_path).answer == run(job, log, Told(), None).answer
+    assert run(job, log, Told(), tmp_path).answer == undisturbed_by(log, job).answer
 
 
 def test_short_trainings_make_none(shared: Path, tmp_path: Path) -> None:
@@ -363,10 +382,10 @@ def test_an_index_cannot_point_outside_its_checkpoint(shared: Path, tmp_path: Pa
         run(a_job(log), log, Told(), tmp_path)
 
 
-def test_killed_at_any_moment(shared: Path, tmp_path: Path) -> None:
+def test_killed_at_any_moment(shared: Path, tmp_path: Path, undisturbed_by: Undisturbed) -> None:
     """SIGKILL, three times, each after more training than the one before."""
     log, rng = PreparedLog.open(shared / "log"), random.Random(0)
-    undisturbed = run(a_job(log, dropout=0.2), log, Told(), None).answer
+    undisturbed = undisturbed_by(log, a_job(log, dropout=0.2)).answer
     last = -1
     for _ in range(3):
         process = alone(shared, tmp_path)

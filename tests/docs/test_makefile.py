@@ -32,5 +32,8 @@ def test_two_commands_set_up_search_and_test() -> None:
     assert last_command("search") == [command, "run", "minutes=7"]
     own = last_command("search", "DATA=log.csv", "OUT=runs/x", "ARGS=trials=50 space=wide")
     assert own == [command, "run", "--data", "log.csv", "--out", "runs/x", "trials=50", "space=wide"]
-    assert last_command("test") == ["/nowhere/bin/python", "-m", "pytest"]
+    one_thread = "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive"
+    tested = f"{one_thread} /nowhere/bin/python -m pytest -n {{}} --dist loadfile --no-loadscope-reorder"
+    assert last_command("test") == tested.format(2).split()
+    assert last_command("test-all", "WORKERS=4") == [*tested.format(4).split(), "-m", '""']
     assert {command, "run", "space=techniques", "ranks=2x2"} <= set(last_command("techniques"))

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,22 @@ def cached(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
     return environment | {"DHEN_SEARCH_CACHE": str(tmp_path)}
 
 
+@pytest.fixture
+def _one_core() -> Iterator[None]:
+    """One thread measures, so that other work does not make two of them wait for each other."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
 def planned(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     done = run_here((*PLAN, *words), environment, None)
     assert done.returncode == 0, done.stderr
     return done
 
 
+@pytest.mark.usefixtures("_one_core")
 def test_a_command_measures_this_cpu_once_and_keeps_it(cached: dict[str, str], tmp_path: Path) -> None:
     first = planned(cached)
     (kept,) = tmp_path.rglob("*.json")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from command_line import Run
 
@@ -23,7 +25,9 @@ from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
+from trials.cluster import machine
 from trials.cluster.cluster import Cluster
+from trials.cluster.here import this_machine
 from trials.cluster.load import load_cluster
 from trials.job import Job, TrainingConfig
 from trials.planner.plan import plan
@@ -160,7 +164,20 @@ def test_a_plan_is_kept_with_what_it_passed_over(half: Cluster) -> None:
     assert more
 
 
-def test_this_machine_is_shared_by_what_runs_on_it() -> None:
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    """Speeds are measured with two threads, of which two trials side by side have one each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    this_machine.cache_clear()
+    yield
+    this_machine.cache_clear()
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_this_machine_is_shared_by_what_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 2)
     whole, halved = declared_cluster(LOCAL), declared_cluster(LOCAL, side_by_side=2)
     assert halved.hbm == whole.hbm // 2
     assert "shared by 2" in halved.sources["hbm"]
