@@ -1,0 +1,39 @@
+"""What ranks that share a training take on a CPU beside the parts of their models: engines, tables, counting.
+
+An engine is how the dense part is held (`trials.strategy`), with gloo beneath it. What it takes is measured on so
+many ranks at once (`trials.profiling.on_ranks`), and fitted as a sum over sizes. Nothing of it hides behind
+compute: it is what steps take longer than the same compute without an engine.
+"""
+
+from __future__ import annotations
+
+from dhen.values import Value
+
+
+class EngineCost(Value):
+    """Seconds that an engine takes for one of each size: 1, units (layers, and the rest together), tensors, numbers
+    of the dense part."""
+
+    passes: tuple[float, ...]
+    """Seconds of forward and backward of a micro-batch whose gradients wait for another one."""
+    reduced: tuple[float, ...]
+    """Seconds that a micro-batch takes beside that where gradients are reduced."""
+    update: tuple[float, ...]
+    """Seconds of the dense part's update, with what is handed out after it."""
+
+
+class SharedCosts(Value):
+    """What ranks of one training take on this machine, all of them at once."""
+
+    ranks: str
+    """Hosts and ranks per host, such as `2x2`, all on this machine."""
+    engines: dict[str, EngineCost]
+    """What each way to hold the dense part takes, by its name in strategies."""
+    tables: tuple[float, ...] | None = None
+    """Seconds of lookup and update of tables, beside what a lookup without other ranks takes, for one of each size
+    (`trials.planner.time.shared_time.table_sizes`); None where TorchRec is missing."""
+    counted: bool = False
+    """Whether ranks count their memory, as with a declared one (`trials.memory.limit`)."""
+    counting: tuple[float, ...] = (0.0, 0.0)
+    """Seconds that counting takes of forward and backward, for 1 and for each operation."""
+

@@ -1,0 +1,95 @@
+"""Times engines and tables in this process, one rank of several that speak through gloo as those of a training do."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from trials.cluster.machine import Precision
+from trials.distributed.process_group import join
+from trials.memory.limit import limited_memory
+from trials.memory.malloc import keep_freed_memory
+from trials.profiling import engines, sharded_tables
+from trials.profiling.engines import ALONE, EngineTimed
+from trials.profiling.sharded_tables import TablesTimed
+from trials.ranks import Ranks
+
+ROUNDS = 2
+"""Number of rounds in which everything is timed: other work that takes the cores disturbs one of them."""
+GIVE_UP_SECONDS = 60.0
+"""Seconds after which a rank no longer waits for another."""
+ENOUGH = 2**40
+"""A memory that nothing exceeds, so that it is counted and never lacking."""
+
+
+class SharedSetting(NamedTuple):
+    """What is measured."""
+
+    precision: Precision
+    threads: int
+    """Threads of a rank."""
+    hosts: int
+    gpus_per_host: int
+    counted: bool
+    """Whether ranks count their memory."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.hosts * self.gpus_per_host
+
+
+class SharedMeasured(NamedTuple):
+    """What one rank has timed: the least of the rounds."""
+
+    engines: list[EngineTimed]
+    uncounted: list[EngineTimed]
+    """Compute alone, without counting; nothing where none is counted."""
+    tables: list[TablesTimed] | None
+    """None where TorchRec is missing."""
+
+
+def has_torchrec() -> bool:
+    """Tells whether tables can be sharded here."""
+    return all(find_spec(package) is not None for package in ("torchrec", "fbgemm_gpu"))
+
+
+def time_rank(setting: SharedSetting, rank: int, folder: str) -> SharedMeasured:
+    """Times everything with the other ranks, who meet in a folder; this process is left with these threads."""
+    torch.set_num_threads(setting.threads)
+    keep_freed_memory()
+    ranks = Ranks(rank, setting.hosts, setting.gpus_per_host)
+    join(ranks, Path(folder), None, local=0, seconds=GIVE_UP_SECONDS)
+    dense = engines.wrapped(setting.precision, ranks)
+    tables = sharded_tables.placed(ranks) if has_torchrec() else None
+    uncounted: list[list[EngineTimed]] = []
+    if setting.counted:
+        alone = [subject for subject in dense if subject.engine == ALONE]
+        uncounted = [list(engines.timed_engines(alone)) for _ in range(ROUNDS)]
+    with limited_memory(ENOUGH if setting.counted else None, torch.device("cpu")):
+        by_engine = [list(engines.timed_engines(dense)) for _ in range(ROUNDS)]
+        by_tables = [list(sharded_tables.timed_tables(tables or [])) for _ in range(ROUNDS)]
+    dist.barrier()
+    return SharedMeasured(
+        [_least_engine(each) for each in zip(*by_engine, strict=True)],
+        [_least_engine(each) for each in zip(*uncounted, strict=True)],
+        [_least_tables(each) for each in zip(*by_tables, strict=True)] if tables is not None else None,
+    )
+
+
+def _least_engine(rounds: tuple[EngineTimed, ...]) -> EngineTimed:
+    return rounds[0]._replace(
+        waiting=min(each.waiting for each in rounds),
+        reduced=min(each.reduced for each in rounds),
+        update=min(each.update for each in rounds),
+    )
+
+
+def _least_tables(rounds: tuple[TablesTimed, ...]) -> TablesTimed:
+    return rounds[0]._replace(
+        shared=min(each.shared for each in rounds), alone=min(each.alone for each in rounds)
+    )
