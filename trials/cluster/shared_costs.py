@@ -10,9 +10,13 @@ from __future__ import annotations
 from dhen.values import Value
 
 
+def _slower(seconds: tuple[float, ...], times: float) -> tuple[float, ...]:
+    return tuple(times * each for each in seconds)
+
+
 class EngineCost(Value):
-    """Seconds that an engine takes for one of each size: 1, units (layers, and the rest together), tensors, numbers
-    of the dense part."""
+    """Seconds that an engine takes for one of each size: 1, units (layers, and the rest together), tensors, and
+    numbers of the dense part."""
 
     passes: tuple[float, ...]
     """Seconds of forward and backward of a micro-batch whose gradients wait for another one."""
@@ -37,3 +41,16 @@ class SharedCosts(Value):
     counting: tuple[float, ...] = (0.0, 0.0)
     """Seconds that counting takes of forward and backward, for 1 and for each operation."""
 
+    def in_turns(self, times: float) -> SharedCosts:
+        """Returns what ranks take where other trainings' take turns with them: so many times as long."""
+        engines = {
+            name: EngineCost(
+                passes=_slower(cost.passes, times),
+                reduced=_slower(cost.reduced, times),
+                update=_slower(cost.update, times),
+            )
+            for name, cost in self.engines.items()
+        }
+        tables = None if self.tables is None else _slower(self.tables, times)
+        counting = _slower(self.counting, times)
+        return self.replace(engines=engines, tables=tables, counting=counting)

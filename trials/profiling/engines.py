@@ -98,7 +98,7 @@ def _wrapped(
     if engine == ALONE:
         strategy, mesh = Strategy(), None
     else:
-        strategy = Strategy(dense=engine, micro_batches=2, no_sync=engine in FULLY_SHARDED)  # type: ignore[arg-type]
+        strategy = Strategy(dense=engine, micro_batches=2, no_sync=engine in FULLY_SHARDED)
         mesh = device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, "cpu")
     step = parallelize(network, strategy, training, mesh, where=torch.device("cpu"))
     inputs = DenseInputs(embeddings, batch.features.numeric_BK)

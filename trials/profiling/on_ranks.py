@@ -1,4 +1,4 @@
-"""Times engines and tables in this process, one rank of several that speak through gloo as those of a training do."""
+"""Times engines and tables in this process, one rank of several that share them, and speak through gloo."""
 
 from __future__ import annotations
 

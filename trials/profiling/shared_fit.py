@@ -21,7 +21,9 @@ from trials.profiling.sharded_tables import TablesTimed
 
 def shared_costs_of(found: Sequence[SharedMeasured], setting: SharedSetting) -> SharedCosts:
     """Returns what is fitted to the means over ranks."""
-    engines, uncounted = (_mean_engines([getattr(each, name) for each in found]) for name in ("engines", "uncounted"))
+    engines, uncounted = (
+        _mean_engines([getattr(each, name) for each in found]) for name in ("engines", "uncounted")
+    )
     tables = [each.tables for each in found if each.tables is not None]
     return SharedCosts(
         ranks=f"{setting.hosts}x{setting.gpus_per_host}",
@@ -60,7 +62,9 @@ def _counting(engines: Sequence[EngineTimed], uncounted: Sequence[EngineTimed]) 
     return _fit([(1.0, each.operations) for each in uncounted], more, counted)
 
 
-def _fit(sizes: Sequence[Sequence[float]], seconds: Sequence[float], wholes: Sequence[float]) -> tuple[float, ...]:
+def _fit(
+    sizes: Sequence[Sequence[float]], seconds: Sequence[float], wholes: Sequence[float]
+) -> tuple[float, ...]:
     """Returns the seconds for one of each size, by errors relative to whole times."""
     scale = np.max(np.asarray(sizes, dtype=np.float64), axis=0)
     scale = np.where(scale > 0.0, scale, 1.0)

@@ -125,7 +125,12 @@ def _items(strategy: Strategy) -> tuple[str, str]:
 
 
 def _update(
-    step: SharedStep, strategy: Strategy, cost: EngineCost, share: float, items: dict[str, float], slower: float
+    step: SharedStep,
+    strategy: Strategy,
+    cost: EngineCost,
+    share: float,
+    items: dict[str, float],
+    slower: float,
 ) -> dict[str, float]:
     """Returns the items of the update: of ZeRO's, what is left beside the optimizer is the gather of weights."""
     seconds = dot(cost.update, step.sizes) + slower
