@@ -33,6 +33,9 @@ class SharedCosts(Value):
     """Hosts and ranks per host, such as `2x2`, all on this machine."""
     engines: dict[str, EngineCost]
     """What each way to hold the dense part takes, by its name in strategies."""
+    waits: tuple[float, float] = (0.0, 0.0)
+    """Seconds that a step takes beside its compute, its engine and its tables, for 1 and for each second of
+    compute: ranks wait for the slowest of them."""
     tables: tuple[float, ...] | None = None
     """Seconds of lookup and update of tables, beside what a lookup without other ranks takes, for one of each size
     (`trials.planner.time.shared_time.table_sizes`); None where TorchRec is missing."""
@@ -52,5 +55,6 @@ class SharedCosts(Value):
             for name, cost in self.engines.items()
         }
         tables = None if self.tables is None else _slower(self.tables, times)
+        waits = (times * self.waits[0], self.waits[1])
         counting = _slower(self.counting, times)
-        return self.replace(engines=engines, tables=tables, counting=counting)
+        return self.replace(engines=engines, waits=waits, tables=tables, counting=counting)

@@ -1,15 +1,16 @@
 """Times engines of the dense part on ranks that share a training, beside the same compute without an engine.
 
-A micro-batch whose gradients wait, one whose gradients are reduced, and the update are timed apart. All networks
-are kept from round to round: wrapping a model takes longer than its steps.
+A micro-batch whose gradients wait, one whose gradients are reduced, and the update are timed apart; so are whole
+steps with tables, where one part's wait for other ranks is in another part's time. All networks are kept from
+round to round: wrapping a model takes longer than its steps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,22 +31,21 @@ from trials.planner.segments import segments
 from trials.planner.time.shared_time import engine_sizes
 from trials.profiling.inputs import Inputs, labelled_batch
 from trials.profiling.networks import ROWS
+from trials.profiling.sharded_tables import PlacedTables, TablesCase, alone
 from trials.ranks import Ranks
 from trials.strategy import FULLY_SHARDED, Dense, Strategy
 
 SMALL, LARGE = Inputs(8, 5, 0, 5, 8), Inputs(26, 13, 2, 39, 16)
 NETWORKS = (
-    (SMALL, (LayerConfig(modules=(LinearConfig(),)),)),
-    (SMALL, (LayerConfig(modules=(MlpConfig(), DcnConfig(), LinearConfig())),) * 4),
-    (LARGE, (LayerConfig(modules=(DlrmConfig(), LinearConfig())),) * 2),
-    (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(1024,)),)),)),
-    (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(512, 512)), MlpConfig())),) * 3),
+    (SMALL, (LayerConfig(modules=(LinearConfig(),)),), 64),
+    (LARGE, (LayerConfig(modules=(MlpConfig(), DcnConfig(), LinearConfig())),) * 4, 128),
+    (LARGE, (LayerConfig(modules=(DlrmConfig(), LinearConfig())),) * 2, 1024),
+    (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(1024,)),)),), 128),
+    (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(512, 512)), MlpConfig())),) * 3, 128),
 )
-"""Networks of few and many layers, tensors and numbers, which are always the same."""
-BATCH = 64
-"""Examples of a rank: few, so that compute is little of a step."""
+"""Networks of few and many layers, tensors and numbers, and examples of a rank; they are always the same."""
 WARM_UP, STEPS = 2, 5
-ALONE = ""
+ALONE: Literal[""] = ""
 """Name of the engine of compute alone."""
 
 
@@ -61,6 +61,10 @@ class EngineTimed(NamedTuple):
     reduced: float
     """Seconds of forward and backward of a micro-batch whose gradients are reduced."""
     update: float
+    whole: float
+    """Seconds of a step after another, with lookup and update of tables."""
+    tables: float
+    """Seconds of these tables' lookup and update by themselves."""
 
 
 class _Subject(NamedTuple):
@@ -71,28 +75,34 @@ class _Subject(NamedTuple):
     operations: int
     step: ParallelStep
     batch: DenseBatch
+    tables: PlacedTables | None
 
 
-def wrapped(precision: Precision, ranks: Ranks) -> list[_Subject]:
-    """Returns each network without an engine and under each; a collective."""
+def wrapped(precision: Precision, ranks: Ranks, tables: Mapping[TablesCase, PlacedTables]) -> list[_Subject]:
+    """Returns each network without an engine and under each, with those tables that there are; a collective."""
     found = []
-    for inputs, layers in NETWORKS:
+    for inputs, layers, examples in NETWORKS:
         model, schema = inputs.model(layers), inputs.schema()
-        its = segments(model, schema, precision, "cpu", BATCH)
-        operations = sum(segment.operations for segment in its)
+        its = segments(model, schema, precision, "cpu", examples)
+        operations, its_tables = sum(segment.operations for segment in its), tables.get((inputs, examples))
         for engine in (ALONE, *ways_to_hold(ranks.hosts, ranks.gpus_per_host)):
-            step, batch = _wrapped(model, schema, engine, precision, ranks)
-            found.append(_Subject(engine, engine_sizes(its), operations, step, batch))
+            step, batch = _wrapped(model, schema, engine, precision, ranks, examples)
+            found.append(_Subject(engine, engine_sizes(its), operations, step, batch, its_tables))
     return found
 
 
 def _wrapped(
-    model: DhenConfig, schema: FeatureSchema, engine: Dense | str, precision: Precision, ranks: Ranks
+    model: DhenConfig,
+    schema: FeatureSchema,
+    engine: Dense | Literal[""],
+    precision: Precision,
+    ranks: Ranks,
+    examples: int,
 ) -> tuple[ParallelStep, DenseBatch]:
-    training = TrainingConfig(batch_size=BATCH * ranks.world).resolved(ROWS, precision)
+    training = TrainingConfig(batch_size=examples * ranks.world).resolved(ROWS, precision)
     torch.manual_seed(0)
     network = build_model(model, schema).train()
-    tables, batch = take_tables(network), labelled_batch(schema, BATCH)
+    tables, batch = take_tables(network), labelled_batch(schema, examples)
     assert tables is not None
     embeddings = tuple(e.detach().requires_grad_() for e in tables(batch.features))
     if engine == ALONE:
@@ -110,7 +120,25 @@ def timed_engines(subjects: list[_Subject]) -> Iterator[EngineTimed]:
     for subject in subjects:
         runs = [_once(subject) for _ in range(WARM_UP + STEPS)][WARM_UP:]
         waiting, reduced, update = (median(each) for each in zip(*runs, strict=True))
-        yield EngineTimed(subject.engine, subject.sizes, subject.operations, waiting, reduced, update)
+        whole = median([_whole(subject) for _ in range(WARM_UP + STEPS)][WARM_UP:])
+        tables = median(alone(subject.tables) for _ in range(STEPS)) if subject.tables else 0.0
+        times = (waiting, reduced, update, whole, tables)
+        yield EngineTimed(subject.engine, subject.sizes, subject.operations, *times)
+
+
+def _whole(subject: _Subject) -> float:
+    """Returns the seconds of a step as `trials.training.distributed_step` makes it, with no wait but those that it
+    has."""
+    began = time.perf_counter()
+    batch, tables = subject.batch, subject.tables
+    if tables is not None:
+        embeddings = tables.shared.lookup(tables.batches[0].features)
+        batch = batch._replace(inputs=batch.inputs._replace(embeddings=embeddings))
+    subject.step.forward_backward(batch)
+    if tables is not None:
+        tables.shared.update(batch.inputs.embeddings)
+    subject.step.update()
+    return time.perf_counter() - began
 
 
 def _once(subject: _Subject) -> tuple[float, float, float]:

@@ -49,8 +49,8 @@ class SharedMeasured(NamedTuple):
     engines: list[EngineTimed]
     uncounted: list[EngineTimed]
     """Compute alone, without counting; nothing where none is counted."""
-    tables: list[TablesTimed] | None
-    """None where TorchRec is missing."""
+    tables: list[TablesTimed]
+    """Nothing where TorchRec is missing."""
 
 
 def has_torchrec() -> bool:
@@ -64,20 +64,20 @@ def time_rank(setting: SharedSetting, rank: int, folder: str) -> SharedMeasured:
     keep_freed_memory()
     ranks = Ranks(rank, setting.hosts, setting.gpus_per_host)
     join(ranks, Path(folder), None, local=0, seconds=GIVE_UP_SECONDS)
-    dense = engines.wrapped(setting.precision, ranks)
-    tables = sharded_tables.placed(ranks) if has_torchrec() else None
+    tables = sharded_tables.placed(ranks) if has_torchrec() else {}
+    dense = engines.wrapped(setting.precision, ranks, tables)
     uncounted: list[list[EngineTimed]] = []
     if setting.counted:
         alone = [subject for subject in dense if subject.engine == ALONE]
         uncounted = [list(engines.timed_engines(alone)) for _ in range(ROUNDS)]
     with limited_memory(ENOUGH if setting.counted else None, torch.device("cpu")):
         by_engine = [list(engines.timed_engines(dense)) for _ in range(ROUNDS)]
-        by_tables = [list(sharded_tables.timed_tables(tables or [])) for _ in range(ROUNDS)]
+        by_tables = [list(sharded_tables.timed_tables(tables.values())) for _ in range(ROUNDS)]
     dist.barrier()
     return SharedMeasured(
         [_least_engine(each) for each in zip(*by_engine, strict=True)],
         [_least_engine(each) for each in zip(*uncounted, strict=True)],
-        [_least_tables(each) for each in zip(*by_tables, strict=True)] if tables is not None else None,
+        [_least_tables(each) for each in zip(*by_tables, strict=True)],
     )
 
 
@@ -86,10 +86,12 @@ def _least_engine(rounds: tuple[EngineTimed, ...]) -> EngineTimed:
         waiting=min(each.waiting for each in rounds),
         reduced=min(each.reduced for each in rounds),
         update=min(each.update for each in rounds),
+        whole=min(each.whole for each in rounds),
+        tables=min(each.tables for each in rounds),
     )
 
 
 def _least_tables(rounds: tuple[TablesTimed, ...]) -> TablesTimed:
     return rounds[0]._replace(
-        shared=min(each.shared for each in rounds), alone=min(each.alone for each in rounds)
+        shared=min(each.shared for each in rounds), local=min(each.local for each in rounds)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -27,9 +27,12 @@ from trials.planner.time.shared_time import table_sizes
 from trials.profiling.cases import SEVERAL
 from trials.profiling.inputs import Inputs, labelled_batch
 from trials.profiling.networks import ROWS
+from trials.profiling.timing import OTHER_VALUES
 from trials.ranks import Ranks
 
-CASES = (
+TablesCase = tuple[Inputs, int]
+"""Inputs, and examples of a rank."""
+CASES: tuple[TablesCase, ...] = (
     (Inputs(26, 13, 2, 39, 16), 128),
     (Inputs(26, 13, 2, 39, 16), 1024),
     (Inputs(26, 13, 0, 39, 32), 512),
@@ -38,7 +41,7 @@ CASES = (
     (Inputs(40, 0, 4, 20, 16), 256),
     (Inputs(2, 13, 0, 13, 16), 256),
 )
-"""Inputs, and examples of a rank."""
+"""The first ones are those of networks too (`trials.profiling.engines`)."""
 PLACED_FOR = "zionex"
 """A cluster for whose links tables are placed: some whole on all ranks, others as shards."""
 WARM_UP, STEPS = 2, 5
@@ -49,24 +52,28 @@ class TablesTimed(NamedTuple):
 
     sizes: tuple[float, ...]
     shared: float
-    alone: float
+    local: float
     """Seconds of a lookup and its backward in one process, without an update."""
 
 
-class _Subject(NamedTuple):
+class PlacedTables(NamedTuple):
+    """Tables over all ranks, and in this process."""
+
     sizes: tuple[float, ...]
     shared: ShardedTables
-    alone: LocalTables
+    local: LocalTables
     batches: list[Batch]
     gradients: tuple[Tensor, ...]
+    other: Tensor
+    """What is read between two runs."""
 
 
-def placed(ranks: Ranks) -> list[_Subject]:
+def placed(ranks: Ranks) -> dict[TablesCase, PlacedTables]:
     """Returns tables over all ranks and in this process; a collective."""
-    return [_placed(inputs, examples, ranks) for inputs, examples in CASES]
+    return {case: _placed(*case, ranks) for case in CASES}
 
 
-def _placed(inputs: Inputs, examples: int, ranks: Ranks) -> _Subject:
+def _placed(inputs: Inputs, examples: int, ranks: Ranks) -> PlacedTables:
     schema, model = inputs.schema(), inputs.model((LayerConfig(modules=(LinearConfig(),)),))
     batch_size, cpu = examples * ranks.world, torch.device("cpu")
     config = TrainingConfig(batch_size=batch_size).resolved(ROWS, "fp32")
@@ -78,34 +85,35 @@ def _placed(inputs: Inputs, examples: int, ranks: Ranks) -> _Subject:
     shared = ShardedTables(tables, schema, config, ranks, placement, cpu)
     batches = [labelled_batch(schema, examples) for _ in range(SEVERAL)]
     gradients = tuple(torch.randn_like(e) for e in tables(batches[0].features))
-    return _Subject(table_sizes(placement), shared, LocalTables(tables, config), batches, gradients)
+    local, other = LocalTables(tables, config), torch.zeros(OTHER_VALUES)
+    return PlacedTables(table_sizes(placement), shared, local, batches, gradients, other)
 
 
-def timed_tables(subjects: list[_Subject]) -> Iterator[TablesTimed]:
+def timed_tables(subjects: Iterable[PlacedTables]) -> Iterator[TablesTimed]:
     """Yields the seconds of each; a collective."""
     for subject in subjects:
-        both = []
-        for run in range(WARM_UP + STEPS):
-            batch = subject.batches[run % SEVERAL]
-            both.append((_shared(subject, batch), _alone(subject, batch)))
-        shared, alone = (median(each) for each in zip(*both[WARM_UP:], strict=True))
-        yield TablesTimed(subject.sizes, shared, alone)
+        both = [(alone(subject, run), _local(subject, run)) for run in range(WARM_UP + STEPS)]
+        shared, local = (median(each) for each in zip(*both[WARM_UP:], strict=True))
+        yield TablesTimed(subject.sizes, shared, local)
 
 
-def _shared(subject: _Subject, batch: Batch) -> float:
+def alone(subject: PlacedTables, run: int = 0) -> float:
+    """Returns the seconds of lookup and update, begun by all ranks at the same time, with caches as cold as in a
+    step."""
+    subject.other.add_(1.0)
     dist.barrier()
     began = time.perf_counter()
-    embeddings = _looked_up(subject.shared, batch, subject.gradients)
+    embeddings = _looked_up(subject.shared, subject.batches[run % SEVERAL], subject.gradients)
     subject.shared.update(embeddings)
     return time.perf_counter() - began
 
 
-def _alone(subject: _Subject, batch: Batch) -> float:
+def _local(subject: PlacedTables, run: int) -> float:
     began = time.perf_counter()
-    embeddings = _looked_up(subject.alone, batch, subject.gradients)
-    backward(subject.alone._looked_up, embeddings)
+    embeddings = _looked_up(subject.local, subject.batches[run % SEVERAL], subject.gradients)
+    backward(subject.local._looked_up, embeddings)
     seconds = time.perf_counter() - began
-    for weight in subject.alone._weights:
+    for weight in subject.local._weights:
         weight.grad = None
     return seconds
 

@@ -24,11 +24,12 @@ def shared_costs_of(found: Sequence[SharedMeasured], setting: SharedSetting) -> 
     engines, uncounted = (
         _mean_engines([getattr(each, name) for each in found]) for name in ("engines", "uncounted")
     )
-    tables = [each.tables for each in found if each.tables is not None]
+    tables = _mean_tables([each.tables for each in found])
     return SharedCosts(
         ranks=f"{setting.hosts}x{setting.gpus_per_host}",
         engines=_engines(engines),
-        tables=_tables(_mean_tables(tables)) if tables else None,
+        waits=_waits(engines),
+        tables=_tables(tables) if tables else None,
         counted=setting.counted,
         counting=_counting(engines, uncounted),
     )
@@ -48,9 +49,19 @@ def _engines(timed: Sequence[EngineTimed]) -> dict[str, EngineCost]:
     return costs
 
 
+def _waits(timed: Sequence[EngineTimed]) -> tuple[float, float]:
+    """Returns what whole steps of all engines take longer than what they consist of."""
+    compute = [each.waiting for each in timed if each.engine == ALONE]
+    engines = len(timed) // len(compute)
+    its = [(each, compute[place // engines]) for place, each in enumerate(timed) if each.engine != ALONE]
+    more = [each.whole - each.reduced - each.update - each.tables for each, _ in its]
+    one, share = _fit([(1.0, alone) for _, alone in its], more, [each.whole for each, _ in its])
+    return one, share
+
+
 def _tables(timed: Sequence[TablesTimed]) -> tuple[float, ...]:
     wholes = [each.shared for each in timed]
-    return _fit([each.sizes for each in timed], [each.shared - each.alone for each in timed], wholes)
+    return _fit([each.sizes for each in timed], [each.shared - each.local for each in timed], wholes)
 
 
 def _counting(engines: Sequence[EngineTimed], uncounted: Sequence[EngineTimed]) -> tuple[float, ...]:
@@ -80,6 +91,8 @@ def _mean_engines(found: Sequence[Sequence[EngineTimed]]) -> list[EngineTimed]:
             waiting=fmean(timed.waiting for timed in each),
             reduced=fmean(timed.reduced for timed in each),
             update=fmean(timed.update for timed in each),
+            whole=fmean(timed.whole for timed in each),
+            tables=fmean(timed.tables for timed in each),
         )
         for each in zip(*found, strict=True)
     ]
@@ -88,7 +101,7 @@ def _mean_engines(found: Sequence[Sequence[EngineTimed]]) -> list[EngineTimed]:
 def _mean_tables(found: Sequence[Sequence[TablesTimed]]) -> list[TablesTimed]:
     return [
         each[0]._replace(
-            shared=fmean(timed.shared for timed in each), alone=fmean(timed.alone for timed in each)
+            shared=fmean(timed.shared for timed in each), local=fmean(timed.local for timed in each)
         )
         for each in zip(*found, strict=True)
     ]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from trials.cluster.cluster import Cluster
 from trials.cluster.part_costs import UPDATE, PartCosts, dot
-from trials.cluster.shared_costs import EngineCost, SharedCosts
+from trials.cluster.shared_costs import SharedCosts
 from trials.planner.estimates import StepTime
 from trials.planner.segments import Segment
 from trials.planner.tables.placement import Placement
@@ -102,13 +102,12 @@ def shared_time(
     items = dict.fromkeys(StepTime.model_fields, 0.0) | compute
     items["forward"] += micro_batches * step.counting
     items["lookup"], items["all_to_all"] = step.replicated_tables, step.sharded_tables
-    passes = micro_batches * dot(cost.passes, step.sizes)
-    reduced = _reductions(strategy) * dot(cost.reduced, step.sizes)
-    for item, seconds in zip(_items(strategy), (passes, reduced), strict=True):
-        items[item] += seconds
-    items |= _update(step, strategy, cost, share, items, slower)
-    total = sum(items.values())
-    return StepTime(**items | {"total": total})
+    passes, reduced, update = (dot(each, step.sizes) for each in (cost.passes, cost.reduced, cost.update))
+    of_passes, of_reduced = _items(strategy)
+    items[of_passes] += micro_batches * passes
+    items[of_reduced] += _reductions(strategy) * reduced + dot(step.shared.waits, (1, sum(compute.values())))
+    items |= _update(step, strategy, update + slower, share, items)
+    return StepTime(**items | {"total": sum(items.values())})
 
 
 def _reductions(strategy: Strategy) -> int:
@@ -125,20 +124,14 @@ def _items(strategy: Strategy) -> tuple[str, str]:
 
 
 def _update(
-    step: SharedStep,
-    strategy: Strategy,
-    cost: EngineCost,
-    share: float,
-    items: dict[str, float],
-    slower: float,
+    step: SharedStep, strategy: Strategy, seconds: float, share: float, items: dict[str, float]
 ) -> dict[str, float]:
     """Returns the items of the update: of ZeRO's, what is left beside the optimizer is the gather of weights."""
-    seconds = dot(cost.update, step.sizes) + slower
     if strategy.updated_on_host:
         return {"host_transfer": seconds}
     if strategy.dense not in ("zero1", "zero2"):
         return {"optimizer": seconds}
     _, _, tensors, numbers = step.sizes
     alone = sum(step.costs.seconds(UPDATE, (1, share * numbers, tensors)))
-    optimizer = min(seconds, alone + slower)
+    optimizer = min(seconds, alone)
     return {"optimizer": optimizer, "all_gather": items["all_gather"] + seconds - optimizer}
