@@ -33,9 +33,10 @@ class SharedCosts(Value):
     """Hosts and ranks per host, such as `2x2`, all on this machine."""
     engines: dict[str, EngineCost]
     """What each way to hold the dense part takes, by its name in strategies."""
-    waits: tuple[float, float] = (0.0, 0.0)
-    """Seconds that a step takes beside its compute, its engine and its tables, for 1 and for each second of
-    compute: ranks wait for the slowest of them."""
+    waits: tuple[float, ...] = (0.0, 0.0, 0.0)
+    """Seconds that a step takes beside its compute, its engine and its tables, for 1, for each second of compute
+    and for each number of the dense part: ranks wait for the slowest of them, and what a large model has left
+    in caches is nothing that tables need."""
     tables: tuple[float, ...] | None = None
     """Seconds of lookup and update of tables, beside what a lookup without other ranks takes, for one of each size
     (`trials.planner.time.shared_time.table_sizes`); None where TorchRec is missing."""
@@ -55,6 +56,7 @@ class SharedCosts(Value):
             for name, cost in self.engines.items()
         }
         tables = None if self.tables is None else _slower(self.tables, times)
-        waits = (times * self.waits[0], self.waits[1])
+        one, compute, number = self.waits
+        waits = (times * one, compute, times * number)
         counting = _slower(self.counting, times)
         return self.replace(engines=engines, waits=waits, tables=tables, counting=counting)

@@ -29,6 +29,7 @@ from trials.job import TrainingConfig
 from trials.planner.ladder import ways_to_hold
 from trials.planner.segments import segments
 from trials.planner.time.shared_time import engine_sizes
+from trials.profiling.cases import SEVERAL
 from trials.profiling.inputs import Inputs, labelled_batch
 from trials.profiling.networks import ROWS
 from trials.profiling.sharded_tables import PlacedTables, TablesCase, alone
@@ -39,12 +40,12 @@ SMALL, LARGE = Inputs(8, 5, 0, 5, 8), Inputs(26, 13, 2, 39, 16)
 NETWORKS = (
     (SMALL, (LayerConfig(modules=(LinearConfig(),)),), 64),
     (LARGE, (LayerConfig(modules=(MlpConfig(), DcnConfig(), LinearConfig())),) * 4, 128),
-    (LARGE, (LayerConfig(modules=(DlrmConfig(), LinearConfig())),) * 2, 1024),
-    (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(1024,)),)),), 128),
+    (LARGE, (LayerConfig(modules=(DlrmConfig(), LinearConfig())),) * 2, 512),
+    (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(4096,)),)),), 128),
     (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(512, 512)), MlpConfig())),) * 3, 128),
 )
 """Networks of few and many layers, tensors and numbers, and examples of a rank; they are always the same."""
-WARM_UP, STEPS = 2, 5
+WARM_UP, STEPS = 1, 3
 ALONE: Literal[""] = ""
 """Name of the engine of compute alone."""
 
@@ -62,9 +63,9 @@ class EngineTimed(NamedTuple):
     """Seconds of forward and backward of a micro-batch whose gradients are reduced."""
     update: float
     whole: float
-    """Seconds of a step after another, with lookup and update of tables."""
+    """Seconds of a step after another, with lookup and update of tables; 0 of compute alone."""
     tables: float
-    """Seconds of these tables' lookup and update by themselves."""
+    """Seconds of these tables' lookup and update by themselves, noted with compute alone."""
 
 
 class _Subject(NamedTuple):
@@ -120,19 +121,22 @@ def timed_engines(subjects: list[_Subject]) -> Iterator[EngineTimed]:
     for subject in subjects:
         runs = [_once(subject) for _ in range(WARM_UP + STEPS)][WARM_UP:]
         waiting, reduced, update = (median(each) for each in zip(*runs, strict=True))
-        whole = median([_whole(subject) for _ in range(WARM_UP + STEPS)][WARM_UP:])
-        tables = median(alone(subject.tables) for _ in range(STEPS)) if subject.tables else 0.0
+        whole, tables = 0.0, 0.0
+        if subject.engine != ALONE:
+            whole = median([_whole(subject, run) for run in range(WARM_UP + STEPS)][WARM_UP:])
+        elif subject.tables:
+            tables = median([alone(subject.tables, run) for run in range(WARM_UP + STEPS)][WARM_UP:])
         times = (waiting, reduced, update, whole, tables)
         yield EngineTimed(subject.engine, subject.sizes, subject.operations, *times)
 
 
-def _whole(subject: _Subject) -> float:
+def _whole(subject: _Subject, run: int) -> float:
     """Returns the seconds of a step as `trials.training.distributed_step` makes it, with no wait but those that it
     has."""
     began = time.perf_counter()
     batch, tables = subject.batch, subject.tables
     if tables is not None:
-        embeddings = tables.shared.lookup(tables.batches[0].features)
+        embeddings = tables.shared.lookup(tables.batches[run % SEVERAL].features)
         batch = batch._replace(inputs=batch.inputs._replace(embeddings=embeddings))
     subject.step.forward_backward(batch)
     if tables is not None:

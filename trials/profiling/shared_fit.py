@@ -49,14 +49,14 @@ def _engines(timed: Sequence[EngineTimed]) -> dict[str, EngineCost]:
     return costs
 
 
-def _waits(timed: Sequence[EngineTimed]) -> tuple[float, float]:
+def _waits(timed: Sequence[EngineTimed]) -> tuple[float, ...]:
     """Returns what whole steps of all engines take longer than what they consist of."""
-    compute = [each.waiting for each in timed if each.engine == ALONE]
-    engines = len(timed) // len(compute)
-    its = [(each, compute[place // engines]) for place, each in enumerate(timed) if each.engine != ALONE]
-    more = [each.whole - each.reduced - each.update - each.tables for each, _ in its]
-    one, share = _fit([(1.0, alone) for _, alone in its], more, [each.whole for each, _ in its])
-    return one, share
+    alone = {each.sizes: each for each in timed if each.engine == ALONE}
+    its = [each for each in timed if each.engine != ALONE]
+    more = [each.whole - each.reduced - each.update - alone[each.sizes].tables for each in its]
+    return _fit(
+        [(1.0, alone[each.sizes].waiting, each.sizes[-1]) for each in its], more, [each.whole for each in its]
+    )
 
 
 def _tables(timed: Sequence[TablesTimed]) -> tuple[float, ...]:

@@ -105,7 +105,9 @@ def shared_time(
     passes, reduced, update = (dot(each, step.sizes) for each in (cost.passes, cost.reduced, cost.update))
     of_passes, of_reduced = _items(strategy)
     items[of_passes] += micro_batches * passes
-    items[of_reduced] += _reductions(strategy) * reduced + dot(step.shared.waits, (1, sum(compute.values())))
+    items[of_reduced] += _reductions(strategy) * reduced + dot(
+        step.shared.waits, (1, sum(compute.values()), step.sizes[-1])
+    )
     items |= _update(step, strategy, update + slower, share, items)
     return StepTime(**items | {"total": sum(items.values())})
 
