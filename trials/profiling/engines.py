@@ -40,7 +40,7 @@ SMALL, LARGE = Inputs(8, 5, 0, 5, 8), Inputs(26, 13, 2, 39, 16)
 NETWORKS = (
     (SMALL, (LayerConfig(modules=(LinearConfig(),)),), 64),
     (LARGE, (LayerConfig(modules=(MlpConfig(), DcnConfig(), LinearConfig())),) * 4, 128),
-    (LARGE, (LayerConfig(modules=(DlrmConfig(), LinearConfig())),) * 2, 512),
+    (LARGE, (LayerConfig(modules=(DlrmConfig(), LinearConfig())),) * 2, 2048),
     (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(4096,)),)),), 128),
     (LARGE, (LayerConfig(modules=(MlpConfig(mlp=(512, 512)), MlpConfig())),) * 3, 128),
 )
