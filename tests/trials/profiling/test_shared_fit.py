@@ -11,8 +11,8 @@ from trials.cluster.part_costs import dot
 from trials.cluster.shared_costs import SharedCosts
 from trials.profiling.engines import ALONE, EngineTimed
 from trials.profiling.on_ranks import SharedMeasured, SharedSetting
-from trials.profiling.shared_fit import shared_costs_of
 from trials.profiling.sharded_tables import TablesTimed
+from trials.profiling.shared_fit import shared_costs_of
 
 PASSES, REDUCED, UPDATE = (1e-3, 5e-4, 2e-5, 1e-9), (2e-3, 1e-4, 0.0, 2e-9), (1e-4, 0.0, 1e-5, 5e-10)
 WAITS, COUNTING = (4e-3, 0.1, 1e-9), (1e-3, 5e-5)
