@@ -50,7 +50,8 @@ def declared_cluster(
     This machine (`local`, `this`) is measured, which takes a second or two, and shared: by trials side by side,
     and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`. A rank then has
     the speed of its `threads`. With a `precision` in which candidates compute, what parts of models take on
-    this machine's CPU is known too; the first time they are measured, which takes half a minute.
+    this machine's CPU is known too, and what several ranks here take beside; each is measured the first time,
+    which takes half a minute or more. With `hbm` ranks count their memory.
 
     Raises:
         UserError: for an unknown name, a file that is no cluster, ranks or sizes that are not valid.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -62,6 +63,7 @@ def has_torchrec() -> bool:
 
 def time_rank(setting: SharedSetting, rank: int, folder: str) -> SharedMeasured:
     """Times everything with the other ranks, who meet in a folder; this process is left with these threads."""
+    logging.disable(logging.WARNING)  # what libraries say of themselves is nothing for who asked for a plan
     torch.set_num_threads(setting.threads)
     keep_freed_memory()
     ranks = Ranks(rank, setting.hosts, setting.gpus_per_host)

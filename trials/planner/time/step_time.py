@@ -5,6 +5,8 @@ compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathe
 reduces in every one too, or in the last alone (`no_sync`, and HSDP's all-reduce across hosts), as
 DistributedDataParallel does.
 
+On a CPU on which ranks that share a training were measured, `shared_time` has what they take beside compute.
+
 Left out: the input pipeline, evaluation. Unverified on GPUs.
 """
 
