@@ -11,8 +11,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from dhen.errors import UserError
 from trials.cluster.machine import Precision, cores
 from trials.distributed.process_group import join
+from trials.embeddings.torchrec_backend import import_torchrec
 from trials.memory.limit import limited_memory
 from trials.memory.malloc import keep_freed_memory
 from trials.profiling import engines, sharded_tables
@@ -23,7 +25,7 @@ from trials.ranks import Ranks
 ROUNDS = 2
 """Number of rounds in which everything is timed: other work that takes the cores disturbs one of them. Ranks that
 take turns on the cores, and so disturb each other, have one."""
-GIVE_UP_SECONDS = 60.0
+GIVE_UP_SECONDS = 300.0
 """Seconds after which a rank no longer waits for another."""
 ENOUGH = 2**40
 """A memory that nothing exceeds, so that it is counted and never lacking."""
@@ -53,12 +55,22 @@ class SharedMeasured(NamedTuple):
     uncounted: list[EngineTimed]
     """Compute alone, without counting; nothing where none is counted."""
     tables: list[TablesTimed]
-    """Nothing where TorchRec is missing."""
+    """Nothing where TorchRec is missing or broken."""
 
 
 def has_torchrec() -> bool:
-    """Tells whether tables can be sharded here."""
+    """Tells whether TorchRec is installed, without which no tables are sharded."""
     return all(find_spec(package) is not None for package in ("torchrec", "fbgemm_gpu"))
+
+
+def _torchrec_works() -> bool:
+    if not has_torchrec():
+        return False
+    try:
+        import_torchrec()
+    except UserError:  # who trains on several ranks is told; a plan needs no more than its own numbers
+        return False
+    return True
 
 
 def time_rank(setting: SharedSetting, rank: int, folder: str) -> SharedMeasured:
@@ -68,7 +80,7 @@ def time_rank(setting: SharedSetting, rank: int, folder: str) -> SharedMeasured:
     keep_freed_memory()
     ranks = Ranks(rank, setting.hosts, setting.gpus_per_host)
     join(ranks, Path(folder), None, local=0, seconds=GIVE_UP_SECONDS)
-    tables = sharded_tables.placed(ranks) if has_torchrec() else {}
+    tables = sharded_tables.placed(ranks) if _torchrec_works() else {}
     dense = engines.wrapped(setting.precision, ranks, tables)
     rounds = range(ROUNDS if setting.world * setting.threads <= cores() else 1)
     uncounted: list[list[EngineTimed]] = []
