@@ -16,10 +16,15 @@ import pytest
 
 from trials.cluster.machine import Precision, cores
 from trials.cluster.part_costs import PartCosts
-from trials.profiling.kept import kept_at
+from trials.profiling.kept import kept_at, shared_kept_at
+from trials.profiling.on_ranks import SharedSetting
 
-KEPT = PartCosts.model_validate_json((Path(__file__).parent / "part_costs.json").read_text())
-"""What was measured once, on an AMD EPYC; tests rest on no number of it."""
+FILE = PartCosts.model_validate_json((Path(__file__).parent / "part_costs.json").read_text())
+"""What was measured once, on an AMD EPYC; tests rest on no number of it. For hsdp stands fsdp."""
+KEPT, SHARED = FILE.replace(shared=None), FILE.shared
+assert SHARED is not None
+MOST_RANKS = 4
+"""Hosts, and ranks per host, up to which tests let ranks of this machine share a training."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,4 +49,16 @@ def _costs_are_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             costs = KEPT.replace(precision=precision, threads=threads, processes=processes)
             path.write_text(costs.model_dump_json())
+            keep_shared(precision, threads)
         yield
+
+
+def keep_shared(precision: Precision, threads: int) -> None:
+    """Keeps what ranks take that share a training, so that it is not measured."""
+    assert SHARED is not None
+    sizes = range(1, MOST_RANKS + 1)
+    for hosts, ranks, counted in product(sizes, sizes, (False, True)):
+        path = shared_kept_at(SharedSetting(precision, threads, hosts, ranks, counted))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        costs = SHARED.replace(ranks=f"{hosts}x{ranks}", counted=counted)
+        path.write_text(costs.model_dump_json())

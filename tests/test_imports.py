@@ -64,8 +64,8 @@ FOLDERS = {
     "dhen.memory": set(),
     "dhen.ops": {"dhen.memory"},
     "trials.profiling": {
-        *("trials.cluster", "trials.data", "trials.memory", "trials.optim", "trials.planner"),
-        "trials.training",
+        *("trials.cluster", "trials.data", "trials.distributed", "trials.embeddings", "trials.memory"),
+        *("trials.optim", "trials.planner", "trials.training"),
     },
     "trials.checkpoint": {"trials.embeddings", "trials.memory", "trials.storage"},
     "trials.cluster": set(),

@@ -8,6 +8,8 @@ Each network is measured in two rounds that lie apart:
 how far these differ is how well a step repeats.
 
     OMP_NUM_THREADS=1 python -m benchmarks.planner.cpu_step_time --space default --networks 12 --processes 1
+    OMP_NUM_THREADS=1 python -m benchmarks.planner.cpu_step_time --networks 4 --ranks 1x2
+        ranks that share a training, under each strategy (`benchmarks.planner.shared_step_time`)
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import cycle, islice
@@ -26,11 +29,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.planner.shared_step_time import ENOUGH, cases, measured, print_tables
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import build_model
 from search.config import DemoConfig, StudyConfig
 from search.dataset import open_log
 from search.execution.jobs import job_on
+from search.planning.plan_trial import declared_cluster
 from spaces.catalog_loader import load_space
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS, load_cluster
@@ -44,6 +49,7 @@ from trials.planner.plan import plan
 from trials.profiling.kept import part_costs
 from trials.training.local_step import TrainStep
 
+STRATEGIES = ("dp", "zero1", "zero2", "shard_grad_op", "fsdp")
 BATCHES = (256, 1024, 4096)
 WARM_UP, STEPS, DIFFERENT_BATCHES = 3, 7, 5
 ROUNDS = 2
@@ -64,6 +70,8 @@ def main() -> None:
     """Prints a row for each network and batch size, then how far predictions and rounds are off."""
     options = _options()
     torch.set_num_threads(options.threads)
+    if options.ranks is not None:
+        return _shared(options)
     say = partial(print, file=sys.stderr)
     costs = part_costs(options.precision, threads=options.threads, processes=options.processes, say=say)
     print(machine())
@@ -83,6 +91,25 @@ def main() -> None:
     _print_table(cases, rounds)
 
 
+def _shared(options: argparse.Namespace) -> None:
+    """Prints how far predictions of shared trainings are off."""
+    began = time.perf_counter()
+    cluster = declared_cluster(
+        THIS,
+        options.ranks,
+        ENOUGH if options.counted else None,
+        threads=options.threads,
+        precision=options.precision,
+    )
+    print(f"{machine()}; read or measured in {time.perf_counter() - began:.0f} s")
+    counted = ", memory counted" if options.counted else ""
+    print(
+        f"{options.precision}, {options.ranks} ranks of {options.threads} threads, {options.space}{counted}\n"
+    )
+    found = cases(list(_jobs(options)), options.strategies, cluster)
+    print_tables(found, measured(found, cluster, options))
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -94,20 +121,29 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default=preferred_precision())
     parser.add_argument("--threads", type=int, default=1, help="of a process")
     parser.add_argument("--processes", type=int, default=1, help="that train at the same time")
+    parser.add_argument("--ranks", help="that share a training, such as 1x2")
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES, help="with --ranks")
+    parser.add_argument("--counted", action="store_true", help="with --ranks: as with a declared memory")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def _cases(options: argparse.Namespace, cluster: Cluster, rooflined: Cluster) -> list[Case]:
+    return [
+        Case(number, batch, job, _predicted_ms(job, cluster), _predicted_ms(job, rooflined))
+        for number, batch, job in _jobs(options)
+    ]
+
+
+def _jobs(options: argparse.Namespace) -> Iterator[tuple[int, int, Job]]:
+    """Yields random networks at every batch size."""
     log, space = open_log(StudyConfig(demo=DemoConfig(rows=options.rows))), load_space(options.space)
-    rng, cases = random.Random(options.seed), []
+    rng = random.Random(options.seed)
     for number in range(options.networks):
         candidate = space.decode(space.random_point(rng))
         for batch in options.batches:
             training = TrainingConfig.model_validate({**candidate.training, "batch_size": batch})
-            job = job_on(log, candidate.model, training, 0, options.precision)
-            cases.append(Case(number, batch, job, _predicted_ms(job, cluster), _predicted_ms(job, rooflined)))
-    return cases
+            yield number, batch, job_on(log, candidate.model, training, 0, options.precision)
 
 
 def _predicted_ms(job: Job, cluster: Cluster) -> float:

@@ -19,6 +19,7 @@ from trials.cluster.load import THIS, load_cluster
 from trials.cluster.machine import Precision, cores, preferred_precision
 from trials.cluster.part_costs import PartCosts
 from trials.cluster.shared import shared
+from trials.cluster.shared_costs import SharedCosts
 from trials.job import Job, TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
@@ -28,6 +29,8 @@ from trials.study_record import ClusterSummary
 
 LOCAL = "local"
 """Name of the cluster of a study that names none: this machine."""
+MOST_TURNS = 2
+"""Threads for each core up to which step times are predicted from what was measured."""
 NO_PLAN_EXCESS = 1.0
 """Memory excess of a candidate that cannot be priced, for the sampler: as if twice the memory were needed."""
 
@@ -47,7 +50,8 @@ def declared_cluster(
     This machine (`local`, `this`) is measured, which takes a second or two, and shared: by trials side by side,
     and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`. A rank then has
     the speed of its `threads`. With a `precision` in which candidates compute, what parts of models take on
-    this machine's CPU is known too; the first time they are measured, which takes half a minute.
+    this machine's CPU is known too, and what several ranks here take beside; each is measured the first time,
+    which takes half a minute or more. With `hbm` ranks count their memory.
 
     Raises:
         UserError: for an unknown name, a file that is no cluster, ranks or sizes that are not valid.
@@ -61,7 +65,11 @@ def declared_cluster(
             owners *= cluster.gpus_per_host if hosts_apart else cluster.ranks
         cluster = shared(cluster, owners, threads)
         if cluster.device == "cpu" and precision is not None:
-            cluster = cluster.replace(part_costs=_part_costs(precision, threads or cores() // owners, owners))
+            costs = _part_costs(precision, threads, owners)
+            if costs is not None and cluster.ranks > 1 and not (hosts_apart and cluster.hosts > 1):
+                shared_costs = _shared_costs(cluster, costs, owners, counted=hbm is not None)
+                costs = costs.replace(shared=shared_costs)
+            cluster = cluster.replace(part_costs=costs)
     return cluster.with_hbm(hbm) if hbm is not None else cluster
 
 
@@ -70,14 +78,29 @@ def precision_here(training: TrainingConfig) -> Precision:
     return preferred_precision() if training.precision == "auto" else training.precision
 
 
-def _part_costs(precision: Precision, threads: int, processes: int) -> PartCosts | None:
-    """What parts of models take while so many processes compute; None where they have less than a core a thread,
-    so that they take turns in no way that can be told before."""
-    if threads < 1 or threads * processes > cores():
+def _part_costs(precision: Precision, threads: int | None, processes: int) -> PartCosts | None:
+    """What parts of models take while so many processes compute; None where a process has less than a core, or a
+    core more than `MOST_TURNS` threads."""
+    threads = threads or max(1, cores() // processes)
+    if threads > cores() or threads * processes > MOST_TURNS * cores():
         return None
     from trials.profiling.kept import part_costs  # what it imports only a measurement needs
 
-    return part_costs(precision, threads=threads, processes=processes, say=partial(click.echo, err=True))
+    at_once = min(processes, cores() // threads)
+    costs = part_costs(precision, threads=threads, processes=at_once, say=partial(click.echo, err=True))
+    return costs.in_turns(processes / at_once)
+
+
+def _shared_costs(cluster: Cluster, costs: PartCosts, owners: int, *, counted: bool) -> SharedCosts:
+    """What ranks that share a training take beside parts; `counted`: with a declared memory, which they count. Of
+    `owners`, those of other trainings take turns with them where there are fewer cores."""
+    from trials.profiling.kept import shared_costs
+    from trials.profiling.on_ranks import SharedSetting
+
+    setting = SharedSetting(costs.precision, costs.threads, cluster.hosts, cluster.gpus_per_host, counted)
+    found = shared_costs(setting, partial(click.echo, err=True))
+    all_at_once, at_once = (max(1.0, ranks * costs.threads / cores()) for ranks in (owners, cluster.ranks))
+    return found.in_turns(all_at_once / at_once)
 
 
 def cluster_summary(cluster: Cluster) -> ClusterSummary:

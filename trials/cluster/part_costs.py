@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from dhen.memory.parts import Part
 from dhen.values import Value
+from trials.cluster.shared_costs import SharedCosts
 
 ANY = "any"
 """Kind that stands for those which were not measured: operations, traffic and FLOPs of all that were."""
@@ -50,16 +51,31 @@ class PartCosts(Value):
     processes: int
     """Number of processes that computed at the same time."""
     kinds: dict[str, KindCost]
+    shared: SharedCosts | None = None
+    """What ranks that share a training take beside their parts, where that was measured."""
 
     def seconds(self, kind: str, sizes: Sequence[float]) -> PartSeconds:
         """Returns the seconds of a part of this kind; of one that was not measured, those of `ANY`."""
         cost = self.kinds.get(kind, self.kinds[ANY])
-        return PartSeconds(_dot(cost.forward, sizes), _dot(cost.backward, sizes))
+        return PartSeconds(dot(cost.forward, sizes), dot(cost.backward, sizes))
+
+    def in_turns(self, times: float) -> PartCosts:
+        """Returns what parts take where so many threads share a core: so many times as long."""
+
+        def slower(seconds: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(times * each for each in seconds)
+
+        kinds = {
+            kind: KindCost(forward=slower(cost.forward), backward=slower(cost.backward))
+            for kind, cost in self.kinds.items()
+        }
+        return self if times == 1.0 else self.replace(kinds=kinds)
 
     def of_part(self, part: Part, batch: int) -> PartSeconds:
         """Returns the seconds of a part for so many examples."""
         return self.seconds(part.kind, part.sizes(batch))
 
 
-def _dot(seconds: Sequence[float], sizes: Sequence[float]) -> float:
+def dot(seconds: Sequence[float], sizes: Sequence[float]) -> float:
+    """Returns the sum over sizes, each times its seconds."""
     return sum(each * size for each, size in zip(seconds, sizes, strict=True))

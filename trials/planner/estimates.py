@@ -64,7 +64,11 @@ class MemoryEstimate(Value):
 
 
 class StepTime(Value):
-    """Seconds of one training step of the whole batch on the slowest rank."""
+    """Seconds of one training step of the whole batch on the slowest rank.
+
+    Where ranks of a CPU were measured together, items have what an engine does around its collectives too, and
+    what ranks wait for each other.
+    """
 
     forward: float
     """Dense compute of forward, by roofline; this and all other items are of all micro-batches together."""

@@ -36,7 +36,7 @@ def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Stra
             micro_batches=micro_batches,
             no_sync=no_sync,
         )
-        for dense in _dense(hosts, gpus_per_host)
+        for dense in ways_to_hold(hosts, gpus_per_host)
         for checkpointing in ("none", "selective", "full")
         for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
         for micro_batches in MICRO_BATCHES
@@ -51,7 +51,8 @@ def _may_wait(dense: Dense, offload: bool, micro_batches: int, ranks: int) -> bo
     return dense in FULLY_SHARDED and not offload and micro_batches > 1 and ranks > 1
 
 
-def _dense(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
+def ways_to_hold(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
+    """Returns the values of `dense` that make sense on so many ranks."""
     if hosts * gpus_per_host == 1:
         return (*ALONE, "fsdp")
     if hosts == 1 or gpus_per_host == 1:

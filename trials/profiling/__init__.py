@@ -1,1 +1,1 @@
-"""How long parts of models take on this machine's CPU: measured once, fitted, kept for all studies after."""
+"""How long parts of models, and ranks of one training, take on this machine's CPU: measured once and kept."""

@@ -1,8 +1,8 @@
 """The costs of parts on this machine: read where they were kept, else measured in so many processes at once.
 
 They are kept in the user's cache (`trials.user_cache`) by processor, version of torch, names of modules and
-ensembles, precision, threads and processes; a file is written whole or not at all, and removing it has the
-machine measured again.
+ensembles, precision, threads and processes; those of ranks that share a training in files of their own, by ranks
+too. A file is written whole or not at all, and removing it has the machine measured again.
 One command measures at a time: two would make each other slow. Where nothing can be written, costs serve the
 command that has measured them.
 """
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,16 +23,21 @@ from dhen.atomic_write import write_atomically
 from dhen.blocks import BLOCKS
 from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
+from dhen.values import Value
 from trials.cluster.machine import Precision, processor_name
 from trials.cluster.part_costs import PartCosts
+from trials.cluster.shared_costs import SharedCosts
 from trials.data.prepare.locked_directory import locked
 from trials.profiling.fit import fitted
-from trials.profiling.processes import measured_at_once
+from trials.profiling.on_ranks import SharedSetting, has_torchrec
+from trials.profiling.processes import measured_at_once, measured_on_ranks
+from trials.profiling.shared_fit import shared_costs_of
 from trials.profiling.timing import Measured
 from trials.user_cache import user_cache
 
-FORMAT = 1
-"""Number that changes when what is measured, or what a size means, does."""
+FORMAT, SHARED_FORMAT = 1, 1
+"""Numbers that change when what is measured, or what a size means, does: for parts, and for shared trainings."""
+C = TypeVar("C", bound=Value)
 
 
 def part_costs(
@@ -45,36 +51,58 @@ def part_costs(
         processes: processes that train at the same time.
         say: takes a line for the user before the machine is measured, and one where nothing can be kept.
     """
-    path = kept_at(precision, threads, processes)
-    if (kept := _kept(path)) is not None:
+    at_once = f", {processes} processes at once" if processes > 1 else ""
+    return _once(
+        PartCosts,
+        kept_at(precision, threads, processes),
+        f"Measuring what parts of models take on this CPU ({precision}{at_once})",
+        lambda: measured_costs(precision, threads=threads, processes=processes),
+        say,
+    )
+
+
+def shared_costs(setting: SharedSetting, say: Callable[[str], None]) -> SharedCosts:
+    """Returns what ranks that share a training take on this CPU beside their parts; the first time it is measured,
+    which takes a quarter of a minute or so. `say` takes lines as in `part_costs`."""
+    counted = ", with their memory counted" if setting.counted else ""
+    return _once(
+        SharedCosts,
+        shared_kept_at(setting),
+        f"Measuring what {setting.world} ranks of one training take on this CPU ({setting.precision}{counted})",
+        lambda: shared_costs_of(measured_on_ranks(setting), setting),
+        say,
+    )
+
+
+def _once(costs: type[C], path: Path, what: str, measure: Callable[[], C], say: Callable[[str], None]) -> C:
+    """Returns the costs that a file holds, else those that are measured, and keeps them."""
+    if (kept := _kept(costs, path)) is not None:
         return kept
     with ExitStack() as stack:
-        at_once = f", {processes} processes at once" if processes > 1 else ""
-        what = f"Measuring what parts of models take on this CPU ({precision}{at_once})"
         try:
             stack.enter_context(locked(path.parent))
         except UserError:
             say(
                 f"{what}; not kept, as {path.parent} cannot be written. $DHEN_SEARCH_CACHE names another place."
             )
-            return measured_costs(precision, threads=threads, processes=processes)
-        if (kept := _kept(path)) is not None:  # another command has measured meanwhile
+            return measure()
+        if (kept := _kept(costs, path)) is not None:  # another command has measured meanwhile
             return kept
         say(f"{what}; once, kept in {path}.")
-        costs = measured_costs(precision, threads=threads, processes=processes)
-        _keep(costs, path, say)
-        return costs
+        found = measure()
+        _keep(found, path, say)
+        return found
 
 
-def _kept(path: Path) -> PartCosts | None:
+def _kept(costs: type[C], path: Path) -> C | None:
     """Returns the costs that a file holds; None where there is none, or none that can be read."""
     try:
-        return PartCosts.model_validate_json(path.read_bytes())
+        return costs.model_validate_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def _keep(costs: PartCosts, path: Path, say: Callable[[str], None]) -> None:
+def _keep(costs: Value, path: Path, say: Callable[[str], None]) -> None:
     """Writes costs for later commands, as far as the disk allows."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,8 +115,19 @@ def kept_at(precision: Precision, threads: int, processes: int) -> Path:
     """Returns the file in which costs are kept."""
     kinds = sorted(BLOCKS), sorted(ENSEMBLES)  # one that is new has everything measured again
     what = [FORMAT, *kinds, processor_name(), torch.__version__, precision, threads, processes]
+    return _file("part-costs", what)
+
+
+def shared_kept_at(setting: SharedSetting) -> Path:
+    """Returns the file in which costs of ranks that share a training are kept."""
+    # with TorchRec there are tables to measure, which were not there before
+    what = [SHARED_FORMAT, processor_name(), torch.__version__, *setting, has_torchrec()]
+    return _file("shared-costs", what)
+
+
+def _file(folder: str, what: Sequence[object]) -> Path:
     name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-    return user_cache() / "part-costs" / f"{name}.json"
+    return user_cache() / folder / f"{name}.json"
 
 
 def measured_costs(precision: Precision, *, threads: int, processes: int) -> PartCosts:

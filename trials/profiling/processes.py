@@ -6,15 +6,21 @@ traceback; the command ends them.
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 from dhen.errors import UserError
 from trials.cluster.machine import Precision
+from trials.profiling.on_ranks import SharedMeasured, SharedSetting, time_rank
 from trials.profiling.timing import Measured, time_everything
+
+T = TypeVar("T")
 
 
 def measured_at_once(precision: Precision, *, threads: int, processes: int) -> list[Measured]:
@@ -23,23 +29,37 @@ def measured_at_once(precision: Precision, *, threads: int, processes: int) -> l
     Raises:
         UserError: when one of them ended before it had measured.
     """
+    return _at_once(time_everything, [(precision, threads)] * processes)
+
+
+def measured_on_ranks(setting: SharedSetting) -> list[SharedMeasured]:
+    """Returns what each rank has timed.
+
+    Raises:
+        UserError: when one of them ended before it had measured.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return _at_once(time_rank, [(setting, rank, folder) for rank in range(setting.world)])
+
+
+def _at_once(measure: Callable[..., T], of_each: Sequence[tuple[Any, ...]]) -> list[T]:
     with ExitStack() as stack:
-        ends = [stack.enter_context(_measuring(precision, threads)) for _ in range(processes)]
+        ends = [stack.enter_context(_measuring(measure, arguments)) for arguments in of_each]
         try:
             return [end.recv() for end in ends]
         except EOFError:
             raise UserError(
-                f"one of {processes} processes that measure this CPU ended early. Where it left no message, it "
+                f"one of {len(ends)} processes that measure this CPU ended early. Where it left no message, it "
                 "was killed, most often for lack of memory: free some, or train fewer trials side by side."
             ) from None
 
 
 @contextmanager
-def _measuring(precision: Precision, threads: int) -> Iterator[Connection]:
+def _measuring(measure: Callable[..., T], arguments: tuple[Any, ...]) -> Iterator[Connection]:
     """Gives the end of a pipe to which a process sends what it has timed; the process is killed with the block."""
     context = get_context("spawn")
     end, other_end = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(other_end, precision, threads), daemon=True)
+    process = context.Process(target=_measure, args=(other_end, measure, arguments), daemon=True)
     resource_tracker.ensure_running()  # which leaves SIGINT unblocked where a process's start has to begin it
     try:
         with other_end:
@@ -57,6 +77,8 @@ def _measuring(precision: Precision, threads: int) -> Iterator[Connection]:
             process.join()
 
 
-def _measure(end: Connection, precision: Precision, threads: int) -> None:
+def _measure(end: Connection, measure: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     """Runs in a process of its own."""
-    end.send(time_everything(precision, threads))
+    end.send(measure(*arguments))
+    # gloo's threads can end a process with a message while the interpreter is taken down
+    os._exit(0)

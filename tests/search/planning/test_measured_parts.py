@@ -8,18 +8,25 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from command_line import COMMAND, run_here
+from conftest import KEPT
 
+from trials.cluster.machine import Precision, cores
 from trials.cluster.part_costs import PartCosts
+from trials.cluster.shared_costs import SharedCosts
+from trials.profiling.kept import kept_at
 
 PLAN = (
     *("plan", "dlrm", "schema={tables: [{name: site, rows: 1000}], numeric: 13}"),
     *("training.batch_size=1024", "--json"),
 )
 MEASURING = "Measuring what parts of models take"
+MEASURING_RANKS = "Measuring what 2 ranks of one training"
 
 
 @pytest.fixture
@@ -79,17 +86,60 @@ def make_slower(kept: Path, factor: float) -> None:
     kept.write_text(costs.replace(kinds=kinds).model_dump_json())
 
 
+@pytest.fixture
+def parts_kept(cached: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Where parts are kept, and what ranks take that share a training is not."""
+    with monkeypatch.context() as patch:
+        patch.setenv("DHEN_SEARCH_CACHE", cached["DHEN_SEARCH_CACHE"])
+        counts = range(1, cores() + 1)
+        for precision, threads, processes in product(get_args(Precision), counts, counts):
+            path = kept_at(precision, threads, processes)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            costs = KEPT.replace(precision=precision, threads=threads, processes=processes)
+            path.write_text(costs.model_dump_json())
+    return cached
+
+
+def test_ranks_that_share_a_training_are_measured_where_a_plan_asks_for_them(
+    parts_kept: dict[str, str], tmp_path: Path
+) -> None:
+    assert MEASURING_RANKS not in planned(parts_kept).stderr
+    first = planned(parts_kept, "ranks=1x2")
+    assert f"{MEASURING_RANKS} take" in first.stderr
+    (kept,) = (tmp_path / "shared-costs").iterdir()
+    assert str(kept) in first.stderr
+    again = planned(parts_kept, "ranks=1x2")
+    assert MEASURING_RANKS not in again.stderr
+    assert predicted(again) == predicted(first)
+    costs = SharedCosts.model_validate_json(kept.read_text())
+    kept.write_text(costs.in_turns(100.0).model_dump_json())
+    assert predicted(planned(parts_kept, "ranks=1x2")) > 5 * predicted(first)
+
+
+def test_more_than_two_ranks_for_each_core_are_not_measured(parts_kept: dict[str, str]) -> None:
+    assert "Measuring" not in planned(parts_kept, f"ranks=1x{2 * cores() + 1}").stderr
+
+
+@pytest.mark.parametrize("ranks", [None, "1x2"], ids=["parts", "ranks"])
 @pytest.mark.parametrize("seconds", [0.2, 2.0], ids=["as it begins", "as it imports or measures"])
 @pytest.mark.parametrize(("number", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_breaking_off_a_measurement_leaves_no_process_and_no_traceback(
-    cached: dict[str, str], tmp_path: Path, seconds: float, number: signal.Signals, to_all: bool
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    ranks: str | None,
+    seconds: float,
+    number: signal.Signals,
+    to_all: bool,
 ) -> None:
     """Ctrl-C reaches all processes of a terminal's command, a cluster's SIGTERM the command alone."""
+    environment = request.getfixturevalue("cached" if ranks is None else "parts_kept")
+    before = sorted(tmp_path.rglob("*.json"))
+    words = [COMMAND, *PLAN, *([] if ranks is None else [f"ranks={ranks}"])]
     begun = subprocess.Popen(
-        [COMMAND, *PLAN], env=cached, stderr=subprocess.PIPE, text=True, start_new_session=True
+        words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert begun.stderr is not None
-    assert MEASURING in begun.stderr.readline()
+    assert (MEASURING if ranks is None else MEASURING_RANKS) in begun.stderr.readline()
     time.sleep(seconds)
     of_it = processes_of(begun.pid)
     assert begun.pid in of_it
@@ -101,7 +151,7 @@ def test_breaking_off_a_measurement_leaves_no_process_and_no_traceback(
     while processes_of(begun.pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert not list(tmp_path.rglob("*.json"))
+    assert sorted(tmp_path.rglob("*.json")) == before
 
 
 def processes_of(session: int) -> list[int]:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import KEPT
+from conftest import KEPT, SHARED
 
 from trials.cluster.machine import Precision
 from trials.cluster.part_costs import PartCosts
+from trials.cluster.shared_costs import SharedCosts
 from trials.profiling import kept
+from trials.profiling.on_ranks import SharedMeasured, SharedSetting
 
 Measured = list[int]
 
@@ -37,6 +39,34 @@ def costs(say: Callable[[str], None] = lambda _: None) -> PartCosts:
 def test_what_was_measured_is_kept(measured: Measured) -> None:
     assert costs() == costs() == KEPT.replace(precision="fp32", threads=1, processes=3)
     assert measured == [3]
+
+
+def test_ranks_that_share_a_training_are_measured_once_for_each_setting(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SharedSetting] = []
+
+    def measure(setting: SharedSetting) -> list[SharedMeasured]:
+        asked.append(setting)
+        return []
+
+    monkeypatch.setattr(kept, "measured_on_ranks", measure)
+    monkeypatch.setattr(kept, "shared_costs_of", lambda _, setting: shared_by(setting))
+    two, four = SharedSetting("fp32", 1, 1, 2, False), SharedSetting("fp32", 1, 2, 2, False)
+    counted = four._replace(counted=True)
+    said: list[str] = []
+    for setting in (two, two, four, counted, four):
+        assert kept.shared_costs(setting, said.append) == shared_by(setting)
+    assert asked == [two, four, counted]
+    assert len(said) == 3
+    assert "2 ranks of one training" in said[0]
+    assert "memory counted" in said[2]
+    assert measured == []
+
+
+def shared_by(setting: SharedSetting) -> SharedCosts:
+    assert SHARED is not None
+    return SHARED.replace(ranks=f"{setting.hosts}x{setting.gpus_per_host}", counted=setting.counted)
 
 
 def test_a_new_module_has_parts_measured_again(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:

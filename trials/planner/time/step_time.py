@@ -5,6 +5,8 @@ compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathe
 reduces in every one too, or in the last alone (`no_sync`, and HSDP's all-reduce across hosts), as
 DistributedDataParallel does.
 
+On a CPU on which ranks that share a training were measured, `shared_time` has what they take beside compute.
+
 Left out: the input pipeline, evaluation. Unverified on GPUs.
 """
 
@@ -32,6 +34,7 @@ from trials.planner.memory import unit
 from trials.planner.segments import Segment
 from trials.planner.tables.placement import Placement
 from trials.planner.time.compute_time import lookup_seconds, measured, seconds_besides, segment_passes
+from trials.planner.time.shared_time import SharedStep, shared_step, shared_time
 from trials.planner.time.timeline import Passes, Reduction, Unit, fully_sharded, reduced_in_buckets, scattered
 from trials.planner.zero.buckets import zero_buckets
 from trials.strategy import RECOMPUTED, Strategy, shards
@@ -103,6 +106,8 @@ class Step(NamedTuple):
     """Seconds of the all-to-alls of ids and embeddings, forward and backward."""
     tables_reduce: float
     """Seconds of the all-reduce of replicated tables' gradients."""
+    shared: SharedStep | None = None
+    """What ranks of this CPU that share a training take beside compute, where that was measured."""
     delayed: bool = False
     """Whether the host's update goes on while the next step runs (zero_offload)."""
 
@@ -178,6 +183,7 @@ def prepare(
         besides=seconds_besides(segments, costs, examples),
         all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
         tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
+        shared=shared_step(segments, costs, placement, cluster),
         delayed=training.delayed_update,
     )
 
@@ -187,9 +193,19 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     micro_batches, again = strategy.micro_batches, RECOMPUTED[strategy.checkpointing]
     forward = micro_batches * step.forward.total
     recomputation = micro_batches * sum(step.forward.layers[again])
+    backward = micro_batches * step.backward.total
+    compute_items = {
+        "forward": forward + micro_batches * step.besides,
+        "backward": backward,
+        "recomputation": recomputation,
+    }
+    if step.shared is not None:
+        share, slower = 1 / _state_shards(step, strategy), _slower_update(step, strategy)
+        measured_time = shared_time(step.shared, strategy, compute_items, share, slower)
+        if measured_time is not None:
+            return measured_time
     engine = _fully_sharded if strategy.fully_sharded else _replicated if strategy.dense == "dp" else _zero
     elapsed, links = engine(step, strategy)
-    backward = micro_batches * step.backward.total
     compute = forward + backward + recomputation
     overlapped = compute + sum(links) - elapsed
     if overlapped < ROUNDING * elapsed:  # the same passes, summed in another order
@@ -198,10 +214,7 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     update, on_host = _update(step, strategy), strategy.updated_on_host
     if _is_delayed(step, strategy):
         hidden += min(update, elapsed)
-    items = {
-        "forward": forward + micro_batches * step.besides,
-        "backward": backward,
-        "recomputation": recomputation,
+    items = compute_items | {
         # tables are updated once for all micro-batches; what was measured grows with the number of examples
         "lookup": step.lookup if step.costs is None else micro_batches * step.lookup,
         "optimizer": 0.0 if on_host else update,
@@ -376,6 +389,12 @@ def _update(step: Step, strategy: Strategy) -> float:
             state_bytes += (reduced + 2 * MASTER_BYTES + computed) * values
         return kernels + state_bytes * cluster.gpus_per_host / host
     return kernels + (state_bytes + _flat_master_bytes(step, strategy)) / step.bandwidth
+
+
+def _slower_update(step: Step, strategy: Strategy) -> float:
+    """Returns the seconds that AdamW takes longer than with moments in fp32."""
+    in_fp32 = step._replace(itemsizes=step.itemsizes._replace(moment=MASTER_BYTES))
+    return _update(step, strategy) - _update(in_fp32, strategy) if step.itemsizes[2] != MASTER_BYTES else 0.0
 
 
 def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
