@@ -18,6 +18,8 @@ from search.execution.trainer import Trainer
 from search.planning.admission import Admission
 from search.planning.attempts import execution
 from search.planning.space_fits import check_some_fit
+from search.proposals.lines import Lines, Proposer, lines_of_file, lines_of_function
+from search.proposals.outside import OutsideProposals
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.result_source import ResultSource
 from search.reuse.shared_results import SharedResults
@@ -44,6 +46,7 @@ from trials.job import Job
 from trials.processes.launcher import AnyLauncher
 from trials.record import TrialRecord
 from trials.storage.ledger import Ledger
+from trials.study_record import RefusedProposal
 
 
 def open_study(
@@ -52,6 +55,7 @@ def open_study(
     log: PreparedLog,
     launcher: AnyLauncher,
     observers: Sequence[Observer] = (),
+    proposer: Proposer | None = None,
 ) -> Study:
     """The driver of a study, new or resumed.
 
@@ -61,6 +65,7 @@ def open_study(
         log: that it searches on.
         launcher: starts processes.
         observers: follow its state.
+        proposer: asked for candidates in turn with the sampler, in place of the file that `proposals` names.
 
     Raises:
         UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach, one that
@@ -99,7 +104,16 @@ def open_study(
     state.notices += warm_starts(head)
     pricer = CandidatePricer(space, log.features, partial(_fits, admission, candidate_job), config.serving)
     proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
-    proposals.remember([*warm_start.records, *state.candidates])
+    proposals.remember(
+        [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
+    )
+    lines = _lines(config, state, proposer)
+
+    def refuse(refusal: RefusedProposal) -> None:
+        settings.head = settings.head.replace(refused=(*settings.head.refused, refusal))
+        state.head = state.head.replace(refused=settings.head.refused)
+        settings.note(finished=False)
+
     candidates = CandidateSource(
         config=config,
         space=space,
@@ -110,6 +124,16 @@ def open_study(
         admission=admission,
         job_of=trainer.job,
         warm_start=warm_start,
+        outside=OutsideProposals(
+            lines=lines,
+            space=space,
+            state=state,
+            admission=admission,
+            job_of=candidate_job,
+            refuse=refuse,
+        )
+        if lines is not None
+        else None,
     )
     candidates.check_baseline()
     if not state.candidates:
@@ -171,6 +195,14 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
         check_tunable(space)
     if config.confirm or config.block_by:
         blocks_of(log, log.split(SPLIT), config.block_by)
+
+
+def _lines(config: StudyConfig, state: StudyState, proposer: Proposer | None) -> Lines | None:
+    """Where proposals from outside come from; None where there are none."""
+    if proposer is not None:
+        taken = sum(trial.origin.proposal is not None for trial in state.candidates)
+        return lines_of_function(proposer, taken + len(state.head.refused))
+    return lines_of_file(Path(config.proposals)) if config.proposals else None
 
 
 def _passes_left_open(config: StudyConfig, space: Space, baseline: Baseline) -> bool:
