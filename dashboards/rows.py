@@ -95,8 +95,16 @@ def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
 
 def _remark(trial: TrialRecord) -> str | None:
     tuned = f"tuned of trial {trial.origin.tuned_from}" if trial.origin.tuned_from is not None else None
-    remarks = (tuned, shared_with(trial), _on_all_rows(trial), trial.result.error)
+    remarks = (tuned, _proposed(trial), shared_with(trial), _on_all_rows(trial), trial.result.error)
     return ": ".join(remark for remark in remarks if remark) or does_not_fit(trial)
+
+
+def _proposed(trial: TrialRecord) -> str | None:
+    """Who proposed a candidate, and why, in the words of the proposal."""
+    proposal = trial.origin.proposal
+    if proposal is None:
+        return None
+    return f"proposed{proposal.by_words}" + (f" ({proposal.why})" if proposal.why else "")
 
 
 def shared_with(trial: TrialRecord) -> str | None:

@@ -128,6 +128,9 @@ class StudyConfig(LogConfig):
     average_seeds: int = Field(default=1, gt=0)
     """Number of trainings of the best network that may be members of averages, each from its own seed. 1: the
     search's own training alone; with more, the others are trained at the end."""
+    proposals: str | None = None
+    """Path of a file of proposals, a JSON object per line: points of the space or model configurations. They are
+    trained in turn with the sampler's own, also those that are added while the study runs."""
     warm_start: tuple[str, ...] = ()
     """Run directories of earlier studies of this log; the sampler learns from their candidates before it
     proposes."""
@@ -194,6 +197,7 @@ BUDGET_KEYS = frozenset(
         "parallel",
         "threads",
         "ledger",
+        "proposals",
         "address",
         "confirm",
         "block_by",

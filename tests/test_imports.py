@@ -98,12 +98,13 @@ FOLDERS = {
     "search.bundles": {"search.execution"},
     "search.execution": {"search.planning"},
     "search.planning": {"search.samplers"},
+    "search.proposals": {"search.execution", "search.planning"},
     "search.reuse": {"search.execution", "search.samplers"},
     "search.samplers": set(),
     "search.stopping": set(),
     "search.study": {
         *("search.analysis", "search.averages", "search.bundles", "search.execution", "search.planning"),
-        *("search.reuse", "search.samplers", "search.stopping"),
+        *("search.proposals", "search.reuse", "search.samplers", "search.stopping"),
     },
     "search.verbs": {
         *("search.analysis", "search.bundles", "search.execution", "search.planning", "search.study"),

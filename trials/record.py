@@ -306,6 +306,28 @@ class StudyTrial(Value):
     """Number of the trial there."""
 
 
+class Proposal(Value):
+    """A line of `proposals=FILE`, or what a proposing function has returned, that a trial was made from."""
+
+    line: int
+    """Number of the line, from 1 on."""
+    key: str
+    """Identity of the line, by which it is not taken twice."""
+    by: str | None = None
+    """Who proposed it, in the line's own words."""
+    why: str | None = None
+    """Why it was proposed, in the line's own words."""
+    outside: bool = False
+    """Whether it lies outside the study's space: it has no point, and the sampler is not told of it."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """For a proposal outside the space: its training settings, as far as they are not the study's own."""
+
+    @property
+    def by_words(self) -> str:
+        """` by NAME` where somebody is named."""
+        return f" by {self.by}" if self.by else ""
+
+
 class Origin(Value):
     """Where a trial comes from: who proposed it, which other trials it was made from, when it began."""
 
@@ -330,6 +352,8 @@ class Origin(Value):
     """For a retraining: number of the trial whose network, or whose network in part, it is."""
     removed: str | None = None
     """For a retraining of an ablation: what was taken out of the network (`layer 1`, `layer 0: attention`)."""
+    proposal: Proposal | None = Field(default=None, exclude_if=lambda proposal: proposal is None)
+    """For a candidate that a person or a program proposed: what was proposed, by whom and why."""
 
 
 class TrialRecord(Value):
@@ -376,6 +400,11 @@ class TrialRecord(Value):
     def with_origin(self, **changes: Any) -> TrialRecord:
         """Returns the same trial with some fields of its origin changed."""
         return self.replace(origin=self.origin.replace(**changes))
+
+    @property
+    def outside_space(self) -> bool:
+        """Whether the trial is a proposal outside the study's space, which has no point."""
+        return self.origin.proposal is not None and self.origin.proposal.outside
 
     @property
     def shared(self) -> bool:

@@ -83,6 +83,26 @@ class ClusterSummary(Value):
     """Whether its numbers were measured on it; false for data sheets."""
 
 
+class RefusedProposal(Value):
+    """A line of `proposals=FILE` that was not trained."""
+
+    line: int
+    """Number of the line, from 1 on."""
+    key: str
+    """Identity of the line, by which it is not answered twice."""
+    by: str | None = None
+    """Who proposed it, in the line's own words."""
+    why: str | None = None
+    """Why it was proposed, in the line's own words."""
+    reason: str
+    """Why it was not trained."""
+
+    @property
+    def by_words(self) -> str:
+        """` by NAME` where somebody is named."""
+        return f" by {self.by}" if self.by else ""
+
+
 class EarlierStudy(Value):
     """A study of the same log whose candidates this study began with (`warm_start`)."""
 
@@ -145,6 +165,8 @@ class StudyRecord(Value):
     """Earlier studies that the study was started from."""
     passes: FoundPasses | None = None
     """How many passes trainings have, where `training.epochs` is `auto`; None before that is known."""
+    refused: tuple[RefusedProposal, ...] = ()
+    """Lines of `proposals=FILE` that were not trained, each with the reason."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""

@@ -21,6 +21,31 @@ def warm_starts(record: StudyRecord) -> list[str]:
     return [_warm_start(earlier, record.seed) for earlier in record.earlier]
 
 
+def proposed(record: StudyRecord) -> list[str]:
+    """Which candidates were proposed from outside, by whom, and what came of them; which lines were refused, and
+    why."""
+    trials = [trial for trial in record.candidates if trial.origin.proposal is not None]
+    if not trials and not record.refused:
+        return []
+    credits = "; ".join(_credit(trial, record) for trial in trials) or "none"
+    said = [f"Proposals from outside that were taken: {credits}."]
+    said += (
+        f"Proposal {refusal.line}{refusal.by_words} was not trained: {refusal.reason}"
+        for refusal in record.refused
+    )
+    return said
+
+
+def _credit(trial: TrialRecord, record: StudyRecord) -> str:
+    """`trial 5 by ada, NE 0.76113, on the front`."""
+    assert trial.origin.proposal is not None
+    ne = _ne(trial)
+    came_to = f"NE {decimals(ne, 5)}" if ne is not None else trial.result.outcome.value.replace("_", " ")
+    outside = ", outside the space" if trial.origin.proposal.outside else ""
+    front = ", on the front" if trial.number in record.front else ""
+    return f"trial {trial.number}{trial.origin.proposal.by_words}, {came_to}{outside}{front}"
+
+
 def over_limits(record: StudyRecord) -> str | None:
     """How many candidates are over serving's limits; where all are, the least seen of each limited quantity."""
     judged = [trial for trial in record.candidates if trial.plan.serving_excess is not None]

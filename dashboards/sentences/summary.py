@@ -10,7 +10,7 @@ from statistics import mean
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name, trial_name
 from dashboards.rows import does_not_fit, find
-from dashboards.sentences.stages import over_limits, passes_found, promotion, tuned, warm_starts
+from dashboards.sentences.stages import over_limits, passes_found, promotion, proposed, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
@@ -41,6 +41,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _floor(record, best, baseline, "validation"),
         _test(best, baseline, record),
         _floor(record, best, baseline, "test"),
+        *proposed(record),
         *warm_starts(record),
         _outcomes(record),
         _stopped(record),

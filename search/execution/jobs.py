@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from dhen.config import ModelConfig
+from dhen.config import DhenConfig, ModelConfig
 from dhen.cost import dense_parameters, embedding_parameters, headline_flops
 from dhen.model import model_cost, parse_model
 from dhen.values import parse
-from spaces.space import Candidate, Point
+from spaces.space import Candidate, Point, Space
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
@@ -38,6 +38,16 @@ def candidate_training(shared: TrainingConfig, candidate: Candidate) -> Training
 def on_all_rows(training: TrainingConfig, candidate: Candidate) -> TrainingConfig:
     """A candidate's training on all rows of the log, with what is left open; `training` is shared by all."""
     return candidate_training(training, candidate).replace(train_fraction=1.0)
+
+
+def candidate_of(trial: TrialRecord, space: Space) -> Candidate:
+    """What a candidate's trial stands for: its point, or the proposal outside the space that it is."""
+    if not trial.outside_space:
+        return space.decode(trial.point)
+    assert trial.origin.proposal is not None
+    model = parse_model(trial.job.model, "ledger")
+    assert isinstance(model, DhenConfig), "no other model is taken as a candidate"
+    return Candidate(model=model, training=trial.origin.proposal.training)
 
 
 def trained_job(trial: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) -> Job:

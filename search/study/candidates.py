@@ -9,8 +9,9 @@ from typing import Any
 
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.execution.jobs import candidate_training, new_record, now
+from search.execution.jobs import candidate_of, candidate_training, new_record, now
 from search.planning.admission import Admission, AdmittedTrial
+from search.proposals.outside import OutsideProposals
 from search.reuse.warm_start import WarmStart
 from search.samplers.ask_tell import Proposals
 from search.study.baseline import Baseline
@@ -54,11 +55,12 @@ class CandidateSource:
         admission: Admission,
         job_of: JobOf,
         warm_start: WarmStart,
+        outside: OutsideProposals | None = None,
     ) -> None:
         self._config, self._space, self._baseline = config, space, baseline
         self._state, self._budget, self._proposals = state, budget, proposals
         self._admission, self._job_of, self._warm_start = admission, job_of, warm_start
-        self._candidate_job = CandidateJobs(config, job_of)
+        self._candidate_job, self._outside = CandidateJobs(config, job_of), outside
 
     def check_baseline(self) -> None:
         """Checks that the cluster's ranks can share the baseline's batch, before anything trains.
@@ -89,20 +91,43 @@ class CandidateSource:
             yield self._admission.admit(new_record(number, TrialKind.BASELINE, point, job), job, earlier)
 
     def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[AdmittedTrial]:
-        """Candidates that were cut short, then new proposals until the budget is spent.
+        """Candidates that were cut short, then new proposals until the budget is spent: one from outside, one of
+        the sampler, and so on.
 
         `fruitless` says how many trials in a row needed no training, as of now.
         """
         baseline = self._state.require_baseline()
         for record in self._state.candidates:
             if record.result.outcome.unfinished:
-                yield self._admitted(record.number, record.point, record.origin)
+                yield self._admitted(record.number, record.point, record.origin, record)
         while not self._budget.search_is_over(fruitless()):
-            number, candidates = len(self._state.trials), self._state.candidates
-            start = self._space.start_point(len(untuned(candidates)), baseline.job.training)
-            start = start or self._warm_start.start_point({trial.job.fingerprint for trial in candidates})
-            point, notes = self._proposals.ask(number, start, self._space.left_for_tuning)
-            yield self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes))
+            from_outside = self._from_outside()
+            yield from_outside if from_outside is not None else self._sampled(baseline)
+
+    def _sampled(self, baseline: TrialRecord) -> AdmittedTrial:
+        """The sampler's next proposal."""
+        number, candidates = len(self._state.trials), self._state.candidates
+        own = [trial for trial in untuned(candidates) if trial.origin.proposal is None]
+        start = self._space.start_point(len(own), baseline.job.training)
+        start = start or self._warm_start.start_point({trial.job.fingerprint for trial in candidates})
+        point, notes = self._proposals.ask(number, start, self._space.left_for_tuning)
+        return self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes))
+
+    def _from_outside(self) -> AdmittedTrial | None:
+        """The next proposal from outside, in turn with the sampler's own; None where it is the sampler's turn, or
+        nothing can be taken."""
+        candidates = self._state.candidates
+        if self._outside is None or (candidates and candidates[-1].origin.proposal is not None):
+            return None
+        read = self._outside.next()
+        if read is None:
+            return None
+        number = len(self._state.trials)
+        notes: dict[str, int] = {}
+        if not read.proposal.outside:  # the sampler is told of every point, or it would propose it again
+            _, notes = self._proposals.ask(number, read.point)
+        origin = Origin(started_at=now(), sampler_notes=notes, proposal=read.proposal)
+        return self._admitted(number, read.point, origin, candidate=read.candidate)
 
     def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
@@ -116,15 +141,27 @@ class CandidateSource:
     def _baseline_job(self, point: Point) -> Job:
         return self._job_of(*self._baseline.at(point), self._config.seed)
 
-    def _admitted(self, number: int, point: Point, origin: Origin) -> AdmittedTrial:
+    def _admitted(
+        self,
+        number: int,
+        point: Point,
+        origin: Origin,
+        earlier: TrialRecord | None = None,
+        *,
+        candidate: Candidate | None = None,
+    ) -> AdmittedTrial:
         """A candidate with its plan; a point that gives no model has ended as infeasible."""
         began = time.monotonic()
         try:
-            job = self._candidate_job(self._space.decode(point))
+            if candidate is None:
+                candidate = candidate_of(earlier, self._space) if earlier else self._space.decode(point)
+            job = self._candidate_job(candidate)
         except UserError as error:
             record = TrialRecord(number=number, kind=TrialKind.CANDIDATE, point=point, origin=origin)
             seconds = time.monotonic() - began
             return record.with_result(outcome=Outcome.INFEASIBLE, error=str(error), seconds=seconds), None
         record = new_record(number, TrialKind.CANDIDATE, point, job)
-        record = record.with_origin(sampler_notes=origin.sampler_notes, tuned_from=origin.tuned_from)
+        record = record.with_origin(
+            sampler_notes=origin.sampler_notes, tuned_from=origin.tuned_from, proposal=origin.proposal
+        )
         return self._admission.admit(record, job, self._state.trials.get(number))

@@ -27,10 +27,10 @@ class Decisions:
 
     def note(self, record: TrialRecord) -> None:
         """The sampler may look at what a candidate that still trains has shown so far."""
-        if record.kind is TrialKind.CANDIDATE:
+        if record.kind is TrialKind.CANDIDATE and not record.outside_space:
             self._proposals.note(record)
 
     def tell(self, record: TrialRecord) -> None:
         """The sampler learns how a candidate ended."""
-        if record.kind is TrialKind.CANDIDATE:
+        if record.kind is TrialKind.CANDIDATE and not record.outside_space:
             self._proposals.tell(record)

@@ -163,6 +163,7 @@ class Finals:
                 sampler_notes=origin.sampler_notes,
                 promoted_from=origin.promoted_from,
                 tuned_from=origin.tuned_from,
+                proposal=origin.proposal,
             )
             yield self._admission.admit(fresh.replace(attempts=finished.attempts), job)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.execution.jobs import new_record, on_all_rows
+from search.execution.jobs import candidate_of, new_record, on_all_rows
 from search.study.baseline import Baseline
 from search.study_state import StudyState
 from spaces.space import Space
@@ -50,7 +50,14 @@ def promotions(
             whole_job = _whole_log_job(selected, config, space, baseline, job)
             number = len(state.trials) if earlier is None else earlier.number
             yield (
-                new_record(number, selected.kind, selected.point, whole_job, promoted_from=selected.number),
+                new_record(
+                    number,
+                    selected.kind,
+                    selected.point,
+                    whole_job,
+                    promoted_from=selected.number,
+                    proposal=selected.origin.proposal,
+                ),
                 whole_job,
             )
 
@@ -78,5 +85,5 @@ def _whole_log_job(
     if trial.kind is TrialKind.BASELINE:
         model, training = baseline.at(trial.point)
         return job(model, training.replace(train_fraction=1.0), config.seed)
-    candidate = space.decode(trial.point)
+    candidate = candidate_of(trial, space)
     return job(candidate.model, on_all_rows(config.training, candidate), config.seed)

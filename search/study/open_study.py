@@ -18,6 +18,8 @@ from search.execution.trainer import Trainer
 from search.planning.admission import Admission
 from search.planning.attempts import execution
 from search.planning.space_fits import check_some_fit
+from search.proposals.lines import Lines, Proposer, lines_of_file, lines_of_function
+from search.proposals.outside import OutsideProposals
 from search.read_study import read_study
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.result_source import ResultSource
@@ -45,7 +47,7 @@ from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import AnyLauncher
 from trials.storage.ledger import Ledger
-from trials.study_record import FoundPasses
+from trials.study_record import FoundPasses, RefusedProposal
 
 
 def open_study(
@@ -54,6 +56,7 @@ def open_study(
     log: PreparedLog,
     launcher: AnyLauncher,
     observers: Sequence[Observer] = (),
+    proposer: Proposer | None = None,
 ) -> Study:
     """The driver of a study, new or resumed.
 
@@ -63,6 +66,7 @@ def open_study(
         log: that it searches on.
         launcher: starts processes.
         observers: follow its state.
+        proposer: asked for candidates in turn with the sampler, in place of the file that `proposals` names.
 
     Raises:
         UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach, one that
@@ -106,7 +110,16 @@ def open_study(
     state.notices += warm_starts(head)
     pricer = CandidatePricer(space, log.features, partial(_fits, admission, candidate_job), config.serving)
     proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
-    proposals.remember([*warm_start.records, *state.candidates])
+    proposals.remember(
+        [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
+    )
+    lines = _lines(config, state, proposer)
+
+    def refuse(refusal: RefusedProposal) -> None:
+        settings.head = settings.head.replace(refused=(*settings.head.refused, refusal))
+        state.head = state.head.replace(refused=settings.head.refused)
+        settings.note(finished=False)
+
     candidates = CandidateSource(
         config=config,
         space=space,
@@ -117,6 +130,16 @@ def open_study(
         admission=admission,
         job_of=job_of,
         warm_start=warm_start,
+        outside=OutsideProposals(
+            lines=lines,
+            space=space,
+            state=state,
+            admission=admission,
+            job_of=candidate_job,
+            refuse=refuse,
+        )
+        if lines is not None
+        else None,
     )
     candidates.check_baseline()
     if not state.candidates:
@@ -188,6 +211,14 @@ def _known_passes(config: StudyConfig, baseline: Baseline) -> FoundPasses | None
         earlier = config.warm_start[0]
         return known_passes(read_study(Path(earlier)).candidates, f"as many as in {earlier}")
     return None
+
+
+def _lines(config: StudyConfig, state: StudyState, proposer: Proposer | None) -> Lines | None:
+    """Where proposals from outside come from; None where there are none."""
+    if proposer is not None:
+        taken = sum(trial.origin.proposal is not None for trial in state.candidates)
+        return lines_of_function(proposer, taken + len(state.head.refused))
+    return lines_of_file(Path(config.proposals)) if config.proposals else None
 
 
 def _fits(admission: Admission, candidate_job: CandidateJobs, candidate: Candidate) -> bool:

@@ -54,8 +54,9 @@ def best_architectures(
 ) -> tuple[Architecture, ...]:
     """Architectures to tune: the best by NE, the knee, the rest of the front by NE, then the others, as far as
     they differ in more than what is tuned. Only the search's own candidates count, so that the stage can be
-    resumed."""
-    searched, left = untuned(candidates), space.left_for_tuning
+    resumed, and none outside the space, which says what is tuned."""
+    left = space.left_for_tuning
+    searched = [trial for trial in untuned(candidates) if not trial.outside_space]
     front = pareto_front(searched)
     bend = knee(front)
     ordered = [*front[-1:], *([bend] if bend else []), *reversed(front), *sorted(eligible(searched), key=_ne)]

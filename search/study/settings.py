@@ -21,7 +21,7 @@ from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
 from trials.storage.ledger import Ledger, Setting
-from trials.study_record import FoundPasses, StudyRecord
+from trials.study_record import FoundPasses, RefusedProposal, StudyRecord
 
 BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
@@ -72,6 +72,7 @@ class StudySettings:
         """What the study's trials have in common."""
         self.shared_name = f"{ledger.study}-{fingerprint(self._facts['created'])[:6]}"
         """Name of the study among those that share a ledger; others may have its own name."""
+        earlier = self._facts.get(HEAD, {})
         self.head = StudyRecord(
             name=ledger.study,
             directory=str(directory),
@@ -81,13 +82,13 @@ class StudySettings:
             log=log.summary(),
             cluster=cluster_summary(self.cluster),
             serving=config.serving,
+            refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
             trials=(),
             trials_budget=config.trials + config.tune if config.trials else None,
             seconds_budget=60.0 * config.minutes if config.minutes else None,
         )
         """The study's record without its trials."""
         self._budget = [config.trials, config.tune, config.minutes]
-        earlier = self._facts.get(HEAD, {})
         if earlier.get("passes") is not None:
             self.head = self.head.replace(passes=parse(FoundPasses, earlier["passes"], "the study's passes"))
         self.had_finished: bool = earlier.get("finished", False) and self._facts.get(BUDGET) == self._budget

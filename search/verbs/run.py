@@ -33,7 +33,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     \b
     Keys, by what they are about:
       budget      trials, tune, tune_best, minutes
-      proposals   space, sampler, seed, warm_start, stopping
+      proposals   space, sampler, seed, proposals, warm_start, stopping
       trainings   training.KEY, baseline, baseline_trials
       winners     averages, average_seeds, confirm, block_by
       serving     serving.KEY

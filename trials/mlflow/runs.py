@@ -180,7 +180,7 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
 
 
 def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
-    origin = trial.origin.reused_from_study
+    origin, proposal = trial.origin.reused_from_study, trial.origin.proposal
     return {
         **_own_tags(trial, record),
         "kind": trial.kind.value,
@@ -192,6 +192,8 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         "memory_margin": (trial.first_plan.memory_margin or None) if trial.first_plan else None,
         "fingerprint": trial.job.fingerprint,
         "tuned_from": trial.origin.tuned_from,
+        "proposed.by": (proposal.by or f"line {proposal.line}") if proposal else None,
+        "proposed.why": proposal.why if proposal else None,
         "reused_from": trial.origin.reused_from,
         "promoted_from": trial.origin.promoted_from,
         "reused_from_study": f"{origin.directory} trial {origin.trial}" if origin else None,

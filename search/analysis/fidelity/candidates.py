@@ -13,7 +13,7 @@ from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.analysis.fidelity.config import FEWEST, FidelityConfig
 from search.config import StudyConfig, written_config
-from search.execution.jobs import job_on, on_all_rows
+from search.execution.jobs import candidate_of, job_on, on_all_rows
 from search.pareto import eligible
 from search.planning.plan_trial import declared_cluster, plan_of
 from search.planning.space_fits import UnfitCandidate, too_little_memory
@@ -146,7 +146,7 @@ def taken(study: AuditedStudy, log: PreparedLog, precision: Precision) -> list[A
         )
     subjects = []
     for trial in trials:
-        candidate = space.decode(trial.point)
+        candidate = candidate_of(trial, space)
         training = on_all_rows(config.training, candidate)
         job = job_on(log, candidate.model, training, config.seed, precision)
         if job.fingerprint != trial.job.fingerprint:
