@@ -26,7 +26,7 @@ SCALING_EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """Exponents with which the ratio of a batch to the reference batch enters the dense learning rate."""
 DELAY_AFTER = 40
 """Steps after which updates are delayed, by default (arXiv 2101.06840)."""
-TRAINING_VERSION = 2
+TRAINING_VERSION = 3
 """Version of training, raised whenever a change makes the same job train to another result; part of every
 fingerprint."""
 

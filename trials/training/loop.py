@@ -2,8 +2,9 @@
 
 Cross-entropy on the log's labels and weights. Validation NE is taken at fixed numbers of examples, the
 same for every model of a study; where it does not improve, learning rates drop (reduce on plateau), and
-after `patience` such evaluations training ends. The test split is never touched here. Several ranks run
-the same loop on slices of each batch, and decide alike because they go by the same numbers.
+after `patience` such evaluations training ends, or as soon as NE is far above its lowest. The test split
+is never touched here. Several ranks run the same loop on slices of each batch, and decide alike because
+they go by the same numbers.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ from trials.training.weight_average import WeightAverage
 LOG = logging.getLogger(__name__)
 FINITE_CHECK_STEPS = 25
 """Steps whose losses are checked together, so that an accelerator is not made to wait at every step."""
+BY_HEART = 1.2
+"""NE on validation, as a multiple of the lowest so far, from which on a training learns its rows by heart and
+ends; before products of ids are learnt late, NE was seen to rise to 1.07 times (docs/log.md)."""
 ONE_RANK, PLAIN_DP = Ranks(), Strategy()
 
 
@@ -360,7 +364,7 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
     assert config.plateau_factor is not None
     state.stale += 1
     state.rate_factor *= config.plateau_factor
-    return state.stale >= config.patience
+    return state.stale >= config.patience or point.validation.ne >= BY_HEART * state.best.ne
 
 
 def _weights_of(run: _Run, point: CurvePoint) -> AbstractContextManager[None]:
