@@ -120,3 +120,11 @@ def test_the_walk_of_a_candidate_is_followed() -> None:
     assert "The walk: files that make the candidate, change it or keep it: " in said
     for name in ("trials/storage/ledger.py", "trials/mlflow/tracker.py", "search/samplers/ask_tell.py"):
         assert f" {name} " in said
+
+
+def test_the_passes_found_stand_beside_fixed_numbers() -> None:
+    words = ("demo", "demo.rows=1000", "--most", 2, "--networks", "dlrm")
+    (rows,) = tables(run_benchmark("benchmarks.search.passes_found", *words))
+    (row,) = rows
+    assert row["network"] == "dlrm"
+    assert 0.3 < min(number(row["1"]), number(row["2"])) <= number(row["auto"]) + 1e-9 < 2
