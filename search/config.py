@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -61,9 +61,10 @@ class StudyConfig(LogConfig):
     stopping: str = "auto"
     """Rule that ends candidates early: curve (those that can no longer reach the front), rungs (successive
     halving among candidates of similar FLOPs), none, or auto, which is none."""
-    trials: int | None = Field(default=20, gt=0)
+    trials: Annotated[int, Field(gt=0)] | Literal["auto"] | None = "auto"
     """Number of candidates; the baseline's own trials come on top. Null: the search ends when `minutes` are
-    over, or after 100 proposals in a row that needed no training."""
+    over, or after 100 proposals in a row that needed no training. Auto: null where `minutes` are given, else
+    20."""
     tune: int = Field(default=0, ge=0)
     """Number of further candidates after the search, which tune training settings and dropouts again for the
     best architectures in turn. It counts over the whole study: where `trials` is raised later, raise `tune`
@@ -138,6 +139,13 @@ class StudyConfig(LogConfig):
     """Name of the study in the database and in MLflow; the run directory's name where not given."""
 
     @property
+    def most_trials(self) -> int | None:
+        """Number of candidates after which the search ends; None where none does."""
+        if self.trials == "auto":
+            return DEFAULT_TRIALS if self.minutes is None else None
+        return self.trials
+
+    @property
     def declared_ranks(self) -> tuple[int, int] | None:
         """Number of hosts and number of ranks per host; None where `ranks` is not given."""
         match = RANKS.fullmatch((self.ranks or "").strip())
@@ -188,6 +196,8 @@ class StudyConfig(LogConfig):
         return self
 
 
+DEFAULT_TRIALS = 20
+"""Number of candidates of a study that has neither `trials` nor `minutes`."""
 BUDGET_KEYS = frozenset(
     {
         "trials",

@@ -19,7 +19,7 @@ class Budget:
 
     def search_is_over(self, fruitless: int) -> bool:
         """Whether no further candidate is proposed, after `fruitless` proposals in a row needed no training."""
-        trials = self._config.trials
+        trials = self._config.most_trials
         if self._spent:
             return True
         if trials is not None and len(untuned(self._state.candidates)) >= trials:

@@ -35,7 +35,7 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
     directory = out or _default_directory(file, data)
     base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
     config = read_study_config(base, overrides, data=data or None)
-    if config.trials is None and config.minutes is None:
+    if config.most_trials is None and config.minutes is None:
         raise UserError("a study needs a budget: give trials=N, minutes=M, or both.")
     _check_names(config)
     with open_session(directory, config, launcher, console) as session:

@@ -84,11 +84,11 @@ class StudySettings:
             serving=config.serving,
             refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
             trials=(),
-            trials_budget=config.trials + config.tune if config.trials else None,
+            trials_budget=config.most_trials + config.tune if config.most_trials else None,
             seconds_budget=60.0 * config.minutes if config.minutes else None,
         )
         """The study's record without its trials."""
-        self._budget = [config.trials, config.tune, config.minutes]
+        self._budget = [config.most_trials, config.tune, config.minutes]
         if earlier.get("passes") is not None:
             self.head = self.head.replace(passes=parse(FoundPasses, earlier["passes"], "the study's passes"))
         self.had_finished: bool = earlier.get("finished", False) and self._facts.get(BUDGET) == self._budget

@@ -49,6 +49,13 @@ def test_proposals_that_need_no_training_end_a_search_without_a_number_of_trials
     assert not budget("trials=500", begun()).search_is_over(NOTHING_NEW)
 
 
+def test_minutes_alone_leave_the_number_of_candidates_open() -> None:
+    assert budget("", begun(20)).search_is_over(0)
+    assert not budget("", begun(19)).search_is_over(0)
+    assert not budget("minutes=9", begun(200)).search_is_over(0)
+    assert budget("minutes=9", begun(200), 540.0).search_is_over(0)
+
+
 def test_minutes_end_search_and_tuning() -> None:
     trials = begun(1)
     for elapsed, over in ((119.0, False), (120.0, True)):
