@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -64,6 +65,8 @@ class LazyGroup(click.Group):
             return None
         with no_garbage_collection():
             command = importlib.import_module(f"search.verbs.{name}").command
+            # modules stay until the process ends: no search for garbage, nor the one at exit, need visit them
+            gc.freeze()
         assert isinstance(command, click.Command)
         if all(param.name != VERBOSE for param in command.params):
             command.params.append(_verbose())

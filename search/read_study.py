@@ -24,7 +24,7 @@ def read_study(directory: Path, *, brief: bool = False) -> StudyRecord:
 
     Args:
         directory: the study's run directory.
-        brief: without what only a close look at one candidate shows (`trials.storage.brief`), which is faster.
+        brief: without what only a close look at one candidate shows (`trials.storage.columns`), which is faster.
 
     Raises:
         UserError: where the directory holds no study, or one that has not trained anything yet.

@@ -131,18 +131,21 @@ class StudyState:
     @property
     def candidates(self) -> list[TrialRecord]:
         """Candidates in order of number, without those that were trained once more on all rows."""
-        searched = [trial for _, trial in sorted(self.trials.items()) if trial.origin.promoted_from is None]
+        searched = [trial for trial in self._in_order() if trial.origin.promoted_from is None]
         return [trial for trial in searched if trial.kind is TrialKind.CANDIDATE]
 
     @property
     def promoted(self) -> list[TrialRecord]:
         """Trainings on all rows of what a search on a part of them has selected, in order."""
-        return [trial for _, trial in sorted(self.trials.items()) if trial.origin.promoted_from is not None]
+        return [trial for trial in self._in_order() if trial.origin.promoted_from is not None]
+
+    def _in_order(self) -> list[TrialRecord]:
+        return [self.trials[number] for number in sorted(self.trials)]
 
     @property
     def completed(self) -> list[TrialRecord]:
         """Trials with a result of their own or shared, in order."""
-        return eligible(trial for _, trial in sorted(self.trials.items()))
+        return eligible(self._in_order())
 
     @property
     def searched(self) -> Selection:
@@ -179,7 +182,7 @@ class StudyState:
         """The study as it stands."""
         selection = self.selection
         return self.head.replace(
-            trials=tuple(trial for _, trial in sorted(self.trials.items())),
+            trials=tuple(self._in_order()),
             retrainings=tuple(trial for _, trial in sorted(self.retrainings.items())),
             baseline=selection.baseline.number if selection.baseline else None,
             front=tuple(trial.number for trial in selection.front),

@@ -218,10 +218,10 @@ class StudyRecord(Value):
         candidates = [trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE]
         return tuple([trial for trial in candidates if trial.origin.promoted_from is None])
 
-    @property
+    @cached_property
     def promoted(self) -> tuple[TrialRecord, ...]:
         """Trainings on all rows of the candidates that the search, on a part of the rows, has selected."""
-        return tuple(trial for trial in self.trials if trial.origin.promoted_from is not None)
+        return tuple([trial for trial in self.trials if trial.origin.promoted_from is not None])
 
     @property
     def averages(self) -> tuple[TrialRecord, ...]:

@@ -27,6 +27,9 @@ IN_WORDS = {
     Outcome.INTERRUPTED: "interrupted",
 }
 
+_UNFINISHED = tuple(outcome for outcome in Outcome if outcome.unfinished)
+"""Looked up once: names of an enumeration take longer to look up than thousands of trials to compare with."""
+
 
 def sentences(record: StudyRecord) -> tuple[str, ...]:
     """Sentences from the most important down; only what the record knows."""
@@ -64,7 +67,7 @@ def progress(record: StudyRecord) -> str:
 
 def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Trials that have ended; one that was cut short runs again."""
-    return [trial for trial in trials if trial.result.outcome not in (Outcome.RUNNING, Outcome.INTERRUPTED)]
+    return [trial for trial in trials if trial.result.outcome not in _UNFINISHED]
 
 
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:

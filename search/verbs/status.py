@@ -25,15 +25,20 @@ ROWS = 50
 def command(directory: Path, as_json: bool) -> None:
     """The study in DIRECTORY: its trials, its front, its best against the baseline, what runs now."""
     with no_garbage_collection():
-        record = read_study(directory, brief=not as_json)
-        if as_json:
-            # as bytes: a text of a hundred megabytes would be encoded once more
-            click.echo(TypeAdapter(StudyRecord).dump_json(record, indent=1))
-            return
-        console = Console()
-        console.print(trial_table(record, rows=ROWS))
-        console.print(progress_line(record), soft_wrap=True)
-        for line in progress_lines(read_progress(record)):
-            console.print(line, soft_wrap=True)
-        for sentence in sentences(record):
-            console.print(sentence, soft_wrap=True, markup=False)
+        # in a function of its own: what it made is gone before garbage is looked for again
+        _show(directory, as_json=as_json)
+
+
+def _show(directory: Path, *, as_json: bool) -> None:
+    record = read_study(directory, brief=not as_json)
+    if as_json:
+        # as bytes: a text of a hundred megabytes would be encoded once more
+        click.echo(TypeAdapter(StudyRecord).dump_json(record, indent=1))
+        return
+    console = Console()
+    console.print(trial_table(record, rows=ROWS))
+    console.print(progress_line(record), soft_wrap=True)
+    for line in progress_lines(read_progress(record)):
+        console.print(line, soft_wrap=True)
+    for sentence in sentences(record):
+        console.print(sentence, soft_wrap=True, markup=False)

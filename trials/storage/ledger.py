@@ -17,7 +17,17 @@ from pydantic_core import from_json
 from dhen.fingerprint import fingerprint
 from dhen.values import Value
 from trials.record import Attempt, JobSummary, PlanSummary, TrialRecord
-from trials.storage.brief import WHOLE, Columns, in_brief
+from trials.storage.columns import (
+    BRIEF,
+    WHOLE,
+    Columns,
+    job_columns,
+    plan_columns,
+    read_job,
+    read_plans,
+    read_record,
+    trial_columns,
+)
 from trials.storage.database import Database
 from trials.storage.garbage import no_garbage_collection
 from trials.storage.schema import (
@@ -34,9 +44,6 @@ from trials.storage.schema import (
     TRIALS,
 )
 from trials.study_record import Comparison
-
-IN_TABLES: Any = {"job": True, "attempts": True, "plan": {"summary"}}
-"""Parts of a record that have tables of their own; all else is JSON in the trial's row."""
 
 
 class Setting(Value):
@@ -110,10 +117,10 @@ class Ledger:
             self.database.upsert(connection, STUDIES, name=self.study, facts=facts)
 
     def trials(self, *, brief: bool = False) -> list[TrialRecord]:
-        """Returns all trials in the order of their numbers; `brief`: without what `trials.storage.brief` leaves
-        out."""
+        """Returns all trials in the order of their numbers; `brief`: without what only a close look needs
+        (`trials.storage.columns`)."""
         with self.database.transaction() as connection:
-            columns = in_brief(connection.dialect.name) if brief else WHOLE
+            columns = BRIEF if brief else WHOLE
             return list(read_trials(connection, TRIALS.c.study == self.study, columns).values())
 
     def numbers(self) -> set[int]:
@@ -144,7 +151,7 @@ class Ledger:
             plan=plan,
             kind=record.kind.value,
             outcome=record.result.outcome.value,
-            record=record.model_dump_json(exclude=IN_TABLES),
+            **trial_columns(record),
         )
         of_trial = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
         connection.execute(sa.delete(ATTEMPTS).where(of_trial))
@@ -178,14 +185,14 @@ class Ledger:
 
     def retrainings(self) -> list[TrialRecord]:
         """Returns all retrainings of the study, in the order of their numbers."""
-        query = sa.select(RETRAININGS.c.record, JOBS.c.summary)
+        query = sa.select(RETRAININGS.c.record, JOBS.c.summary, JOBS.c.cost)
         query = query.join(JOBS, RETRAININGS.c.job == JOBS.c.fingerprint)
         query = query.where(RETRAININGS.c.study == self.study).order_by(RETRAININGS.c.number)
         with self.database.transaction() as connection:
             rows = connection.execute(query).all()
         return [
-            TrialRecord.model_validate(json.loads(row.record) | {"job": json.loads(row.summary)})
-            for row in rows
+            TrialRecord.model_validate(from_json(record) | {"job": read_job(summary, cost)})
+            for record, summary, cost in rows
         ]
 
     def replace_comparisons(self, comparisons: Iterable[Comparison]) -> None:
@@ -236,7 +243,7 @@ class Ledger:
             log=self._setting.log,
             seed=job.seed,
             version=self._setting.version,
-            summary=job.model_dump_json(),
+            **job_columns(job),
         )
 
     def _write_plan(
@@ -245,8 +252,7 @@ class Ledger:
         """Returns the id of the plan's row: equal plans of a job are one row. None where nothing was planned."""
         if plan is None:
             return None
-        text = plan.model_dump_json()
-        identity = fingerprint([record.job.fingerprint, self._cluster, text])
+        identity = fingerprint([record.job.fingerprint, self._cluster, plan.model_dump_json()])
         if identity in self._written:
             return identity
         self.database.insert_new(
@@ -259,7 +265,7 @@ class Ledger:
             fits=plan.fits,
             predicted_peak_bytes=plan.peak_bytes,
             predicted_step_seconds=plan.whole_step_seconds,
-            plan=text,
+            **plan_columns(plan),
         )
         return identity
 
@@ -268,30 +274,37 @@ def read_trials(
     connection: sa.Connection, condition: sa.ColumnElement[bool], columns: Columns = WHOLE
 ) -> dict[tuple[str, int], TrialRecord]:
     """Returns trials put together again, by study and number, in that order."""
-    record, summary, plan = columns
-    trials = sa.select(TRIALS.c.study, TRIALS.c.number, record, summary, TRIALS.c.plan, plan).where(condition)
+    trials = sa.select(TRIALS.c.study, TRIALS.c.number, TRIALS.c.job, TRIALS.c.plan, *columns).where(
+        condition
+    )
     trials = trials.outerjoin(JOBS, TRIALS.c.job == JOBS.c.fingerprint)
     trials = trials.outerjoin(PLANS, TRIALS.c.plan == PLANS.c.id)
     with no_garbage_collection():
         rows = connection.execute(trials.order_by(TRIALS.c.study, TRIALS.c.number)).all()
-        texts = {plan_id: text for *_, plan_id, text in rows if plan_id is not None}
-        texts |= dict(map(tuple, connection.execute(_replaced_plans(condition, plan))))
-        parsed = {text: PlanSummary.model_validate_json(text) for text in set(texts.values())}
-        plans = {plan_id: parsed[text] for plan_id, text in texts.items()}
+        texts = {plan: (text, details) for _, _, _, plan, *_, text, details in rows if plan is not None}
+        plans = read_plans(texts | _replaced_plans(connection, condition, columns[-2:]))
         tried = _attempts(connection, condition, plans)
         return {
-            (study, number): _record(text, job, plans.get(plan_id), tried.get((study, number), ()))
-            for study, number, text, job, plan_id, _ in rows
+            (study, number): read_record(
+                *(record, point, curve),
+                attempts=tuple(tried.get((study, number), ())),
+                job=None if job is None else read_job(summary, cost),
+                plan=plans.get(plan),
+            )
+            for study, number, job, plan, record, point, curve, summary, cost, *_ in rows
         }
 
 
 _ITS_ATTEMPTS = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
 
 
-def _replaced_plans(condition: sa.ColumnElement[bool], plan: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    """Returns a query for the plans of attempts that another attempt's plan has replaced, by id."""
-    plans = sa.select(PLANS.c.id, plan).join(ATTEMPTS, ATTEMPTS.c.plan == PLANS.c.id)
-    return plans.join(TRIALS, _ITS_ATTEMPTS).where(condition, ATTEMPTS.c.plan != TRIALS.c.plan)
+def _replaced_plans(
+    connection: sa.Connection, condition: sa.ColumnElement[bool], columns: Columns
+) -> dict[str, tuple[str, str | None]]:
+    """Returns the columns of plans of attempts that another attempt's plan has replaced, by id."""
+    plans = sa.select(PLANS.c.id, *columns).join(ATTEMPTS, ATTEMPTS.c.plan == PLANS.c.id)
+    plans = plans.join(TRIALS, _ITS_ATTEMPTS).where(condition, ATTEMPTS.c.plan != TRIALS.c.plan)
+    return {plan: (text, details) for plan, text, details in connection.execute(plans)}
 
 
 def _attempts(
@@ -306,13 +319,3 @@ def _attempts(
         attempt = Attempt(**dict(zip(names, values, strict=True)), plan=plans.get(plan))
         tried.setdefault((study, number), []).append(attempt)
     return tried
-
-
-def _record(text: str, job: str | None, plan: PlanSummary | None, attempts: Iterable[Attempt]) -> TrialRecord:
-    """Returns a trial's record: the text of its row with what stands in other tables."""
-    data = from_json(text)
-    if job is not None:
-        data["job"] = from_json(job)
-    if plan is not None:
-        data["plan"]["summary"] = plan
-    return TrialRecord.model_validate(data | {"attempts": tuple(attempts)})

@@ -1,8 +1,8 @@
 """The ledger's SQLAlchemy tables: what was trained, for which cluster, how it was planned and how it went.
 
 Normalised, to be queried with SQL. A trial's `record` is its `TrialRecord` as JSON, less what has tables of
-its own: its job, the summary of its plan, its attempts. Other columns of the row (`kind`, `outcome`) are
-there to select by.
+its own (its job, the summary of its plan, its attempts) or columns of its own: its point, and its curve but the
+last evaluation (`trials.storage.columns`). Other columns of the row (`kind`, `outcome`) are there to select by.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ JOBS = sa.Table(
     sa.Column("seed", sa.BigInteger, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("summary", sa.Text, nullable=False),
+    sa.Column("cost", sa.Text, nullable=False),
 )
-"""Jobs; `summary` is a `JobSummary` (JSON), with its log's features the whole `Job`."""
+"""Jobs; `summary` is a `JobSummary` less its `cost`, the cost table (both JSON). With its log's features a summary
+is the whole `Job`."""
 
 PLANS = sa.Table(
     "dhen_plan",
@@ -68,9 +70,11 @@ PLANS = sa.Table(
     sa.Column("predicted_peak_bytes", sa.BigInteger),
     sa.Column("predicted_step_seconds", sa.Float),
     sa.Column("plan", sa.Text, nullable=False),
+    sa.Column("details", sa.Text, nullable=False),
 )
-"""Plans of a job on a cluster: the strategy chosen and what it is to take; `plan` is itemised (JSON). A job may
-have several: what ran out of memory makes later plans leave more room."""
+"""Plans of a job on a cluster: the strategy chosen and what it is to take; `details` are the bytes and the seconds
+of each item and the reasons, `plan` is the rest of a `PlanSummary` (both JSON). A job may have several: what ran
+out of memory makes later plans leave more room."""
 
 TRIALS = sa.Table(
     "dhen_trial",
@@ -82,8 +86,11 @@ TRIALS = sa.Table(
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("outcome", sa.String(32), nullable=False),
     sa.Column("record", sa.Text, nullable=False),
+    sa.Column("point", sa.Text, nullable=False),
+    sa.Column("curve", sa.Text, nullable=False),
 )
-"""Trials; one has no job where the point gives no model."""
+"""Trials; one has no job where the point gives no model. `curve` has the evaluations before the last one, which
+stays in `record` (JSON, as `point` is)."""
 
 ATTEMPTS = sa.Table(
     "dhen_attempt",

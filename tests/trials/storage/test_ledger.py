@@ -194,6 +194,22 @@ def test_tables_of_others(tmp_path: Path, table: str, says: str) -> None:
         ledger.save(record(0))
 
 
+@pytest.mark.parametrize(
+    "column", ["dhen_trial.curve", "dhen_trial.point", "dhen_job.cost", "dhen_plan.details"]
+)
+def test_tables_of_an_earlier_version(tmp_path: Path, column: str) -> None:
+    """Neither a reader nor a writer takes them for its own."""
+    path, (table, name) = tmp_path / "study.db", column.split(".")
+    opened(sqlite_url(path)).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"alter table {table} drop column {name}")
+    ledger = opened(sqlite_url(path))
+    with pytest.raises(UserError, match=rf"{name}.*its tables are those of another version"):
+        ledger.trials()
+    with pytest.raises(UserError, match=rf"{name}.*its tables are those of another version"):
+        ledger.save(trained(0))
+
+
 def test_a_reader_creates_nothing(tmp_path: Path) -> None:
     path = tmp_path / "study.db"
     path.touch()

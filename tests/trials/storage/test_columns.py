@@ -1,4 +1,4 @@
-"""Trials in brief lack what no summary shows, and nothing else."""
+"""Trials come back whole of their columns; in brief they lack what no summary shows, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from records import study
 
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import progress_line, trial_table
-from trials.record import Outcome, PlanSummary, TrialKind, TrialRecord
+from trials.record import PlanSummary, TrialKind, TrialRecord
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
 from trials.study_record import StudyRecord
@@ -39,20 +39,32 @@ def record() -> StudyRecord:
 
 
 @pytest.fixture(scope="module")
-def in_brief(record: StudyRecord, tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
+def ledger(record: StudyRecord, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     ledger = Ledger(sqlite_url(tmp_path_factory.mktemp("ledger") / "study.db"), "a")
     ledger.settle(SETTING)
     for trial in record.trials:
         ledger.save(trial)
+    return ledger
+
+
+@pytest.fixture(scope="module")
+def in_brief(ledger: Ledger) -> list[TrialRecord]:
     return ledger.trials(brief=True)
 
 
-def test_an_ended_candidate_lacks_its_point_its_cost_and_its_curve_but_the_last_evaluation(
+def test_trials_come_back_whole(record: StudyRecord, ledger: Ledger) -> None:
+    assert any(len(trial.result.curve) > 1 for trial in record.trials)
+    assert any(trial.job.cost for trial in record.trials)
+    assert tuple(ledger.trials()) == record.trials
+
+
+def test_in_brief_a_trial_lacks_its_point_its_cost_and_a_candidate_its_curve_but_the_last_evaluation(
     record: StudyRecord, in_brief: list[TrialRecord]
 ) -> None:
     for whole, brief in zip(record.trials, in_brief, strict=True):
-        if whole.kind is TrialKind.CANDIDATE and whole.result.outcome is not Outcome.RUNNING:
-            whole = whole.replace(point={}).with_job(cost=()).with_result(curve=whole.result.curve[-1:])
+        whole = whole.replace(point={}).with_job(cost=())
+        if whole.kind is TrialKind.CANDIDATE:
+            whole = whole.with_result(curve=whole.result.curve[-1:])
         if (plan := whole.plan.summary) and plan.fits:
             whole = whole.with_plan(summary=_in_brief(plan))
         assert brief == whole
