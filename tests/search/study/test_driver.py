@@ -21,6 +21,7 @@ from search.study import open_study as opening
 from search.study.driver import Study
 from search.study.passes import EPOCHS, Passes
 from search.study_state import StudyState
+from spaces.catalog_loader import load_space
 from spaces.space import Point
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
@@ -462,3 +463,37 @@ def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> N
 
         Passes(TrainingConfig(), minutes=minutes).find(trials, train)
         assert [point[EPOCHS] for point in asked] == ([1] if most is None else [1, most])
+
+
+def test_the_tuned_baseline_is_the_first_start_point_and_is_not_proposed_again(setting: Setting) -> None:
+    """The space's own start points follow, also where the study was cut short in between."""
+
+    def best_tuned(task: Task) -> FakeRun:
+        """The baseline is best where its embeddings are not those of the configuration as given."""
+        model = task.job.model
+        if task.score_split is None and model.family != "dhen":
+            return FakeRun([trained(0.9 if model.embedding_dim == 16 else 0.8)])
+        return well(task)
+
+    words = ("space=default", "baseline_trials=6", "trials=6", "parallel=1")
+    watcher = interrupts(lambda state: len(state.candidates) == 2)
+    study, before = setting.open(*words, script=best_tuned, watcher=watcher)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    study, after = setting.open(*words, script=best_tuned)
+    record = study.run()
+    first, *others = searched(record)
+    baseline = record.trial(record.baseline)
+    assert baseline.point["embedding_dim"] != 16
+    layers = first.job.model["layers"]
+    assert [[block["kind"] for block in layer["modules"]] for layer in layers] == [["dlrm"]]
+    for key in ("embedding_dim", "dropout"):
+        assert first.job.model[key] == baseline.job.model[key]
+    for key in ("learning_rate", "embedding_learning_rate", "embedding_decay"):
+        assert first.job.training[key] == baseline.job.training[key] == baseline.point[f"training.{key}"]
+    starts = [start for _, start, _ in (*before.asked, *after.asked)]
+    own = load_space("default").config.start
+    assert starts[0].items() <= first.point.items()
+    assert all(start.items() >= point.items() for start, point in zip(starts[1:4], own, strict=True))
+    assert starts[4:] == [{}, {}]
+    assert len(others) == 5
