@@ -13,6 +13,7 @@ from functools import cached_property
 from pydantic import Field
 
 from dhen.values import Value
+from trials.ordered_axis import OrderedAxis
 from trials.record import CurvePoint, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
 
@@ -135,6 +136,8 @@ class StudyRecord(Value):
     name: str
     directory: str
     space: str
+    space_file: str | None = None
+    """File of the space, where it is none of the catalog."""
     sampler: str
     seed: int
     log: LogSummary
@@ -145,6 +148,8 @@ class StudyRecord(Value):
     """Earlier studies that the study was started from."""
     passes: FoundPasses | None = None
     """How many passes trainings have, where `training.epochs` is `auto`; None before that is known."""
+    axes: tuple[OrderedAxis, ...] = ()
+    """The ordered axes of the space, with their ends."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""
