@@ -152,9 +152,14 @@ def label(value: Any) -> Scalar:
     return value  # type: ignore[no-any-return]
 
 
+def is_number(value: Any) -> bool:
+    """Whether the value is a finite number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
 def _read_range(name: str, spec: dict[str, Any]) -> Range:
     low, high = spec.get("low"), spec.get("high")
-    if set(spec) - RANGE_KEYS or not (_is_number(low) and _is_number(high)):
+    if set(spec) - RANGE_KEYS or not (is_number(low) and is_number(high)):
         raise UserError(
             f"space: {name} is a range and needs finite numbers `low` and `high` (and may have `log`, `step`); "
             f"received {spec}."
@@ -183,13 +188,9 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
-
-
 def _has_label(value: Any) -> bool:
     items = value if isinstance(value, tuple) else (value,)
-    return all(item is None or isinstance(item, (bool, str)) or _is_number(item) for item in items)
+    return all(item is None or isinstance(item, (bool, str)) or is_number(item) for item in items)
 
 
 def _frozen(value: Any) -> Any:

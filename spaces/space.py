@@ -82,7 +82,8 @@ class SpaceConfig(Value):
     """Settings that keep their first value until the tuning stage of a study (`tune`) varies them: keys of
     `model`, `training.KEY`, or `KIND.SETTING` of a module."""
     start: tuple[dict[str, Any], ...] = ()
-    """Points to try first, as mappings of axis names to values; axes left out are sampled."""
+    """Points to try right after the tuned baseline's own, as mappings of axis names to values; axes left out are
+    sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ class Space:
         return tuple(axis for axis in all_axes if axis.size > 1)
 
     def start_point(self, index: int, training: Mapping[str, Any]) -> Point:
-        """Values that the candidate of this index should try, as far as the space names them; empty past the last.
+        """Values of the space's start point of this index, as far as the space names them; empty past the last.
 
         `training` are settings that have worked on this log (the tuned baseline's): a start point that
         leaves them open takes them.

@@ -24,7 +24,12 @@ ALLOWED = {
     "dashboards": {"dhen", "trials"},
     "search": {"dhen", "spaces", "trials", "dashboards"},
 }
-DASHBOARDS_READ = ("trials.record", "trials.study_record", "trials.planner.estimates")
+DASHBOARDS_READ = (
+    "trials.record",
+    "trials.ordered_axis",
+    "trials.study_record",
+    "trials.planner.estimates",
+)
 """What of trials the dashboards may know: values, nothing that trains or plans."""
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pydantic import Field
 
 from dhen.values import Value
+from trials.ordered_axis import OrderedAxis
 from trials.record import CurvePoint, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
 
@@ -155,6 +156,8 @@ class StudyRecord(Value):
     name: str
     directory: str
     space: str
+    space_file: str | None = None
+    """File of the space, where it is none of the catalog."""
     sampler: str
     seed: int
     log: LogSummary
@@ -167,6 +170,8 @@ class StudyRecord(Value):
     """How many passes trainings have, where `training.epochs` is `auto`; None before that is known."""
     refused: tuple[RefusedProposal, ...] = ()
     """Lines of `proposals=FILE` that were not trained, each with the reason."""
+    axes: tuple[OrderedAxis, ...] = ()
+    """The ordered axes of the space, with their ends."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""

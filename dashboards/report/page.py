@@ -15,6 +15,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from dashboards import accuracy, attempts
+from dashboards.figures.axes import axes_figure, axes_info
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
 from dashboards.figures.time import time_figure, time_info
@@ -175,8 +176,10 @@ def columns_of(record: StudyRecord) -> tuple[Column, ...]:
 
 
 def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:
+    axes = (("axes", axes_figure(axes_info(record))),) if record.axes else ()
     return (
         ("front", front_figure(front_info(record))),
+        *axes,
         ("curves", curves_figure(curves_info(record))),
         ("time", time_figure(time_info(record))),
     )

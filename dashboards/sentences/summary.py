@@ -10,6 +10,7 @@ from statistics import mean
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name, trial_name
 from dashboards.rows import does_not_fit, find
+from dashboards.sentences.edges import on_the_edge
 from dashboards.sentences.stages import over_limits, passes_found, promotion, proposed, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
@@ -37,6 +38,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     drafts = (
         _best(best, baseline, record),
         _knee(record, baseline),
+        on_the_edge(record),
         passes_found(record),
         tuned(record),
         promotion(record),

@@ -4,10 +4,12 @@ tuning stage."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dhen.errors import UserError
+from dhen.model import parse_model
+from dhen.values import parse
 from search.config import StudyConfig
 from search.execution.jobs import candidate_of, candidate_training, new_record, now
 from search.planning.admission import Admission, AdmittedTrial
@@ -19,6 +21,7 @@ from search.study.budget import Budget
 from search.study.passes import EPOCHS
 from search.study.retune import best_architectures, least_tuned, untuned
 from search.study_state import StudyState
+from spaces.nearest import nearest_point
 from spaces.space import Candidate, Point, Space
 from trials.job import Job, TrainingConfig
 from trials.record import Origin, Outcome, TrialKind, TrialRecord
@@ -107,9 +110,7 @@ class CandidateSource:
     def _sampled(self, baseline: TrialRecord) -> AdmittedTrial:
         """The sampler's next proposal."""
         number, candidates = len(self._state.trials), self._state.candidates
-        own = [trial for trial in untuned(candidates) if trial.origin.proposal is None]
-        start = self._space.start_point(len(own), baseline.job.training)
-        start = start or self._warm_start.start_point({trial.job.fingerprint for trial in candidates})
+        start = self._start_point(baseline, candidates)
         point, notes = self._proposals.ask(number, start, self._space.left_for_tuning)
         return self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes))
 
@@ -137,6 +138,16 @@ class CandidateSource:
             point, notes = self._proposals.ask(number, {}, architecture.fixed)
             origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
             yield self._admitted(number, point, origin)
+
+    def _start_point(self, baseline: TrialRecord, candidates: Sequence[TrialRecord]) -> Point:
+        """What the next candidate should try: first the baseline's own network and training, so that the study is
+        not behind it, then the space's start points, then those of earlier studies; empty past the last."""
+        index = sum(trial.origin.proposal is None for trial in untuned(candidates))
+        if index == 0:
+            training = parse(TrainingConfig, baseline.job.training, "ledger")
+            return nearest_point(self._space, parse_model(baseline.job.model, "ledger"), dict(training))
+        start = self._space.start_point(index - 1, baseline.job.training)
+        return start or self._warm_start.start_point({trial.job.fingerprint for trial in candidates})
 
     def _baseline_job(self, point: Point) -> Job:
         return self._job_of(*self._baseline.at(point), self._config.seed)

@@ -11,6 +11,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.values import parse
 from search.config import StudyConfig
+from search.ordered_axes import ordered_axes
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster, precision_here
 from search.read_study import HEAD
 from spaces.axes import Choice
@@ -77,12 +78,14 @@ class StudySettings:
             name=ledger.study,
             directory=str(directory),
             space=space.name,
+            space_file=config.space if config.space != space.name else None,
             sampler=config.sampler,
             seed=config.seed,
             log=log.summary(),
             cluster=cluster_summary(self.cluster),
             serving=config.serving,
             refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
+            axes=ordered_axes(space),
             trials=(),
             trials_budget=config.most_trials + config.tune if config.most_trials else None,
             seconds_budget=60.0 * config.minutes if config.minutes else None,

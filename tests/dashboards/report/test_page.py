@@ -14,6 +14,7 @@ from records import judged, study, trial
 
 from dashboards.report.page import COLUMNS, columns_of, render, write_report
 from dhen.errors import UserError
+from trials.ordered_axis import OrderedAxis
 from trials.record import Outcome, TrialKind
 from trials.study_record import StudyRecord
 
@@ -46,6 +47,10 @@ class Reader(HTMLParser):
     def count(self, tag: str) -> int:
         return sum(name == tag for name, _ in self.tags)
 
+    def ids(self, prefix: str) -> list[str]:
+        found = (attrs.get("id") for _, attrs in self.tags)
+        return [name for name in found if name and name.startswith(prefix)]
+
 
 def test_the_page_holds_all_it_needs() -> None:
     page = render(study())
@@ -56,11 +61,9 @@ def test_the_page_holds_all_it_needs() -> None:
     assert loaded == []
     assert reader.count("link") == 0
     assert page.count("plotly.js v") == 1
-    assert [attrs["id"] for tag, attrs in reader.tags if str(attrs.get("id")).startswith("figure-")] == [
-        "figure-front",
-        "figure-curves",
-        "figure-time",
-    ]
+    assert reader.ids("figure-") == ["figure-front", "figure-curves", "figure-time"]
+    axes = (OrderedAxis(name="embedding_dim", part="model", key="embedding_dim", values=(8, 16, 32)),)
+    assert Reader(render(study(axes=axes))).ids("figure-")[:2] == ["figure-front", "figure-axes"]
 
 
 def test_every_trial_is_in_the_table_with_its_error() -> None:

@@ -16,11 +16,14 @@ from records import study as made_up_study
 from dashboards.sentences.summary import sentences
 from dhen.errors import UserError
 from search.config import read_study_config
+from search.read_study import read_study
+from search.run_directory import STUDY_FILE
 from search.samplers.ask_tell import Proposals
 from search.study import open_study as opening
 from search.study.driver import Study
 from search.study.passes import EPOCHS, Passes
 from search.study_state import StudyState
+from spaces.catalog_loader import load_space
 from spaces.space import Point
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
@@ -462,3 +465,68 @@ def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> N
 
         Passes(TrainingConfig(), minutes=minutes).find(trials, train)
         assert [point[EPOCHS] for point in asked] == ([1] if most is None else [1, most])
+
+
+def test_the_tuned_baseline_is_the_first_start_point_and_is_not_proposed_again(setting: Setting) -> None:
+    """The space's own start points follow, also where the study was cut short in between."""
+
+    def best_tuned(task: Task) -> FakeRun:
+        """The baseline is best where its embeddings are not those of the configuration as given."""
+        model = task.job.model
+        if task.score_split is None and model.family != "dhen":
+            return FakeRun([trained(0.9 if model.embedding_dim == 16 else 0.8)])
+        return well(task)
+
+    words = ("space=default", "baseline_trials=6", "trials=6", "parallel=1")
+    watcher = interrupts(lambda state: len(state.candidates) == 2)
+    study, before = setting.open(*words, script=best_tuned, watcher=watcher)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    study, after = setting.open(*words, script=best_tuned)
+    record = study.run()
+    first, *others = searched(record)
+    baseline = record.trial(record.baseline)
+    assert baseline.point["embedding_dim"] != 16
+    layers = first.job.model["layers"]
+    assert [[block["kind"] for block in layer["modules"]] for layer in layers] == [["dlrm"]]
+    for key in ("embedding_dim", "dropout"):
+        assert first.job.model[key] == baseline.job.model[key]
+    for key in ("learning_rate", "embedding_learning_rate", "embedding_decay"):
+        assert first.job.training[key] == baseline.job.training[key] == baseline.point[f"training.{key}"]
+    starts = [start for _, start, _ in (*before.asked, *after.asked)]
+    own = load_space("default").config.start
+    assert starts[0].items() <= first.point.items()
+    assert all(start.items() >= point.items() for start, point in zip(starts[1:4], own, strict=True))
+    assert starts[4:] == [{}, {}]
+    assert len(others) == 5
+
+
+def test_a_reader_is_told_on_which_edge_of_the_space_the_front_sits(setting: Setting, tmp_path: Path) -> None:
+    """Read in brief, as `status` does it."""
+
+    def longer_is_better(task: Task) -> FakeRun:
+        if task.score_split is not None:
+            return well(task)
+        return FakeRun([trained(0.9 - task.job.model.embedding_dim / 100 - _flops_rank(task))])
+
+    file = tmp_path / "long.yaml"
+    file.write_text(
+        "modules: {linear: {}}\nslots: 1\ndepth: [1]\nout_embeddings: [2, 4, 6, 8]\nraw_numeric: false\n"
+        "ensemble: sum\nmodel: {embedding_dim: [4, 8]}\n"
+        "start: [{embedding_dim: 8, layer.out_embeddings: 2}, {embedding_dim: 8, layer.out_embeddings: 4}, "
+        "{embedding_dim: 8, layer.out_embeddings: 6}, {embedding_dim: 8, layer.out_embeddings: 8}]"
+    )
+    setting.open(f"space={file}", "trials=5", script=longer_is_better)[0].run()
+    (tmp_path / "study" / STUDY_FILE).write_text("name: study\n")
+    record = read_study(tmp_path / "study", brief=True)
+    ends = {axis.name: axis.ends for axis in record.axes}
+    assert ends == {"layer.out_embeddings": (2, 8), "embedding_dim": (4, 8)}
+    said = next(line for line in sentences(record) if "on the edge of the space" in line)
+    assert f"embedding_dim at its highest, 8 ({len(record.front)} of {len(record.front)})" in said
+    assert f"copy the space ({file}) and widen it" in said
+
+
+def _flops_rank(task: Task) -> float:
+    """More embeddings of a layer are a little better, so that each length has a front of its own."""
+    layers = getattr(task.job.model, "layers", ())
+    return sum(layer.out_embeddings for layer in layers) / 1000

@@ -1,0 +1,145 @@
+"""The point of a space that comes nearest to a model and its training, which may lie outside the space.
+
+A study begins its search with its tuned baseline in the space's terms, so that it is not behind it: an
+AdvancedDLRM is one layer of the module `dlrm`, which is pairwise dots beside the flattened embeddings and an MLP,
+too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dhen.advanced_dlrm import AdvancedDlrmConfig
+from dhen.blocks.dlrm import DlrmConfig
+from dhen.blocks.mlp import MlpConfig
+from dhen.config import DhenConfig, LayerConfig, ModelConfig
+from dhen.errors import UserError
+from spaces.axes import Axis, Choice, Scalar, is_number
+from spaces.space import LAYER_FIELDS, NONE, Point, Space, first_label
+
+
+def nearest_point(space: Space, model: ModelConfig, training: Mapping[str, Any]) -> Point:
+    """The point of the space that comes nearest to a model that trains with these settings.
+
+    Ordered axes have the nearest of their values, others the same value or else their first. Where the space has
+    no recipe for the model's layers, those of its own first start point take their place; without one they are
+    left open. Axes that wait for the tuning stage are left out, since they keep their first value until then.
+    """
+    settings: Point = {}
+    for key, axis in space.model_axes.items():
+        if key in type(model).model_fields:  # an AdvancedDLRM has neither head nor members
+            settings |= _near(axis, getattr(model, key))
+    for key, axis in space.training_axes.items():
+        settings |= _near(axis, training.get(key))
+    layers = _recipe(space, model)
+    point = first_values(space) | layers | settings if layers is not None else _own_start(space) | settings
+    if layers is not None and not _decodes(space, point):
+        point = _own_start(space) | settings
+    return {name: value for name, value in point.items() if name not in space.left_for_tuning}
+
+
+def first_values(space: Space) -> Point:
+    """The point with the first value of every axis."""
+    return {axis.name: first_label(axis) for axis in space.axes}
+
+
+def nearest_label(axis: Axis, value: Any) -> Scalar:
+    """The axis's value that is nearest to this one, as it stands in a point; the first where none is near."""
+    if not isinstance(axis, Choice):
+        return _within(axis.low, axis.high, axis.step, axis.whole, value) if is_number(value) else axis.low
+    if value in axis.values:
+        return axis.encode(value)
+    if is_number(value):
+        numbers = [other for other in axis.values if is_number(other)]
+        # lengths, widths and rates differ by ratios; a dropout may be 0
+        scale = math.log if min([value, *numbers]) > 0 else float
+        near = min(numbers, key=lambda other: abs(scale(other) - scale(value)), default=axis.values[0])
+        return axis.encode(near)
+    if _is_widths(value):
+        lists = [other for other in axis.values if _is_widths(other)]
+        return axis.encode(min(lists, key=lambda other: _apart(other, value), default=axis.values[0]))
+    return first_label(axis)
+
+
+def _near(axis: Axis, value: Any) -> Point:
+    return {axis.name: nearest_label(axis, value)} if axis.size > 1 else {}
+
+
+def _within(low: float, high: float, step: int, whole: bool, value: float) -> float:
+    """The number of a range that is nearest."""
+    inside = min(max(value, low), high)
+    if not whole:
+        return inside
+    last = (high - low) // step
+    return int(low + step * min(round((inside - low) / step), last))
+
+
+def _is_widths(value: Any) -> bool:
+    return isinstance(value, tuple) and all(map(is_number, value))
+
+
+def _apart(widths: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, float]:
+    """How far apart the widths of two MLPs are: in number first, then in what one lacks of the other."""
+    shares = (abs(a - b) / (abs(a) + abs(b) or 1) for a, b in zip(widths, others, strict=False))
+    return abs(len(widths) - len(others)), sum(shares)
+
+
+def _own_start(space: Space) -> Point:
+    return dict(space.config.start[0]) if space.config.start else {}
+
+
+def _decodes(space: Space, point: Point) -> bool:
+    try:
+        space.decode(point)
+    except UserError:  # attention, say, stands at some lengths of embeddings alone
+        return False
+    return True
+
+
+def _recipe(space: Space, model: ModelConfig) -> Point | None:
+    """Depth, modules and settings of the layers; None where the space has not got the modules, or one recipe for
+    layers that differ."""
+    layers, slots = _layers(space, model), space.config.slots
+    modules = [[block.kind for block in layer.modules] for layer in layers]
+    unknown = {kind for kinds in modules for kind in kinds} - set(space.config.modules)
+    if not layers or unknown or max(map(len, modules)) > slots:
+        return None
+    if space.config.layers == "shared" and any(layer != layers[0] for layer in layers):
+        return None
+    point = _near(space.depth, len(layers))
+    for axes, layer in zip(space.layer_axes.values(), layers, strict=False):
+        point |= _layer(space, axes, layer, model.dropout)
+    return point
+
+
+def _layers(space: Space, model: ModelConfig) -> tuple[LayerConfig, ...]:
+    """The model's layers; those of an AdvancedDLRM as the space may have them, none where it has not."""
+    if isinstance(model, DhenConfig):
+        return model.layers
+    assert isinstance(model, AdvancedDlrmConfig), model
+    # as many numbers as the MLP ends with go on to the head
+    out = max(1, round(model.mlp[-1] / model.embedding_dim))
+    for block in (DlrmConfig(mlp=model.mlp, rank=model.rank), MlpConfig(mlp=model.mlp)):
+        if block.kind in space.config.modules:
+            return (LayerConfig(modules=(block,), out_embeddings=out, norm="none", shortcut=False),)
+    return ()
+
+
+def _layer(space: Space, axes: Mapping[str, Axis], layer: LayerConfig, dropout: float) -> Point:
+    point: Point = {}
+    for slot in range(space.config.slots):
+        kind = layer.modules[slot].kind if slot < len(layer.modules) else NONE
+        point |= _near(axes[f"block{slot}"], kind)
+    for block in layer.modules:
+        for key in space.config.modules[block.kind]:
+            axis, value = axes[f"{block.kind}.{key}"], getattr(block, key)
+            has_none = isinstance(axis, Choice) and None in axis.values
+            if key == "dropout" and value is None and not has_none:
+                value = dropout  # which a module does not repeat
+            point |= _near(axis, value)
+    for key in LAYER_FIELDS:
+        value = layer.ensemble.kind if key == "ensemble" else getattr(layer, key)
+        point |= _near(axes[key], value)
+    return point
