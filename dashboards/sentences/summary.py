@@ -139,13 +139,13 @@ def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
     averages = [
         trial for trial in record.trials if trial.kind is TrialKind.AVERAGE and trial.number in record.front
     ]
+    if not averages or best is None:
+        return None
     networks = [
         trial
         for trial in record.field
         if trial.result.outcome is Outcome.COMPLETED and trial.result.validation
     ]
-    if not averages or best is None:
-        return None
     alone = min(networks, key=lambda trial: trial.result.validation.ne if trial.result.validation else 0.0)
     cost = (
         f", at {ratio(alone.job.flops / best.job.flops)} the FLOPs of the best"
@@ -216,13 +216,8 @@ def _outcomes(record: StudyRecord) -> str | None:
 
 def _stopped(record: StudyRecord) -> str | None:
     """What stopping saved, if stopped candidates had needed as many examples as completed ones did on average."""
-    trained = [trial for trial in record.candidates if trial.result.curve and not trial.shared]
-    stopped = [
-        trial.result.curve[-1].examples for trial in trained if trial.result.outcome is Outcome.STOPPED
-    ]
-    completed = [
-        trial.result.curve[-1].examples for trial in trained if trial.result.outcome is Outcome.COMPLETED
-    ]
+    stopped = _examples(record, Outcome.STOPPED)
+    completed = _examples(record, Outcome.COMPLETED) if stopped else []
     if not stopped or not completed:
         return None
     otherwise = mean(completed) * len(stopped)
@@ -232,6 +227,12 @@ def _stopped(record: StudyRecord) -> str | None:
         f"{were} stopped early: {si(sum(stopped))} examples trained in place of about {si(otherwise)}, so that "
         f"the candidates took about {left:.0f} % of the examples that they would have taken."
     )
+
+
+def _examples(record: StudyRecord, outcome: Outcome) -> list[int]:
+    """Examples that each candidate with this outcome was trained on in this study."""
+    trials = [trial for trial in record.candidates if trial.result.outcome is outcome]
+    return [trial.result.curve[-1].examples for trial in trials if trial.result.curve and not trial.shared]
 
 
 def _techniques(record: StudyRecord) -> str | None:
