@@ -101,6 +101,7 @@ def axes_figure(info: AxesInfo) -> go.Figure:
     figure = drawing(traces, title=TITLE, subtitle=subtitle, height=MARGINS + PANEL_HEIGHT * lines)
     for index, panel in enumerate(info.panels):
         _lay_out(figure, panel, index, lines, info.frame)
+    figure.update_xaxes(ticks="", showline=False)
     return figure
 
 

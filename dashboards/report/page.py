@@ -179,9 +179,9 @@ def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:
     axes = (("axes", axes_figure(axes_info(record))),) if record.axes else ()
     return (
         ("front", front_figure(front_info(record))),
-        *axes,
         ("curves", curves_figure(curves_info(record))),
         ("time", time_figure(time_info(record))),
+        *axes,
     )
 
 

@@ -66,14 +66,15 @@ def reused(study: Path, log: PreparedLog, space: Space, **training: Any) -> Any:
 def test_another_space_takes_what_it_holds(
     dhen_search: Run, study: Path, click_log: Path, tmp_path: Path
 ) -> None:
-    """The earlier front comes first, with its results and weights; the study goes on when the earlier is gone."""
+    """The earlier front comes right after the baseline, with its results and weights; the study goes on when the
+    earlier is gone."""
     earlier, out, space = tmp_path / study.name, tmp_path / "out", tmp_path / "mine.yaml"
     shutil.copytree(study, earlier)
     before = read_study(earlier)
     data = narrowed(before)
     space.write_text(yaml.safe_dump(data))
     words = ("run", "--data", click_log, "--out", out, *WORDS, f"space={space}", f"warm_start={earlier}")
-    said = dhen_search(*words, "trials=1").stdout
+    said = dhen_search(*words, "trials=2").stdout
     (told,) = read_study(out).earlier
     inside = [trial for trial in before.candidates if kinds(trial) <= set(data["modules"])]
     assert (told.candidates, told.reused) == (len(before.candidates), len(inside))
@@ -84,7 +85,7 @@ def test_another_space_takes_what_it_holds(
     assert "Warm start: " in dhen_search(*words, "trials=3").stdout
     after = read_study(out)
     assert (after.earlier, len(after.candidates)) == ((told,), 3)
-    first = after.candidates[1]  # the baseline in the terms of the space comes before it
+    first = after.candidates[1]
     assert before.best is not None
     best = before.trial(before.best)
     assert (first.job.fingerprint, first.result.validation, first.attempts) == (
