@@ -62,6 +62,8 @@ class TrialRunner:
         """Fingerprints of the jobs that train now."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials that wait for the result of an equal job, which trains now."""
+        self._starting: TrialRecord | None = None
+        """The trial whose processes are being started, which takes half a second."""
         self._upcoming: Iterator[AdmittedTrial] = iter(())
         self._decisions: Decisions | None = None
         self.fruitless = 0
@@ -107,7 +109,8 @@ class TrialRunner:
             for training in self._scheduler.running:
                 # an attempt may have ended before the interruption: the trial is cut short in its next one
                 self.note(cut_short(self._next_attempt(training) or training.record))
-            for record, _ in self._waiting:
+            waiting = [record for record, _ in self._waiting]
+            for record in [*waiting, self._starting] if self._starting is not None else waiting:
                 self.note(cut_short(record))
 
     # what follows is `Work`
@@ -147,7 +150,7 @@ class TrialRunner:
                 "trial %d: %s%s, and is tried again", next_record.number, record.result.outcome, _why(record)
             )
             self.note(next_record)
-            yield self._trainer.start(next_record, activity.job)
+            yield self._start(next_record, activity.job)
             return
         self._training.discard(record.job.fingerprint)
         self.take_in(record)
@@ -172,9 +175,16 @@ class TrialRunner:
             if job.fingerprint not in self._training:
                 self.fruitless = 0
                 self._training.add(job.fingerprint)
-                return self._trainer.start(record, job)
+                return self._start(record, job)
             self._waiting.append((record, job))
         return None
+
+    def _start(self, record: TrialRecord, job: Job) -> Training:
+        """Starts the next attempt of a trial that the ledger has."""
+        self._starting = record
+        training = self._trainer.start(record, job)
+        self._starting = None
+        return training
 
     def _begin_waiting(self, fingerprint: str) -> Iterator[Training]:
         """Places the trials that have waited for this job; where one of them trains it now, the others wait on."""

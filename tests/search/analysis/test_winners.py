@@ -29,7 +29,7 @@ from search.read_study import read_study
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
 from trials.metrics import entropy
-from trials.record import Outcome
+from trials.record import Outcome, TrialRecord
 from trials.study_record import Better, Comparison
 
 BOTH = 2
@@ -147,10 +147,16 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+def has_parts(trial: TrialRecord) -> bool:
+    return sum(len(layer["modules"]) for layer in trial.job.model["layers"]) > 1
+
+
 def test_ablation(dhen_search: Run, confirmed: Path) -> None:
     looked = looks(confirmed)
-    said = json.loads(dhen_search("ablate", confirmed, "--seeds", BOTH, "--json").stdout)
-    trial = read_study(confirmed).trial(said["trial"])
+    trial = next(trial for trial in read_study(confirmed).candidates if has_parts(trial))
+    pick = ("--pick", trial.number)
+    said = json.loads(dhen_search("ablate", confirmed, *pick, "--seeds", BOTH, "--json").stdout)
+    assert said["trial"] == trial.number
     assert {part["removed"] for part in said["parts"]} == set(
         without_parts(DhenConfig.model_validate(trial.job.model))
     )

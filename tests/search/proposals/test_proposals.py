@@ -40,6 +40,7 @@ WORDS = (
     "ranks=1x1",
     "training.batch_size=64",
     "training.precision=fp32",
+    "training.epochs=1",
 )
 OUTSIDE = {"embedding_dim": 24, "layers": [{"modules": [{"kind": "mlp"}]}]}
 """A model that space `tiny` does not have."""

@@ -122,7 +122,9 @@ def test_the_rest_is_left_with_reasons(study: Path, log: PreparedLog) -> None:
     half = log.manifest.rows["train"] // 2
     once = reused(study, log, space, training={"epochs": 1, "schedule": "constant", "evaluate_every": half})
     assert once.records == ()
-    assert once.studies[0].left == {OTHERWISE: {"epochs 2, here 1": count}}
+    assert once.studies[0].left == {
+        OTHERWISE: {"epochs 2, here 1; patience 4, here 2; plateau_factor 1.0, here 0.3": count}
+    }
     given = read_study(study).trials[-1].job.training  # a setting that is left out of plain data by default
     part = reused(
         study,

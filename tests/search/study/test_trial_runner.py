@@ -426,6 +426,12 @@ def test_ctrl_c_leaves_what_runs_and_what_waits_to_be_trained_again(tmp_path: Pa
     assert len(resumed.launcher.tasks) == 1
 
 
+def test_ctrl_c_while_processes_are_started_leaves_the_trial_to_be_trained_again(tmp_path: Path) -> None:
+    study = Study(tmp_path, lambda seed, _: going_on() if seed == 0 else interrupt())  # type: ignore[arg-type, return-value]
+    trials = study.train(job(0), job(1))
+    assert outcomes(trials) == [Outcome.INTERRUPTED] * 2
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_ctrl_c_while_a_result_is_kept_records_it_once_or_not_at_all(tmp_path: Path, moment: str) -> None:
     study = Study(tmp_path, lambda seed, _: going_on() if seed else FakeRun([progress(1)], [trained()]))

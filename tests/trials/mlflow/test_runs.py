@@ -113,9 +113,6 @@ def test_a_runs_name_says_which_trial_and_which_architecture() -> None:
     again = best.replace(kind=TrialKind.RETRAINING, number=0, origin=origin)
     seed = best.job.seed
     assert trial_sheet(again, record, model_name="m").name == f"trial {best.number}, seed {seed}: m"
-    passes = again.replace(origin=origin.replace(passes=2))
-    assert trial_sheet(passes, record).name == f"trial {best.number} with 2 passes, seed {seed}"
-    assert trial_sheet(passes, record).tags["passes"] == "2"
     assert len(trial_sheet(best, record, model_name="[" + 999 * "x+").name) == 250
 
 
