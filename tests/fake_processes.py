@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trials.data.cache import PreparedLog
+from trials.data.prepare.prepare_log import prepare
 from trials.events import WEIGHTS, Diverged, Evaluated, Event, Failed, Progress, Scored, Trained, Wrapped
 from trials.processes.task import Task
 from trials.record import CurvePoint, Measured, Metrics
 
+PLANNED_ELSEWHERE = (
+    "threads=1",
+    "parallel=1",
+    "cluster=zionex",
+    "ranks=1x1",
+    "training.batch_size=64",
+    "training.precision=fp32",
+)
+"""Words for a study whose plans are for another cluster, so that nothing of this machine is measured."""
 _READY, _writer = os.pipe()
 os.close(_writer)
 """A pipe without a writer is ready at once, so that nobody waits for a process that is none."""
@@ -117,3 +129,11 @@ def out_of_memory(needed: int = 300, limit: int = 200) -> Failed:
 
 def scored(split: str, ne: float = 0.95) -> Scored:
     return Scored(split=split, metrics=quality(ne))
+
+
+def small_log(folder: Path) -> PreparedLog:
+    """A log of 600 rows, prepared in a folder: nothing is trained on it."""
+    draw = random.Random(0)
+    rows = (f"{draw.randint(0, 1)},{draw.random():.3f},{draw.randint(0, 40)}\n" for _ in range(600))
+    (folder / "log.csv").write_text("click,price,city\n" + "".join(rows))
+    return prepare([folder / "log.csv"], out=folder / "prepared")

@@ -78,13 +78,12 @@ class CandidateSource:
 
         Where its first trials have found the number of passes, they were the baseline as given.
         """
-        finding = sum(
-            EPOCHS in self._state.trials[number].point for number in (0, 1) if number in self._state.trials
-        )
+        first = (self._state.trials[number] for number in (0, 1) if number in self._state.trials)
+        # a candidate has a number of passes among its values where the space has an axis for it
+        finding = sum(trial.kind is TrialKind.BASELINE and EPOCHS in trial.point for trial in first)
         for index in range(min(finding, 1), self._config.baseline_trials):
-            yield from self.baseline_trial(
-                index + max(0, finding - 1), self._baseline.point(index, self._config.seed)
-            )
+            point = self._baseline.point(index, self._config.seed)
+            yield from self.baseline_trial(index + max(0, finding - 1), point)
 
     def baseline_trial(self, number: int, point: Point) -> Iterator[AdmittedTrial]:
         """The baseline at a point as the trial of this number, unless that has ended."""

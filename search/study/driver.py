@@ -65,7 +65,7 @@ class Study:
         Raises:
             UserError: where no training of the baseline completes, or the database fails.
         """
-        self._note(finished=False)
+        self._settings.note(self._state, finished=False)
         try:
             for stage in (
                 self._find_passes,
@@ -77,7 +77,7 @@ class Study:
             ):
                 LOG.info("stage: %s", stage.__name__.strip("_"))
                 stage()
-            self._note(finished=True)
+            self._settings.note(self._state, finished=True)
         except BaseException as error:
             LOG.warning("broken off: %s", type(error).__name__)
             self._runner.break_off(resumable=isinstance(error, KeyboardInterrupt))
@@ -98,9 +98,7 @@ class Study:
         """Needs nothing; gives the number of passes that trainings have, where the log decides it."""
         if self._passes.found is None:
             self._passes.find(self._state.trials, self._train_baseline)
-            self._settings.head = self._settings.head.replace(passes=self._passes.found)
-            self._state.head = self._state.head.replace(passes=self._passes.found)
-            self._note(finished=False)
+            self._settings.note(self._state, passes=self._passes.found)
             sentence = passes_found(self._state.head)
             assert sentence is not None
             LOG.info("%s", sentence)
@@ -143,7 +141,3 @@ class Study:
         self._finals.make_averages()
         self._finals.score_winners()
         self._finals.confirm_winners()
-
-    def _note(self, *, finished: bool) -> None:
-        self._settings.note(finished=finished)
-        self._state.head = self._state.head.replace(finished=finished)

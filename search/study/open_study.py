@@ -116,9 +116,7 @@ def open_study(
     lines = _lines(config, state, proposer)
 
     def refuse(refusal: RefusedProposal) -> None:
-        settings.head = settings.head.replace(refused=(*settings.head.refused, refusal))
-        state.head = state.head.replace(refused=settings.head.refused)
-        settings.note(finished=False)
+        settings.note(state, refused=(*settings.head.refused, refusal))
 
     candidates = CandidateSource(
         config=config,

@@ -14,6 +14,7 @@ from search.config import StudyConfig
 from search.ordered_axes import ordered_axes
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster, precision_here
 from search.read_study import HEAD
+from search.study_state import StudyState
 from spaces.axes import Choice
 from spaces.space import Space
 from trials.cluster.cluster import Cluster
@@ -104,9 +105,10 @@ class StudySettings:
         noted: dict[str, Any] = self._facts[key]
         return noted
 
-    def note(self, *, finished: bool) -> None:
-        """Commits the head, so that readers have it."""
-        self.head = self.head.replace(finished=finished)
+    def note(self, state: StudyState, **facts: Any) -> None:
+        """Commits the head with these facts, so that readers have it, and gives them to the state's head too."""
+        self.head = self.head.replace(**facts)
+        state.head = state.head.replace(**facts)
         self._ledger.settle(self.setting)
         noted = {BUDGET: self._budget, HEAD: self.head.model_dump(mode="json")}
         self._ledger.note_facts(self._facts | noted)

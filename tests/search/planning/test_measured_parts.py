@@ -8,18 +8,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from command_line import COMMAND, run_here
-from conftest import KEPT
+from conftest import keep_parts
 
-from trials.cluster.machine import Precision, cores
+from trials.cluster.machine import cores
 from trials.cluster.part_costs import PartCosts
 from trials.cluster.shared_costs import SharedCosts
-from trials.profiling.kept import kept_at
 
 PLAN = (
     *("plan", "dlrm", "schema={tables: [{name: site, rows: 1000}], numeric: 13}"),
@@ -91,12 +88,7 @@ def parts_kept(cached: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[
     """Where parts are kept, and what ranks take that share a training is not."""
     with monkeypatch.context() as patch:
         patch.setenv("DHEN_SEARCH_CACHE", cached["DHEN_SEARCH_CACHE"])
-        counts = range(1, cores() + 1)
-        for precision, threads, processes in product(get_args(Precision), counts, counts):
-            path = kept_at(precision, threads, processes)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            costs = KEPT.replace(precision=precision, threads=threads, processes=processes)
-            path.write_text(costs.model_dump_json())
+        keep_parts()
     return cached
 
 

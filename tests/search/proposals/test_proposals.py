@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 from command_line import SMALL, Run
-from fake_processes import FakeLauncher, FakeRun, evaluated, progress, scored, trained
+from fake_processes import (
+    PLANNED_ELSEWHERE,
+    FakeLauncher,
+    FakeRun,
+    evaluated,
+    progress,
+    scored,
+    small_log,
+    trained,
+)
 
 from dashboards.rows import trial_rows
 from dashboards.sentences.summary import sentences
@@ -22,7 +31,6 @@ from search.study.driver import Study
 from search.study_state import StudyState
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
-from trials.data.prepare.prepare_log import prepare
 from trials.mlflow.runs import trial_sheet
 from trials.processes.task import Task
 from trials.record import TrialRecord
@@ -34,12 +42,7 @@ WORDS = (
     "sampler=random",
     "baseline_trials=1",
     "trials=4",
-    "threads=1",
-    "parallel=1",
-    "cluster=zionex",
-    "ranks=1x1",
-    "training.batch_size=64",
-    "training.precision=fp32",
+    *PLANNED_ELSEWHERE,
     "training.epochs=1",
 )
 OUTSIDE = {"embedding_dim": 24, "layers": [{"modules": [{"kind": "mlp"}]}]}
@@ -48,10 +51,7 @@ OUTSIDE = {"embedding_dim": 24, "layers": [{"modules": [{"kind": "mlp"}]}]}
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
-    folder, draw = tmp_path_factory.mktemp("log"), random.Random(0)
-    lines = (f"{draw.randint(0, 1)},{draw.random():.3f},{draw.randint(0, 40)}\n" for _ in range(600))
-    (folder / "log.csv").write_text("click,price,city\n" + "".join(lines))
-    return prepare([folder / "log.csv"], out=folder / "prepared")
+    return small_log(tmp_path_factory.mktemp("log"))
 
 
 def well(task: Task) -> FakeRun:

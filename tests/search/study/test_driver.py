@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_processes import FakeLauncher, FakeRun, evaluated, failed, killed, progress, scored, trained
+from fake_processes import (
+    PLANNED_ELSEWHERE,
+    FakeLauncher,
+    FakeRun,
+    evaluated,
+    failed,
+    killed,
+    progress,
+    scored,
+    small_log,
+    trained,
+)
 from records import changed
 from records import study as made_up_study
 
@@ -26,7 +36,6 @@ from search.study_state import StudyState
 from spaces.catalog_loader import load_space
 from spaces.space import Point
 from trials.data.cache import PreparedLog
-from trials.data.prepare.prepare_log import prepare
 from trials.job import TrainingConfig
 from trials.processes.task import Task
 from trials.record import Measured, Outcome, TrialKind, TrialRecord
@@ -38,23 +47,14 @@ WORDS = (
     "sampler=random",
     "baseline_trials=2",
     "trials=3",
-    "threads=1",
-    "parallel=1",
-    "cluster=zionex",
-    "ranks=1x1",
-    "training.batch_size=64",
-    "training.precision=fp32",
+    *PLANNED_ELSEWHERE,
     "training.epochs=6",
 )
-"""Plans are for another cluster, so that nothing of this machine is measured."""
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
-    folder, draw = tmp_path_factory.mktemp("log"), random.Random(0)
-    rows = (f"{draw.randint(0, 1)},{draw.random():.3f},{draw.randint(0, 40)}\n" for _ in range(600))
-    (folder / "log.csv").write_text("click,price,city\n" + "".join(rows))
-    return prepare([folder / "log.csv"], out=folder / "prepared")
+    return small_log(tmp_path_factory.mktemp("log"))
 
 
 class Story:
