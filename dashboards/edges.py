@@ -18,9 +18,9 @@ class Edge:
 
     axis: str
     highest: bool
-    """Whether it is the upper end."""
+    """Whether the end is the upper one."""
     end: Setting
-    """Value there."""
+    """The axis's value at this end."""
     count: int
     """Number of the front's networks at this end."""
     having: int

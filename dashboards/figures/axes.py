@@ -34,7 +34,7 @@ class AxisPoint:
     row: TrialRow
     value: Setting
     x: float
-    """Where the value is drawn: the number itself on a range, its place among the values of a choice."""
+    """The place where the value is drawn: the number itself on a range, its place among the values of a choice."""
     relative_percent: float
     """NE relative to the baseline."""
     on_front: bool
@@ -47,9 +47,9 @@ class AxisPanel:
 
     name: str
     low: float
-    """Where the lowest value is drawn."""
+    """The place where the lowest value is drawn."""
     high: float
-    """Where the highest value is drawn."""
+    """The place where the highest value is drawn."""
     log: bool
     labels: tuple[str, ...]
     """Names of the values of a choice, from the lowest to the highest; none for a range."""
@@ -144,7 +144,7 @@ def _panel(name: str, axes: list[OrderedAxis], rows: list[TrialRow], on_front: s
 
 
 def _x(axis: OrderedAxis, value: Setting) -> float | None:
-    """Where a value is drawn; None for one that the axis has not."""
+    """Returns where a value is drawn; None for one that the axis has not."""
     if axis.position(value) is None:
         return None
     if axis.values:
@@ -185,7 +185,7 @@ def _hover(panel: AxisPanel, point: AxisPoint) -> str:
 
 
 def _lay_out(figure: go.Figure, panel: AxisPanel, index: int, lines: int, ne: Frame) -> None:
-    """A panel's place, its two axes, the ends of the space and the baseline."""
+    """Draws a panel's two axes at its place, the ends of the space and the baseline."""
     column, line = index % COLUMNS, index // COLUMNS
     left, top = column / COLUMNS + (GAP / 2 if column else 0), 1 - line / lines
     right = (column + 1) / COLUMNS - (GAP / 2 if column < COLUMNS - 1 else 0)

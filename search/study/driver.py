@@ -50,9 +50,9 @@ class Study:
         """A study that is opened.
 
         Args:
+            settings: the study's settings, and its other parts, as `search.study.open_study` puts them together.
             promotions: trainings on all rows, where the search is on a part of them.
             passes: the number of passes that trainings have, or what finds it.
-            (the rest): the parts of the study.
         """
         self._settings, self._state, self._ledger, self._sources = settings, state, ledger, sources
         self._candidates, self._admission, self._decisions = candidates, admission, decisions

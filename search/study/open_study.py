@@ -113,11 +113,20 @@ def open_study(
     proposals.remember(
         [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
     )
-    lines = _lines(config, state, proposer)
 
     def refuse(refusal: RefusedProposal) -> None:
         settings.note(state, refused=(*settings.head.refused, refusal))
 
+    lines, outside = _lines(config, state, proposer), None
+    if lines is not None:
+        outside = OutsideProposals(
+            lines=lines,
+            space=space,
+            state=state,
+            admission=admission,
+            job_of=candidate_job,
+            refuse=refuse,
+        )
     candidates = CandidateSource(
         config=config,
         space=space,
@@ -128,16 +137,7 @@ def open_study(
         admission=admission,
         job_of=job_of,
         warm_start=warm_start,
-        outside=OutsideProposals(
-            lines=lines,
-            space=space,
-            state=state,
-            admission=admission,
-            job_of=candidate_job,
-            refuse=refuse,
-        )
-        if lines is not None
-        else None,
+        outside=outside,
     )
     candidates.check_baseline()
     if not state.candidates:
