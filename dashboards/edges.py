@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from trials.ordered_axis import NEAR_END, OrderedAxis, Setting
@@ -38,20 +39,31 @@ def front_networks(record: StudyRecord) -> tuple[TrialRecord, ...]:
 def edges(record: StudyRecord) -> tuple[Edge, ...]:
     """Ends of axes at which more than half of the front's networks sit, three or more, where a wider space could
     go further; the clearest first."""
-    networks = front_networks(record)
-    found = [edge for axis in record.axes for edge in _edges(axis, networks)]
+    return edges_of(record.axes, front_networks(record))
+
+
+def edges_of(axes: Iterable[OrderedAxis], networks: Collection[TrialRecord]) -> tuple[Edge, ...]:
+    """Ends of these axes at which more than half of the networks sit that have the axis, three or more."""
+    found = [edge for axis in axes for edge in _edges(axis, networks)]
     return tuple(sorted(found, key=lambda edge: -edge.count / edge.having))
 
 
-def _edges(axis: OrderedAxis, networks: tuple[TrialRecord, ...]) -> list[Edge]:
-    drawn = (axis.position(value) for trial in networks if (value := axis.value(trial)) is not None)
-    positions = [position for position in drawn if position is not None]
+def is_at_end(axis: OrderedAxis, trial: TrialRecord, *, highest: bool) -> bool:
+    """Whether a network sits at this end of an axis."""
+    value = axis.value(trial)
+    position = axis.position(value) if value is not None else None
+    return position is not None and (position >= 1 - NEAR_END if highest else position <= NEAR_END)
+
+
+def _edges(axis: OrderedAxis, networks: Collection[TrialRecord]) -> list[Edge]:
+    values = ((trial, axis.value(trial)) for trial in networks)
+    having = [trial for trial, value in values if value is not None and axis.position(value) is not None]
+    open_ends = [highest for highest in (False, True) if (axis.open_above if highest else axis.open_below)]
     counts = {
-        False: sum(position <= NEAR_END for position in positions) if axis.open_below else 0,
-        True: sum(position >= 1 - NEAR_END for position in positions) if axis.open_above else 0,
+        highest: sum(is_at_end(axis, trial, highest=highest) for trial in having) for highest in open_ends
     }
     return [
-        Edge(axis=axis.name, highest=highest, end=axis.ends[highest], count=count, having=len(positions))
+        Edge(axis=axis.name, highest=highest, end=axis.ends[highest], count=count, having=len(having))
         for highest, count in counts.items()
-        if count >= FEWEST and 2 * count > len(positions)
+        if count >= FEWEST and 2 * count > len(having)
     ]

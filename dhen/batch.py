@@ -1,4 +1,7 @@
-"""The inputs of a model for B examples, as tensors."""
+"""The inputs of a model for B examples, as tensors.
+
+Shapes: B examples, T categorical tables, K numeric inputs, N numbers with buckets.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,9 @@ class FeatureBatch:
     """One (ids, offsets_B) for each multi-hot table."""
     numeric_BK: Tensor
     """float32, transformed; missing values are zero and have an indicator input of their own."""
+    share_BN: Tensor | None = None
+    """float32: of each number with buckets, how far it is from the even towards the odd one of its two nodes
+    (`dhen.inputs.nodes`); None where the log has no buckets."""
 
     @property
     def size(self) -> int:
@@ -31,15 +37,17 @@ class FeatureBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> FeatureBatch:
         """The same inputs on a device."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self.each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pinned(self) -> FeatureBatch:
         """The same inputs in page-locked memory, from where copies to an accelerator need not wait."""
-        return self._each(lambda tensor: tensor.pin_memory())
+        return self.each(lambda tensor: tensor.pin_memory())
 
-    def _each(self, function: Callable[[Tensor], Tensor]) -> FeatureBatch:
+    def each(self, function: Callable[[Tensor], Tensor]) -> FeatureBatch:
+        """The same inputs, each tensor put through a function."""
         return FeatureBatch(
             ids_BT=function(self.ids_BT),
             bags=tuple((function(ids), function(offsets)) for ids, offsets in self.bags),
             numeric_BK=function(self.numeric_BK),
+            share_BN=None if self.share_BN is None else function(self.share_BN),
         )

@@ -118,11 +118,13 @@ class ModelConfig(Value):
     )
     """How much shorter the embeddings of tables with more rows are (alpha of arXiv 1909.11810); a linear map
     lifts them to D. 0: all have length D."""
-    buckets: Literal["summed", "apart"] = Field(
+    buckets: Literal["summed", "apart", "interpolated"] = Field(
         default="summed", exclude_if=lambda buckets: buckets == "summed"
     )
     """How the embeddings of numeric columns' buckets enter: summed into the one embedding of the numeric
-    inputs, or apart, each as an embedding that interaction modules can cross, at more FLOPs."""
+    inputs, or apart, each as an embedding that interaction modules can cross, at more FLOPs. Interpolated: apart,
+    and piecewise linear in the number, from each bucket to the next, in place of constant in each (arXiv
+    2203.05556)."""
     numeric_mlp: Widths = (64,)
     """Hidden widths of the MLP that turns the numeric inputs into one embedding."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)

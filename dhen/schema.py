@@ -29,6 +29,12 @@ class Table(Value):
     `buckets`)."""
 
 
+def node_names(table: str) -> tuple[str, str]:
+    """The names of the two tables, of even and of odd nodes, that take the place of one whose buckets are
+    interpolated."""
+    return f"{table}_even", f"{table}_odd"
+
+
 class FeatureSchema(Value):
     """The inputs of a model, in the order in which batches hold them."""
 

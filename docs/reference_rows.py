@@ -18,7 +18,14 @@ from dhen.blocks.base import BlockConfig
 from dhen.ensembles.base import EnsembleConfig
 from dhen.values import Value
 from search.field_docs import field_docs
-from trials.cluster.quantity import parse_bytes, parse_flops, parse_rate, parse_signed_bytes, parse_time
+from trials.cluster.quantity import (
+    parse_bytes,
+    parse_flops,
+    parse_rate,
+    parse_share,
+    parse_signed_bytes,
+    parse_time,
+)
 
 SIZE = "size such as `80GiB`, or a number of bytes"
 QUANTITIES = {
@@ -26,6 +33,7 @@ QUANTITIES = {
     parse_signed_bytes: "size such as `512MiB` or `-512MiB`, or a number of bytes",
     parse_rate: "rate such as `300GB/s` or `200Gb/s`, or a number of bytes per second",
     parse_flops: "rate such as `312TFLOP/s`, or a number of FLOP/s",
+    parse_share: "percentage such as `0.1%`, or a number below 0.01",
     parse_time: "time such as `5us`, or a number of seconds",
 }
 """What fields are written as that a function of `trials.cluster.quantity` reads."""

@@ -15,11 +15,13 @@ from dhen.values import Value, dump_yaml, load_yaml, parse
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import Address
 from trials.cluster.cluster import RANKS
-from trials.cluster.quantity import Bytes, SignedBytes
+from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.demo.spec import DemoLog
 from trials.job import TrainingConfig
 from trials.serving_limits import ServingConfig
 from trials.strategy import Prefer, StrategyName
+
+Count = Annotated[int, Field(ge=0)] | Literal["auto"]
 
 DEMO = "demo"
 """The name of the built-in generated log, where a path of a log would stand."""
@@ -55,6 +57,9 @@ class StudyConfig(LogConfig):
 
     space: str = "default"
     """The search space: a name (`dhen-search spaces` lists them) or the path of a YAML file."""
+    grow: bool = True
+    """Whether the study widens an ordered axis of the space while it searches, where its best candidates sit at an
+    end of it and a candidate beyond fits the memory, serving and the budget. No: the space stays as it is."""
     sampler: str = "auto"
     """Sampler that proposes candidates: ranker, tpe, nsga2, gp (TPE takes over after 200 candidates), random, or
     auto, which is ranker."""
@@ -62,18 +67,27 @@ class StudyConfig(LogConfig):
     """Rule that ends candidates early: curve (those that can no longer reach the front), rungs (successive
     halving among candidates of similar FLOPs), none, or auto, which is none."""
     trials: Annotated[int, Field(gt=0)] | Literal["auto"] | None = "auto"
-    """Number of candidates; the baseline's own trials come on top. Null: the search ends when `minutes` are
-    over, or after 100 proposals in a row that needed no training. Auto: null where `minutes` are given, else
-    20."""
-    tune: int = Field(default=0, ge=0)
+    """Number of candidates; the baseline's own trials come on top. Null: the search ends when its share of
+    `minutes` is over, by `search_until`, or after 100 proposals in a row that needed no training. Auto: null where
+    `minutes`, `worth` or `search_until=auto` are given, else 20."""
+    search_until: Literal["auto", "none"] | None = None
+    """Whether the search may end before its budget: auto (once further candidates are expected to gain less than
+    `worth`, or less than this log's validation rows can show) or none. Null: auto where `worth` is given, or
+    `minutes` without `trials`; else none."""
+    worth: Share | None = None
+    """Smallest decrease of the best NE that is worth a longer search, such as 0.1%, for `search_until=auto`. Null:
+    whatever this log's validation rows can show."""
+    tune: Count = "auto"
     """Number of further candidates after the search, which tune training settings and dropouts again for the
     best architectures in turn. It counts over the whole study: where `trials` is raised later, raise `tune`
-    too, or no more are tuned."""
+    too, or no more are tuned. Auto: where `minutes` are given and `trials` are not, tuning takes turns with the
+    search, by what each is expected to gain per second; else 0."""
     tune_best: int = Field(default=3, gt=0)
     """Number of architectures that `tune` takes: the best by NE, the knee of the front, then the next
     best."""
     minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Wall-clock budget of all trials in minutes; no candidate starts after it, and those that run go on."""
+    """Wall clock of the whole command in minutes, from reading the log to the report, earlier sessions of the
+    study included; what follows the search has a reserve in it."""
     seed: int = Field(default=0, ge=0)
     """Seed of proposals, initial weights and the order of examples."""
     baseline: str = "advanced_dlrm"
@@ -117,24 +131,32 @@ class StudyConfig(LogConfig):
     ledger: str | None = None
     """SQLAlchemy URL of a ledger that several studies share: the others take over the result of a job that one
     study has finished, with its weights where they are needed and still there."""
-    confirm: int = Field(default=0, ge=0)
+    confirm: Count = "auto"
     """Number of seeds from which the front and the baseline are retrained at the end, for intervals: 0 (none),
-    or 2 or more."""
+    or 2 or more. Auto: where `minutes` are given, as many as a share of them allows, 2 to 5; else 0."""
     block_by: str | None = None
     """A categorical column, such as a user's id: `confirm` resamples rows with the same value together; where
     not given, rows that are consecutive in time or in the log."""
-    averages: int = Field(default=0, ge=0)
+    averages: Count = "auto"
     """Largest number of networks in an average, which is the mean of their predictions. Averages of the best
-    networks are chosen on validation at the end and join the front. 0 (none), or 2 or more."""
+    networks are chosen on validation at the end and join the front. 0 (none), or 2 or more. Auto: 3 where
+    `minutes` are given and leave time for their scores, else 0."""
     average_seeds: int = Field(default=1, gt=0)
     """Number of trainings of the best network that may be members of averages, each from its own seed. 1: the
     search's own training alone; with more, the others are trained at the end."""
+    origins: int = Field(default=0, ge=0)
+    """Number of earlier periods, each as long as validation, that winners and baseline are judged on too before
+    the best is chosen: their networks are trained again on the rows before each. 0: on validation alone. It needs
+    a log with time stamps."""
     proposals: str | None = None
     """Path of a file of proposals, a JSON object per line: points of the space or model configurations. They are
     trained in turn with the sampler's own, also those that are added while the study runs."""
     warm_start: tuple[str, ...] = ()
     """Run directories of earlier studies of this log; the sampler learns from their candidates before it
     proposes."""
+    start_from: tuple[str, ...] = ()
+    """Run directories of earlier studies of logs like this one: their best networks, three of each at most, are
+    among the first candidates, with the settings that they were trained with, as near as the space has them."""
     name: str | None = None
     """Name of the study in the database and in MLflow; the run directory's name where not given."""
 
@@ -142,8 +164,41 @@ class StudyConfig(LogConfig):
     def most_trials(self) -> int | None:
         """Number of candidates after which the search ends; None where none does."""
         if self.trials == "auto":
-            return DEFAULT_TRIALS if self.minutes is None else None
+            open_ended = self.minutes is not None or self.search_until == "auto"
+            ends_itself = self.worth is not None and self.search_until is None
+            return None if open_ended or ends_itself else DEFAULT_TRIALS
         return self.trials
+
+    @property
+    def knows_when_to_stop(self) -> bool:
+        """Whether the search ends where further candidates are not expected to be worth their time."""
+        if self.search_until is None:
+            return self.worth is not None or (self.minutes is not None and self.most_trials is None)
+        return self.search_until == "auto"
+
+    @property
+    def tunes_in_turns(self) -> bool:
+        """Whether tuning takes turns with the search, in place of a number of candidates after it."""
+        return self.tune == "auto" and self.minutes is not None and self.most_trials is None
+
+    @property
+    def tune_trials(self) -> int:
+        """Number of candidates that tune the best architectures once the search is over."""
+        return 0 if self.tune == "auto" else self.tune
+
+    @property
+    def most_averaged(self) -> int:
+        """Largest number of networks in an average; 0 where no averages are made."""
+        if self.averages == "auto":
+            return DEFAULT_AVERAGED if self.minutes is not None else 0
+        return self.averages
+
+    @property
+    def confirm_seeds(self) -> tuple[int, int]:
+        """Smallest and largest number of seeds that winners are confirmed from; (0, 0) where they are not."""
+        if self.confirm == "auto":
+            return CONFIRM_SEEDS if self.minutes is not None else (0, 0)
+        return self.confirm, self.confirm
 
     @property
     def declared_ranks(self) -> tuple[int, int] | None:
@@ -167,28 +222,28 @@ class StudyConfig(LogConfig):
             )
         return self
 
-    @field_validator("warm_start", mode="before")
+    @field_validator("warm_start", "start_from", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value or ()
 
     @field_validator("confirm")
     @classmethod
-    def _enough_seeds(cls, value: int) -> int:
+    def _enough_seeds(cls, value: int | str) -> int | str:
         if value == 1:
             raise ValueError("an interval needs two seeds at least, five for a narrow one; 0 leaves it out")
         return value
 
     @field_validator("averages")
     @classmethod
-    def _several_networks(cls, value: int) -> int:
+    def _several_networks(cls, value: int | str) -> int | str:
         if value == 1:
             raise ValueError("an average is of two networks at least; 0 leaves averages out")
         return value
 
     @model_validator(mode="after")
     def _averages_for_seeds(self) -> StudyConfig:
-        if self.average_seeds > 1 and not self.averages:
+        if self.average_seeds > 1 and not self.most_averaged:
             raise ValueError(
                 f"average_seeds={self.average_seeds} are members for averages: say with averages= how many "
                 "networks one may have, such as averages=3"
@@ -198,9 +253,16 @@ class StudyConfig(LogConfig):
 
 DEFAULT_TRIALS = 20
 """Number of candidates of a study that has neither `trials` nor `minutes`."""
+DEFAULT_AVERAGED = 3
+"""Largest number of networks in an average, where no other is asked for."""
+CONFIRM_SEEDS = (2, 5)
+"""Smallest and largest number of seeds of a confirmation that fits itself to the minutes."""
 BUDGET_KEYS = frozenset(
     {
+        "grow",
         "trials",
+        "search_until",
+        "worth",
         "tune",
         "tune_best",
         "minutes",
@@ -213,6 +275,7 @@ BUDGET_KEYS = frozenset(
         "block_by",
         "averages",
         "average_seeds",
+        "origins",
     }
 )
 """Keys that may differ when a study is resumed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -44,7 +43,7 @@ def _read(
     space: Space, axis: Axis, fields: Mapping[str, FieldInfo], kind: str | None, **where: Any
 ) -> Iterator[OrderedAxis]:
     """The axis as an ordered one; nothing where it is none, or has one value."""
-    values = _ascending(axis) if isinstance(axis, Choice) else ()
+    values = axis.ascending if isinstance(axis, Choice) else ()
     if axis.size == 1 or (isinstance(axis, Choice) and not values):
         return
     field = fields.get(where["key"])
@@ -63,20 +62,6 @@ def _read(
         **ends,
         **where,
     )
-
-
-def _ascending(axis: Choice) -> tuple[Any, ...]:
-    """The values of a choice from the lowest to the highest; none where they have no order.
-
-    Widths of MLPs have one where each next MLP has as many layers or more, and none that is narrower.
-    """
-    if all(map(is_number, axis.values)):
-        return tuple(sorted(axis.values))
-    if not all(isinstance(value, tuple) and all(map(is_number, value)) for value in axis.values):
-        return ()
-    widths = sorted(axis.values, key=lambda value: (len(value), value))
-    rising = all(all(a <= b for a, b in zip(low, high, strict=False)) for low, high in pairwise(widths))
-    return tuple(widths) if rising else ()
 
 
 def _limits(field: FieldInfo) -> tuple[float, float]:

@@ -66,13 +66,18 @@ def knee(front: list[TrialRecord]) -> TrialRecord | None:
 
 
 def picked(record: StudyRecord, how: str) -> TrialRecord:
-    """The trial that `how` names on a study's front (see `pick`), or a member of an average there, by its number.
+    """The trial that `how` names: the study's `best`, one of its front (see `pick`), or by its number another
+    whose weights are kept: the baseline, the front of candidates alone, and members of averages.
 
     Raises:
         UserError: where no trial fits, saying what is there.
     """
     front = [record.trial(number) for number in record.front]
-    networks = (network for trial in front for network in record.networks(trial))
+    if how == "best" and record.best is not None:
+        return record.trial(record.best)
+    others = [record.trial(number) for number in record.networks_front]
+    others += [record.trial(record.baseline)] if record.baseline is not None else []
+    networks = (network for trial in (*front, *others) for network in record.networks(trial))
     named = {network.number: network for network in networks if network.kind is not TrialKind.RETRAINING}
     if how.isdigit() and int(how) in named:
         return named[int(how)]
@@ -80,14 +85,14 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
 
 
 def pick(front: list[TrialRecord], how: str) -> TrialRecord:
-    """The trial of the front that `best`, `knee`, `flops<=X`, `ms<=X` or a trial number names.
+    """The trial of the front that `lowest`, `knee`, `flops<=X`, `ms<=X` or a trial number names.
 
     Raises:
         UserError: where nothing on the front fits, saying what is there.
     """
     if not front:
         raise UserError("no candidate has completed yet, so there is nothing to pick.")
-    if how == "best":
+    if how == "lowest":
         return front[-1]
     if how == "knee":
         knee_trial = knee(front)
@@ -101,7 +106,7 @@ def pick(front: list[TrialRecord], how: str) -> TrialRecord:
         raise UserError(f"trial {how} is not on the front; the front is {numbers} (others keep no weights).")
     limit = re.fullmatch(r"(flops|ms)\s*<=\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", how.strip())
     if limit is None:
-        expected = "best, knee, 'flops<=5e6', 'ms<=2.5', or the number of a trial"
+        expected = "best, lowest, knee, 'flops<=5e6', 'ms<=2.5', or the number of a trial"
         raise UserError(f"--pick {how!r}: expected {expected}.")
     return _within(front, how, limit[1], float(limit[2]))
 

@@ -3,16 +3,21 @@ together."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dhen.errors import UserError
 from search.pareto import eligible, front_of, knee
+from trials.choice import Choice
 from trials.events import Progress
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import Comparison, StudyRecord, networks_of
 
+CONTENDERS = 5
+"""Number of networks of the lowest NE whose weights are kept, on the front or not: what choosing the lowest of
+many makes of its NE is worked out from what they predict."""
 Observer = Callable[["StudyState"], None]
 """A function that is called with the study's state at every change, and about ten times per second between."""
 
@@ -30,13 +35,10 @@ class Selection:
     """The front of candidates alone, by FLOPs, which averages are made of."""
     runners_up: tuple[TrialRecord, ...]
     """The front of all other candidates, where averages are to be made, which may have these networks too."""
+    contenders: tuple[TrialRecord, ...]
+    """Candidates of the lowest NE, whatever their FLOPs."""
     members: tuple[TrialRecord, ...]
     """Networks of which averages on the front consist."""
-
-    @property
-    def winners(self) -> tuple[TrialRecord, ...]:
-        """The baseline and the front: the trials that are scored on test in the end."""
-        return (*([self.baseline] if self.baseline else []), *self.front)
 
     @property
     def trained(self) -> tuple[TrialRecord, ...]:
@@ -49,8 +51,8 @@ class Selection:
 
     @property
     def kept(self) -> tuple[TrialRecord, ...]:
-        """Trials whose weights are not dropped: the trained ones, and others that averages may have."""
-        return (*self.trained, *self.runners_up)
+        """Trials whose weights are not dropped: the trained ones, and others that are averaged or compared."""
+        return (*self.trained, *self.runners_up, *self.contenders)
 
 
 class StudyState:
@@ -64,6 +66,7 @@ class StudyState:
         *,
         averages: bool = False,
         observers: Sequence[Observer] = (),
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """A study that is opened.
 
@@ -73,8 +76,11 @@ class StudyState:
             retrainings: retrainings of earlier sessions.
             averages: whether averages are to be made, so that runners-up count.
             observers: functions that `tell` calls.
+            clock: tells the seconds that the study's commands have taken; None for readers of a study, who have
+                what its driver has noted.
         """
         self.head, self._averages, self._observers = head, averages, observers
+        self._clock = clock
         self.trials: dict[int, TrialRecord] = {}
         self.retrainings: dict[int, TrialRecord] = {trial.number: trial for trial in retrainings}
         self.progress: dict[int, Progress] = {}
@@ -83,6 +89,8 @@ class StudyState:
         """Sentences on anything but the end of trials, since this driver began."""
         self.ended: list[int] = []
         """Numbers of the trials that this driver has seen end, in that order."""
+        self.report_seconds = 0.0
+        """Seconds that it took to write the report and MLflow's runs, the last time that they were written."""
         self.changes = 0
         """A counter that grows with every change."""
         self._selection: Selection | None = None
@@ -181,25 +189,33 @@ class StudyState:
     def record(self) -> StudyRecord:
         """The study as it stands."""
         selection = self.selection
+        choice = self._standing_choice(selection)
+        lowest = selection.front[-1].number if selection.front else None
         return self.head.replace(
             trials=tuple(self._in_order()),
             retrainings=tuple(trial for _, trial in sorted(self.retrainings.items())),
             baseline=selection.baseline.number if selection.baseline else None,
             front=tuple(trial.number for trial in selection.front),
-            best=selection.front[-1].number if selection.front else None,
+            networks_front=tuple(trial.number for trial in selection.networks),
+            choice=choice,
+            best=choice.best if choice else lowest,
             knee=selection.knee.number if selection.knee else None,
             elapsed_seconds=self.elapsed_seconds(),
         )
 
     def elapsed_seconds(self) -> float:
-        """Wall clock during which at least one trial ran, in earlier sessions too."""
-        now = datetime.now(UTC).timestamp()
-        spans = sorted(span for trial in self.trials.values() if (span := _span(trial, now)))
-        total, covered = 0.0, 0.0
-        for start, end in spans:
-            total += max(0.0, end - max(start, covered))
-            covered = max(covered, end)
-        return total
+        """Wall clock of the study's commands, of earlier sessions too."""
+        if self._clock is not None:
+            return self._clock()
+        # a driver that was killed could not note its last trials
+        return max(self.head.elapsed_seconds, covered_seconds(self.trials.values()))
+
+    def _standing_choice(self, selection: Selection) -> Choice | None:
+        """The choice that was made; None where the front or the baseline has changed since."""
+        choice, baseline = self.head.choice, selection.baseline
+        if choice is None or baseline is None or choice.baseline != baseline.number:
+            return None
+        return choice if choice.front == tuple(trial.number for trial in selection.front) else None
 
     def _on_all_rows(self) -> Selection | None:
         """The selection among trials on all rows; None until all those promoted have ended."""
@@ -224,6 +240,7 @@ class StudyState:
         others = [
             trial for trial in candidates if self._averages and trial.job.fingerprint not in fingerprints
         ]
+        distinct = {trial.job.fingerprint: trial for trial in reversed(candidates)}
         on_front = (trial for trial in front if trial.kind is TrialKind.AVERAGE)
         return Selection(
             baseline=min(tuned, key=_ne, default=None),
@@ -231,6 +248,7 @@ class StudyState:
             knee=knee(front),
             networks=tuple(networks),
             runners_up=tuple(front_of(others)),
+            contenders=tuple(heapq.nsmallest(CONTENDERS, distinct.values(), key=_ne)),
             members=tuple(network for average in on_front for network in self.networks(average)),
         )
 
@@ -242,6 +260,17 @@ class StudyState:
 def _ne(trial: TrialRecord) -> float:
     assert trial.result.validation is not None, "only eligible trials are judged"
     return trial.result.validation.ne
+
+
+def covered_seconds(trials: Iterable[TrialRecord]) -> float:
+    """Wall clock during which at least one of these trials ran, until now."""
+    now = datetime.now(UTC).timestamp()
+    spans = sorted(span for trial in trials if (span := _span(trial, now)))
+    total, covered = 0.0, 0.0
+    for start, end in spans:
+        total += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    return total
 
 
 def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:

@@ -10,6 +10,8 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dhen.errors import UserError
@@ -32,7 +34,12 @@ class OutsideError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of a few values. In a point a value is represented by its label, so that lists can be chosen among."""
+    """One of a few values. In a point a value is represented by its label, so that lists can be chosen among.
+
+    To Optuna a choice of ordered values is a whole number: how many values lie between it and the one that is
+    listed first. Values that are added beyond the ends, and listed last, leave this number of all others as it
+    is; a categorical distribution must not change within a study.
+    """
 
     name: str
     values: tuple[Any, ...]
@@ -47,10 +54,34 @@ class Choice:
         """Number of values."""
         return len(self.values)
 
+    @cached_property
+    def ascending(self) -> tuple[Any, ...]:
+        """The values from the lowest to the highest; none where they have no order.
+
+        Widths of MLPs have one where each next MLP has as many layers or more, and none that is narrower.
+        """
+        if all(map(is_number, self.values)):
+            return tuple(sorted(self.values))
+        if not all(isinstance(value, tuple) and all(map(is_number, value)) for value in self.values):
+            return ()
+        widths = sorted(self.values, key=lambda value: (len(value), value))
+        rising = all(all(a <= b for a, b in zip(low, high, strict=False)) for low, high in pairwise(widths))
+        return tuple(widths) if rising else ()
+
     def sample(self, trial: BaseTrial) -> Scalar:
         """The label that the trial suggests."""
-        choice: Scalar = trial.suggest_categorical(self.name, self.labels)
-        return choice
+        if not self.ascending:
+            choice: Scalar = trial.suggest_categorical(self.name, self.labels)
+            return choice
+        first = self.ascending.index(self.values[0])
+        place = trial.suggest_int(self.name, -first, self.size - 1 - first)
+        return label(self.ascending[first + place])
+
+    def for_optuna(self, received: Scalar) -> Scalar:
+        """What a label is to Optuna."""
+        if not self.ascending:
+            return received
+        return self.ascending.index(self.decode(received)) - self.ascending.index(self.values[0])
 
     def decode(self, received: Scalar) -> Any:
         """The value of a label."""
@@ -92,6 +123,10 @@ class Range:
             return number
         real: Scalar = trial.suggest_float(self.name, self.low, self.high, log=self.log)
         return real
+
+    def for_optuna(self, received: Scalar) -> Scalar:
+        """The number itself."""
+        return received
 
     def decode(self, received: Scalar) -> Any:
         """The number itself, where it lies between the bounds."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -21,7 +23,7 @@ from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError, unknown_name
 from dhen.fingerprint import fingerprint
 from dhen.model import parse_model
-from dhen.values import Value
+from dhen.values import Value, parse
 from spaces.axes import Axis, Choice, Scalar, random_value, read_axis
 
 if TYPE_CHECKING:
@@ -103,6 +105,18 @@ class Space:
         self.name = name
         self.config = config
         self._check_names()
+        self._read_axes()
+        self._check_start()
+        self._check_tuning()
+        self.left_for_tuning: Point = {
+            axis.name: first_label(axis)
+            for name, axis in self._by_setting()
+            if name in config.tuning and axis.size > 1
+        }
+        """The axes of `tuning`, with the values that they keep until the tuning stage."""
+
+    def _read_axes(self) -> None:
+        config = self.config
         self.depth = read_axis("depth", config.depth)
         _check_layers(self.depth, least=1)
         self.max_depth = int(max(self.depth.values) if isinstance(self.depth, Choice) else self.depth.high)
@@ -113,14 +127,6 @@ class Space:
             key: read_axis(f"training.{key}", spec) for key, spec in config.training.items()
         }
         self.layer_axes = {prefix: self._layer_axes(prefix) for prefix in self._prefixes()}
-        self._check_start()
-        self._check_tuning()
-        self.left_for_tuning: Point = {
-            axis.name: first_label(axis)
-            for name, axis in self._by_setting()
-            if name in config.tuning and axis.size > 1
-        }
-        """The axes of `tuning`, with the values that they keep until the tuning stage."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -149,9 +155,39 @@ class Space:
         """Fingerprint of everything that varies; a study keeps to one space."""
         return fingerprint(self.config.to_dict())
 
+    def widen(self, setting: str, value: Any) -> None:
+        """Adds a value beyond an end of a setting's axis, in every layer that has it; of a range, the new end.
+
+        Points keep their meaning: values stay as they are, and the first one stays the first. All who hold the
+        space have the wider one.
+
+        Args:
+            setting: name of the axis, `layer.KEY` for a setting of layers whatever their number.
+            value: the value.
+
+        Raises:
+            UserError: where the space has no such axis, for a value that it cannot have, and for the depth where
+                each layer has axes of its own, which points of before would lack.
+        """
+        data = self.config.to_dict()
+        *outer, key = _place(setting)
+        try:
+            held = reduce(getitem, outer, data)
+            held[key] = _widened(held[key], value)
+        except KeyError:
+            raise unknown_name("axis", setting, [axis.name for axis in self.axes]) from None
+        if setting == "depth" and self.config.layers == "each":
+            raise UserError(f"space {self.name!r}: each layer has axes of its own, so its depth cannot grow.")
+        self.config = parse(SpaceConfig, data, f"space {self.name!r}")
+        self._read_axes()
+
     def sample(self, trial: BaseTrial) -> Point:
         """A point with the value that the trial suggests for every axis."""
         return {axis.name: axis.sample(trial) for axis in self.axes}
+
+    def for_optuna(self, point: Point) -> Point:
+        """What the values of a point, or of a part of one, are to Optuna."""
+        return {axis.name: axis.for_optuna(point[axis.name]) for axis in self.axes if axis.name in point}
 
     def random_point(self, rng: random.Random) -> Point:
         """A point with every axis drawn evenly."""
@@ -295,6 +331,21 @@ class Space:
         if set(point) != names:
             differing = sorted(set(point) ^ names)
             raise UserError(f"the point is not of space {self.name!r}: {', '.join(differing)} differ.")
+
+
+def _place(setting: str) -> tuple[str, ...]:
+    """Where a space's plain data has the axis of this name: the keys on the way."""
+    part, *rest = setting.split(".")
+    if part == "layer":
+        return tuple(rest) if len(rest) == 1 else ("modules", *rest)
+    return (part, *rest) if part in ("depth", "training") else ("model", part, *rest)
+
+
+def _widened(spec: Any, value: Any) -> Any:
+    """An axis's plain data with one more value, listed last; a range with another end."""
+    if isinstance(spec, dict):
+        return spec | {"low": min(spec["low"], value), "high": max(spec["high"], value)}
+    return [*spec, value]
 
 
 def _check_layers(axis: Axis, least: int) -> None:

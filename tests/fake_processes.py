@@ -7,11 +7,14 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.events import WEIGHTS, Diverged, Evaluated, Event, Failed, Progress, Scored, Trained, Wrapped
 from trials.processes.task import Task
 from trials.record import CurvePoint, Measured, Metrics
+from trials.training.score_weights import logits_file
 
 PLANNED_ELSEWHERE = (
     "threads=1",
@@ -26,6 +29,8 @@ _READY, _writer = os.pipe()
 os.close(_writer)
 """A pipe without a writer is ready at once, so that nobody waits for a process that is none."""
 
+NE_FILE = "ne.txt"
+"""The file in which a training leaves the NE that it came to, for its logits."""
 MOST_LOOKS = 1000
 """What goes wrong ends a test that would wait for ever."""
 Look = Sequence[Event]
@@ -39,6 +44,8 @@ class FakeRun:
     def __init__(self, *looks: Look, ends: bool = True) -> None:
         """`ends`: otherwise the run goes on in silence until it is killed."""
         self._looks, self._ends = list(looks), ends
+        self.scores: Task | None = None
+        """The scoring whose logits are to be kept, where it is one."""
         self.directory: Path | None = None
         """Where a training that ends well leaves a file of weights."""
         self.ended = False
@@ -63,7 +70,22 @@ class FakeRun:
         self.ended = bool(self.kills) or (self._ends and not self._looks)
         if self.directory is not None and any(isinstance(event, Trained) for event in events):
             (self.directory / WEIGHTS).write_bytes(b"weights")
+            (self.directory / NE_FILE).write_text(
+                str(next(e.best.ne for e in events if isinstance(e, Trained)))
+            )
+        log_is_there = self.scores is not None and PreparedLog.is_prepared(Path(self.scores.log_directory))
+        if self.scores is not None and log_is_there and any(isinstance(e, Scored) for e in events):
+            self._keep_logits(self.scores)
         return events
+
+    def _keep_logits(self, task: Task) -> None:
+        """Leaves logits that are the nearer to the labels, the lower the NE that the network was trained to."""
+        assert self.directory is not None
+        assert task.score_split is not None
+        ne = float((self.directory / NE_FILE).read_text()) if (self.directory / NE_FILE).exists() else 0.9
+        label_N = PreparedLog.open(Path(task.log_directory)).split(task.score_split).labels
+        logit_N = ((2 * label_N - 1) * (1 - ne)).astype(np.float32)
+        np.save(logits_file(self.directory, task.score_split), logit_N)
 
     def kill(self) -> None:
         self.kills += 1
@@ -82,6 +104,7 @@ class FakeLauncher:
     def start(self, task: Task, directory: Path) -> FakeRun:
         run = self._script(task).wrapped_as(task.strategy.name)
         run.directory = directory
+        run.scores = task if task.keep_logits else None
         self.tasks.append(task)
         self.runs.append(run)
         self.most_at_once = max(self.most_at_once, len(self.alive))

@@ -98,21 +98,33 @@ FOLDERS = {
     "dashboards.report": {"dashboards.figures", "dashboards.sentences"},
     "dashboards.sentences": set(),
     "dashboards.terminal": {"dashboards.sentences"},
-    "search.analysis": {"search.bundles", "search.execution", "search.planning", "search.samplers"},
+    "search.analysis": {
+        *("search.bundles", "search.execution", "search.growth", "search.planning", "search.samplers"),
+    },
     "search.averages": {"search.execution"},
+    "search.budget": {"search.execution"},
     "search.bundles": {"search.execution"},
     "search.execution": {"search.planning"},
+    "search.growth": {"search.execution", "search.planning"},
     "search.planning": {"search.samplers"},
     "search.proposals": {"search.execution", "search.planning"},
     "search.reuse": {"search.execution", "search.samplers"},
     "search.samplers": set(),
     "search.stopping": set(),
     "search.study": {
-        *("search.analysis", "search.averages", "search.bundles", "search.execution", "search.planning"),
-        *("search.proposals", "search.reuse", "search.samplers", "search.stopping"),
+        *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.execution"),
+        *(
+            "search.growth",
+            "search.planning",
+            "search.proposals",
+            "search.reuse",
+            "search.samplers",
+            "search.stopping",
+        ),
     },
     "search.verbs": {
-        *("search.analysis", "search.bundles", "search.execution", "search.planning", "search.study"),
+        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.planning"),
+        "search.study",
     },
 }
 """Which folders of its own room a folder may import. The files directly in a room are what its folders share."""

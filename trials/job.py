@@ -49,11 +49,21 @@ class TrainingConfig(Value):
     """Learning rate of row-wise Adagrad, which trains the embedding tables."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled decay of the dense part."""
+    clip_norm: float | None = Field(default=None, gt=0, exclude_if=lambda norm: norm is None)
+    """Largest norm of the dense part's gradients: where the Euclidean norm of all of them together, as of one
+    vector, is larger, they are multiplied by `clip_norm` / norm (arXiv 1211.5063). By default they stay as they
+    are. Embedding tables are left out, of the norm and of the clipping: row-wise Adagrad divides their gradients
+    by how large they were."""
     embedding_decay: float = Field(default=0.0, ge=0)
     """L2 regularisation of those table rows that a batch looks up."""
     table_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled decay of whole tables: at every step each row, looked up or not, is multiplied by
     1 - embedding_learning_rate * table_decay. This is exact, although only rows looked up are touched."""
+    frequency_decay: float = Field(default=0.0, ge=0, exclude_if=lambda decay: decay == 0)
+    """L2 regularisation of the embeddings that examples look up, divided by the number of training rows that have
+    their id (after arXiv 1706.06978, equation 6): over a pass all embeddings decay alike, in a step rare ones
+    most. It keeps rare ids from being learnt by heart, so that further passes help where they did not
+    (docs/log.md); 0.1 is a value to begin with."""
     epochs: Passes = "auto"
     """Largest number of passes over the training split. Auto: as many as help, which a study finds out with its
     baseline, and `train` with the model itself (models with id embeddings commonly overfit from the second pass
@@ -220,6 +230,9 @@ class Job(Value):
     seed: int = Field(ge=0)
     """Seed of the initial weights, the order of examples and dropout."""
     version: int = TRAINING_VERSION
+    origin: int | None = Field(default=None, gt=0, exclude_if=lambda rows: rows is None)
+    """Number of the training rows, the first ones, that are trained on as if the log had ended there; the rows
+    after them stand for validation (`trials.data.origin`). None: the whole log."""
 
     @property
     def fingerprint(self) -> str:

@@ -6,6 +6,7 @@ It is part of a study's record, so that readers know the ends without knowing th
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal
 
 from dhen.values import Value
@@ -69,6 +70,11 @@ class OrderedAxis(Value):
             return None
         scale = math.log if self.log else float
         return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
+
+    @property
+    def setting(self) -> str:
+        """The axis's name without the number of its layer: `layer.KEY`."""
+        return re.sub(r"^layer\d+\.", "layer.", self.name)
 
     @property
     def ends(self) -> tuple[Setting, Setting]:

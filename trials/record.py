@@ -99,6 +99,9 @@ class CurvePoint(Value):
     averaged: bool = Field(default=False, exclude_if=lambda averaged: not averaged)
     """Whether the metrics are of the mean of the last evaluations' weights, being better than the weights
     themselves."""
+    clipped: float | None = Field(default=None, exclude_if=lambda share: share is None)
+    """Share of the steps since the point before whose gradients were clipped; None without
+    `training.clip_norm`."""
 
 
 class JobSummary(Value):
@@ -123,6 +126,8 @@ class JobSummary(Value):
     """Number of parameters in embedding tables."""
     weights_bytes: int | None = None
     """Size of the exported weights."""
+    origin: int | None = Field(default=None, exclude_if=lambda rows: rows is None)
+    """Number of the training rows that it is trained on as if the log had ended there; None: the whole log."""
 
 
 class RejectedStrategy(Value):

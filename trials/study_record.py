@@ -13,7 +13,8 @@ from functools import cached_property
 from pydantic import Field
 
 from dhen.values import Value
-from trials.ordered_axis import OrderedAxis
+from trials.choice import Choice
+from trials.ordered_axis import OrderedAxis, Setting
 from trials.record import CurvePoint, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
 
@@ -134,6 +135,50 @@ class FoundPasses(Value):
     """Lowest NE of the baseline on validation within all passes that it was allowed to have."""
     lowest_after: float | None = None
     """Number of passes after which the baseline had it."""
+    decays: dict[str, float] = Field(default_factory=dict)
+    """Decays of embeddings, by name of the training setting, with which several passes helped; all trainings have
+    them, but where the space varies them too."""
+
+
+class ExpectedGain(Value):
+    """What further candidates were expected to gain, where that was too little for the search to go on."""
+
+    percent: float
+    """Expected decrease of the lowest NE on validation, in percent of it."""
+    candidates: int
+    """Number of candidates with a result that this follows from."""
+    more: int
+    """Number of further candidates that were to gain it."""
+    worth_percent: float | None = None
+    """Smallest decrease that was worth a longer search (`worth=`); None where none was named."""
+    detectable_percent: float | None = None
+    """Smallest difference that the log's validation rows can show between two networks like the best; None where
+    it could not be measured."""
+
+
+class GrownAxis(Value):
+    """One step by which a study has widened an axis of its space."""
+
+    axis: str
+    """Name of the axis; `layer.KEY` for a setting that each layer has of its own."""
+    highest: bool
+    """Whether the upper end was widened."""
+    before: Setting
+    """The axis's end before, as points have it."""
+    end: Setting
+    """The axis's end from then on, as points have it."""
+    value: int | float | tuple[int, ...]
+    """The new end as the space has it: widths are a list."""
+    count: int
+    """Number of the best networks that were at the end before."""
+    having: int
+    """Number of the best networks that have the axis."""
+    completed: int
+    """Number of candidates that had completed by then."""
+    first: dict[str, Setting] = Field(default_factory=dict)
+    """Point of the first candidate beyond the end before: the best one at that end, with the axis moved on."""
+    earlier: str | None = None
+    """Directory of the earlier study (`warm_start`) that has widened the axis; None where this one has."""
 
 
 def networks_of(
@@ -171,14 +216,22 @@ class StudyRecord(Value):
     refused: tuple[RefusedProposal, ...] = ()
     """Lines of `proposals=FILE` that were not trained, each with the reason."""
     axes: tuple[OrderedAxis, ...] = ()
-    """The ordered axes of the space, with their ends."""
+    """The ordered axes of the space, with their ends as they are now."""
+    grows: bool = False
+    """Whether the study widens axes while it searches."""
+    grown: tuple[GrownAxis, ...] = ()
+    """Steps by which axes were widened, in order."""
     trials: tuple[TrialRecord, ...]
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""
     front: tuple[int, ...] = ()
     """Numbers of the candidates, and of their averages, on the NE-FLOPs Pareto front, by FLOPs."""
+    networks_front: tuple[int, ...] = ()
+    """Numbers of the candidates on the front of candidates alone, which averages are no part of, by FLOPs."""
+    choice: Choice | None = None
+    """What was chosen of the front before test was looked at; None before that, and once the front has changed."""
     best: int | None = None
-    """Number of the winner with the lowest validation NE."""
+    """Number of the best: the one chosen (`choice`); before that the lowest NE of the front."""
     knee: int | None = None
     finished: bool = False
     running: bool = True
@@ -186,7 +239,9 @@ class StudyRecord(Value):
     trials_budget: int | None = None
     seconds_budget: float | None = None
     elapsed_seconds: float = 0.0
-    """Wall clock during which at least one trial ran, earlier sessions included."""
+    """Wall clock of the study's commands, earlier sessions included."""
+    expected_gain: ExpectedGain | None = None
+    """What ended the search before its budget was spent; None where that was nothing."""
     retrainings: tuple[TrialRecord, ...] = ()
     """Retrainings of winners and the baseline after selection, for intervals and ablations; no candidates."""
     comparisons: tuple[Comparison, ...] = ()

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.models.one_network import network_flops, parsed, stacked, validation_ne
-from benchmarks.shared.machine_and_tables import machine, markdown, spread
+from benchmarks.shared.machine_and_tables import beside, machine, markdown, spread
 from dashboards.names import short_name
 from dhen.blocks import BLOCKS
 from dhen.ensembles import ENSEMBLES
@@ -40,6 +39,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "no shortcut": {"shortcut": False},
     "raw numbers": {"raw_numeric": True},
     "buckets apart": {"buckets": "apart"},
+    "buckets interpolated": {"buckets": "interpolated"},
     "4 members": {"members": 4},
 }
 
@@ -75,11 +75,8 @@ def table(
         for name in (reference, *others):
             model = parsed(networks[name])
             found[name] = [validation_ne(log, launcher, model, TRAINING, seed) for seed in range(seeds)]
-            pairs = zip(found[name], found[reference], strict=True)
-            percent = [100 * (ne / of_reference - 1) for ne, of_reference in pairs]
-            error = statistics.stdev(percent) / seeds**0.5
             row = [title, name, short_name(model.to_dict()), spread(found[name], digits=4)]
-            row += [f"{statistics.mean(percent):+.2f} ± {error:.2f} %", f"{network_flops(model, log):,.0f}"]
+            row += [beside(found[name], found[reference]), f"{network_flops(model, log):,.0f}"]
             print(*row, file=sys.stderr, flush=True)
             rows.append(row)
         raw[title] = found

@@ -193,8 +193,8 @@ class Table:
             return block_sums([file], self._split, self._rate, self._blocks)
 
 
-def run_study(data: list[str], out: Path, trials: int, words: list[str]) -> StudyRecord:
-    command = [str(Path(sys.executable).parent / "dhen-search"), "run", "--out", str(out), f"trials={trials}"]
+def run_study(data: list[str], out: Path, words: list[str]) -> StudyRecord:
+    command = [str(Path(sys.executable).parent / "dhen-search"), "run", "--out", str(out)]
     for each in data:
         command += ["--data", each]
     subprocess.run([*command, *words], check=True)
@@ -214,7 +214,7 @@ def main() -> None:
         parser.error("--seeds: an interval needs two at least")
     files = [each for each in options.data if "=" not in each]
     words = [each for each in options.data if "=" in each]
-    record = run_study(files, options.out, options.trials, words)
+    record = run_study(files, options.out, [f"trials={options.trials}", *words])
     log, start = (
         study_log(options.out),
         partial(Trainer, Launcher(), threads=written_config(options.out).threads),

@@ -1,6 +1,6 @@
 """A table of really trained candidates, from the ledgers of finished studies: what samplers are compared on.
 
-    dhen-search run --out runs/table sampler=random trials=800 demo.rows=40000
+    dhen-search run --out runs/table sampler=random grow=no trials=800 demo.rows=40000
     python -m benchmarks.search.candidate_table runs/table --out table.json
 
 Several run directories, of one space and log, make one table; a network that is in two counts once. Numbers alone
@@ -21,6 +21,7 @@ from benchmarks.shared.machine_and_tables import machine
 from dhen.schema import FeatureSchema
 from search.bundles.export import study_log
 from search.config import written_config
+from search.growth.replay import widen_again
 from search.read_study import read_study
 from spaces.catalog_loader import load_space
 from spaces.space import Space, SpaceConfig
@@ -62,11 +63,12 @@ def check_alike(directories: Sequence[Path]) -> dict[str, Any]:
 
 
 def _head(directory: Path) -> dict[str, Any]:
-    features = study_log(directory).features
+    features, record = study_log(directory).features, read_study(directory)
+    space = widen_again(load_space(written_config(directory).space, features), record.grown)
     return {
-        "space": load_space(written_config(directory).space, features).config.to_dict(),
+        "space": space.config.to_dict(),
         "features": features.to_dict(),
-        "log": read_study(directory).log.model_dump(mode="json"),
+        "log": record.log.model_dump(mode="json"),
     }
 
 

@@ -48,6 +48,7 @@ ONE_EACH = ("dhen", "trials/planner", "search/samplers/ranker")
 WORDS = (
     "run",
     "space=tiny",
+    "grow=no",
     "demo.rows=4000",
     "training.epochs=1",
     "baseline_trials=1",

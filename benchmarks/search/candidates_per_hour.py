@@ -50,7 +50,7 @@ def run_study(command: str, log: str, words: list[str], settings: str) -> Findin
         status = subprocess.run([command, "status", out, "--json"], check=True, capture_output=True)
     record: dict[str, Any] = json.loads(status.stdout)
     candidates = [trial for trial in record["trials"] if trial["kind"] == "candidate"]
-    best = next(trial for trial in candidates if trial["number"] == record["best"])
+    best = next(trial for trial in record["trials"] if trial["number"] == record["best"])
     return Finding(
         seconds=seconds,
         candidates=len(candidates),
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--command", default=str(Path(sys.executable).parent / "dhen-search"))
     arguments = parser.parse_args()
-    words = ["sampler=random", *arguments.words]
+    words = ["sampler=random", "grow=no", *arguments.words]
     warm_up = [*words, "trials=1", "baseline_trials=1", "training.epochs=1"]
     run_study(arguments.command, arguments.log, warm_up, arguments.settings[0])  # prepares the log
     found: dict[str, list[Finding]] = defaultdict(list)

@@ -168,6 +168,7 @@ def main() -> None:
     config = StudyConfig(
         demo=DemoConfig(rows=arguments.rows),
         space=arguments.space,
+        grow=False,
         sampler=arguments.sampler,
         trials=arguments.known + max(arguments.marks) + bool(arguments.known),  # the first is left out
         baseline_trials=1,

@@ -88,7 +88,7 @@ def main() -> None:
 
 def _row(log: PreparedLog, network: str, passes: Passes, fixed: list[int], seed: int) -> list[str]:
     """A network's NE with the number that was found and with fixed ones."""
-    auto = trained(log, network, passes.applied(TrainingConfig()), seed)
+    auto = trained(log, network, passes.applied(passes.decayed(TrainingConfig())), seed)
     one = trained(log, network, TrainingConfig(epochs=1), seed)
     several = trained(log, network, TrainingConfig(epochs=fixed[-1], patience=PATIENT), seed)
     nes = [lowest_ne(one), *(lowest_ne(several, number) for number in fixed[1:])]

@@ -1,7 +1,8 @@
-"""Samplers compared on what their studies really trained: the NE-FLOPs front after so many candidates.
+r"""Samplers compared on what their studies really trained: the NE-FLOPs front after so many candidates.
 
     for sampler in random tpe ranker; do for seed in 1 2; do
-        dhen-search run --data log.csv --out live/$sampler-$seed sampler=$sampler seed=$seed trials=40
+        dhen-search run --data log.csv --out live/$sampler-$seed sampler=$sampler seed=$seed trials=40 \
+            grow=no
     done; done
     python -m benchmarks.search.samplers_live live/*
 

@@ -109,3 +109,19 @@ def generated_log(
     log = prepare([path], out=folder / "prepared", schema=schema)
     path.unlink()
     return log
+
+
+def write_low_rank_log(
+    path: Path, rows: int, *, users: int = 24, items: int = 20, rank: int = 8, seed: int = 0
+) -> None:
+    """Writes a Parquet file with `label`, `user`, `item` and the number `n0`: who clicks what follows from the dot
+    product of a vector of the user and one of the item, of which many lengths of embeddings are too short."""
+    rng = np.random.default_rng(seed)
+    user_UR, item_IR = rng.normal(size=(users, rank)), rng.normal(size=(items, rank))
+    user, item, number = rng.integers(users, size=rows), rng.integers(items, size=rows), rng.normal(size=rows)
+    affinity = (user_UR[user] * item_IR[item]).sum(axis=1) / np.sqrt(rank)
+    clicked = rng.random(rows) < 1 / (1 + np.exp(1 - 2 * affinity - 0.3 * number))
+    columns = {"label": clicked.astype(np.int8), "user": user, "item": item, "n0": number}
+    # ids are text, or a reader could take them for numbers
+    texts = {name: pa.array([f"{name}{i}" for i in columns[name]]) for name in ("user", "item")}
+    pq.write_table(pa.table(columns | texts), path)

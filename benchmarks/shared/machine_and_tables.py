@@ -27,6 +27,12 @@ def spread(values: Sequence[float], digits: int = 5, unit: str = "") -> str:
     return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}{unit}"
 
 
+def beside(nes: Sequence[float], reference: Sequence[float]) -> str:
+    """How far NE is from a reference's in percent, in pairs of one seed each: mean and its standard error."""
+    percent = [100 * (ne / other - 1) for ne, other in zip(nes, reference, strict=True)]
+    return f"{statistics.mean(percent):+.2f} ± {statistics.stdev(percent) / len(percent) ** 0.5:.2f} %"
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table; a bar in a cell is escaped."""
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -73,7 +72,7 @@ def axes_info(record: StudyRecord) -> AxesInfo:
     rows = [row for row in trial_rows(record, record.field) if _has_result(row)]
     by_setting: dict[str, list[OrderedAxis]] = {}
     for axis in record.axes:
-        by_setting.setdefault(_setting(axis), []).append(axis)
+        by_setting.setdefault(axis.setting, []).append(axis)
     panels = [_panel(name, axes, rows, on_front) for name, axes in by_setting.items()]
     shown = tuple(panel for panel in panels if panel.points)
     values = {point.row.trial.number: point for panel in shown for point in panel.points}.values()
@@ -108,11 +107,6 @@ def axes_figure(info: AxesInfo) -> go.Figure:
 def _has_result(row: TrialRow) -> bool:
     ended = row.trial.result.outcome in (Outcome.COMPLETED, Outcome.STOPPED)
     return ended and known(row.relative_percent)
-
-
-def _setting(axis: OrderedAxis) -> str:
-    """The axis's name without the number of its layer."""
-    return re.sub(r"^layer\d+\.", "layer.", axis.name)
 
 
 def _panel(name: str, axes: list[OrderedAxis], rows: list[TrialRow], on_front: set[int]) -> AxisPanel:

@@ -50,6 +50,8 @@ class FrontInfo:
     """Finished candidates and averages that have an NE and FLOPs, in order of number."""
     front: tuple[FrontPoint, ...]
     """Points on the front, in order of FLOPs."""
+    networks_front: tuple[FrontPoint, ...]
+    """The front without averages, in order of FLOPs; empty where no average is on the front."""
     baseline: FrontPoint | None
     best: FrontPoint | None
     knee: FrontPoint | None
@@ -67,6 +69,7 @@ def front_info(record: StudyRecord) -> FrontInfo:
     numbers = {trial.number for trial in (*record.field, *record.averages)}
     candidates = tuple(point for number, point in points.items() if number in numbers)
     front = [points[number] for number in record.front if number in points]
+    alone = [points[number] for number in record.networks_front if number in points]
     baseline = points.get(record.baseline) if record.baseline is not None else None
     floor = (record.log.ne_floor or {}).get("validation")
     frame_without_floor = _frame(candidates, front, baseline, None)
@@ -74,6 +77,7 @@ def front_info(record: StudyRecord) -> FrontInfo:
     return FrontInfo(
         candidates=candidates,
         front=tuple(sorted(front, key=lambda point: point.flops)),
+        networks_front=tuple(alone) if any(point.average for point in front) else (),
         baseline=baseline,
         best=points.get(record.best) if record.best is not None else None,
         knee=points.get(record.knee) if record.knee is not None else None,
@@ -88,7 +92,7 @@ def front_figure(info: FrontInfo) -> go.Figure:
     if info.frame is None:
         reason = "Shown as soon as a trial has an NE on validation."
         return empty(reason, title="NE against FLOPs")
-    traces = [_field(info), _front_line(info), *_marked(info)]
+    traces = [_field(info), *_networks_line(info), _front_line(info), *_marked(info)]
     subtitle = "NE on validation against FLOPs per example; lower left is better."
     if info.frame.above:
         subtitle += f" {info.frame.above} above this frame; a double click shows all."
@@ -183,6 +187,15 @@ def _front_line(info: FrontInfo) -> go.Scatter:
     )
 
 
+def _networks_line(info: FrontInfo) -> list[go.Scatter]:
+    """The front without averages, so that what averages gain, and at which price, is the gap between two lines."""
+    if not info.networks_front:
+        return []
+    line = {"color": BLUE, "width": 1.5, "dash": "dot", "shape": "hv"}
+    name = "front of single networks"
+    return [_scatter(info.networks_front, info, mode="lines", name=name, line=line)]
+
+
 def _symbol(point: FrontPoint) -> str:
     return "triangle-up" if point.average else "circle"
 
@@ -217,6 +230,8 @@ def _title(info: FrontInfo) -> str:
     relative = best.row.relative_percent if best is not None else None
     if best is None or relative is None or baseline is None:
         return "NE against FLOPs"
+    if best.number == baseline.number:
+        return "No candidate is better than the baseline beyond the noise of choosing"
     where = "below" if relative < 0 else "above"
     times = ratio(best.flops / baseline.flops)
     return f"The best candidate is {abs(relative):.2f} % {where} the baseline at {times} its FLOPs"

@@ -82,6 +82,9 @@ def passes_found(record: StudyRecord) -> str | None:
     if found.reason is not None:
         return f"{about}: {found.reason}; training.epochs= sets another number for a new study."
     lowest = f"{decimals(found.lowest_ne, 5)} after {decimals(found.lowest_after, 1)} of up to {found.tried}"
+    if found.decays:
+        settings = " ".join(f"training.{key}={value:g}" for key, value in found.decays.items())
+        lowest += f", with {settings}"
     within_one = f"{decimals(found.first_ne, 5)} within one pass"
     if found.passes > 1:
         return f"{about}: with the baseline, NE on validation was {within_one} and {lowest}."

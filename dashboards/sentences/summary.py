@@ -10,7 +10,9 @@ from statistics import mean
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name, trial_name
 from dashboards.rows import does_not_fit, find
-from dashboards.sentences.edges import on_the_edge
+from dashboards.sentences.choice import baseline_is_best, best_not_lowest, noise, winners_chosen
+from dashboards.sentences.edges import on_the_edge, widened
+from dashboards.sentences.minutes import fewer_seeds, search_ended
 from dashboards.sentences.stages import over_limits, passes_found, promotion, proposed, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
@@ -37,14 +39,20 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     best, baseline = find(record, record.best), find(record, record.baseline)
     drafts = (
         _best(best, baseline, record),
+        best_not_lowest(record),
+        noise(record),
         _knee(record, baseline),
+        widened(record),
         on_the_edge(record),
         passes_found(record),
+        search_ended(record),
         tuned(record),
         promotion(record),
         _averages(record, best),
         _floor(record, best, baseline, "validation"),
+        winners_chosen(record),
         _test(best, baseline, record),
+        fewer_seeds(record),
         _floor(record, best, baseline, "test"),
         *proposed(record),
         *warm_starts(record),
@@ -79,6 +87,8 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
     about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
     if baseline is None or baseline.result.validation is None:
         return f"{about}; there is no baseline yet to compare it with."
+    if best.number == baseline.number:
+        return baseline_is_best(record)
     relative = relative_ne_percent(best.result.validation.ne, baseline.result.validation.ne)
     against = f"trial {baseline.number} ({trial_name(baseline)}, NE {_ne(baseline)})"
     return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
@@ -121,7 +131,7 @@ def _flops(trial: TrialRecord, baseline: TrialRecord) -> str:
 
 def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
     knee = find(record, record.knee)
-    if knee is None or knee.result.validation is None:
+    if knee is None or knee.result.validation is None or record.best is None:
         return None
     if record.knee == record.best:
         return "It is also the knee of the front, where more FLOPs stop paying."
@@ -166,6 +176,8 @@ def _floor(
     """How near baseline and best came to the lowest reachable NE, in percent, and how much of the gap closed."""
     floor = (record.log.ne_floor or {}).get(split)
     before, after = _metrics(baseline, split), _metrics(best, split)
+    if best is not None and record.best == record.baseline:
+        return None  # there is no candidate's way to the floor to tell of
     if floor is None or before is None or after is None or not known(before.ne) or not known(after.ne):
         return None
     gap, won = before.ne - floor, before.ne - after.ne
@@ -191,6 +203,8 @@ def _test(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
     after, before = _metrics(best, "test"), _metrics(baseline, "test")
     if after is None:
         return None
+    if record.best == record.baseline:
+        return f"On the test split, which no choice has seen, the baseline has NE {decimals(after.ne, 5)}."
     best_ne = (
         f"On the test split, which no choice has seen, the best candidate has NE {decimals(after.ne, 5)}"
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dashboards.names import trial_name
+from dashboards.sentences.choice import reasons
 from dashboards.units import MISSING, decimals, percent, percent_range, si
 from trials.record import Outcome, TrialRecord
 from trials.study_record import Better, Comparison, StudyRecord
 
 COLUMNS = (
     "Trial",
+    "Chosen as",
     "FLOPs",
     "NE on test",
     "Baseline",
@@ -20,7 +22,7 @@ COLUMNS = (
     "Model",
 )
 """Titles of the columns of comparisons, on the page and in the terminal."""
-LEFT = ("Better", "Model")
+LEFT = ("Chosen as", "Better", "Model")
 """Columns of words."""
 VERDICTS = {
     Better.YES: "it is better than the baseline",
@@ -66,8 +68,10 @@ def better_line(record: StudyRecord, trial: TrialRecord) -> str:
     if comparison is not None:
         difference = f"{percent(comparison.difference_percent)} (95 % interval {interval(comparison)})"
         return f"better than the baseline: {comparison.better}, {difference}"
-    if trial.number not in record.front:
-        return "not confirmed: only what is on the front is compared with the baseline"
+    if trial.number == record.baseline:
+        return "it is the baseline: no candidate is better beyond the noise of choosing"
+    if record.choice and trial.number not in [winner.trial for winner in record.choice.winners]:
+        return "not confirmed: only the winners that were chosen are compared with the baseline"
     return f"not confirmed: {confirm_command(record)}"
 
 
@@ -84,7 +88,9 @@ def interval(comparison: Comparison) -> str:
 def retrained_line(retraining: TrialRecord) -> str:
     """A line for logs: `retrained trial 7 from seed 3: NE 0.78123 on test`."""
     ablation = f" without {retraining.origin.removed}" if retraining.origin.removed else ""
-    about = f"retrained trial {retraining.origin.of}{ablation} from seed {retraining.job.seed}"
+    rows = retraining.job.origin
+    part = f" on the first {rows:,} rows" if rows is not None else ""
+    about = f"retrained trial {retraining.origin.of}{ablation}{part} from seed {retraining.job.seed}"
     if retraining.result.outcome is not Outcome.COMPLETED:
         return f"{about}: {retraining.result.outcome}, {retraining.result.error}"
     split, metrics = "test", retraining.result.test
@@ -97,6 +103,7 @@ def _cells(comparison: Comparison, record: StudyRecord) -> tuple[str, ...]:
     trial = record.trial(comparison.trial)
     return (
         str(comparison.trial),
+        reasons(record, comparison.trial),
         si(trial.job.flops),
         decimals(comparison.ne, 5),
         decimals(comparison.baseline_ne, 5),

@@ -1,12 +1,12 @@
 """Feature processing: sparse ids and raw numbers become the embeddings x_BMD (paper, section 3.1).
 
 One embedding per table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP, to which those of
-their buckets are added unless the configuration has them apart. Tables of one dimension lie in one matrix, so all
-their categorical columns are looked up at once; its gradient is sparse. What a table's first row is belongs to
-`row_offsets`; sharding is not decided here.
+their buckets are added unless the configuration has them apart, or interpolated (`dhen.inputs.nodes`). Tables of
+one dimension lie in one matrix, so all their categorical columns are looked up at once; its gradient is sparse.
+What a table's first row is belongs to `row_offsets`; sharding is not decided here.
 
-Shapes: B examples, T categorical tables, N columns of buckets that are summed, K numeric inputs, M embeddings
-out, D their dimension.
+Shapes: B examples, T categorical tables, N columns of buckets that are summed or interpolated, K numeric inputs,
+M embeddings out, D their dimension.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
 from dhen.inputs.lift import MixedEmbeddings, lift_cost, mixed_tape
+from dhen.inputs.nodes import (
+    CategoricalIds,
+    held_schema,
+    interpolate,
+    interpolation_cost,
+    interpolation_tape,
+    node_tables,
+)
 from dhen.inputs.table_dims import TableGroup, looked_up, summed_tables, table_dims, table_groups
 from dhen.memory.segments import Setting, Taped
 from dhen.memory.tape import FP32_BYTES, Tape
@@ -40,7 +48,6 @@ class EmbeddingTables(nn.Module):
     """Tables of a schema as one matrix of (rows of all of them, D)."""
 
     row_offsets: Tensor
-    columns: Tensor | None
 
     def __init__(self, schema: FeatureSchema, dim: int, places: Sequence[int] | None = None) -> None:
         """`places` in the schema of those to hold, in order; None for all."""
@@ -55,8 +62,7 @@ class EmbeddingTables(nn.Module):
         self.bag_offsets = tuple(starts[len(columns) : -1])
         firsts = torch.tensor(starts[: len(columns)], dtype=torch.int64)
         self.register_buffer("row_offsets", firsts, persistent=False)
-        chosen = None if len(columns) == n else torch.tensor(columns, dtype=torch.int64)
-        self.register_buffer("columns", chosen, persistent=False)
+        self.ids = CategoricalIds(schema, columns)
         self.weight = nn.Parameter(torch.empty(starts[-1], dim))
         nn.init.normal_(self.weight, std=EMBEDDING_INIT_STD)
 
@@ -77,8 +83,8 @@ class EmbeddingTables(nn.Module):
         )
 
     def _categorical_rows(self, batch: FeatureBatch) -> Tensor:
-        ids_BT = batch.ids_BT if self.columns is None else batch.ids_BT.index_select(1, self.columns)
-        return ids_BT + self.row_offsets
+        rows_BT: Tensor = self.ids(batch.ids_BT) + self.row_offsets
+        return rows_BT
 
     def _bag_rows(self, batch: FeatureBatch) -> list[tuple[Tensor, Tensor]]:
         """Rows and the offsets at which examples start, of each multi-hot table."""
@@ -93,7 +99,7 @@ class MixedTables(nn.ModuleDict):
     """Tables of several lengths: those of length d are the `EmbeddingTables` called `d{d}`."""
 
     def __init__(self, config: ModelConfig, schema: FeatureSchema) -> None:
-        groups = table_groups(config, schema)
+        groups, schema = table_groups(config, schema), held_schema(config, schema)
         super().__init__({f"d{dim}": EmbeddingTables(schema, dim, places) for dim, places in groups})
 
     def forward(self, batch: FeatureBatch) -> list[Tensor]:
@@ -116,9 +122,9 @@ class FeatureProcessing(nn.Module):
 
     def __init__(self, config: ModelConfig, schema: FeatureSchema) -> None:
         super().__init__()
-        n, dim = len(schema.numeric), config.embedding_dim
+        n, dim, schema = len(schema.numeric), config.embedding_dim, held_schema(config, schema)
         mixed = len(table_groups(config, schema)) > 1
-        self.summed = summed_tables(config, schema)
+        self.summed, self.nodes = summed_tables(config, schema), node_tables(schema)
         self.tables: Tables | None = None
         if schema.tables:
             self.tables = MixedTables(config, schema) if mixed else EmbeddingTables(schema, dim)
@@ -139,6 +145,11 @@ class FeatureProcessing(nn.Module):
         if self.summed:
             parts[0], buckets_BND = parts[0].split([parts[0].shape[1] - self.summed, self.summed], dim=1)
             numeric_BD = numeric_BD + buckets_BND.sum(dim=1)
+        if self.nodes:
+            assert batch.share_BN is not None
+            kept, nodes = parts[0].shape[1] - 2 * self.nodes, (self.nodes, self.nodes)
+            *first, even_BND, odd_BND = parts[0].split([kept, *nodes] if kept else nodes, dim=1)
+            parts[:1] = [*first, interpolate(even_BND, odd_BND, batch.share_BN.to(dtype))]
         if self.mixed is not None:
             return self.mixed(parts, numeric_BD)  # type: ignore[no-any-return]
         if numeric_BD is not None:
@@ -148,8 +159,8 @@ class FeatureProcessing(nn.Module):
 
 def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
     """The cost of `FeatureProcessing`: a lookup row for each table, maps of shorter ones, the numeric MLP."""
-    dims = table_dims(config, schema)
-    tables = [row for table, dim in zip(schema.tables, dims, strict=True) for row in _table_cost(table, dim)]
+    dims, held = table_dims(config, schema), held_schema(config, schema)
+    tables = [row for table, dim in zip(held.tables, dims, strict=True) for row in _table_cost(table, dim)]
     return (*tables, *_dense_cost(config, schema))
 
 
@@ -158,7 +169,7 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
 
     `raw`: whether the model keeps the numeric inputs for its layers.
     """
-    dim, n = config.embedding_dim, len(schema.numeric)
+    dim, n, schema = config.embedding_dim, len(schema.numeric), held_schema(config, schema)
     tape, flops = Tape(*setting), headline_flops(_dense_cost(config, schema))
     tape.mark("features", (flops, 1.0, *_lookup_sizes(config, schema, range(len(schema.tables)))))
     groups = looked_up(config, schema)
@@ -173,6 +184,10 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     if summed := summed_tables(config, schema) * dim:
         embeddings[0], buckets = tape.split(embeddings[0], [tape.values(embeddings[0]) - summed, summed])
         numeric = [tape.add(*numeric, tape.operation(dim, [buckets], passes=True))]
+    if nodes := node_tables(schema):
+        kept = tape.values(embeddings[0]) - 2 * nodes * dim
+        *first, even, odd = tape.split(embeddings[0], [kept] * bool(kept) + [nodes * dim] * 2)
+        embeddings[:1] = [*first, interpolation_tape(tape, even, odd, nodes)]
     if len(table_groups(config, schema)) > 1:
         x = mixed_tape(tape, embeddings, numeric, config, schema)
     else:
@@ -191,7 +206,7 @@ def _lookup_sizes(
     config: ModelConfig, schema: FeatureSchema, places: Iterable[int]
 ) -> tuple[float, float, float, float]:
     """Ids of an example in these tables, those of bags among them, and the numbers that both look up."""
-    dims = table_dims(config, schema)
+    dims, schema = table_dims(config, schema), held_schema(config, schema)
     tables = [(schema.tables[place], dims[place]) for place in places]
     bags = [(table, dim) for table, dim in tables if table.multi_hot]
     return (
@@ -231,5 +246,8 @@ def _numeric_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
         return ()
     rows = mlp_cost("numeric", len(schema.numeric), (*config.numeric_mlp, config.embedding_dim))[:-1]
     summed = summed_tables(config, schema)
-    sums = CostRow(name="numeric.buckets", kind=ELEMENTWISE, flops=float(summed * config.embedding_dim))
-    return (*rows, sums) if summed else rows
+    if summed:
+        sums = CostRow(name="numeric.buckets", kind=ELEMENTWISE, flops=float(summed * config.embedding_dim))
+        return (*rows, sums)
+    nodes = node_tables(held_schema(config, schema))
+    return (*rows, interpolation_cost(nodes, config.embedding_dim)) if nodes else rows

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dhen.config import ModelConfig
 from dhen.cost import Costs, linear_cost
+from dhen.inputs.nodes import held_schema
 from dhen.inputs.table_dims import TableGroup, crossed, table_dims
 from dhen.memory.tape import Tape
 from dhen.schema import FeatureSchema
@@ -52,7 +53,7 @@ class MixedEmbeddings(nn.Module):
 
 def lift_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
     """A linear map for each shorter table."""
-    dims = zip(schema.tables, table_dims(config, schema), strict=True)
+    dims = zip(held_schema(config, schema).tables, table_dims(config, schema), strict=True)
     return tuple(
         linear_cost(f"table.{table.name}.lift", dim, config.embedding_dim, bias=False)
         for table, dim in dims

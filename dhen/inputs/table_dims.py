@@ -12,6 +12,7 @@ import math
 from typing import NamedTuple
 
 from dhen.config import ModelConfig
+from dhen.inputs.nodes import held_schema, node_tables
 from dhen.schema import FeatureSchema
 
 SHORTEST = 4
@@ -27,7 +28,8 @@ class TableGroup(NamedTuple):
 
 
 def table_dims(config: ModelConfig, schema: FeatureSchema) -> tuple[int, ...]:
-    """d of each table, at most D."""
+    """d of each table that the model holds, at most D."""
+    schema = held_schema(config, schema)
     fewest = min((table.rows for table in schema.tables if not table.buckets), default=1)
     halvings = [
         0.0 if table.buckets else config.table_dim_exponent * math.log2(table.rows / fewest)
@@ -42,8 +44,9 @@ def summed_tables(config: ModelConfig, schema: FeatureSchema) -> int:
 
 
 def num_embeddings(config: ModelConfig, schema: FeatureSchema) -> int:
-    """M of x_BMD: one embedding per table that is not summed, and one for all numeric inputs together."""
-    return len(schema.tables) - summed_tables(config, schema) + bool(schema.numeric)
+    """M of x_BMD: one embedding per table of the log that is not summed, and one for all numeric inputs."""
+    schema = held_schema(config, schema)
+    return len(schema.tables) - summed_tables(config, schema) - node_tables(schema) + bool(schema.numeric)
 
 
 def table_groups(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...]:
@@ -57,7 +60,7 @@ def table_groups(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup
 
 def looked_up(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...]:
     """What is looked up as one tensor each, in order: a group's categorical tables, then each multi-hot one."""
-    found = []
+    found, schema = [], held_schema(config, schema)
     for dim, places in table_groups(config, schema):
         categorical = tuple(place for place in places if not schema.tables[place].multi_hot)
         bags = [(place,) for place in places if schema.tables[place].multi_hot]
@@ -66,10 +69,15 @@ def looked_up(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, .
 
 
 def crossed(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...]:
-    """The same without the tables that are summed, the last ones of the first tensor."""
+    """The same as interactions see it: of the first tensor the last tables are left out where they are summed, and
+    are a tensor of their own, with each number's even nodes for both, where they are interpolated."""
     first, *others = looked_up(config, schema)
-    kept = len(first.places) - summed_tables(config, schema)
-    return (TableGroup(first.dim, first.places[:kept]), *others)
+    nodes = node_tables(held_schema(config, schema))
+    kept = len(first.places) - summed_tables(config, schema) - 2 * nodes
+    found = [TableGroup(first.dim, first.places[:kept])] if kept or not nodes else []
+    if nodes:
+        found.append(TableGroup(first.dim, first.places[kept : kept + nodes]))
+    return (*found, *others)
 
 
 def _shortened(longest: int, halvings: int) -> int:

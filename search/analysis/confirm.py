@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dhen.errors import UserError
+from search.analysis.choice.winners import winners_of
 from search.analysis.losses import blocks_of
 from search.analysis.scored import (
     LEAST_SEEDS,
@@ -22,7 +23,7 @@ from search.analysis.scored import (
     wanted_from,
 )
 from search.analysis.statistics.bootstrap import CONFIDENCE, BootstrapDifference, holm, paired_bootstrap
-from search.execution.retraining import SPLIT, Retrainings
+from search.execution.retraining import SPLIT, HasTimeFor, RetrainingRequest, Retrainings
 from trials.data.cache import PreparedLog
 from trials.storage.ledger import Ledger
 from trials.study_record import Better, Comparison, StudyRecord
@@ -36,8 +37,12 @@ def confirm(
     *,
     seeds: int,
     block_by: str | None = None,
+    has_time_for: HasTimeFor | None = None,
 ) -> tuple[tuple[Comparison, ...], list[str]]:
-    """The comparisons of the front with the baseline, by FLOPs, also kept in the ledger; and what failed.
+    """The comparisons of the winners with the baseline, by FLOPs, also kept in the ledger; and what failed.
+
+    The winners are those that the study has chosen (`trials.choice`); a study that was finished before choices
+    were noted has them chosen now, by the same rule.
 
     Args:
         study: the study, whose selection is frozen.
@@ -46,6 +51,8 @@ def confirm(
         retrainings: the study's retrainings.
         seeds: number of seeds.
         block_by: the column of `search.analysis.losses.blocks_of`.
+        has_time_for: as in `Retrainings.run`; the seeds come one after another, and those count that there was
+            time for.
 
     Raises:
         UserError: for too few seeds, a column that is not categorical, where the baseline was not trained or
@@ -55,14 +62,12 @@ def confirm(
         raise UserError("no candidate and baseline have completed yet, so there is nothing to compare.")
     seed_range = fresh_seeds(study.seed, seeds)
     blocks = blocks_of(log, log.split(SPLIT), block_by)
-    compared = [study.networks(study.trial(number)) for number in (study.baseline, *study.front)]
-    networks = {network.job.fingerprint: network for networks in compared for network in networks}.values()
-    wanted = wanted_from(networks, study, log, seed_range)
-    done = retrainings.run(wanted, score=True)
+    numbers = _winners(study)
+    compared = [study.networks(study.trial(number)) for number in (study.baseline, *numbers)]
+    wanted = confirming(study, log, seeds=seeds)
+    done = retrainings.run(wanted, score=SPLIT, has_time_for=has_time_for)
     reference, *winners = (by_seed(networks, study, log, seed_range, done) for networks in compared)
-    pairs = [
-        _Pair(number, retrained, reference) for number, retrained in zip(study.front, winners, strict=True)
-    ]
+    pairs = [_Pair(number, retrained, reference) for number, retrained in zip(numbers, winners, strict=True)]
     pairs = [pair for pair in pairs if len(pair.seeds) >= LEAST_SEEDS]
     failed = retrainings.failures(wanted)
     if not pairs:
@@ -70,6 +75,20 @@ def confirm(
     comparisons = _compared(pairs, BlockLosses(log, blocks, retrainings))
     ledger.replace_comparisons(comparisons)
     return comparisons, failed
+
+
+def confirming(study: StudyRecord, log: PreparedLog, *, seeds: int) -> list[RetrainingRequest]:
+    """The retrainings that compare the winners with the baseline, seed by seed, each network once per seed."""
+    assert study.baseline is not None
+    compared = [study.networks(study.trial(number)) for number in (study.baseline, *_winners(study))]
+    networks = {network.job.fingerprint: network for networks in compared for network in networks}
+    return wanted_from(networks.values(), study, log, fresh_seeds(study.seed, seeds))
+
+
+def _winners(study: StudyRecord) -> list[int]:
+    """Numbers of the trials to confirm, by FLOPs."""
+    chosen = study.choice.winners if study.choice else winners_of(study, study.best)
+    return [winner.trial for winner in chosen]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def ablate_average(
     seed_range, networks = fresh_seeds(study.seed, seeds), study.networks(trial)
     losses = BlockLosses(log, blocks_of(log, log.split(SPLIT), block_by), retrainings)
     wanted = wanted_from(networks, study, log, seed_range)
-    whole = by_seed(networks, study, log, seed_range, retrainings.run(wanted, score=True))
+    whole = by_seed(networks, study, log, seed_range, retrainings.run(wanted, score=SPLIT))
     if len(whole) < LEAST_SEEDS:
         raise too_few(f"of all members of trial {trial.number}", seeds, retrainings.failures(wanted))
     reference_SK, flops = losses(whole, whole), sum(network.job.flops or 0.0 for network in networks)

@@ -135,6 +135,15 @@ def slices(
         UserError: where it was not compared, its logits are gone, or the column is not one of the log's.
     """
     comparison = study.comparison(trial)
+    winners = [winner.trial for winner in study.choice.winners] if study.choice else []
+    if winners and trial not in winners:
+        what = (
+            "the baseline itself"
+            if trial == study.baseline
+            else "none of the winners that are compared with it"
+        )
+        named = ", ".join(map(str, winners))
+        raise UserError(f"trial {trial} is {what}: name a winner, --pick {named}.")
     if comparison is None or study.baseline is None:
         raise UserError(
             f"trial {trial} was not compared with the baseline yet; "

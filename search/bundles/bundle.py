@@ -4,6 +4,8 @@
 `encoding/` (schema, vocabularies and numeric statistics fitted on training rows), `weights.safetensors`,
 `check.safetensors` (a few encoded examples and their scores), `manifest.json` (SHA-256 of every file).
 For an average the weights of each member have a file, `weights.member0.safetensors` ...; all else is there once.
+
+Shapes: B examples, T categorical tables, K numeric inputs, N numbers with buckets.
 """
 
 from __future__ import annotations
@@ -258,6 +260,8 @@ def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
     """Writes a few validation examples, encoded, with the scores that the weights give them in fp32."""
     batch = next(iter(eval_batches(log.split("validation"), batch_size=CHECK_EXAMPLES))).features
     tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": _scores(model, batch)}
+    if batch.share_BN is not None:
+        tensors["share"] = batch.share_BN
     for index, (ids, offsets) in enumerate(batch.bags):
         tensors |= {f"bag{index}.ids": ids, f"bag{index}.offsets": offsets}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, building / CHECK)
@@ -283,6 +287,7 @@ def _rows_of(stored: dict[str, Tensor]) -> EncodedRows:
         categorical=arrays["ids"],
         bags=tuple(Bags(ids=ids, offsets=np.append(starts, len(ids))) for ids, starts in bags),
         numeric=arrays["numeric"],
+        share=arrays.get("share"),
     )
 
 

@@ -50,15 +50,18 @@ def candidate_of(trial: TrialRecord, space: Space) -> Candidate:
     return Candidate(model=model, training=trial.origin.proposal.training)
 
 
-def trained_job(trial: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) -> Job:
-    """The job that a finished trial has done, with its seed moved by `seed_shift`. An average has none;
-    its members have."""
+def trained_job(
+    trial: TrialRecord, log: PreparedLog, *, seed_shift: int = 0, origin: int | None = None
+) -> Job:
+    """The job that a finished trial has done, with its seed moved by `seed_shift`, or at an earlier origin. An
+    average has none; its members have."""
     return Job(
         model=parse_model(trial.job.model, "ledger"),
         features=log.features,
         log=log.fingerprint,
         training=parse(TrainingConfig, trial.job.training, "ledger"),
         seed=trial.job.seed + seed_shift,
+        origin=origin if origin is not None else trial.job.origin,
     )
 
 
@@ -80,6 +83,7 @@ def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: A
             parameters=dense_parameters(cost),
             embedding_parameters=embedding_parameters(cost),
             weights_bytes=weights_bytes(cost),
+            origin=job.origin,
         ),
     )
 

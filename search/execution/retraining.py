@@ -25,12 +25,15 @@ from trials.storage.ledger import Ledger
 from trials.training.score_weights import logits_file
 
 SPLIT = "test"
+HasTimeFor = Callable[["RetrainingRequest"], bool]
+"""A function that says of each retraining, as its place is free, whether there is time for it; the first for which
+there is none is the last that is asked for."""
 OnRetraining = Callable[[TrialRecord, bool], None]
 """A function that is called with each retraining that has begun or changed, and whether it has ended."""
 
 
 class RetrainingRequest(NamedTuple):
-    """A job that is to be trained: a trial's network, whole or in part, from a seed."""
+    """A job that is to be trained: a trial's network, whole or in part, from a seed, perhaps at an origin."""
 
     of: TrialRecord
     job: Job
@@ -63,7 +66,12 @@ class Retrainings:
         self._records = {record.job.fingerprint: record for record in records}
 
     def run(
-        self, wanted: Iterable[RetrainingRequest], *, score: bool = False, weights: bool = False
+        self,
+        wanted: Iterable[RetrainingRequest],
+        *,
+        score: str | None = None,
+        weights: bool = False,
+        has_time_for: HasTimeFor | None = None,
     ) -> dict[str, TrialRecord]:
         """Records of the retrainings that completed, by fingerprint of their job; equal jobs are trained once.
 
@@ -71,48 +79,60 @@ class Retrainings:
 
         Args:
             wanted: jobs to be trained, where that is not done.
-            score: whether to score on the test split too; each look is counted, and logits are kept (`logits`).
+            score: the split to score on too, whose logits are kept (`logits`); each look at test is counted.
             weights: whether the weights must still be there, or the job is trained again.
+            has_time_for: is asked before each begins, where there may be too little time for all.
 
         Raises:
             UserError: where a network cannot be scored, or this machine lacks what its strategy needs.
         """
         unique = {request.job.fingerprint: request for request in wanted}
-        missing = [request for request in unique.values() if not self._is_done(request.job, score, weights)]
-        Scheduler[Training | Scoring](self._side_by_side).run(_RetrainingWork(missing, self, score=score))
-        ended = {name: self._records[name] for name in unique}
+        missing = self.missing(unique.values(), score=score, weights=weights)
+        work = _RetrainingWork(missing, self, score=score, has_time_for=has_time_for)
+        Scheduler[Training | Scoring](self._side_by_side).run(work)
+        ended = {name: self._records[name] for name in unique if name in self._records}
         return {name: record for name, record in ended.items() if record.result.outcome is Outcome.COMPLETED}
+
+    def missing(
+        self, wanted: Iterable[RetrainingRequest], *, score: str | None = None, weights: bool = False
+    ) -> list[RetrainingRequest]:
+        """What `run` would still have to train or to score; each job once."""
+        unique = {request.job.fingerprint: request for request in wanted}
+        return [request for request in unique.values() if not self._is_done(request.job, score, weights)]
 
     def failures(self, wanted: Iterable[RetrainingRequest]) -> list[str]:
         """Sentences on the retrainings that ran and did not complete."""
-        ended = [self._records[name] for name in {request.job.fingerprint: None for request in wanted}]
+        names = {request.job.fingerprint: None for request in wanted}
+        ended = [self._records[name] for name in names if name in self._records]
         incomplete = [record for record in ended if record.result.outcome is not Outcome.COMPLETED]
         return [
             f"trial {record.origin.of} with seed {record.job.seed}: {record.result.outcome}, {record.result.error}"
             for record in incomplete
         ]
 
-    def logits(self, record: TrialRecord) -> Path:
-        """The file of a retraining's logits on test."""
-        return logits_file(self._trainer.folder(record), SPLIT)
+    def logits(self, record: TrialRecord, split: str = SPLIT) -> Path:
+        """The file of a retraining's logits on a split that it was scored on."""
+        return logits_file(self._trainer.folder(record), split)
 
-    def begin(self, request: RetrainingRequest) -> Training | Scoring:
-        """Begins what is next for a job: it is scored where its weights are there, else trained."""
+    def begin(self, request: RetrainingRequest, split: str | None) -> Training | Scoring:
+        """Begins what is next for a job: it is scored on a split where its weights are there, else trained."""
         record = self._records.get(request.job.fingerprint)
         if (
             record is not None
             and record.result.outcome is Outcome.COMPLETED
             and self._weights(record).exists()
+            and split is not None
         ):
-            return self.begin_scoring(record, request)
+            return self.begin_scoring(record, request, split)
         fresh = self._fresh(request, record)
         self.keep(fresh, ended=False)
         return self._trainer.start(fresh, request.job)
 
-    def begin_scoring(self, record: TrialRecord, request: RetrainingRequest) -> Scoring:
-        """Begins to score a finished training on test; the look is counted first."""
-        self._ledger.count_test_look(request.of.number)
-        return self._trainer.start_scoring(record, request.job, SPLIT, keep_logits=True)
+    def begin_scoring(self, record: TrialRecord, request: RetrainingRequest, split: str) -> Scoring:
+        """Begins to score a finished training on a split; a look at test is counted first."""
+        if split == SPLIT:
+            self._ledger.count_test_look(request.of.number)
+        return self._trainer.start_scoring(record, request.job, split, keep_logits=True)
 
     def begin_next_attempt(self, training: Training) -> Training | None:
         """Begins the next attempt of a training that was killed or ran out of memory; None where there is none."""
@@ -128,16 +148,19 @@ class Retrainings:
         self._records[record.job.fingerprint] = record
         if ended:
             shutil.rmtree(self._trainer.folder(record) / CHECKPOINTS, ignore_errors=True)
-            if record.result.test is not None or record.origin.removed is not None:
+            scored_there = record.job.origin is not None
+            if record.result.test is not None or record.origin.removed is not None or scored_there:
                 self._weights(record).unlink(missing_ok=True)  # what is said of it needs them no more
         self._on_change(record, ended)
 
-    def _is_done(self, job: Job, score: bool, weights: bool) -> bool:
+    def _is_done(self, job: Job, score: str | None, weights: bool) -> bool:
         record = self._records.get(job.fingerprint)
         if record is None or record.result.outcome is not Outcome.COMPLETED:
             return record is not None and record.result.outcome.is_final
-        scored = record.result.test is not None and self.logits(record).exists()
-        return (scored or not score) and (not weights or self._weights(record).exists())
+        scored = score is None or self.logits(record, score).exists()
+        if score == SPLIT:
+            scored = scored and record.result.test is not None
+        return scored and (not weights or self._weights(record).exists())
 
     def _fresh(self, request: RetrainingRequest, earlier: TrialRecord | None) -> TrialRecord:
         """A retraining about to start, with the strategy that its trial was trained with, which is known to
@@ -162,14 +185,24 @@ class Retrainings:
 class _RetrainingWork:
     """The `search.execution.scheduler.Work` of retraining: each job is trained, then scored where wanted."""
 
-    def __init__(self, wanted: Sequence[RetrainingRequest], retrainings: Retrainings, *, score: bool) -> None:
+    def __init__(
+        self,
+        wanted: Sequence[RetrainingRequest],
+        retrainings: Retrainings,
+        *,
+        score: str | None,
+        has_time_for: HasTimeFor | None,
+    ) -> None:
+        self._has_time_for = has_time_for
         self._wanted = {request.job.fingerprint: request for request in wanted}
         self._retrainings, self._score = retrainings, score
         self._scored_again: set[str] = set()
 
     def begin(self) -> Iterator[Training | Scoring]:
         for request in self._wanted.values():
-            yield self._retrainings.begin(request)
+            if self._has_time_for is not None and not self._has_time_for(request):
+                return
+            yield self._retrainings.begin(request, self._score)
 
     def has_room(self) -> bool:
         return True
@@ -193,9 +226,9 @@ class _RetrainingWork:
         if next_attempt is not None:
             return [next_attempt]
         record = training.record
-        if self._score and record.result.outcome is Outcome.COMPLETED:
+        if self._score is not None and record.result.outcome is Outcome.COMPLETED:
             self._retrainings.keep(record, ended=False)
-            return [self._retrainings.begin_scoring(record, request)]
+            return [self._retrainings.begin_scoring(record, request, self._score)]
         self._retrainings.keep(record, ended=True)
         return []
 
@@ -203,6 +236,9 @@ class _RetrainingWork:
         name = request.job.fingerprint
         if scoring.killed and name not in self._scored_again:
             self._scored_again.add(name)
-            return [self._retrainings.begin_scoring(scoring.record, request)]
-        self._retrainings.keep(scoring.record.with_result(test=scoring.metrics), ended=True)
+            return [self._retrainings.begin_scoring(scoring.record, request, scoring.split)]
+        record = scoring.record
+        if scoring.split == SPLIT:
+            record = record.with_result(test=scoring.metrics)
+        self._retrainings.keep(record, ended=True)
         return []

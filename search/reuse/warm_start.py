@@ -114,6 +114,18 @@ class WarmStart:
         """Nothing is held open."""
 
 
+def earlier_study(name: str) -> StudyRecord:
+    """The study in a directory that `warm_start` names.
+
+    Raises:
+        UserError: where there is none, or nothing was trained.
+    """
+    try:
+        return read_study(Path(name))
+    except UserError as error:
+        raise UserError(f"warm_start: {error}") from None
+
+
 class _NotReusedError(Exception):
     """A candidate is not reused: why, and what exactly."""
 
@@ -129,7 +141,7 @@ def read_reused(
     found: dict[str, TrialRecord] = {}
     studies = []
     for name in config.warm_start:
-        there = _study(Path(name))
+        there = earlier_study(name)
         _check_log(name, there.log, log.summary(), config)
         left: dict[str, Counter[str]] = {}
         reused = 0
@@ -159,13 +171,6 @@ def weights_there(record: TrialRecord) -> Path:
         trial_folder(Path(record.origin.reused_from_study.directory), record.origin.reused_from_study.trial)
         / WEIGHTS
     )
-
-
-def _study(directory: Path) -> StudyRecord:
-    try:
-        return read_study(directory)
-    except UserError as error:
-        raise UserError(f"warm_start: {error}") from None
 
 
 def _here(

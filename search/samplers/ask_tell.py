@@ -82,7 +82,7 @@ class Proposals:
         index = len(self._study.get_trials(deepcopy=False))
         fixed = self._context.fixed = fixed or {}
         if fixed or start:
-            self._study.enqueue_trial(fixed | start)
+            self._study.enqueue_trial(self._space.for_optuna(fixed | start))
         seed = int(fingerprint([self._seed, index]), 16) % 2**32
         axes = {name: axis for name, axis in self._axes.items() if name not in fixed}
         self._study.sampler = make_sampler(self._sampler, seed, axes, self._context)
@@ -103,6 +103,10 @@ class Proposals:
                 f"sampler={self._sampler} ends after {len(self._context.points)} candidates; {follower} goes on"
             )
 
+    def take_wider_space(self) -> None:
+        """Proposes from the space as it is from now on, after it was widened (`Space.widen`)."""
+        self._axes = self._distributions()
+
     def note(self, record: TrialRecord) -> None:
         """Takes in what a proposal that still trains has shown so far."""
         self._context.records[record.number] = record
@@ -119,7 +123,8 @@ class Proposals:
 
     def _distributions(self) -> dict[str, BaseDistribution]:
         """Distributions of all axes, by name, from which any point of the space is drawn."""
-        trial = self._optuna.trial.FixedTrial(self._space.random_point(random.Random(0)))
+        point = self._space.random_point(random.Random(0))
+        trial = self._optuna.trial.FixedTrial(self._space.for_optuna(point))
         self._space.sample(trial)
         return dict(sorted(trial.distributions.items()))
 
@@ -129,7 +134,7 @@ class Proposals:
         return self._optuna.trial.create_trial(
             state=state,
             values=values,
-            params=record.point,
+            params=self._space.for_optuna(record.point),
             distributions=self._axes,
             system_attrs=dict(record.origin.sampler_notes),
             constraints=_constraints(record) or None,

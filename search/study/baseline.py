@@ -29,7 +29,7 @@ TRAINING_AXES: dict[str, Any] = {
     "embedding_decay": {"low": 1e-6, "high": 1e-3, "log": True},
 }
 MODEL_AXES: dict[str, Any] = {"embedding_dim": [8, 16, 32], "dropout": [0.0, 0.1]}
-BUCKETS: dict[str, Any] = {"buckets": ["summed", "apart"]}
+BUCKETS: dict[str, Any] = {"buckets": ["summed", "apart", "interpolated"]}
 
 
 @dataclass(frozen=True, kw_only=True)

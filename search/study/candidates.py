@@ -3,6 +3,7 @@ tuning stage."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,22 +11,26 @@ from typing import Any
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.values import parse
+from search.budget.budget import Budget
+from search.budget.turns import untuned
 from search.config import StudyConfig
 from search.execution.jobs import candidate_of, candidate_training, new_record, now
+from search.growth.grow import Growth
 from search.planning.admission import Admission, AdmittedTrial
 from search.proposals.outside import OutsideProposals
+from search.reuse.start_points import next_point
 from search.reuse.warm_start import WarmStart
 from search.samplers.ask_tell import Proposals
 from search.study.baseline import Baseline
-from search.study.budget import Budget
-from search.study.passes import EPOCHS
-from search.study.retune import best_architectures, least_tuned, untuned
+from search.study.passes import DECAYS, EPOCHS, Passes, has_decay
+from search.study.retune import Architecture, best_architectures, least_tuned
 from search.study_state import StudyState
-from spaces.nearest import nearest_point
+from spaces.nearest import nearest_label, nearest_point
 from spaces.space import Candidate, Point, Space
 from trials.job import Job, TrainingConfig
 from trials.record import Origin, Outcome, TrialKind, TrialRecord
 
+LOG = logging.getLogger(__name__)
 JobOf = Callable[[Any, TrainingConfig, int], Job]
 """A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
@@ -33,12 +38,12 @@ JobOf = Callable[[Any, TrainingConfig, int], Job]
 class CandidateJobs:
     """Makes jobs of a space's candidates."""
 
-    def __init__(self, config: StudyConfig, job_of: JobOf) -> None:
-        self._config, self._job_of = config, job_of
+    def __init__(self, config: StudyConfig, passes: Passes, job_of: JobOf) -> None:
+        self._config, self._passes, self._job_of = config, passes, job_of
 
     def __call__(self, candidate: Candidate) -> Job:
         """The job of training a candidate as this study trains candidates."""
-        training = candidate_training(self._config.training, candidate)
+        training = candidate_training(self._passes.decayed(self._config.training), candidate)
         return self._job_of(candidate.model, training, self._config.seed)
 
 
@@ -57,13 +62,17 @@ class CandidateSource:
         proposals: Proposals,
         admission: Admission,
         job_of: JobOf,
+        candidate_job: CandidateJobs,
         warm_start: WarmStart,
+        starts: Sequence[Point],
+        growth: Growth,
         outside: OutsideProposals | None = None,
     ) -> None:
         self._config, self._space, self._baseline = config, space, baseline
         self._state, self._budget, self._proposals = state, budget, proposals
         self._admission, self._job_of, self._warm_start = admission, job_of, warm_start
-        self._candidate_job, self._outside = CandidateJobs(config, job_of), outside
+        self._candidate_job, self._outside = candidate_job, outside
+        self._starts, self._growth = starts, growth
 
     def check_baseline(self) -> None:
         """Checks that the cluster's ranks can share the baseline's batch, before anything trains.
@@ -78,19 +87,37 @@ class CandidateSource:
 
         Where its first trials have found the number of passes, they were the baseline as given.
         """
-        first = (self._state.trials[number] for number in (0, 1) if number in self._state.trials)
+        numbers = range(1 + len(DECAYS))
+        first = (self._state.trials[number] for number in numbers if number in self._state.trials)
         # a candidate has a number of passes among its values where the space has an axis for it
         finding = sum(trial.kind is TrialKind.BASELINE and EPOCHS in trial.point for trial in first)
         for index in range(min(finding, 1), self._config.baseline_trials):
-            point = self._baseline.point(index, self._config.seed)
-            yield from self.baseline_trial(index + max(0, finding - 1), point)
+            number = index + max(0, finding - 1)
+            # once candidates have begun they have the numbers of trainings that there was no time for
+            if number not in self._state.trials and (
+                self._state.candidates or not self._budget.has_time_for_baseline()
+            ):
+                LOG.info("the baseline is tuned in %d of %d trainings", index, self._config.baseline_trials)
+                return
+            yield from self.baseline_trial(number, self._tuned_point(index))
 
     def baseline_trial(self, number: int, point: Point) -> Iterator[AdmittedTrial]:
         """The baseline at a point as the trial of this number, unless that has ended."""
         earlier = self._state.trials.get(number)
-        if earlier is None or earlier.result.outcome.unfinished:
+        if earlier is None or (earlier.kind is TrialKind.BASELINE and earlier.result.outcome.unfinished):
             job = self._baseline_job(point)
             yield self._admission.admit(new_record(number, TrialKind.BASELINE, point, job), job, earlier)
+
+    def _tuned_point(self, index: int) -> Point:
+        """The baseline's point of this index; its embeddings decay as where several passes helped."""
+        point = self._baseline.point(index, self._config.seed)
+        if has_decay(self._baseline.training):
+            return point
+        return {f"training.{key}": value for key, value in self._decays().items()} | point
+
+    def _decays(self) -> dict[str, float]:
+        passes = self._state.head.passes
+        return passes.decays if passes is not None else {}
 
     def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[AdmittedTrial]:
         """Candidates that were cut short, then new proposals until the budget is spent: one from outside, one of
@@ -100,17 +127,27 @@ class CandidateSource:
         """
         baseline = self._state.require_baseline()
         for record in self._state.candidates:
-            if record.result.outcome.unfinished:
+            if record.result.outcome.unfinished and self._budget.has_time_for_candidate():
                 yield self._admitted(record.number, record.point, record.origin, record)
         while not self._budget.search_is_over(fruitless()):
-            from_outside = self._from_outside()
-            yield from_outside if from_outside is not None else self._sampled(baseline)
+            if self._budget.tuning_is_next() and (best := self._best_architectures()):
+                yield self._tuning(best)
+            else:
+                yield self._from_outside() or self._sampled(baseline)
 
     def _sampled(self, baseline: TrialRecord) -> AdmittedTrial:
         """The sampler's next proposal."""
+        self._growth.look()
         number, candidates = len(self._state.trials), self._state.candidates
         start = self._start_point(baseline, candidates)
-        point, notes = self._proposals.ask(number, start, self._space.left_for_tuning)
+        left, axes = self._space.left_for_tuning, self._space.training_axes
+        # what waits for the tuning stage has its first value, but for decays without which passes do not help
+        decays = {
+            axis.name: nearest_label(axis, value)
+            for key, value in self._decays().items()
+            if (axis := axes.get(key)) is not None and axis.name in left
+        }
+        point, notes = self._proposals.ask(number, start, left | decays)
         return self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes))
 
     def _from_outside(self) -> AdmittedTrial | None:
@@ -131,22 +168,32 @@ class CandidateSource:
 
     def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
-        best = best_architectures(self._state.candidates, self._space, self._config.tune_best)
+        best = self._best_architectures()
         while best and not self._budget.tuning_is_over():
-            number, architecture = len(self._state.trials), least_tuned(best, self._state.candidates)
-            point, notes = self._proposals.ask(number, {}, architecture.fixed)
-            origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
-            yield self._admitted(number, point, origin)
+            yield self._tuning(best)
+
+    def _best_architectures(self) -> tuple[Architecture, ...]:
+        return best_architectures(self._state.candidates, self._space, self._config.tune_best)
+
+    def _tuning(self, best: Sequence[Architecture]) -> AdmittedTrial:
+        """The sampler's next proposal for the architecture whose turn it is."""
+        number, architecture = len(self._state.trials), least_tuned(best, self._state.candidates)
+        point, notes = self._proposals.ask(number, {}, architecture.fixed)
+        origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
+        return self._admitted(number, point, origin)
 
     def _start_point(self, baseline: TrialRecord, candidates: Sequence[TrialRecord]) -> Point:
         """What the next candidate should try: first the baseline's own network and training, so that the study is
-        not behind it, then the space's start points, then those of earlier studies; empty past the last."""
+        not behind it, then the space's start points, then what is first beyond the ends of axes that were widened,
+        then the start points of earlier studies; empty past the last."""
         index = sum(trial.origin.proposal is None for trial in untuned(candidates))
         if index == 0:
             training = parse(TrainingConfig, baseline.job.training, "ledger")
             return nearest_point(self._space, parse_model(baseline.job.model, "ledger"), dict(training))
         start = self._space.start_point(index - 1, baseline.job.training)
-        return start or self._warm_start.start_point({trial.job.fingerprint for trial in candidates})
+        start = start or self._growth.start_point(candidates)
+        start = start or self._warm_start.start_point({trial.job.fingerprint for trial in candidates})
+        return start or next_point(self._starts, candidates)
 
     def _baseline_job(self, point: Point) -> Job:
         return self._job_of(*self._baseline.at(point), self._config.seed)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from dashboards.sentences.minutes import search_ended
 from dashboards.sentences.stages import passes_found
+from search.budget.budget import Budget
 from search.planning.admission import Admission
 from search.reuse.result_source import ResultSource
 from search.study.candidates import CandidateSource
@@ -46,6 +48,7 @@ class Study:
         finals: Finals,
         promotions: Callable[[], Iterator[tuple[TrialRecord, Job]]] | None,
         passes: Passes,
+        budget: Budget,
     ) -> None:
         """A study that is opened.
 
@@ -53,11 +56,12 @@ class Study:
             settings: the study's settings, and its other parts, as `search.study.open_study` puts them together.
             promotions: trainings on all rows, where the search is on a part of them.
             passes: the number of passes that trainings have, or what finds it.
+            budget: what the study may still do.
         """
         self._settings, self._state, self._ledger, self._sources = settings, state, ledger, sources
         self._candidates, self._admission, self._decisions = candidates, admission, decisions
         self._runner, self._finals, self._promotions = runner, finals, promotions
-        self._passes = passes
+        self._passes, self._budget = passes, budget
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record.
@@ -80,7 +84,10 @@ class Study:
             self._settings.note(self._state, finished=True)
         except BaseException as error:
             LOG.warning("broken off: %s", type(error).__name__)
-            self._runner.break_off(resumable=isinstance(error, KeyboardInterrupt))
+            resumable = isinstance(error, KeyboardInterrupt)
+            self._runner.break_off(resumable=resumable)
+            if resumable:
+                self._settings.note(self._state)
             raise
         finally:
             self._state.head = self._state.head.replace(running=False)
@@ -116,9 +123,16 @@ class Study:
         """Needs the baseline; gives candidates until the budget is spent."""
         upcoming = self._candidates.proposed_trials(lambda: self._runner.fruitless)
         self._runner.train(upcoming, self._decisions)
+        if self._budget.enough is not None and self._settings.head.expected_gain is None:
+            self._settings.note(self._state, expected_gain=self._budget.enough)
+            sentence = search_ended(self._state.head)
+            assert sentence is not None
+            LOG.info("%s", sentence)
+            self._state.say(sentence)
 
     def _tune(self) -> None:
-        """Needs the search's candidates; gives the best architectures with other training settings."""
+        """Needs the search's candidates; gives the best architectures with other training settings, where that has
+        not taken turns with the search."""
         self._runner.train(self._candidates.tuning_trials(), self._decisions)
 
     def _promote(self) -> None:
@@ -136,8 +150,10 @@ class Study:
             require_promoted(self._state)
 
     def _finalise(self) -> None:
-        """Needs the selection; gives winners with weights, averages, scores on test, intervals."""
+        """Needs the selection; gives winners with weights, averages, the choice, scores on test, intervals."""
         self._finals.recover_weights()
         self._finals.make_averages()
+        # the ledger has what is chosen before test is looked at
+        self._settings.note(self._state, choice=self._finals.choose_winners())
         self._finals.score_winners()
         self._finals.confirm_winners()

@@ -1,4 +1,4 @@
-"""What follows selection, in order: weights are recovered, averages made, winners scored and confirmed.
+"""What follows the search, in order: weights are recovered, averages made, winners chosen, scored and confirmed.
 
 Candidates never see the test split; from here on nothing is proposed any more, and each look at test is counted.
 """
@@ -11,10 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+from dashboards.sentences.minutes import no_time_for_averages, no_time_to_confirm
 from dashboards.sentences.winners import confirm_command, retrained_line
 from dhen.errors import UserError
-from search.analysis.confirm import confirm
+from search.analysis.choice.choose import choice_of, choice_with_origins
+from search.analysis.choice.evidence import on_validation
+from search.analysis.choice.judge import Evidence
+from search.analysis.choice.origins import with_earlier_periods
+from search.analysis.confirm import confirm, confirming
 from search.averages.average_trials import Members, average_record, choose, mean_metrics, meets
+from search.budget.budget import Budget
+from search.budget.later_stages import LaterStages
+from search.budget.seed_by_seed import SeedBySeed
 from search.config import StudyConfig
 from search.execution.jobs import new_record, trained_job
 from search.execution.retraining import RetrainingRequest, Retrainings
@@ -24,7 +32,9 @@ from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.kept_weights import KeptWeights
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
+from trials.choice import Choice
 from trials.data.cache import PreparedLog
+from trials.data.origin import origins_of
 from trials.record import Metrics, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
 
@@ -52,7 +62,10 @@ class Finals:
         weights: KeptWeights,
         runner: TrialRunner,
         side_by_side: int,
+        budget: Budget,
+        later: LaterStages | None,
     ) -> None:
+        self._budget, self._later = budget, later
         self._config, self._log, self._ledger, self._state = config, log, ledger, state
         self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
         self._side_by_side = side_by_side
@@ -77,14 +90,20 @@ class Finals:
         Averages are chosen on validation among many, so they are a little better there than elsewhere
         (`search.averages.greedy_selection`).
         """
-        if not self._config.averages or not self._state.selection.networks:
+        if not self._config.most_averaged or not self._state.selection.networks:
+            return
+        if self._config.averages == "auto" and not self._has_time_for_averages():
+            if all(trial.kind is not TrialKind.AVERAGE for trial in self._state.selection.front):
+                self._state.say(no_time_for_averages(self._state.record()))
             return
         retrained = self._further_seeds()
         selection = self._state.selection
         at_hand = (trial for trial in selection.runners_up if self._weights.has(trial))
         pool = (*selection.networks, *at_hand, *retrained)
         self._keep_logits((*pool, *selection.members), "validation")
-        chosen = choose(pool, self._log, "validation", self._logits("validation"), most=self._config.averages)
+        chosen = choose(
+            pool, self._log, "validation", self._logits("validation"), most=self._config.most_averaged
+        )
         averages = [members for members in chosen if meets(self._config.serving, members)]
         standing = [
             self._state.networks(average) for average in selection.front if average.kind is TrialKind.AVERAGE
@@ -98,12 +117,33 @@ class Finals:
             self._state.say(f"no average of the {len(pool)} best networks {lacking}")
         self._weights.drop()
 
+    def choose_winners(self) -> Choice | None:
+        """Chooses the best and the winners by what they predict on validation; None without a front."""
+        selection = self._state.selection
+        baseline, front = selection.baseline, selection.front
+        if baseline is None or not front:
+            return None
+        others = (*selection.networks, *selection.contenders, *selection.runners_up)
+        at_hand = [trial for trial in others if self._weights.has(trial)]
+        # equal jobs have one result: it was chosen among once
+        first: dict[str, TrialRecord] = {}
+        for trial in (baseline, *front, *at_hand):
+            first.setdefault(trial.job.fingerprint, trial)
+        trials = tuple(first.values())
+        networks_of = self._state.networks
+        self._keep_logits((network for trial in trials for network in networks_of(trial)), "validation")
+        evidence = on_validation(trials, networks_of, self._log, self._logits("validation"))
+        choice = choice_of(self._state.record(), evidence)
+        return choice if evidence is None else self._judged_earlier(choice, evidence)
+
     def score_winners(self) -> None:
-        """Scores the baseline and the front on test, after selection is frozen; each look is counted.
+        """Scores the baseline and the winners on test, after they are chosen; each look is counted.
 
         An average is the mean of its members' logits, which are scored for it where they are not winners too.
         """
-        new = [winner for winner in self._state.selection.winners if winner.result.test is None]
+        choice = self._state.record().choice
+        chosen = [self._state.trials[winner.trial] for winner in choice.winners] if choice else []
+        new = [trial for trial in (self._state.require_baseline(), *chosen) if trial.result.test is None]
         averages = [winner for winner in new if winner.kind is TrialKind.AVERAGE]
         alone = [winner for winner in new if winner.kind is not TrialKind.AVERAGE]
         networks = [self._state.trials[winner.owner] for winner in alone]
@@ -130,23 +170,50 @@ class Finals:
         Where that cannot be told it says why, and the study ends all the same: the same command would fail
         again, and what was searched for is there.
         """
-        if not self._config.confirm or not self._state.selection.front:
+        least, most = self._config.confirm_seeds
+        if not most or not self._state.selection.front:
             return
-        config, record = self._config, self._state.record()
+        record, has_time_for = self._state.record(), None
+        if self._later is not None and least < most:
+            wanted = confirming(record, self._log, seeds=most)
+            rounds = SeedBySeed(wanted, self.retrainings, self._budget, self._later, seeds=most)
+            if not rounds.has_time_for_seeds(least):
+                self._state.say(no_time_to_confirm(record, least, rounds.seconds(least)))
+                return
+            has_time_for = rounds
         try:
             comparisons, sentences = confirm(
                 record,
                 self._log,
                 self._ledger,
                 self.retrainings,
-                seeds=config.confirm,
-                block_by=config.block_by,
+                seeds=most,
+                block_by=self._config.block_by,
+                has_time_for=has_time_for,
             )
             self._state.note_comparisons(comparisons)
         except UserError as error:
             sentences = [f"{error} The study ends without a verdict; `{confirm_command(record)}` goes on."]
         for sentence in sentences:
             self._state.say(sentence)
+
+    def _has_time_for_averages(self) -> bool:
+        return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())
+
+    def _judged_earlier(self, choice: Choice, evidence: Evidence) -> Choice:
+        """The choice by evidence on earlier periods too, where the study is to have it (`origins`)."""
+        origins = origins_of(self._log, self._config.origins)
+        if not origins:
+            return choice
+        # a network that averages have pushed off the front is confirmed, but never the best
+        numbers = [winner.trial for winner in choice.winners if winner.trial in choice.front]
+        winners = evidence.of(numbers)
+        networks = {trial.number: self._state.networks(trial) for trial in winners.trials}
+        trial_with = self._state.trials.__getitem__
+        earlier, used = with_earlier_periods(
+            winners, origins, networks, trial_with, self._log, self.retrainings
+        )
+        return choice_with_origins(self._state.record(), choice, earlier, used) if used else choice
 
     def _again(self, lost: Iterable[TrialRecord], why: str) -> Iterator[AdmittedTrial]:
         """Finished trials whose weights are gone, as they begin once more."""

@@ -15,6 +15,7 @@ from dhen.errors import UserError
 from search.config import StudyConfig
 from search.execution.jobs import candidate_of, new_record, on_all_rows
 from search.study.baseline import Baseline
+from search.study.passes import Passes
 from search.study_state import StudyState
 from spaces.space import Space
 from trials.job import Job, TrainingConfig
@@ -36,7 +37,7 @@ def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
 
 
 def promotions(
-    state: StudyState, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf
+    state: StudyState, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf, passes: Passes
 ) -> Iterator[tuple[TrialRecord, Job]]:
     """Trials that are still to be trained on all rows.
 
@@ -47,7 +48,7 @@ def promotions(
             (trial for trial in state.promoted if trial.origin.promoted_from == selected.number), None
         )
         if earlier is None or earlier.result.outcome.unfinished:
-            whole_job = _whole_log_job(selected, config, space, baseline, job)
+            whole_job = _whole_log_job(selected, config, space, baseline, job, passes)
             number = len(state.trials) if earlier is None else earlier.number
             yield (
                 new_record(
@@ -79,11 +80,16 @@ def require_promoted(state: StudyState) -> None:
 
 
 def _whole_log_job(
-    trial: TrialRecord, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf
+    trial: TrialRecord,
+    config: StudyConfig,
+    space: Space,
+    baseline: Baseline,
+    job: JobOf,
+    passes: Passes,
 ) -> Job:
     """The job of a trial's configuration, not of its record: what was left open is decided anew for all rows."""
     if trial.kind is TrialKind.BASELINE:
         model, training = baseline.at(trial.point)
         return job(model, training.replace(train_fraction=1.0), config.seed)
     candidate = candidate_of(trial, space)
-    return job(candidate.model, on_all_rows(config.training, candidate), config.seed)
+    return job(candidate.model, on_all_rows(passes.decayed(config.training), candidate), config.seed)

@@ -10,11 +10,17 @@ from dashboards.sentences.stages import warm_starts
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
+from search.budget.budget import Budget
+from search.budget.clock import StudyClock
+from search.budget.later_stages import LaterStages
 from search.config import StudyConfig
 from search.execution.parallelism import study_parallelism
 from search.execution.reduce_events import cut_short
 from search.execution.retraining import SPLIT
 from search.execution.trainer import Trainer
+from search.growth.grow import Growth
+from search.growth.replay import widen_again, widen_as_earlier
+from search.ordered_axes import ordered_axes
 from search.planning.admission import Admission
 from search.planning.attempts import execution
 from search.planning.space_fits import check_some_fit
@@ -24,30 +30,32 @@ from search.read_study import read_study
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.result_source import ResultSource
 from search.reuse.shared_results import SharedResults
-from search.reuse.warm_start import EarlierResults, WarmStart, read_reused
+from search.reuse.start_points import points_of, read_other_study
+from search.reuse.warm_start import EarlierResults, WarmStart, earlier_study, read_reused
 from search.run_directory import database_url, study_name
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import CandidatePricer
 from search.stopping import stopping_rule
 from search.study.baseline import Baseline, read_baseline
-from search.study.budget import Budget
 from search.study.candidates import CandidateJobs, CandidateSource
 from search.study.decisions import Decisions
 from search.study.driver import Study
 from search.study.finalize import Finals
 from search.study.full_data import promotions
 from search.study.passes import Passes, known_passes
-from search.study.retune import check_tunable
+from search.study.retune import check_tunable, is_tunable
 from search.study.settings import StudySettings, check_training_axes
+from search.study.smallest_difference import SmallestDifference
 from search.study.trial_runner import TrialRunner
-from search.study_state import Observer, StudyState
+from search.study_state import Observer, StudyState, covered_seconds
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
+from trials.data.origin import check_origins
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import AnyLauncher
 from trials.storage.ledger import Ledger
-from trials.study_record import FoundPasses, RefusedProposal
+from trials.study_record import FoundPasses, GrownAxis, RefusedProposal
 
 
 def open_study(
@@ -57,6 +65,7 @@ def open_study(
     launcher: AnyLauncher,
     observers: Sequence[Observer] = (),
     proposer: Proposer | None = None,
+    clock: StudyClock | None = None,
 ) -> Study:
     """The driver of a study, new or resumed.
 
@@ -67,6 +76,7 @@ def open_study(
         launcher: starts processes.
         observers: follow its state.
         proposer: asked for candidates in turn with the sampler, in place of the file that `proposals` names.
+        clock: runs since the command began; by default since now.
 
     Raises:
         UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach, one that
@@ -85,6 +95,7 @@ def open_study(
         side_by_side=shares.side_by_side,
         threads=shares.threads,
     )
+    _grow_as_before(config, space, settings)
     trials = [cut_short(trial) for trial in ledger.trials()]
     executed = execution(config, settings.cluster)
     trainer = Trainer(
@@ -102,17 +113,33 @@ def open_study(
     def job_of(model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
         return trainer.job(model, passes.applied(training), seed)
 
-    candidate_job = CandidateJobs(config, job_of)
+    candidate_job = CandidateJobs(config, passes, job_of)
     warm_start = _warm_start(config, log, space, settings, candidate_job, admission)
+    starts = settings.once(
+        "start_from", lambda: {"points": points_of(space, map(read_other_study, config.start_from))}
+    )
     head = settings.head.replace(comparisons=ledger.comparisons())
     retrainings = [cut_short(trial) for trial in ledger.retrainings()]
-    state = StudyState(head, trials, retrainings, averages=config.averages > 0, observers=observers)
+    clock = clock or StudyClock()
+    state = StudyState(
+        head,
+        trials,
+        retrainings,
+        averages=config.most_averaged > 0,
+        observers=(*observers, settings.keep_time),
+        clock=clock.seconds,
+    )
+    clock.earlier_seconds = max(head.elapsed_seconds, covered_seconds(trials))
     state.notices += warm_starts(head)
     pricer = CandidatePricer(space, log.features, partial(_fits, admission, candidate_job), config.serving)
     proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
     proposals.remember(
         [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
     )
+
+    def commit(step: GrownAxis) -> None:
+        settings.note(state, grown=(*settings.head.grown, step), axes=ordered_axes(space))
+        proposals.take_wider_space()
 
     def refuse(refusal: RefusedProposal) -> None:
         settings.note(state, refused=(*settings.head.refused, refusal))
@@ -127,23 +154,44 @@ def open_study(
             job_of=candidate_job,
             refuse=refuse,
         )
+    sources = _sources(config, ledger, settings, state, warm_start)
+    weights = KeptWeights(directory, state, sources)
+    later = None
+    if config.minutes is not None:
+        later = LaterStages(config, state, log.manifest.rows, side_by_side=shares.side_by_side)
+    budget = Budget(
+        config,
+        state,
+        spent=settings.had_finished,
+        later=later,
+        detectable=SmallestDifference(config, log, state, trainer, weights),
+        tunable=is_tunable(space),
+    )
     candidates = CandidateSource(
         config=config,
         space=space,
         baseline=baseline,
         state=state,
-        budget=Budget(config, state, spent=settings.had_finished),
+        budget=budget,
         proposals=proposals,
         admission=admission,
         job_of=job_of,
+        candidate_job=candidate_job,
         warm_start=warm_start,
+        starts=starts["points"],
+        growth=Growth(
+            space=space,
+            state=state,
+            admission=admission,
+            job_of=candidate_job,
+            minutes=config.minutes,
+            commit=commit,
+        ),
         outside=outside,
     )
     candidates.check_baseline()
     if not state.candidates:
         check_some_fit(pricer, settings.cluster, lambda candidate: admission.plan(candidate_job(candidate)))
-    sources = _sources(config, ledger, settings, state, warm_start)
-    weights = KeptWeights(directory, state, sources)
     runner = TrialRunner(
         ledger=ledger,
         state=state,
@@ -152,6 +200,7 @@ def open_study(
         weights=weights,
         sources=sources,
         side_by_side=shares.side_by_side,
+        cuts_short=budget.cuts_short,
     )
     finals = Finals(
         config=config,
@@ -163,6 +212,8 @@ def open_study(
         weights=weights,
         runner=runner,
         side_by_side=shares.side_by_side,
+        budget=budget,
+        later=later,
     )
 
     return Study(
@@ -176,21 +227,35 @@ def open_study(
         runner=runner,
         finals=finals,
         promotions=(
-            partial(promotions, state, config, space, baseline, job_of)
+            partial(promotions, state, config, space, baseline, job_of, passes)
             if config.training.train_fraction < 1.0
             else None
         ),
         passes=passes,
+        budget=budget,
     )
 
 
 def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
     """Checks that the settings go together, before anything is opened."""
     check_training_axes(space, config.training)
-    if config.tune:
+    if config.tune_trials:
         check_tunable(space)
-    if config.confirm or config.block_by:
+    if config.origins:
+        check_origins(log, config.origins)
+    if config.confirm_seeds[0] == config.confirm_seeds[1] > 0 or config.block_by:
         blocks_of(log, log.split(SPLIT), config.block_by)
+
+
+def _grow_as_before(config: StudyConfig, space: Space, settings: StudySettings) -> None:
+    """Widens the space as earlier sessions have; that of a new study as the studies have that it begins from."""
+    grown = settings.head.grown
+    widen_again(space, grown)
+    if config.grow and not settings.begun:
+        earlier = [(name, earlier_study(name)) for name in config.warm_start]
+        earlier += [(name, read_other_study(name)) for name in config.start_from]
+        grown = widen_as_earlier(space, earlier)
+    settings.head = settings.head.replace(grown=grown, axes=ordered_axes(space))
 
 
 def _passes(config: StudyConfig, baseline: Baseline, settings: StudySettings) -> Passes:
@@ -207,7 +272,7 @@ def _known_passes(config: StudyConfig, baseline: Baseline) -> FoundPasses | None
         return FoundPasses(passes=baseline.training.epochs, reason="as many as the baseline's settings say")
     if config.warm_start:
         earlier = config.warm_start[0]
-        return known_passes(read_study(Path(earlier)).candidates, f"as many as in {earlier}")
+        return known_passes(read_study(Path(earlier)), f"as many as in {earlier}")
     return None
 
 

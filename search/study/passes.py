@@ -1,22 +1,26 @@
 """How many passes over the training rows a study's trainings have, where `training.epochs` is `auto`.
 
 Models with id embeddings commonly overfit from the second pass on (arXiv 2209.06053); where ids recur often, more
-passes can be worth more than any architecture. Which log is which only training shows, so the baseline's first two
+passes can be worth more than any architecture. Which log is which only training shows, so the baseline's first
 trials find out: one pass, whose learning rates fall to zero within it, then as many as help, at constant rates. NE
-often rises for a pass or two before it falls below that of the first one (docs/log.md), so the second trial ends
-three passes after its best evaluation, and not earlier.
+often rises for a pass or two before it falls below that of the first one (docs/log.md), so these end three passes
+after their best evaluation, and not earlier.
+
+With many passes embeddings decay, since networks else learn rare ids by heart before they learn what recurring
+ones have in common. Decay by how often an id occurs, beside that of whole tables, is far better on some logs and
+worse on others (docs/log.md), so there is a trial with it and one without; all trainings take over the better.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spaces.space import Point
 from trials.job import TrainingConfig
 from trials.record import CurvePoint, Outcome, TrialRecord
-from trials.study_record import FoundPasses, relative_ne_percent
+from trials.study_record import FoundPasses, StudyRecord, relative_ne_percent
 
 EPOCHS = "training.epochs"
 """Name under which a point of the baseline has its number of passes."""
@@ -24,12 +28,18 @@ ONE_PASS: Point = {EPOCHS: 1}
 """The baseline's first trial, where passes are to be found."""
 MOST_PASSES = 32
 """Largest number of passes that are tried."""
-SHARE_OF_MINUTES = 0.25
-"""Largest share of a study's minutes that the second trial may take."""
+SHARE_OF_MINUTES = 0.15
+"""Largest share of a study's minutes that each of the trials with many passes may take."""
 STALE_PASSES, EVALUATIONS_PER_PASS = 3, 2
-"""Passes without a better NE after which the second trial ends, and evaluations in each by default."""
+"""Passes without a better NE after which such a trial ends, and evaluations in each by default."""
 WORTH_PERCENT = 0.5
 """Decrease of NE in percent from which several passes are worth their time (chosen, not measured)."""
+DECAYS: tuple[dict[str, float], ...] = (
+    {"table_decay": 0.01},
+    {"table_decay": 0.01, "frequency_decay": 0.1},
+)
+"""Decays of embeddings that trials with many passes have in turn, where the training has none of its own; the
+last has all settings that there are."""
 NEARLY = 0.05
 """Passes by which an evaluation may miss the end of a pass, since it waits for the end of a batch."""
 SLACK = 1.5
@@ -60,25 +70,35 @@ class Passes:
         return training.replace(epochs=self.found.passes if self.found is not None else 1)
 
     def find(self, trials: Mapping[int, TrialRecord], train: Callable[[int, Point], None]) -> None:
-        """Finds the number of passes by the baseline's first two trials.
+        """Finds the number of passes by the baseline's first trials.
 
         Args:
             trials: the study's trials, by number, as they become known.
             train: trains the baseline at a point as the trial of a number, unless that has ended.
         """
         train(0, ONE_PASS)
-        # an interrupted study goes on with the number of passes that it had begun with
-        point = trials[1].point if 1 in trials else self._several(trials[0])
-        if point is None:
-            share = f"{SHARE_OF_MINUTES:.0%} of the study's {self._minutes:g} minutes"
-            self.found = FoundPasses(passes=1, reason=f"two of the baseline would take more than {share}")
-            return
-        train(1, point)
-        self.found = found_passes(trials[0], trials[1])
+        several: list[TrialRecord] = []
+        for number, decays in enumerate(open_decays(self._baseline), start=1):
+            # an interrupted study goes on with the number of passes that it had begun with
+            point = trials[number].point if number in trials else self._several(trials[0], decays)
+            if point is None:
+                share = f"{SHARE_OF_MINUTES:.0%} of the study's {self._minutes:g} minutes"
+                self.found = FoundPasses(passes=1, reason=f"two of the baseline would take more than {share}")
+                return
+            train(number, point)
+            several.append(trials[number])
+        self.found = found_passes(trials[0], several)
 
-    def _several(self, one_pass: TrialRecord) -> Point | None:
-        """The point of the second trial, by how long the first took; None where two passes would take too
-        long."""
+    def decayed(self, training: TrainingConfig) -> TrainingConfig:
+        """Training settings with the decay of embeddings with which several passes helped, where they did and the
+        settings have none."""
+        if self.found is None or has_decay(training):
+            return training
+        return training.replace(**self.found.decays)
+
+    def _several(self, one_pass: TrialRecord, decays: Mapping[str, float]) -> Point | None:
+        """The point of a trial with many passes, by how long the first took; None where two passes would take
+        too long."""
         # a result of another study took no time here, but its measurements say what a training takes
         seconds = max(one_pass.result.seconds or 0.0, one_pass.result.measured.whole_seconds)
         most = MOST_PASSES
@@ -87,7 +107,17 @@ class Passes:
         if most < 2:
             return None
         settings = many_passes(self._baseline, most, len(one_pass.result.curve))
-        return {f"training.{key}": value for key, value in settings.items()}
+        return {f"training.{key}": value for key, value in (settings | dict(decays)).items()}
+
+
+def open_decays(training: TrainingConfig) -> tuple[dict[str, float], ...]:
+    """The decays that trainings with many passes have in turn: none beside what `training` has itself."""
+    return ({},) if has_decay(training) else DECAYS
+
+
+def has_decay(training: TrainingConfig) -> bool:
+    """Whether training settings have a decay of embeddings of their own."""
+    return any(getattr(training, key) for key in DECAYS[-1])
 
 
 def many_passes(training: TrainingConfig, most: int, evaluations: int) -> dict[str, Any]:
@@ -105,35 +135,52 @@ def many_passes(training: TrainingConfig, most: int, evaluations: int) -> dict[s
     return settings
 
 
-def found_passes(one_pass: TrialRecord, several: TrialRecord) -> FoundPasses:
-    """What the baseline's first two trials have shown; both have ended."""
-    if several.result.outcome is not Outcome.COMPLETED:
+def found_passes(one_pass: TrialRecord, several: Sequence[TrialRecord]) -> FoundPasses:
+    """What the baseline's first trials have shown: one with a single pass, and others with many; all have
+    ended."""
+    completed = [trial for trial in several if trial.result.outcome is Outcome.COMPLETED]
+    if not completed:
         return FoundPasses(
-            passes=1, reason=f"the baseline's training with more ended as {several.result.outcome}"
+            passes=1, reason=f"the baseline's training with more ended as {several[0].result.outcome}"
         )
-    curve = [point for point in several.result.curve if math.isfinite(point.validation.ne)]
-    lowest = min(curve, key=_ne)
+    points = [(point, trial) for trial in completed for point in _curve(trial)]
+    lowest, best = min(points, key=lambda each: _ne(each[0]))
+    # within one pass its schedule counts, not how embeddings decay
     first = min(
         (
-            *(_ne(point) for point in curve if point.epoch < 1.0 + NEARLY),
-            *(_ne(point) for point in one_pass.result.curve if math.isfinite(_ne(point))),
+            *(_ne(point) for point, _ in points if point.epoch < 1.0 + NEARLY),
+            *map(_ne, _curve(one_pass)),
         ),
         default=math.inf,
     )
     worth = relative_ne_percent(lowest.validation.ne, first) <= -WORTH_PERCENT
     return FoundPasses(
         passes=math.ceil(SLACK * (lowest.epoch - NEARLY)) if worth else 1,
-        tried=several.job.training["epochs"],
+        tried=best.job.training["epochs"],
         first_ne=first if math.isfinite(first) else None,
         lowest_ne=lowest.validation.ne,
         lowest_after=lowest.epoch,
+        decays=_decays(best) if worth else {},
     )
 
 
-def known_passes(trials: Iterable[TrialRecord], reason: str) -> FoundPasses | None:
-    """The number of passes that trials of the space have had, where they had one; for the `reason`."""
-    numbers = [epochs for trial in trials if (epochs := trial.job.training.get("epochs")) is not None]
-    return FoundPasses(passes=max(numbers), reason=reason) if numbers else None
+def _curve(trial: TrialRecord) -> list[CurvePoint]:
+    return [point for point in trial.result.curve if math.isfinite(_ne(point))]
+
+
+def _decays(trial: TrialRecord) -> dict[str, float]:
+    """How a trial's embeddings decay."""
+    training = trial.job.training
+    return {key: float(training[key]) for key in DECAYS[-1] if training.get(key)}
+
+
+def known_passes(study: StudyRecord, reason: str) -> FoundPasses | None:
+    """The number of passes that candidates of another study have had, where they had one, and how their embeddings
+    decay; for the `reason`."""
+    trained = (trial.job.training.get("epochs") for trial in study.candidates)
+    numbers = [epochs for epochs in trained if epochs is not None]
+    decays = study.passes.decays if study.passes is not None else {}
+    return FoundPasses(passes=max(numbers), reason=reason, decays=decays) if numbers else None
 
 
 def _ne(point: CurvePoint) -> float:

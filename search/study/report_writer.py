@@ -33,7 +33,7 @@ class ReportWriter:
         self._directory, self._console = directory, console
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="report-writer")
         self._writing: Future[None] | None = None
-        self._due = 0.0
+        self._due = self._took = 0.0
         self._changes = 0
         self._tracker: Tracker | None = None
         self._trouble = ""
@@ -44,6 +44,7 @@ class ReportWriter:
         Raises:
             OSError: when the report could not be written the last time.
         """
+        study.report_seconds = self._took
         if study.finished or (self._writing is not None and not self._writing.done()):
             return
         self._settle()
@@ -80,4 +81,5 @@ class ReportWriter:
                 self._trouble = str(error)
                 self._console.print(f"warning: MLflow is behind: {error}", style="yellow", soft_wrap=True)
         ended = time.monotonic()
-        self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * (ended - began))
+        self._took = ended - began
+        self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * self._took)

@@ -1,6 +1,7 @@
-"""The last stage of a study: regularisation and optimisation are tuned again for the few best architectures.
+"""Tuning, after a search or in turns with it: regularisation and optimisation once more for the few best
+architectures.
 
-Training settings, dropouts, and what the space has left for this stage (`SpaceConfig.tuning`) are tuned. An
+Training settings, dropouts, and what the space has left for tuning (`SpaceConfig.tuning`) are tuned. An
 architecture's other axes keep the values of the candidate that it was found with; the sampler of the study
 proposes the tuned ones, by what all candidates have shown. Architectures take turns.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
+from search.budget.turns import untuned
 from search.pareto import eligible, knee, pareto_front
 from spaces.axes import Axis
 from spaces.space import Point, Space
@@ -32,21 +34,21 @@ class Architecture:
     """Values of its axes; axes left out are to be tuned."""
 
 
-def check_tunable(space: Space) -> None:
-    """Raises UserError where the space leaves nothing for the last stage to tune."""
+def is_tunable(space: Space) -> bool:
+    """Whether the space leaves anything to tune."""
     tuned = {axis.name for axis in (*space.training_axes.values(), *_dropouts(space))}
-    if space.left_for_tuning or tuned & {axis.name for axis in space.axes}:
+    return bool(space.left_for_tuning or tuned & {axis.name for axis in space.axes})
+
+
+def check_tunable(space: Space) -> None:
+    """Raises UserError where the space leaves nothing to tune."""
+    if is_tunable(space):
         return
     raise UserError(
         f"tune= tunes training settings and dropouts, and space {space.name!r} leaves none of them open: give it "
         f"axes under `training:`, `model: {{dropout: ...}}` or a module's `dropout`, name others under `tuning:`, "
         "or leave tune out."
     )
-
-
-def untuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Candidates of the search itself."""
-    return [trial for trial in candidates if trial.origin.tuned_from is None]
 
 
 def best_architectures(
@@ -62,13 +64,15 @@ def best_architectures(
     ordered = [*front[-1:], *([bend] if bend else []), *reversed(front), *sorted(eligible(searched), key=_ne)]
     architectures: dict[str, Architecture] = {}
     for trial in ordered:
+        if len(architectures) == most:
+            break
         free = _free(space, trial, left)
         fixed = {name: value for name, value in trial.point.items() if name not in free}
         if free:
             architectures.setdefault(
                 fingerprint(_without_dropout(trial.job.model)), Architecture(trial=trial.number, fixed=fixed)
             )
-    return tuple(architectures.values())[:most]
+    return tuple(architectures.values())
 
 
 def least_tuned(best: Sequence[Architecture], candidates: Iterable[TrialRecord]) -> Architecture:
@@ -84,7 +88,7 @@ def _dropouts(space: Space) -> list[Axis]:
 
 
 def _free(space: Space, trial: TrialRecord, left: Collection[str]) -> set[str]:
-    """Names of the tuned axes: training, dropouts, and those left for this stage, of modules in the trial."""
+    """Names of the tuned axes: training, dropouts, and those left for tuning, of modules in the trial."""
     names = {axis.name for axis in space.training_axes.values()}
     names |= {axis.name for key, axis in space.model_axes.items() if key == DROPOUT or axis.name in left}
     for layer, axes in zip(trial.job.model["layers"], space.layer_axes.values(), strict=False):

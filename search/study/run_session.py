@@ -8,6 +8,7 @@ from rich.console import Console
 
 from dashboards.sentences.summary import sentences
 from dhen.errors import UserError
+from search.budget.clock import StudyClock
 from search.bundles.export import export
 from search.config import DEMO, StudyConfig, read_study_config, write_config
 from search.run_directory import BEST, REPORT, STUDY_FILE
@@ -24,22 +25,30 @@ from trials.storage.disk_full import is_disk_full
 from trials.study_record import StudyRecord
 
 
-def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, launcher: Launcher) -> None:
+def run_session(
+    words: tuple[str, ...],
+    data: tuple[str, ...],
+    out: Path | None,
+    launcher: Launcher,
+    clock: StudyClock | None = None,
+) -> None:
     """Searches until the budget is spent, or Ctrl-C (exit code 130); the same words go on from there.
+
+    `clock` runs since the command began; by default since now.
 
     Raises:
         UserError: for whatever is wrong with the words, the log or the run directory.
     """
-    console = Console()
+    clock, console = clock or StudyClock(), Console()
     file, overrides = _split_words(words)
     directory = out or _default_directory(file, data)
     base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
     config = read_study_config(base, overrides, data=data or None)
-    if config.most_trials is None and config.minutes is None:
-        raise UserError("a study needs a budget: give trials=N, minutes=M, or both.")
+    if config.most_trials is None and config.minutes is None and not config.knows_when_to_stop:
+        raise UserError("a study needs a budget: give trials=N, minutes=M, both, or search_until=auto.")
     _check_names(config)
     with open_session(directory, config, launcher, console) as session:
-        record = _search(config, session, console)
+        record = _search(config, session, console, clock)
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {directory / REPORT}\nbrowse: dhen-search ui {directory}", soft_wrap=True)
@@ -49,12 +58,12 @@ def run_session(words: tuple[str, ...], data: tuple[str, ...], out: Path | None,
         )
 
 
-def _search(config: StudyConfig, session: Session, console: Console) -> StudyRecord:
+def _search(config: StudyConfig, session: Session, console: Console, clock: StudyClock) -> StudyRecord:
     """Runs the study and exports its best, while the terminal, the report and MLflow follow it."""
     directory, log = session.directory, session.log
     report_writer = ReportWriter(directory, console)
     with StudyView(console) as view:
-        study = open_study(config, directory, log, session.launcher, (view, report_writer))
+        study = open_study(config, directory, log, session.launcher, (view, report_writer), clock=clock)
         write_config(directory, config)
         try:
             with resumable(console, directory):

@@ -17,16 +17,19 @@ from search.read_study import HEAD
 from search.study_state import StudyState
 from spaces.axes import Choice
 from spaces.space import Space
+from trials import choice
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
 from trials.storage.ledger import Ledger, Setting
-from trials.study_record import FoundPasses, RefusedProposal, StudyRecord
+from trials.study_record import ExpectedGain, FoundPasses, GrownAxis, RefusedProposal, StudyRecord
 
 BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
+KEEP_TIME_SECONDS = 30.0
+"""Longest time of a driver that is killed that may be lost."""
 
 
 class StudySettings:
@@ -87,16 +90,36 @@ class StudySettings:
             serving=config.serving,
             refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
             axes=ordered_axes(space),
+            grows=config.grow,
+            grown=tuple(map(GrownAxis.model_validate, earlier.get("grown", ()))),
             trials=(),
-            trials_budget=config.most_trials + config.tune if config.most_trials else None,
+            trials_budget=config.most_trials + config.tune_trials if config.most_trials else None,
             seconds_budget=60.0 * config.minutes if config.minutes else None,
+            elapsed_seconds=earlier.get("elapsed_seconds", 0.0),
         )
         """The study's record without its trials."""
-        self._budget = [config.most_trials, config.tune, config.minutes]
+        self.begun = bool(earlier)
+        """Whether an earlier session has begun the study."""
+        self._budget = [
+            config.most_trials,
+            config.tune,
+            config.minutes,
+            config.knows_when_to_stop,
+            config.worth,
+        ]
         if earlier.get("passes") is not None:
             self.head = self.head.replace(passes=parse(FoundPasses, earlier["passes"], "the study's passes"))
-        self.had_finished: bool = earlier.get("finished", False) and self._facts.get(BUDGET) == self._budget
+        if earlier.get("choice") is not None:
+            self.head = self.head.replace(
+                choice=parse(choice.Choice, earlier["choice"], "the study's choice")
+            )
+        same = self._facts.get(BUDGET) == self._budget
+        if same and earlier.get("expected_gain") is not None:
+            gain = parse(ExpectedGain, earlier["expected_gain"], "the study's expected gain")
+            self.head = self.head.replace(expected_gain=gain)
+        self.had_finished: bool = same and earlier.get("finished", False)
         """Whether the study came to its end with this very budget: minutes left over then stay so."""
+        self._noted_at = time.monotonic()
 
     def once(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What the study noted under this key when it began; a study that begins makes it now."""
@@ -106,12 +129,20 @@ class StudySettings:
         return noted
 
     def note(self, state: StudyState, **facts: Any) -> None:
-        """Commits the head with these facts, so that readers have it, and gives them to the state's head too."""
+        """Commits the head with these facts and the study's time, so that readers have it, and gives them to the
+        state's head too."""
+        facts["elapsed_seconds"] = state.elapsed_seconds()
+        self._noted_at = time.monotonic()
         self.head = self.head.replace(**facts)
         state.head = state.head.replace(**facts)
         self._ledger.settle(self.setting)
         noted = {BUDGET: self._budget, HEAD: self.head.model_dump(mode="json")}
         self._ledger.note_facts(self._facts | noted)
+
+    def keep_time(self, state: StudyState) -> None:
+        """Notes the study's time once in a while, for a driver that is killed: an observer of the state."""
+        if time.monotonic() - self._noted_at > KEEP_TIME_SECONDS and state.trials:
+            self.note(state)
 
 
 def _settled(

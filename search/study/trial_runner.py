@@ -6,7 +6,7 @@ The ledger commits first, then the sampler is told, then other studies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from search.execution.reduce_events import cut_short
 from search.execution.running import Training
@@ -37,6 +37,7 @@ class TrialRunner:
         weights: KeptWeights,
         sources: Sequence[ResultSource],
         side_by_side: int,
+        cuts_short: Callable[[TrialRecord], bool] = lambda trial: False,
     ) -> None:
         """The runner of one study.
 
@@ -48,7 +49,9 @@ class TrialRunner:
             weights: keeps and drops what trainings leave.
             sources: where results of other studies are found, and this study's are published.
             side_by_side: number of trials at the same time.
+            cuts_short: whether a training of the search has to end, since its time is over.
         """
+        self._cuts_short = cuts_short
         self._ledger, self._state, self._trainer, self._admission = ledger, state, trainer, admission
         self._weights, self._sources, self._side_by_side = weights, sources, side_by_side
         latest_first = sorted(state.trials.items(), reverse=True)
@@ -60,6 +63,8 @@ class TrialRunner:
         self._scheduler = Scheduler[Training](side_by_side)
         self._training: set[str] = set()
         """Fingerprints of the jobs that train now."""
+        self._cut = set[int]()
+        """Numbers of the trainings whose processes were ended because their time is over."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials that wait for the result of an equal job, which trains now."""
         self._starting: TrialRecord | None = None
@@ -134,6 +139,10 @@ class TrialRunner:
         if stopped is not None:
             activity.stop(stopped)
             return True
+        if self._decisions is not None and not activity.run.ended and self._cuts_short(record):
+            activity.run.kill()
+            self._cut.add(record.number)
+            return True
         if not activity.run.ended and record is not before:
             self._state.note(record)
             if self._decisions is not None:
@@ -144,6 +153,9 @@ class TrialRunner:
         """Begins the trial's next attempt, or takes it in; then what has waited for it need not wait."""
         record = activity.record
         self._state.progress.pop(record.number, None)
+        if record.number in self._cut:
+            self._cut_short_with_waiting(record)
+            return
         next_record = self._next_attempt(activity)
         if next_record is not None:
             LOG.info(
@@ -185,6 +197,17 @@ class TrialRunner:
         training = self._trainer.start(record, job)
         self._starting = None
         return training
+
+    def _cut_short_with_waiting(self, record: TrialRecord) -> None:
+        """Notes a trial whose time is over, and those that wait for its result; its checkpoint stays, from which
+        it goes on where the study gets more minutes."""
+        self._cut.discard(record.number)
+        self._training.discard(record.job.fingerprint)
+        waiting = [pair for pair in self._waiting if pair[0].job.fingerprint == record.job.fingerprint]
+        for trial in (record, *(trial for trial, _ in waiting)):
+            LOG.info("trial %d: cut short, for its time is over", trial.number)
+            self.note(cut_short(trial))
+        self._waiting = [pair for pair in self._waiting if pair not in waiting]
 
     def _begin_waiting(self, fingerprint: str) -> Iterator[Training]:
         """Places the trials that have waited for this job; where one of them trains it now, the others wait on."""

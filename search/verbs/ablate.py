@@ -24,7 +24,11 @@ COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its
 @click.command(epilog="Example: dhen-search ablate runs/demo --pick knee --seeds 3")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
-    "--pick", "how", default="best", show_default=True, help="best, knee, 'flops<=X', 'ms<=X', a number."
+    "--pick",
+    "how",
+    default="best",
+    show_default=True,
+    help="best, lowest, knee, 'flops<=X', 'ms<=X', a number.",
 )
 @click.option(
     "--seeds", default=SEEDS, show_default=True, help="Trainings of the whole and without each part."

@@ -7,13 +7,10 @@ from pathlib import Path
 import click
 
 from dhen.errors import UserError
-from search.config import written_config
+from search.config import DEFAULT_AVERAGED, written_config
 from search.read_study import read_finished_study, read_study
 from search.study.run_session import run_session
 from trials.processes.launcher import Launcher
-
-MOST = 3
-"""Largest number of networks in an average, where the option is not given."""
 
 
 @click.command(
@@ -24,7 +21,7 @@ Examples:
 """
 )
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--most", default=MOST, show_default=True, help="Networks in an average.")
+@click.option("--most", default=DEFAULT_AVERAGED, show_default=True, help="Networks in an average.")
 @click.option(
     "--seeds",
     default=1,

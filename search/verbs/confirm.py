@@ -38,6 +38,9 @@ Examples:
 def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) -> None:
     """Retrain the winners of the finished study in DIRECTORY and its baseline from several seeds; compare on test.
 
+    Winners are five at most, chosen before test was looked at: the best, the knee, the best network, the best
+    average, and the best with fewer FLOPs than the baseline.
+
     Says of each whether it is better than the baseline (yes, no, cannot tell), with a 95 % interval over seeds
     and blocks of examples, and the smallest difference that could have been found. What is trained is kept: the
     same command goes on, and more seeds add to those there are.

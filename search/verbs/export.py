@@ -15,7 +15,10 @@ from search.read_study import read_study
 @click.command(epilog="Example: dhen-search export runs/demo --pick 'flops<=5e6' --out cheap")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
-    "--pick", default="best", show_default=True, help="best, knee, 'flops<=X', 'ms<=X', or a trial number."
+    "--pick",
+    default="best",
+    show_default=True,
+    help="best, lowest, knee, 'flops<=X', 'ms<=X', or a trial number.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle's folder.")
 def command(directory: Path, pick: str, out: Path) -> None:

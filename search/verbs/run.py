@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from search.budget.clock import StudyClock
 from search.verbs.data_option import files_first
 from trials.processes.launcher import Launcher
 
@@ -14,7 +15,8 @@ from trials.processes.launcher import Launcher
     epilog="""\b
 Examples:
   dhen-search run                                  the demo log, into runs/demo
-  dhen-search run --data log.csv trials=50 minutes=120
+  dhen-search run --data log.csv minutes=60
+  dhen-search run --data log.csv trials=50 confirm=5
   dhen-search run --data log.csv cluster=zionex ranks=2x8
   dhen-search run --data log.csv ranks=2x4 address=10.0.0.1:29500    and on the other host:
       dhen-search join 10.0.0.1:29500 --host 1
@@ -32,10 +34,11 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
 
     \b
     Keys, by what they are about:
-      budget      trials, tune, tune_best, minutes
-      proposals   space, sampler, seed, proposals, warm_start, stopping
+      budget      minutes, trials, search_until, worth, tune, tune_best
+      space       space, grow, warm_start, start_from
+      proposals   sampler, seed, proposals, stopping
       trainings   training.KEY, baseline, baseline_trials
-      winners     averages, average_seeds, confirm, block_by
+      winners     averages, average_seeds, origins, confirm, block_by
       serving     serving.KEY
       machines    parallel, threads, cluster, ranks, hbm, address
       memory      prefer, technique, memory_margin
@@ -45,10 +48,11 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     Keys with a dot are paths into the study file, e.g. training.batch_size=4096, serving.max_ms=5 or
     demo.rows=1000000; the run directory's study.yaml has them all with their values.
     """
+    clock = StudyClock()  # before what takes seconds to import: `minutes` are of the whole command
     launcher = Launcher(several_ranks=any(word.startswith("ranks=") for word in words))
     launcher.warm_up()
     from search.study.run_session import (
         run_session,  # torch is imported here and in the fork server side by side
     )
 
-    run_session(words, data, out, launcher)
+    run_session(words, data, out, launcher, clock)

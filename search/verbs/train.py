@@ -27,7 +27,7 @@ from search.execution.trainer import Trainer
 from search.planning.attempts import execution, plan_options, ranks_here
 from search.planning.plan_trial import LOCAL, declared_cluster, planned
 from search.study.baseline import read_configuration
-from search.study.passes import MOST_PASSES, many_passes
+from search.study.passes import DECAYS, MOST_PASSES, many_passes, open_decays
 from search.terminal import print_notes, step_progress
 from search.verbs.data_option import files_first
 from trials.cluster.machine import preferred_precision
@@ -94,20 +94,28 @@ def command(
     print_notes(console, log.notes)
     start = read_bundle(Path(what)).weights(member) if from_weights else None
     trained: list[_Trained] = []
-    while (settings := _next(training, trained)) is not None:
+    folders: list[Path] = []
+    while (settings := _next(training, trained, len(folders))) is not None:
         job = job_on(log, model, settings, config.seed, preferred_precision())
         folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
-        trained.append(_train(job, folder, launcher, log, config, start, console))
+        folders.append(folder)
+        try:
+            trained.append(_train(job, folder, launcher, log, config, start, console))
+        except UserError as error:
+            if not trained:
+                raise
+            console.print(f"{error} The others count.", markup=False)
     best = min(trained, key=lambda one: one.ne)
     job, record, trainer = best.job, best.record, best.trainer
     if len(trained) > 1:
         passes = "one pass" if job.training.epochs == 1 else f"up to {job.training.epochs} passes"
-        console.print(f"kept: the training with {passes}")
+        decays = "".join(f", {key}={rate:g}" for key in DECAYS[-1] if (rate := getattr(job.training, key)))
+        console.print(f"kept: the training with {passes}{decays}")
     record = record.with_result(test=score_one(record, job, "test", trainer))
     info = bundle_info(record, [Member(trial=0, job=job)], log, study="train")
     write_bundle(out, info, [trainer.folder(record) / WEIGHTS], log)
-    for one in trained:
-        shutil.rmtree(one.folder)
+    for folder in folders:  # also of those that did not complete
+        shutil.rmtree(folder)
     assert record.result.test is not None
     console.print(f"validation NE {best.ne:.5f}, test NE {record.result.test.ne:.5f}")
     console.print(f"bundle: {out}", soft_wrap=True)
@@ -119,7 +127,6 @@ class _Trained(NamedTuple):
     job: Job
     record: TrialRecord
     trainer: Trainer
-    folder: Path
 
     @property
     def ne(self) -> float:
@@ -128,17 +135,19 @@ class _Trained(NamedTuple):
         return self.record.result.validation.ne
 
 
-def _next(training: TrainingConfig, trained: Sequence[_Trained]) -> TrainingConfig | None:
-    """The settings of the next training; None after the last. Where passes are left open there are two, and the
-    better one is kept: one pass, and as many as help."""
+def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> TrainingConfig | None:
+    """The settings of the next training; None after the last. Where passes are left open there are several, and
+    the best one is kept: one pass, and as many as help, with each way for embeddings to decay."""
     if training.epochs != "auto":
-        return None if trained else training
-    if not trained:
+        return None if tried else training
+    if not tried:
         return training.replace(epochs=1)
-    if len(trained) == 1:
-        evaluations = len(trained[0].record.result.curve)
-        return training.replace(**many_passes(training, MOST_PASSES, evaluations))
-    return None
+    decays = open_decays(training)
+    if tried > len(decays):
+        return None
+    evaluations = len(trained[0].record.result.curve)
+    many = many_passes(training, MOST_PASSES, evaluations)
+    return training.replace(**many, **decays[tried - 1])
 
 
 def _train(
@@ -154,12 +163,12 @@ def _train(
     trainer, record = _begun(launcher, log, folder, job, config)
     done = folder / RECORD
     if done.exists():
-        return _Trained(job, TrialRecord.model_validate_json(done.read_text()), trainer, folder)
+        return _Trained(job, TrialRecord.model_validate_json(done.read_text()), trainer)
     record = train_one(record, job, trainer, _Printer(console), start_from=start)
     if record.result.outcome is not Outcome.COMPLETED:
         raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
     write_atomically(done, record.model_dump_json())
-    return _Trained(job, record, trainer, folder)
+    return _Trained(job, record, trainer)
 
 
 def _identity(job: Job, start: Path | None) -> str:

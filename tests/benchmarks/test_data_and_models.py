@@ -33,5 +33,11 @@ def test_a_module_is_compared_with_the_first_of_its_group(log: Path, tmp_path: P
 def test_networks_are_compared_with_and_without_buckets(log: Path) -> None:
     words = ("--seeds", 2, "--counts", 4, "--networks", 1)
     (rows,) = tables(run_benchmark("benchmarks.models.number_buckets", log, *words))
-    assert [row["buckets"] for row in rows] == ["none", "4", "4"]
+    assert [row["buckets"] for row in rows] == ["none", "4", "4", "4"]
+    assert [number(row["beside apart"]) if row["beside apart"] else None for row in rows[:3]][::2] == [
+        None,
+        0.0,
+    ]
+    assert "interpolated" in rows[3]["network"]
+    assert number(rows[3]["beside apart"]) != 0.0
     assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)

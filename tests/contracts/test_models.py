@@ -35,6 +35,7 @@ SHARED = {
         "members": 2,
         "members_from": 1,
     },
+    "interpolated buckets": {"layers": [{"modules": ["dlrm"]}], "buckets": "interpolated"},
     "several heads": {"layers": [{"modules": ["linear"]}], "members": 4, "members_from": 1, "head": [8, 4]},
 }
 EVERY = {name: named_model(name) for name in catalog()} | {
@@ -52,6 +53,7 @@ def batch_for(schema: FeatureSchema) -> FeatureBatch:
         ids_BT=torch.cat(ids, dim=1) if ids else torch.zeros(BATCH, 0, dtype=torch.int64),
         bags=tuple(bag for _ in schema.multi_hot),
         numeric_BK=torch.randn(BATCH, len(schema.numeric)),
+        share_BN=torch.rand(BATCH, len(schema.bucketed)) if schema.bucketed else None,
     )
 
 

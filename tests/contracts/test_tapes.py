@@ -211,6 +211,8 @@ MODELS: list[ModelConfig] = [
     DhenConfig(layers=(LayerConfig(modules=("linear",)),), table_dim_exponent=0.5),  # type: ignore[arg-type]
     DhenConfig(layers=(LayerConfig(modules=("linear",)),), buckets="apart"),  # type: ignore[arg-type]
     AdvancedDlrmConfig(table_dim_exponent=0.5, buckets="apart"),
+    DhenConfig(layers=(LayerConfig(modules=("linear",)),), buckets="interpolated"),  # type: ignore[arg-type]
+    AdvancedDlrmConfig(table_dim_exponent=0.5, buckets="interpolated"),
 ]
 
 
@@ -233,9 +235,12 @@ def test_features_and_head_allocate_what_their_tapes_say(config: ModelConfig, dt
     model = build_model(config, SCHEMA).train()
     model.features.tables = _Given(embeddings)  # type: ignore[assignment, union-attr]
     model.to(dtype)
-    batch = FeatureBatch(ids_BT=torch.zeros(BATCH, 9), bags=(), numeric_BK=torch.ones(BATCH, 5))
+    share_BN = torch.ones(BATCH, 3)
+    batch = FeatureBatch(
+        ids_BT=torch.zeros(BATCH, 9), bags=(), numeric_BK=torch.ones(BATCH, 5), share_BN=share_BN
+    )
     given, features, leaves = (
-        [batch.numeric_BK, *model.buffers()],
+        [batch.numeric_BK, share_BN, *model.buffers()],
         model.features,
         [*embeddings, *model.parameters()],
     )

@@ -7,11 +7,11 @@ from typing import Any
 from records import changed, judged, study
 
 from dashboards.edges import Edge, edges
-from dashboards.sentences.edges import on_the_edge
+from dashboards.sentences.edges import on_the_edge, widened, widened_now
 from dashboards.sentences.summary import sentences
-from trials.ordered_axis import OrderedAxis
+from trials.ordered_axis import OrderedAxis, Setting
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.study_record import GrownAxis, StudyRecord
 
 LENGTHS = OrderedAxis(name="embedding_dim", part="model", key="embedding_dim", values=(8, 16, 32))
 RATES = OrderedAxis(
@@ -125,3 +125,42 @@ def test_many_edges_are_named_from_the_clearest_and_counted() -> None:
     assert words is not None
     assert "x0 at its lowest, 32 (3 of 3), " in words
     assert "and 2 more. Wider axes may hold" in words
+
+
+def step(axis: str, before: Setting, end: Setting, **changes: Any) -> GrownAxis:
+    facts: dict[str, Any] = {"highest": True, "count": 5, "having": 6, "completed": 12, "value": 1}
+    return GrownAxis(axis=axis, before=before, end=end, **(facts | changes))
+
+
+def test_a_study_that_widens_says_so_and_what_came_of_it() -> None:
+    assert widened(front_of(LENGTHS, *lengths(32, 32, 8))) is None
+    wider = LENGTHS.replace(values=(8, 16, 32, 64, 128))
+    steps = (step("embedding_dim", 32, 64), step("embedding_dim", 64, 128))
+    record = front_of(wider, *lengths(64, 128, 8, 32, 128), grown=steps)
+    assert widened(record) == (
+        "Axes of the space were widened where the best sat on their ends: embedding_dim up to 128 in place of 32. "
+        "Of the front's 5 networks 3 lie beyond the ends before."
+    )
+    assert widened(record) in sentences(record)
+    reused = record.replace(grown=(steps[0].replace(earlier="runs/a"), steps[1]))
+    assert "(in part as in runs/a)" in (widened(reused) or "")
+    assert widened_now(steps[0]) == (
+        "the space is widened: embedding_dim goes up to 64 from now on, for 5 of 6 of the best networks are at "
+        "its highest, 32"
+    )
+
+
+def test_lower_ends_and_ranges_are_counted_as_widened() -> None:
+    rates = RATES.replace(low=0.0001)
+    networks = [{"training": {"learning_rate": rate}} for rate in (0.0005, 0.002, 0.0002)]
+    lower = step("training.learning_rate", 0.001, 0.0001, highest=False)
+    said = widened(front_of(rates, *networks, grown=(lower,)))
+    assert said is not None
+    assert "training.learning_rate down to 0.0001 in place of 0.001. Of the front's 3 networks 2 lie" in said
+
+
+def test_an_edge_of_a_study_that_grows_asks_for_more_candidates() -> None:
+    said = on_the_edge(front_of(LENGTHS, *lengths(32, 32, 8, 32, 32, 32), grows=True))
+    assert said is not None
+    assert "with more candidates (trials=, minutes=) the study may widen it by itself" in said
+    assert said.endswith("or copy the space (`dhen-search spaces default`) and widen it.")

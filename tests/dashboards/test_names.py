@@ -31,6 +31,10 @@ def layer(*kinds: str, ensemble: str = "concat") -> dict:
             {"layers": [layer("linear")], "embedding_dim": 4, "buckets": "apart", "members": 2},
             "[linear] d4 buckets apart 2 members",
         ),
+        (
+            {"layers": [layer("linear")], "embedding_dim": 4, "buckets": "interpolated"},
+            "[linear] d4 buckets interpolated",
+        ),
         ({"layers": [{"modules": ["attention", "cross"], "ensemble": "sum"}]}, "[attention+cross] sum"),
         ({"family": "advanced_dlrm", "mlp": [256, 128], "experts": 1}, "advanced_dlrm 256-128"),
         ({"family": "advanced_dlrm", "mlp": [64], "experts": 4}, "advanced_dlrm 64 4 experts"),

@@ -172,10 +172,15 @@ def undisturbed_by() -> Undisturbed:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"dropout": 0.2},
+        {"dropout": 0.2, "frequency_decay": 0.1},
         {"precision": "bf16", "plateau_factor": 0.1, "weight_average": 2, "table_precision": "fp16"},
         {"table_decay": 0.02, "order": "log", "weight_average": 3, "schedule": "cosine"},
-        {"optimizer_precision": "bf16", "warmup_examples": 2000, "learning_rate_scaling": "sqrt"},
+        {
+            "optimizer_precision": "bf16",
+            "warmup_examples": 2000,
+            "learning_rate_scaling": "sqrt",
+            "clip_norm": 0.1,
+        },
     ],
     ids=["dropout", "bf16", "table decay", "bf16 moments"],
 )
@@ -219,7 +224,9 @@ def test_one_rank_goes_on_with_other_techniques(
 
 
 @pytest.mark.parametrize("examples", [1500, 2600], ids="after {} examples".format)
-@pytest.mark.parametrize("more", [{}, {"precision": "bf16", "weight_average": 2, "dropout": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"precision": "bf16", "weight_average": 2, "dropout": 0.2, "clip_norm": 0.1}], ids=str
+)
 def test_delayed_updates_go_on_to_the_bit(
     shared: Path, tmp_path: Path, undisturbed_by: Undisturbed, more: dict[str, Any], examples: int
 ) -> None:

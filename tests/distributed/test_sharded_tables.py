@@ -18,6 +18,7 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables, matrices
+from dhen.inputs.nodes import held_schema
 from dhen.inputs.table_dims import table_dims
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.load import load_cluster
@@ -45,6 +46,18 @@ SCHEMA = FeatureSchema(
     ),
     numeric=("x",),
 )
+NODES = held_schema(
+    ModelConfig(family="", buckets="interpolated"),
+    FeatureSchema(
+        tables=(
+            *SCHEMA.categorical[:3],
+            *(Table(name=name, rows=20, buckets=True) for name in ("n", "o")),
+            SCHEMA.multi_hot[0],
+        ),
+        numeric=("x",),
+    ),
+)
+"""With even and odd nodes, whose ids follow from a column of the batch that both have."""
 ONE_TABLE = FeatureSchema(tables=(Table(name="bag", rows=40, multi_hot=True, mean_ids=2.0),))
 SMALL = ("small", "small bag")
 SHARDS = {
@@ -55,6 +68,9 @@ SHARDS = {
         TableShard("d", 1, 0, 12),
         TableShard("bag", 1, 0, 4),
         TableShard("bag", 0, 4, 8),
+        TableShard("n_even", 0, 0, 12),
+        TableShard("n_odd", 1, 0, 12),
+        TableShard("o_odd", 0, 0, 12),
     ),
     4: (
         TableShard("a.first", 3, 0, 4),
@@ -65,6 +81,10 @@ SHARDS = {
         TableShard("d", 0, 8, 4),
         TableShard("bag", 3, 0, 8),
         TableShard("bag", 0, 8, 4),
+        TableShard("n_even", 0, 0, 12),
+        TableShard("n_odd", 1, 0, 8),
+        TableShard("n_odd", 3, 8, 4),
+        TableShard("o_odd", 0, 0, 12),
     ),
 }
 """Uneven, in no order of ranks; of four, rank 2 has none."""
@@ -119,6 +139,8 @@ CASES = {
     "L2 decay": Case(SCHEMA, SMALL, decay=0.05),
     "table decay": Case(SCHEMA, SMALL, table_decay=0.1),
     "both decays": Case(SCHEMA, SMALL, decay=0.05, table_decay=0.8),
+    "nodes": Case(NODES, ("small", "o_even"), decay=0.05, table_decay=0.1),
+    "nodes in fp16": Case(NODES, ("small", "o_even"), stored="fp16"),
     "fp16 transfer": Case(SCHEMA, SMALL, sent="fp16"),
     "fp16 tables": Case(SCHEMA, SMALL, decay=0.05, table_decay=0.8, stored="fp16"),
     "bf16 transfer": Case(SCHEMA, SMALL, sent="bf16"),
@@ -165,7 +187,12 @@ def examples(schema: FeatureSchema, step: int, rank: int, ranks: int) -> Feature
     def drawn(table: Table, count: int) -> Tensor:
         return torch.randint(table.rows, (count,), generator=generator, dtype=torch.int32)
 
-    columns = [drawn(table, count(step))[start:stop] for table in schema.categorical]
+    plain = [table for table in schema.categorical if not table.buckets]
+    buckets = [
+        table for table in NODES.categorical if table in schema.tables and table.name.endswith("_even")
+    ]
+    columns = [drawn(table, count(step))[start:stop] for table in plain]
+    columns += [drawn(table.replace(rows=20), count(step))[start:stop] for table in buckets]
     bags = []
     for table in schema.multi_hot:
         lengths = [0 if example % 3 == step % 3 else example % 5 for example in range(count(step))]

@@ -23,6 +23,7 @@ from dhen.model import build_model, parse_model
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
+from trials.data.id_counts import IdCounts
 from trials.data.loader import Batch, train_batches
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
@@ -51,8 +52,13 @@ LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
 MIXED = MODEL.replace(embedding_dim=8, table_dim_exponent=0.5)
 """With tables of 4 and of 8 columns."""
+INTERPOLATED = MODEL.replace(buckets="interpolated")
+"""With tables of nodes, whose ids follow from those of buckets."""
 DENSE = ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp")
 TOLERANCE, CLOSE_WEIGHTS = 1e-5, 1e-4
+FREQUENCY_DECAY = 0.1
+CLIP_NORM = 0.3
+"""Some gradients are longer than this and some are not: how long they are counts in AdamW, when it changes."""
 
 
 def strategies(ranks: int) -> list[Strategy]:
@@ -74,7 +80,7 @@ def job(log: PreparedLog, model: ModelConfig = MODEL, **training: object) -> Job
     """With a learning rate that does not amplify rounding: at 0.1, the order of a batch's rows alone moves losses
     by 3e-4 in 50 steps."""
     settings = {"batch_size": BATCH, "precision": "fp32", "weight_decay": 0.01, "epochs": 1}
-    settings |= {"embedding_learning_rate": 0.02} | training
+    settings |= {"embedding_learning_rate": 0.02, "clip_norm": CLIP_NORM} | training
     return Job.model_validate(
         {
             "model": model,
@@ -105,8 +111,10 @@ def log() -> PreparedLog:
 
 @cache
 def batches(ranks: Ranks) -> list[Batch]:
+    split = log().split("train")
+    parts = {"rank": ranks.rank, "ranks": ranks.world}
     found = train_batches(
-        log().split("train"), batch_size=BATCH, seed=0, epoch=0, rank=ranks.rank, ranks=ranks.world
+        split, batch_size=BATCH, seed=0, epoch=0, counts=IdCounts(split, split.rows), **parts
     )
     return list(itertools.islice(found, STEPS))
 
@@ -157,24 +165,31 @@ def on_a_rank() -> dict[str, Any]:
         mine["means_apart"] = mine["of_mean"] - plain[steps]["of_mean"] if ranks.first else None
         mine["apart"] = apart(weights, plain[steps]["weights"]) if ranks.first else None
         found[strategy.name] = mine
-    found["mixed"] = mixed(ranks, cluster)
+    found["mixed"] = beside_one_process(MIXED, ranks, cluster)
+    found["interpolated"] = beside_one_process(INTERPOLATED, ranks, cluster)
     return found
 
 
-def one_process(steps: int, model: ModelConfig = MODEL) -> dict[str, Any]:
-    return trained(TrainStep(fresh(model), job(log()).training), Ranks(), steps)
+def one_process(steps: int) -> dict[str, Any]:
+    return trained(TrainStep(fresh(), job(log()).training), Ranks(), steps)
 
 
-def mixed(ranks: Ranks, cluster: Cluster) -> dict[str, Any]:
-    """Tables of several lengths: losses of ranks and of one process, and how far their weights are apart."""
-    fsdp, this = Strategy(dense="fsdp", micro_batches=2), job(log(), MIXED)
-    mine = trained(DistributedStep(fresh(MIXED), this, fsdp, ranks, cluster, where=CPU), ranks, FEW)
+def beside_one_process(model: ModelConfig, ranks: Ranks, cluster: Cluster) -> dict[str, Any]:
+    """Embeddings decay by how often their ids occur: losses of ranks and of one process, how far their weights are
+    apart, and the tables' shapes."""
+    fsdp, this = Strategy(dense="fsdp", micro_batches=2), job(log(), model, frequency_decay=FREQUENCY_DECAY)
+    mine = trained(DistributedStep(fresh(model), this, fsdp, ranks, cluster, where=CPU), ranks, FEW)
     if not ranks.first:
         return {}
-    plain = one_process(FEW, MIXED)
+    plain, without = (
+        trained(DistributedStep(fresh(model), one, Strategy(), Ranks(), where=CPU), Ranks(), FEW)
+        for one in (this, job(log(), model))
+    )
     tables = {name: list(w.shape) for name, w in plain["weights"].items() if "tables" in name}
     weights = apart(mine["weights"], plain["weights"])
-    return {"losses": mine["losses"], "plain": plain["losses"], "apart": weights, "tables": tables}
+    decayed = apart(without["weights"], plain["weights"])
+    found = {"losses": mine["losses"], "plain": plain["losses"], "apart": weights, "tables": tables}
+    return found | {"decayed": decayed}
 
 
 def bf16(ranks: Ranks) -> dict[str, Any]:
@@ -251,10 +266,18 @@ def test_every_strategy_follows_one_process(answers: dict[str, Any]) -> None:
             assert mine == pytest.approx(other, abs=TOLERANCE), strategy.name
 
 
-def test_mixed_dimensions_follow_one_process(answers: dict[str, Any]) -> None:
+def test_mixed_dimensions_that_decay_by_frequency_follow_one_process(answers: dict[str, Any]) -> None:
     found = answers["mixed"]
+    assert found["decayed"] > 100 * CLOSE_WEIGHTS
     assert [shape[1] for shape in found["tables"].values()] == [8, 4]
     assert found["losses"] == pytest.approx(found["plain"], abs=TOLERANCE)
+    assert found["apart"] < CLOSE_WEIGHTS
+
+
+def test_interpolated_buckets_follow_one_process(answers: dict[str, Any]) -> None:
+    found = answers["interpolated"]
+    assert found["losses"] == pytest.approx(found["plain"], abs=TOLERANCE)
+    assert found["losses"] != pytest.approx(answers["plain"]["losses"][:FEW], abs=TOLERANCE)
     assert found["apart"] < CLOSE_WEIGHTS
 
 

@@ -14,6 +14,7 @@ from search import run_directory
 from search.bundles import bundle
 from search.execution.trainer import SERVING
 from search.verbs.plan import as_data
+from trials.choice import Choice, Judged, Winner
 from trials.cluster.load import load_cluster
 from trials.data.cache import MANIFEST
 from trials.events import EVENTS, RENDEZVOUS, WEIGHTS, Event
@@ -94,7 +95,7 @@ def test_the_arrays_of_a_cache_are_there() -> None:
     )
 
 
-@pytest.mark.parametrize("part", [StudyRecord, ClusterSummary, TrialRecord])
+@pytest.mark.parametrize("part", [StudyRecord, ClusterSummary, TrialRecord, Choice, Winner, Judged])
 def test_status_as_json_has_these_fields(part: typing.Any) -> None:
     assert missing(part.model_fields, section("`status --json`")) == []
 

@@ -95,4 +95,4 @@ def test_an_end_that_nothing_lies_beyond_is_closed() -> None:
 
 def test_what_waits_for_the_tuning_stage_is_marked() -> None:
     marked = {axis.name for axis in ordered_axes(load_space("default")) if axis.tuned_last}
-    assert marked == {"table_dim_exponent", "training.table_decay"}
+    assert marked == {"table_dim_exponent", "training.table_decay", "training.frequency_decay"}

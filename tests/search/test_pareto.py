@@ -47,17 +47,17 @@ def test_the_knee_is_where_the_front_bends() -> None:
 
 def test_picks() -> None:
     front = pareto_front([trial(0, 0.90, 1e4), trial(1, 0.81, 2e4), trial(2, 0.80, 1e6)])
-    assert pick(front, "best").number == 2
+    assert pick(front, "lowest").number == 2
     assert pick(front, "knee").number == 1
     assert pick(front, "flops<=5e5").number == 1
     assert pick(front, "flops <= 10000").number == 0
     assert pick(front, "0").number == 0
     for how, says in [
         ("flops<=10", "cheapest on the front needs 1e\\+04"),
-        ("cheapest", "expected best, knee"),
+        ("cheapest", "expected best, lowest, knee"),
         ("7", "the front is 0, 1, 2"),
     ]:
         with pytest.raises(UserError, match=says):
             pick(front, how)
     with pytest.raises(UserError, match="no candidate has completed"):
-        pick([], "best")
+        pick([], "lowest")

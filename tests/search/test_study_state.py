@@ -71,14 +71,14 @@ def test_what_runs_counts_until_now() -> None:
     assert 3600.0 <= standing(running).elapsed_seconds() < 3700.0
 
 
-def test_winners_are_the_baseline_and_the_front() -> None:
+def test_the_front_is_of_candidates_and_the_baseline_beside_it() -> None:
     worse = trial(0, kind=TrialKind.BASELINE, ne=0.95)
     baseline = trial(1, kind=TrialKind.BASELINE, ne=0.9)
     cheap, best, beaten = trial(2, flops=1e5, ne=0.85), trial(3, ne=0.7), trial(4, ne=0.75, flops=2e6)
     now = standing(worse, baseline, cheap, best, beaten)
-    assert [winner.owner for winner in now.selection.winners] == [1, 2, 3]
+    assert [trial.owner for trial in now.selection.front] == [2, 3]
     now.note(trial(5, ne=0.6, flops=1e5, reused_from=9))
-    assert [winner.owner for winner in now.selection.winners] == [1, 9]
+    assert [trial.owner for trial in now.selection.front] == [9]
     record = now.record()
     assert (record.baseline, record.front, record.best) == (1, (5,), 5)
 

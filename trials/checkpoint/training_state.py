@@ -19,6 +19,8 @@ class TrainingState(BaseModel):
     loss_sum: float = 0.0
     loss_steps: int = 0
     """Number of steps since the last evaluation whose losses were looked at."""
+    clipped_steps: int = 0
+    """Number of these steps whose gradients were clipped."""
     curve: list[CurvePoint] = []
     best: Metrics | None = None
     best_examples: int = 0

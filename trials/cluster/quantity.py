@@ -1,4 +1,4 @@
-"""Quantities as people write them: `80GiB`, `300GB/s`, `200Gb/s`, `312TFLOP/s`, `5us`, or a plain number.
+"""Quantities as people write them: `80GiB`, `300GB/s`, `200Gb/s`, `312TFLOP/s`, `5us`, `0.1%`, or a plain number.
 
 Plain numbers are bytes, bytes/s, FLOP/s and seconds. `B` is a byte, `b` a bit; `G` is 10**9, `Gi` is 2**30.
 The annotated types are what pydantic fields are declared with.
@@ -21,6 +21,9 @@ RATES = {f"{size}/s": scale for size, scale in SIZES.items()} | {
     f"{prefix}{bit}/s": scale / 8 for prefix, scale in THOUSANDS.items() for bit in ("b", "bit")
 }
 FLOPS = {f"{prefix}{word}": scale for prefix, scale in THOUSANDS.items() for word in ("FLOP/s", "FLOPS")}
+PERCENT = {"%": 0.01}
+AMBIGUOUS_SHARE = 0.01
+"""Plain number from which a share of 1 could be meant in percent, and is refused."""
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
@@ -80,6 +83,22 @@ def parse_time(value: object) -> float:
     return parse_quantity(value, TIMES, "5us")
 
 
+def parse_share(value: object) -> float:
+    """Returns a small share of 1: `0.1%` is 0.001; 0.001 alone is read so too.
+
+    Raises:
+        ValueError: for a plain number of 0.01 or more, which could be meant in percent, and for shares above 1.
+    """
+    share = parse_quantity(value, PERCENT, "0.1%")
+    if not str(value).strip().endswith("%") and share >= AMBIGUOUS_SHARE:
+        raise ValueError(
+            f"{share:g} could be {share:g} % or {100 * share:g} %; write the sign, such as {share:g}%"
+        )
+    if share > 1.0:
+        raise ValueError(f"{100 * share:g}% is more than all there is; write it as in 0.1%")
+    return share
+
+
 def byte_words(count: float) -> str:
     """Returns bytes as people write them, with about three digits: `512 B`, `1.25 GiB`."""
     for unit in ("B", "KiB", "MiB"):
@@ -100,3 +119,4 @@ SignedBytes = Annotated[int, BeforeValidator(parse_signed_bytes)]
 BytesPerSecond = Annotated[float, BeforeValidator(parse_rate)]
 FlopsPerSecond = Annotated[float, BeforeValidator(parse_flops)]
 Seconds = Annotated[float, BeforeValidator(parse_time)]
+Share = Annotated[float, BeforeValidator(parse_share)]

@@ -5,6 +5,7 @@ DIR/schema.yaml                    as it was given or inferred, to edit and prep
 DIR/encoding/                      what was fitted (`Encoding.load`)
 DIR/train|validation|test/
     labels.npy       float32 [N]      categorical.npy  int32 [N, T]     numeric.npy  float32 [N, K]
+    share.npy        float32 [N, number of columns with buckets], where the log has any
     bag0_ids.npy     int32 [nnz]      bag0_offsets.npy int64 [N + 1]    and so on for each multi-hot table
     weight.npy       float32 [N]      oracle.npy       float64 [N]      timestamp.npy    int64 [N]
                                                                         the last three where the log has them
@@ -32,7 +33,7 @@ from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema
 from trials.study_record import LogSummary
 
-VERSION = 2
+VERSION = 3
 """Version of the layout of the cache and of the rules by which rows are encoded."""
 MANIFEST = "manifest.json"
 
@@ -183,6 +184,7 @@ class PreparedLog:
                 categorical=_mapped(directory, "categorical"),
                 bags=bags,
                 numeric=_mapped(directory, "numeric"),
+                share=_mapped(directory, "share") if self.features.bucketed else None,
             ),
             weight=_mapped(directory, "weight") if self.schema.weight else None,
             oracle=_mapped(directory, "oracle") if self.schema.oracle else None,

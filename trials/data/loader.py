@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dhen.batch import FeatureBatch
 from trials.data.cache import Split
+from trials.data.id_counts import IdCounts
 from trials.data.order import GLOBAL_SHUFFLE_BYTES, row_batches, sequential, shuffled
 from trials.data.rows import EncodedRows
 
@@ -26,6 +27,9 @@ class Batch:
     """Labels in float32, 0 or 1."""
     weight_B: Tensor | None
     """The log's weight column in float32; None where the log has none."""
+    inverse_count_BT: Tensor | None = None
+    """1 / the number of training rows that have the id, for each categorical and then each multi-hot table
+    (`trials.data.id_counts`), in float32; None where nobody asked for it."""
 
     @property
     def size(self) -> int:
@@ -34,18 +38,19 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """Returns the same batch on a device."""
-        return Batch(
-            features=self.features.to(device, non_blocking=non_blocking),
-            label_B=self.label_B.to(device, non_blocking=non_blocking),
-            weight_B=None if self.weight_B is None else self.weight_B.to(device, non_blocking=non_blocking),
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pinned(self) -> Batch:
         """Returns the same batch in page-locked memory."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        weight_B, inverse_BT = self.weight_B, self.inverse_count_BT
         return Batch(
-            features=self.features.pinned(),
-            label_B=self.label_B.pin_memory(),
-            weight_B=None if self.weight_B is None else self.weight_B.pin_memory(),
+            features=self.features.each(function),
+            label_B=function(self.label_B),
+            weight_B=None if weight_B is None else function(weight_B),
+            inverse_count_BT=None if inverse_BT is None else function(inverse_BT),
         )
 
 
@@ -55,6 +60,7 @@ def feature_batch(rows: EncodedRows) -> FeatureBatch:
         ids_BT=_tensor(rows.categorical),
         bags=tuple((_tensor(bags.ids), _tensor(bags.offsets[:-1])) for bags in rows.bags),
         numeric_BK=_tensor(rows.numeric),
+        share_BN=None if rows.share is None else _tensor(rows.share),
     )
 
 
@@ -73,6 +79,7 @@ def train_batches(
     start_batch: int = 0,
     rank: int = 0,
     ranks: int = 1,
+    counts: IdCounts | None = None,
 ) -> Iterator[Batch]:
     """Yields batches of one pass over a split; each row at most once.
 
@@ -89,6 +96,7 @@ def train_batches(
         start_batch: number of batches to leave out at the start, to go on where a training was interrupted.
         rank: which part of each global batch to yield.
         ranks: number of parts (equal up to one row, `rank_slice`) that a global batch is divided into.
+        counts: how often ids occur, where batches are to say so.
     """
     used = split.rows if last_rows is None else last_rows
     first_row = split.rows - used
@@ -98,7 +106,7 @@ def train_batches(
     for rows in islice(row_batches(order, batch_size, start_batch), max(0, batches)):
         row_numbers = first_row + rows[rank_slice(len(rows), rank, ranks)]
         weight = None if split.weight is None else split.weight[row_numbers]
-        yield _batch(split.inputs.take(row_numbers), split.labels[row_numbers], weight)
+        yield _batch(split.inputs.take(row_numbers), split.labels[row_numbers], weight, counts)
 
 
 def rank_slice(size: int, rank: int, ranks: int) -> slice:
@@ -107,7 +115,8 @@ def rank_slice(size: int, rank: int, ranks: int) -> slice:
 
 
 def _bytes(split: Split) -> int:
-    arrays = (split.labels, split.categorical, split.numeric, *(bags.ids for bags in split.bags))
+    share = () if split.inputs.share is None else (split.inputs.share,)
+    arrays = (split.labels, split.categorical, split.numeric, *share, *(bags.ids for bags in split.bags))
     return sum(array.nbytes for array in arrays)
 
 
@@ -120,9 +129,15 @@ def eval_batches(split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1
         yield _batch(split.inputs.slice(start, stop), split.labels[start:stop], weight)
 
 
-def _batch(inputs: EncodedRows, label: NDArray[np.float32], weight: NDArray[np.float32] | None) -> Batch:
+def _batch(
+    inputs: EncodedRows,
+    label: NDArray[np.float32],
+    weight: NDArray[np.float32] | None,
+    counts: IdCounts | None = None,
+) -> Batch:
     return Batch(
         features=feature_batch(inputs),
         label_B=_tensor(label),
         weight_B=None if weight is None else _tensor(weight),
+        inverse_count_BT=None if counts is None else _tensor(counts.inverse(inputs)),
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from dhen.schema import node_names
 from dhen.values import Value
 
 StampFormat = Literal[
@@ -259,10 +260,12 @@ class LogSchema(Value):
                     f"{name}__missing is the name of {name}'s missing-value input: ignore one of them"
                 )
         for table, name in self.bucketed.items():
-            if table in self.tables:
-                raise ValueError(
-                    f"{table} is the name of {name}'s table of buckets: ignore it, or give {name} no `buckets`"
-                )
+            for derived in (table, *node_names(table)):
+                if derived in self.tables:
+                    raise ValueError(
+                        f"{derived} is the name of a table of {name}'s buckets: ignore it, or give {name} no "
+                        "`buckets`"
+                    )
 
     def _only(self, role: str) -> str | None:
         return next((name for name, column in self.columns.items() if column.role == role), None)

@@ -41,6 +41,9 @@ class EncodedRows:
     """Bags of each multi-hot table."""
     numeric: NDArray[np.float32]
     """Numeric inputs (N x K)."""
+    share: NDArray[np.float32] | None = None
+    """How far each number with buckets is from the even towards the odd one of its nodes (a column for each); None
+    where there are no buckets."""
 
     @property
     def rows(self) -> int:
@@ -53,6 +56,7 @@ class EncodedRows:
             categorical=np.take(self.categorical, rows, axis=0),
             bags=tuple(bags.take(rows) for bags in self.bags),
             numeric=np.take(self.numeric, rows, axis=0),
+            share=None if self.share is None else np.take(self.share, rows, axis=0),
         )
 
     def slice(self, first: int, last: int) -> EncodedRows:
@@ -61,4 +65,5 @@ class EncodedRows:
             categorical=self.categorical[first:last],
             bags=tuple(bags.slice(first, last) for bags in self.bags),
             numeric=self.numeric[first:last],
+            share=None if self.share is None else self.share[first:last],
         )

@@ -9,7 +9,7 @@ then need a second place. PyTorch's kernels let Python's other threads run meanw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -44,12 +44,17 @@ class _Gradient:
             self._copied.record(stream)
         return self._copied
 
-    def complete(self) -> Tensor:
-        """Returns the sum of all that has arrived since the last call."""
+    def so_far(self) -> Tensor:
+        """Returns the sum of all that has arrived since the last `complete`, once it is there."""
         self._add()
         assert self._added
-        self._added = False
         return self._sum
+
+    def complete(self) -> Tensor:
+        """Returns `so_far`; what arrives next begins another sum."""
+        gradient = self.so_far()
+        self._added = False
+        return gradient
 
     def _add(self) -> None:
         """Adds what has arrived to the sum; it begins the sum where nothing was added so far."""
@@ -101,6 +106,11 @@ class HostOptimizer:
     def take(self, index: int, part: Tensor, stream: torch.cuda.Stream | None) -> torch.cuda.Event | None:
         """Begins to copy the gradient of a part to the host, on this stream of an accelerator."""
         return self._places[0][index].copy_from(part, stream)
+
+    def gradients(self) -> Iterator[Tensor]:
+        """Yields the own parts' gradients of the next update, once they have arrived; they may be changed in
+        place."""
+        return (gradient.so_far() for gradient in self._places[0])
 
     def step(self) -> None:
         """Updates the masters, in this thread, from what has arrived since the last update."""

@@ -39,6 +39,7 @@ from trials.distributed.zero import Zero
 from trials.distributed.zero_offload import ZeroOffload
 from trials.job import TrainingConfig
 from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
+from trials.optim.clip import Clip
 from trials.optim.master_weights import DTYPES, MasterWeights, all_finite
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.storage.weights_file import Weights
@@ -54,6 +55,9 @@ class Engine(Protocol):
     """The wrapped model: `DenseInputs` -> logit_B, or logit_BK of members in training."""
     optimizer: Optimizer
     """The optimizer of this rank's part, or of what it has a part in; its first group's learning rate counts."""
+
+    clip: Clip
+    """What clips the gradients before each update."""
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """Returns logit_B without gradients, of the model in the mode (evaluation or training) that it is in; a
@@ -193,7 +197,7 @@ class _Replicated:
         reduced = DTYPES[config.reduction_precision(config.precision)]
         if isinstance(self.module, DistributedDataParallel) and reduced is not DTYPES[config.precision]:
             self.module.register_comm_hook(None, averaged_in(reduced))
-        self.optimizer = adamw([self._master.flat], config)
+        self.optimizer, self.clip = adamw([self._master.flat], config), Clip(config.clip_norm)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         with torch.no_grad():
@@ -205,6 +209,7 @@ class _Replicated:
 
     def update(self) -> None:
         self._master.gather_gradients(in_buckets=self._in_buckets)
+        self.clip([self._master.flat.grad])
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._master.publish()
@@ -255,6 +260,9 @@ class _FullySharded:
         self.module = model
         self._no_sync, self._across_hosts = strategy.no_sync, strategy.dense == "hsdp"
         self.optimizer = adamw(list(model.parameters()), config)
+        # under hsdp the ranks of a host hold all of the gradients, alike on every host
+        group = mesh.get_group("shard") if self._across_hosts else mesh.get_group()
+        self.clip = Clip(config.clip_norm, group)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         with torch.no_grad():
@@ -278,6 +286,7 @@ class _FullySharded:
             self.module.set_requires_all_reduce(not yes)
 
     def update(self) -> None:
+        self.clip(_local(p.grad) for p in self.module.parameters() if p.grad is not None)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

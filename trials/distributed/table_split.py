@@ -6,11 +6,12 @@ gradients on them, for the tables' owner to carry on with. Micro-batches are sli
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from dhen.batch import FeatureBatch
 from dhen.inputs.features import FeatureProcessing, Tables
 
 
@@ -22,6 +23,13 @@ class DenseInputs(NamedTuple):
     tables, e_B1D of each multi-hot one; where tables have several lengths, these for each length."""
     numeric_BK: Tensor
     """Numeric inputs in float32."""
+    share_BN: Tensor | None = None
+    """As `FeatureBatch` has it."""
+
+    @classmethod
+    def of(cls, embeddings: tuple[Tensor, ...], features: FeatureBatch) -> Self:
+        """Returns the inputs of a batch whose embeddings were looked up."""
+        return cls(embeddings, features.numeric_BK, features.share_BN)
 
 
 class DenseBatch(NamedTuple):
@@ -57,10 +65,12 @@ def take_tables(model: nn.Module) -> Tables | None:
 def part_of(batch: DenseBatch, start: int, stop: int) -> DenseBatch:
     """Returns a slice with leaves of its own: the gradient of a slice of a leaf would be as long as the whole
     leaf."""
-    (embeddings, numeric_BK), label_B, weight_B = batch
+    (embeddings, numeric_BK, share_BN), label_B, weight_B = batch
     return DenseBatch(
         DenseInputs(
-            tuple(e.detach()[start:stop].requires_grad_() for e in embeddings), numeric_BK[start:stop]
+            tuple(e.detach()[start:stop].requires_grad_() for e in embeddings),
+            numeric_BK[start:stop],
+            None if share_BN is None else share_BN[start:stop],
         ),
         label_B[start:stop],
         None if weight_B is None else weight_B[start:stop],

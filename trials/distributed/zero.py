@@ -34,6 +34,7 @@ from trials.distributed.scattered_gradients import ScatteredGradients
 from trials.distributed.table_split import DenseInputs
 from trials.job import TrainingConfig
 from trials.optim.adamw import adamw, set_steps
+from trials.optim.clip import Clip
 from trials.optim.master_weights import DTYPES, all_finite, dense_parameters
 from trials.storage.weights_file import Weights
 
@@ -74,6 +75,7 @@ class Zero:
         sent_in = DTYPES[config.reduction_precision(config.precision)]
         self._gradients = ScatteredGradients(self.buckets, self._group, sent_in, _add_to_own)
         self.optimizer = adamw([bucket.master for bucket in self.buckets], config)
+        self.clip = Clip(config.clip_norm, self._group.process_group)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """Returns logit_B without gradients; every rank has all weights, so that nothing is sent."""
@@ -88,6 +90,7 @@ class Zero:
         """Updates the own parts, once the last bucket has been reduced, and hands them out."""
         self._gradients.settle()
         assert all(bucket.missing == len(bucket.parameters) for bucket in self.buckets)
+        self.clip(bucket.master.grad for bucket in self.buckets)
         self.optimizer.step()
         self.optimizer.zero_grad()
         for bucket in self.buckets:

@@ -12,8 +12,11 @@ the weights of the update before: a gradient is applied one update late. The fir
 loaded, and where the training loop says so (`finish`), so that a training that goes on from a checkpoint delays
 the same updates.
 
-Left out of the paper: its own CPU kernel (PyTorch's fused AdamW takes the place of it), clipping of gradients, and
-the copy of one layer's weights while the host updates the next.
+With `training.clip_norm` the own parts' gradients are clipped on the host before the update, in the calling thread
+also where the update is delayed: the norm is a collective, whose order all ranks share.
+
+Left out of the paper: its own CPU kernel (PyTorch's fused AdamW takes the place of it), and the copy of one
+layer's weights while the host updates the next.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from trials.distributed.scattered_gradients import ScatteredGradients
 from trials.distributed.table_split import DenseInputs
 from trials.job import TrainingConfig
 from trials.optim.adamw import set_steps
+from trials.optim.clip import Clip
 from trials.optim.master_weights import DTYPES, all_finite, dense_parameters
 from trials.storage.weights_file import Weights
 
@@ -76,7 +80,7 @@ class ZeroOffload:
         self._leaving: tuple[Tensor, torch.cuda.Event] | None = None
         sent_in = DTYPES[config.reduction_precision(config.precision)]
         self._gradients = ScatteredGradients(self.buckets, self._group, sent_in, self._leave)
-        self._updates = 0
+        self.clip, self._updates = Clip(config.clip_norm, self._group.process_group), 0
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """Returns logit_B without gradients; every rank has all weights, so that nothing is sent."""
@@ -94,6 +98,7 @@ class ZeroOffload:
         assert all(bucket.missing == len(bucket.parameters) for bucket in self.buckets)
         self._let_go()
         self.finish()
+        self.clip(self._host.gradients())
         if self._config.delayed_update and self._updates >= self._config.delayed_update_after:
             self._host.begin_step()
         else:

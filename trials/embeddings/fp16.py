@@ -26,7 +26,7 @@ class HalfTables(EmbeddingTables):
         nn.Module.__init__(self)  # the parent's would draw fresh weights
         self.tables, self.bags, self.bag_offsets = tables.tables, tables.bags, tables.bag_offsets
         self.register_buffer("row_offsets", tables.row_offsets, persistent=False)
-        self.register_buffer("columns", tables.columns, persistent=False)
+        self.ids = tables.ids
         self.weight = nn.Parameter(tables.weight.detach().half())
         self.weight.grad_dtype = torch.float32
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
+from dhen.inputs.nodes import CategoricalIds
 from dhen.schema import FeatureSchema, Table
 from trials.embeddings.blocks import Block, HeldBlock
 from trials.embeddings.fbgemm_cpu_decay import CpuRowDecay
@@ -51,7 +52,8 @@ class TorchRecShards:
         table's embeddings, by name."""
         import_torchrec()
         sharded = {shard.table for shard in shards}
-        self._columns = torch.tensor(_places(schema.categorical, sharded), dtype=torch.int64, device=device)
+        places = _places(schema.categorical, sharded)
+        self._categorical, self._ids = len(places), CategoricalIds(schema, places).to(device)
         self._bags = _places(schema.multi_hot, sharded)
         tables = [table for table in schema.tables if table.name in sharded]
         self.names = {table.name: f"t{index}" for index, table in enumerate(tables)}
@@ -80,9 +82,9 @@ class TorchRecShards:
 
     def _jagged(self, features: FeatureBatch) -> Any:
         """Returns the ids of all sharded tables: categorical ones, one per example, then bags."""
-        examples, columns = features.size, len(self._columns)
-        ids = [features.ids_BT.index_select(1, self._columns).T.flatten()]
-        lengths = [torch.ones(examples * columns, dtype=torch.int64, device=self._columns.device)]
+        examples, columns = features.size, self._categorical
+        ids = [self._ids(features.ids_BT).T.flatten()]
+        lengths = [torch.ones(examples * columns, dtype=torch.int64, device=features.numeric_BK.device)]
         counts = [examples] * columns
         for index in self._bags:
             bag_ids, offsets_B = features.bags[index]

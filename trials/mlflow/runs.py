@@ -110,6 +110,7 @@ def study_sheet(record: StudyRecord) -> RunContents:
         "best": record.best,
         "knee": record.knee,
         "front": ", ".join(str(number) for number in record.front) or None,
+        "optimism_percent": record.choice.optimism_percent if record.choice else None,
     }
     return RunContents(
         name=record.name,
@@ -136,7 +137,8 @@ def _run_name(trial: TrialRecord, model_name: str) -> str:
 def _trial_in_words(trial: TrialRecord) -> str:
     if trial.kind is TrialKind.RETRAINING:
         change = f" without {trial.origin.removed}" if trial.origin.removed else ""
-        return f"trial {trial.origin.of}{change}, seed {trial.job.seed}"
+        rows = f", first {trial.job.origin:,} rows" if trial.job.origin is not None else ""
+        return f"trial {trial.origin.of}{change}{rows}, seed {trial.job.seed}"
     return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
 
 
@@ -160,10 +162,18 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
             "of": trial.origin.of,
             "seed": trial.job.seed,
             "removed": trial.origin.removed,
+            "origin": trial.job.origin,
         }
     tags: dict[str, Any] = {"trial.number": trial.number}
     if trial.origin.members or trial.origin.retrained_members:
         tags["members"] = ", ".join(map(run_key, record.networks(trial)))
+    judged = record.choice.of(trial.number) if record.choice else None
+    if record.choice:
+        winner = next((winner for winner in record.choice.winners if winner.trial == trial.number), None)
+        tags["winner"] = ", ".join(winner.reasons) if winner else None
+    if judged is not None:
+        tags |= {"choice.close": judged.close, "choice.worse_periods": judged.worse_periods}
+        tags |= {"choice.percent": judged.percent, "choice.standard_error": judged.standard_error}
     comparison = record.comparison(trial.number)
     if comparison is not None:
         values = comparison.to_dict()
@@ -247,6 +257,7 @@ def _of_point(point: CurvePoint, relative: float | None) -> dict[str, float | No
         **_quality(point.validation, ""),
         "train_loss": point.train_loss,
         "learning_rate": point.learning_rate,
+        "clipped": point.clipped,
         "ne_vs_baseline_percent": relative,
     }
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import ceil
 
 from dhen.config import ModelConfig
+from dhen.inputs.nodes import held_schema
 from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
 from dhen.ops.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
@@ -50,6 +51,9 @@ BATCHES_HELD = {"cpu": 2, "cuda": 2}
 """Batches that a device holds: the one that is trained on, and the next one, by which the loop knows whether this
 is the last."""
 INDEX_BYTES = 8
+BAG_INDICES = 3
+"""Integers (int64) that `embedding_bag` keeps per bag: where it begins, its size, a place for maxima. Per id it
+keeps one, the bag it belongs to."""
 COLUMNS_PER_ROW = 3
 """Widths of an embedding held for each row that is updated: its gradients' sum, its weights, their squares
 (trials/optim/rowwise_adagrad.py)."""
@@ -81,7 +85,7 @@ class Pricing:
         self.batch_size, self.precision = training.batch_size, training.precision
         self.options = options
         self.examples_per_rank = ceil(self.batch_size / cluster.ranks)
-        self._dims = table_dims(model, schema)
+        self._tables, self._dims = held_schema(model, schema).tables, table_dims(model, schema)
         self._taped = taped(model, schema, self.precision, cluster.device)
         self._segments: dict[int, tuple[Segment, ...]] = {}
         self._activations: dict[tuple[int, Checkpointing], Activations] = {}
@@ -103,7 +107,7 @@ class Pricing:
             )
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
         return place(
-            self.schema.tables,
+            self._tables,
             self._dims,
             self.cluster,
             global_batch=self.batch_size,
@@ -223,23 +227,27 @@ class Pricing:
         return self._activations[key]
 
     def _batch(self, strategy: Strategy, micro: int) -> Batch:
-        """Returns a rank's input. Plain DP on one rank looks embeddings up within the step; other strategies
-        look them up once for all micro-batches.
+        """Returns a rank's input. Plain DP on one rank looks embeddings up within the step, unless gradients of
+        embeddings must be reached (`training.frequency_decay`); other strategies look them up once for all
+        micro-batches.
 
         Embeddings looked up within the step stay only where they are lifted in fp32, for which they are saved.
         """
         width, examples = FP32_BYTES * sum(self._dims), self.examples_per_rank
         ids = sum(table.mean_ids for table in self.schema.tables)
         bags = ID_BYTES * len(self.schema.multi_hot)  # where each one begins
-        numbers = FP32_BYTES * len(self.schema.numeric) + LABEL_BYTES + bags
+        numbers = FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed)) + LABEL_BYTES + bags
+        if self.training.frequency_decay:
+            numbers += FP32_BYTES * len(self.schema.tables)  # 1 / the count of each id
         other_bytes = (
             round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         )
-        within = self.cluster.ranks == 1 and not strategy.techniques
-        if within:
-            other_bytes += round(
-                self.examples_per_rank * INDEX_BYTES * ids
-            )  # row numbers, saved for the gradient
+        within = self.cluster.ranks == 1 and not strategy.techniques and not self.training.frequency_decay
+        if self.cluster.ranks == 1:
+            # row numbers are saved for the gradient; of bags also what `embedding_bag` keeps
+            saved = sum(table.mean_ids for table in self._tables)
+            saved += sum(table.mean_ids + BAG_INDICES for table in self.schema.multi_hot)
+            other_bytes += round(self.examples_per_rank * INDEX_BYTES * saved)
         return Batch(
             embeddings=(self._lifted_bytes if within else width) * examples,
             micro_embeddings=width * micro,
@@ -268,7 +276,7 @@ class Pricing:
         """What the lookups of several ranks are about."""
         training = self.training
         return Lookup(
-            self.schema.tables,
+            self._tables,
             self._dims,
             self.placement,
             self.cluster.ranks,
@@ -300,7 +308,7 @@ class Pricing:
     def _group_workspace(self, group: TableGroup) -> tuple[int, int]:
         """Returns the gradients of tables in one matrix in one process, and what the matrix's update takes
         beside all gradients."""
-        tables, width = [self.schema.tables[index] for index in group.places], FP32_BYTES * group.dim
+        tables, width = [self._tables[index] for index in group.places], FP32_BYTES * group.dim
         ids = [table.mean_ids * self.examples_per_rank for table in tables]
         rows = [min(table.rows, count) for table, count in zip(tables, ids, strict=True)]
         joined = len({table.multi_hot for table in tables}) - 1

@@ -29,6 +29,7 @@ from dhen.errors import UserError
 from dhen.values import parse
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
+from trials.data.origin import LogAtOrigin
 from trials.distributed.process_group import join
 from trials.events import (
     EVENTS,
@@ -179,6 +180,8 @@ def _prepare_process(threads: int) -> None:
 
 def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     log = PreparedLog.open(Path(task.log_directory))
+    if task.job.origin is not None:
+        log = LogAtOrigin(log, task.job.origin)
     if task.serving is not None:
         forward = candidate_time(task.job, log, task.serving)
         LOG.info("a forward pass of %d examples takes %.3f ms", forward.batch, forward.ms)

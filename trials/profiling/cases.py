@@ -33,8 +33,9 @@ BATCHES = (256, 1024)
 """Examples at which parts are timed."""
 INPUTS = (
     Inputs(26, 13, 2, 39, 16),
-    Inputs(26, 13, 2, 39, 32, 0.25, apart=True),
-    Inputs(8, 5, 0, 5, 8, apart=True),
+    Inputs(26, 13, 2, 39, 32, 0.25, "apart"),
+    Inputs(26, 13, 2, 39, 16, 0.0, "interpolated"),
+    Inputs(8, 5, 0, 5, 8, 0.0, "apart"),
     Inputs(12, 0, 0, 13, 64, 0.25),
     Inputs(26, 13, 2, 13, 64),
     Inputs(40, 0, 0, 20, 16, 0.25),

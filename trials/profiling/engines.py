@@ -112,7 +112,7 @@ def _wrapped(
         strategy = Strategy(dense=engine, micro_batches=2, no_sync=engine in FULLY_SHARDED)
         mesh = device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, "cpu")
     step = parallelize(network, strategy, training, mesh, where=torch.device("cpu"))
-    inputs = DenseInputs(embeddings, batch.features.numeric_BK)
+    inputs = DenseInputs.of(embeddings, batch.features)
     return ParallelStep(step.engine, 1), DenseBatch(inputs, batch.label_B)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ class Inputs(NamedTuple):
     dim: int
     exponent: float = 0.0
     """`table_dim_exponent` of the model."""
-    apart: bool = False
-    """Whether buckets have embeddings of their own."""
+    way: Literal["summed", "apart", "interpolated"] = "summed"
+    """`buckets` of the model."""
 
     def schema(self) -> FeatureSchema:
         """Returns tables from small to large, spread evenly on a logarithmic scale."""
@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
         return DhenConfig(
             embedding_dim=self.dim,
             table_dim_exponent=self.exponent,
-            buckets="apart" if self.apart else "summed",
+            buckets=self.way,
             layers=layers,
         )
 
@@ -68,7 +68,10 @@ def feature_batch(schema: FeatureSchema, examples: int) -> FeatureBatch:
         for table in schema.multi_hot
     )
     return FeatureBatch(
-        ids_BT=(skewed * rows).int(), bags=bags, numeric_BK=torch.randn(examples, len(schema.numeric))
+        ids_BT=(skewed * rows).int(),
+        bags=bags,
+        numeric_BK=torch.randn(examples, len(schema.numeric)),
+        share_BN=torch.rand(examples, len(schema.bucketed)) if schema.bucketed else None,
     )
 
 

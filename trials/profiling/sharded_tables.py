@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dhen.blocks.linear import LinearConfig
 from dhen.config import LayerConfig
+from dhen.inputs.nodes import held_schema
 from dhen.inputs.table_dims import table_dims
 from dhen.model import build_model
 from trials.cluster.load import load_cluster
@@ -78,11 +79,12 @@ def _placed(inputs: Inputs, examples: int, ranks: Ranks) -> PlacedTables:
     batch_size, cpu = examples * ranks.world, torch.device("cpu")
     config = TrainingConfig(batch_size=batch_size).resolved(ROWS, "fp32")
     cluster = load_cluster(PLACED_FOR).with_ranks(f"{ranks.hosts}x{ranks.gpus_per_host}")
-    placement = place(schema.tables, table_dims(model, schema), cluster, global_batch=batch_size)
+    held = held_schema(model, schema)
+    placement = place(held.tables, table_dims(model, schema), cluster, global_batch=batch_size)
     torch.manual_seed(0)
     tables = take_tables(build_model(model, schema))
     assert tables is not None
-    shared = ShardedTables(tables, schema, config, ranks, placement, cpu)
+    shared = ShardedTables(tables, held, config, ranks, placement, cpu)
     batches = [labelled_batch(schema, examples) for _ in range(SEVERAL)]
     gradients = tuple(torch.randn_like(e) for e in tables(batches[0].features))
     local, other = LocalTables(tables, config), torch.zeros(OTHER_VALUES)

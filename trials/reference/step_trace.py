@@ -153,9 +153,9 @@ def blank_batch(model: ModelConfig, schema: FeatureSchema, examples: int) -> Den
         torch.zeros(examples, len(tables), dim, requires_grad=True)
         for dim, tables in looked_up(model, schema)
     )
-    return DenseBatch(
-        DenseInputs(embeddings, torch.zeros(examples, len(schema.numeric))), torch.zeros(examples)
-    )
+    shares = torch.zeros(examples, len(schema.bucketed)) if schema.bucketed else None
+    inputs = DenseInputs(embeddings, torch.zeros(examples, len(schema.numeric)), shares)
+    return DenseBatch(inputs, torch.zeros(examples))
 
 
 def _one_step(step: ParallelStep, batch: DenseBatch, counter: MemoryCounter, update_makes: str) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
+from dhen.inputs.nodes import held_schema
 from trials.checkpoint.dcp_vectors import FlatPieces
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
@@ -28,6 +29,7 @@ from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
 from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
+from trials.embeddings.frequency_decay import FrequencyDecay
 from trials.embeddings.make_engine import table_engine
 from trials.job import Job
 from trials.memory.limit import (
@@ -78,12 +80,17 @@ class DistributedStep:
         assert config.batch_size is not None
         self._ranks, self._batch_size = ranks, config.batch_size
         tables = take_tables(model)
+        self._frequency_decay: FrequencyDecay | None = None
+        if tables is not None and config.frequency_decay:
+            categorical, decay = len(job.features.categorical), config.frequency_decay
+            self._frequency_decay = FrequencyDecay(tables, categorical, decay, ranks.world)
         # these engines move one layer after another, as they hold it
         if not strategy.fully_sharded and strategy.dense != "zero_offload":
             on_device_for_good(model, where)
         cluster = _cluster(cluster, ranks) if ranks.world > 1 else None
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
-        self._tables = table_engine(tables, job.features, config, ranks, placement, where)
+        held = held_schema(job.model, job.features)
+        self._tables = table_engine(tables, held, config, ranks, placement, where)
         needs_mesh = ranks.world > 1 or strategy.fully_sharded
         mesh = (
             device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type) if needs_mesh else None
@@ -117,9 +124,12 @@ class DistributedStep:
         """Runs one update; returns this rank's loss, detached, whose mean over ranks is that of the global
         batch."""
         embeddings = self._lookup(batch.features)
-        inputs = DenseInputs(embeddings, batch.features.numeric_BK)
+        inputs = DenseInputs.of(embeddings, batch.features)
         weight = batch.size * self._ranks.world / self._batch_size
         loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
+        if self._frequency_decay is not None:
+            assert batch.inverse_count_BT is not None
+            self._frequency_decay(embeddings, batch.inverse_count_BT)
         if self._tables is not None:
             self._tables.update(embeddings)
         for embedding in embeddings:
@@ -145,6 +155,10 @@ class DistributedStep:
         """Brings all table rows up to date."""
         if self._tables is not None:
             self._tables.settle()
+
+    def clipped_steps(self) -> int:
+        """Returns the number of steps since the last call whose gradients were clipped; the same on all ranks."""
+        return self._engine.clip.clipped_steps()
 
     def is_finite(self) -> bool:
         """Tells whether no dense weight of any rank is NaN or infinite; the same on all ranks."""
@@ -191,7 +205,7 @@ class DistributedStep:
 
     @torch.no_grad()
     def _score(self, features: FeatureBatch) -> Tensor:
-        return self._engine.predict(DenseInputs(self._lookup(features), features.numeric_BK))
+        return self._engine.predict(DenseInputs.of(self._lookup(features), features))
 
 
 def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) -> Strategy:

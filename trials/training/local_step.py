@@ -16,6 +16,7 @@ from trials.embeddings.fp16 import store_tables_in_half
 from trials.job import TrainingConfig
 from trials.memory.limit import is_counted
 from trials.optim.adamw import adamw, moments, set_steps
+from trials.optim.clip import Clip
 from trials.optim.master_weights import MasterWeights, all_finite, embedding_tables
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.record import Metrics
@@ -30,11 +31,14 @@ class TrainStep:
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
         """Takes the model over; `config` must be resolved."""
         assert config.precision != "auto"
+        assert not config.frequency_decay, (
+            "this step looks embeddings up where their gradients cannot be reached"
+        )
         self.model, self._batch_size = model, config.batch_size
         if config.table_precision == "fp16":
             store_tables_in_half(model)
         self._master = MasterWeights(model, config.precision)
-        self._dense = adamw([self._master.flat], config)
+        self._dense, self._clip = adamw([self._master.flat], config), Clip(config.clip_norm)
         self._tables = embedding_tables(model)
         self._sparse = (
             RowWiseAdagrad(
@@ -62,6 +66,7 @@ class TrainStep:
         loss = cross_entropy(self.model(batch.features), batch.label_B, batch.weight_B)
         loss.backward()  # type: ignore[no-untyped-call]
         self._master.gather_gradients()
+        self._clip([self._master.flat.grad])
         for optimizer in self._optimizers:
             optimizer.step()
         self._master.publish()
@@ -80,6 +85,10 @@ class TrainStep:
         """Brings all table rows up to date; to be called before the model is evaluated or saved."""
         if self._lazy and self._sparse is not None:
             self._sparse.settle()
+
+    def clipped_steps(self) -> int:
+        """Returns the number of steps since the last call whose gradients were clipped."""
+        return self._clip.clipped_steps()
 
     def is_finite(self) -> bool:
         """Whether no dense weight is NaN or infinite (ReLU can hide one from the loss)."""

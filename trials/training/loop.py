@@ -32,6 +32,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.collectives import mean_over
 from trials.data.cache import PreparedLog
+from trials.data.id_counts import IdCounts
 from trials.data.loader import Batch, rank_slice, train_batches
 from trials.data.prefetch import on_device
 from trials.embeddings.fp16 import store_tables_in_half
@@ -79,6 +80,9 @@ class Step(Resumable, Protocol):
 
     def settle(self) -> None:
         """Brings all table rows up to date."""
+
+    def clipped_steps(self) -> int:
+        """Returns the number of steps since the last call whose gradients were clipped; the same on all ranks."""
 
     def is_finite(self) -> bool:
         """Tells whether no dense weight is NaN or infinite; the same on all ranks."""
@@ -210,7 +214,7 @@ def _fresh_step(
             model.load_state_dict(start_from)
         if job.training.table_precision == "fp16":
             store_tables_in_half(model)  # before a device would need room for them in fp32
-    if ranks.world == 1 and strategy == PLAIN_DP:
+    if ranks.world == 1 and strategy == PLAIN_DP and not job.training.frequency_decay:
         LOG.info("model and tables on %s, in one process", device())
         return TrainStep(on_device_for_good(model, device()), job.training)
     step = DistributedStep(model, job, strategy, ranks, cluster, where=device())
@@ -289,6 +293,7 @@ def _train(run: _Run) -> None:
             seconds=stretch_began - began,
             validation=validation,
             averaged=averaged,
+            clipped=None if config.clip_norm is None else state.clipped_steps / state.loss_steps,
         )
         run.emit(Evaluated(point=point))
         LOG.info(
@@ -297,6 +302,8 @@ def _train(run: _Run) -> None:
             validation.ne,
             point.train_loss,
         )
+        if point.clipped is not None:
+            LOG.info("gradients of %.0f %% of the steps were clipped", 100.0 * point.clipped)
         if _judge(run, point):
             break
         if not last and run.checkpoints.due(evaluated=True):
@@ -354,7 +361,7 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
     """Keeps the best weights, lowers learning rates on a plateau; returns True where training should end."""
     state, config = run.state, run.job.training
     state.curve.append(point)
-    state.loss_sum, state.loss_steps = 0.0, 0
+    state.loss_sum, state.loss_steps, state.clipped_steps = 0.0, 0, 0
     if state.best is None or point.validation.ne < state.best.ne:
         state.best, state.best_examples, state.stale = point.validation, point.examples, 0
         with _weights_of(run, point), on_host():
@@ -393,11 +400,13 @@ def _check_losses(run: _Run) -> None:
             raise DivergenceError(step, loss)
     run.state.loss_sum += sum(losses)
     run.state.loss_steps += len(losses)
+    run.state.clipped_steps += run.step.clipped_steps()
 
 
 def _epochs(run: _Run) -> Iterator[Batch]:
     """Yields this rank's batches of all passes, one after another, from where the training stands."""
     config, split = run.job.training, run.log.split("train")
+    counts = IdCounts(split, run.rows) if config.frequency_decay and run.job.features.tables else None
     assert config.epochs != "auto"
     assert config.batch_size is not None
     passed, batches = divmod(run.state.steps, max(1, run.rows // config.batch_size))
@@ -412,6 +421,7 @@ def _epochs(run: _Run) -> Iterator[Batch]:
             start_batch=batches if epoch == passed else 0,
             rank=run.ranks.rank,
             ranks=run.ranks.world,
+            counts=counts,
         )
 
 

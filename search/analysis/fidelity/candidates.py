@@ -14,6 +14,7 @@ from dhen.errors import UserError
 from search.analysis.fidelity.config import FEWEST, FidelityConfig
 from search.config import StudyConfig, written_config
 from search.execution.jobs import candidate_of, job_on, on_all_rows
+from search.growth.replay import widen_again
 from search.pareto import eligible
 from search.planning.plan_trial import declared_cluster, plan_of
 from search.planning.space_fits import UnfitCandidate, too_little_memory
@@ -138,7 +139,8 @@ def taken(study: AuditedStudy, log: PreparedLog, precision: Precision) -> list[A
     Raises:
         UserError: for fewer than an audit needs, or a candidate that this version would train otherwise.
     """
-    space, config = load_space(study.config.space, log.features), study.config
+    config = study.config
+    space = widen_again(load_space(config.space, log.features), study.record.grown)
     trials = [trial for trial in eligible(study.record.candidates) if trial.origin.reused_from is None]
     if len(trials) < FEWEST:
         raise UserError(

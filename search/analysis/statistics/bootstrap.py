@@ -90,6 +90,21 @@ def paired_bootstrap(
     )
 
 
+def one_seed_difference(loss_K: Floats, reference_K: Floats) -> BootstrapDifference:
+    """The difference of NE from the reference's in percent, of networks that were trained once: over blocks alone.
+
+    Args:
+        loss_K: sums of weighted losses by block of examples (two at least).
+        reference_K: the same sums for the reference, scored on the same rows.
+    """
+    difference_K, blocks = loss_K - reference_K, len(loss_K)
+    return BootstrapDifference(
+        percent=float(_percent(loss_K.sum(), reference_K.sum())),
+        standard_error=float(100.0 * np.sqrt(blocks) * difference_K.std(ddof=1) / reference_K.sum()),
+        degrees=float(blocks - 1),
+    )
+
+
 def holm(p: Sequence[float]) -> tuple[float, ...]:
     """Adjusted p-values (Holm 1979): however many are compared, one false finding at most in 20 studies."""
     adjusted, highest = [0.0] * len(p), 0.0

@@ -24,6 +24,6 @@ def make(seed: int, context: SamplerContext) -> BaseSampler:
 
     class Ranker(RandomSampler):
         def sample_relative(self, *_: object) -> dict[str, object]:
-            return dict(propose(context, seed))
+            return dict(context.pricer.space.for_optuna(propose(context, seed)))
 
     return Ranker(seed=seed)

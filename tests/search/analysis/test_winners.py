@@ -30,7 +30,7 @@ from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
 from trials.metrics import entropy
 from trials.record import Outcome, TrialRecord
-from trials.study_record import Better, Comparison
+from trials.study_record import Better, Comparison, StudyRecord
 
 BOTH = 2
 """Seeds."""
@@ -45,6 +45,11 @@ def confirmed(dhen_search: Run, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
+def winners_in(record: StudyRecord) -> list[int]:
+    assert record.choice is not None
+    return [winner.trial for winner in record.choice.winners]
+
+
 def looks(directory: Path) -> int:
     with sqlite3.connect(directory / "study.db") as connection:
         return int(connection.execute("select count(*) from dhen_test_look").fetchone()[0])
@@ -52,14 +57,18 @@ def looks(directory: Path) -> int:
 
 def test_winners_carry_a_verdict(confirmed: Path) -> None:
     record = read_study(confirmed)
-    assert [each.trial for each in record.comparisons] == list(record.front)
+    assert record.choice is not None
+    winners = [winner.trial for winner in record.choice.winners]
+    assert [each.trial for each in record.comparisons] == winners
+    assert {reason for winner in record.choice.winners for reason in winner.reasons} >= {
+        "knee",
+        "best network",
+    }
     assert {each.blocked_by for each in record.comparisons} == {"C2"}
     trained = {(each.origin.of, each.job.seed) for each in record.retrainings}
-    assert trained == {(n, seed) for n in (record.baseline, *record.front) for seed in (1, 2)}
-    assert looks(confirmed) == (1 + BOTH) * (1 + len(record.front))
-    best = record.comparison(record.best)
-    assert best is not None
-    assert read_bundle(confirmed / "best").info.comparison == best
+    assert trained == {(n, seed) for n in (record.baseline, *winners) for seed in (1, 2)}
+    assert looks(confirmed) == (1 + BOTH) * (1 + len(winners))
+    assert read_bundle(confirmed / "best").info.comparison == record.comparison(record.best)
     assert {trial.number for trial in record.trials} == {0, 1, 2, 3}
 
 
@@ -89,7 +98,7 @@ def test_report_and_mlflow_show_it(confirmed: Path) -> None:
     record = read_study(confirmed)
     page = (confirmed / "report.html").read_text()
     assert 'id="winners"' in page
-    assert "Retrained from 2 seeds, the best candidate" in page
+    assert "Winners and baseline retrained from 2 seeds other than" in page
     with sqlite3.connect(confirmed / "mlflow.db") as store:
         kinds = [v for (v,) in store.execute("select value from tags where key = 'kind'")]
         verdicts = [v for (v,) in store.execute("select value from tags where key = 'baseline.better'")]
@@ -104,7 +113,7 @@ def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) ->
     assert [Comparison.model_validate(each) for each in said] == list(record.comparisons)
     assert all(each.seeds == (1, 2, 3) and each.blocked_by == "C1" for each in record.comparisons)
     now = {each.number: each.origin.started_at for each in record.retrainings}
-    assert len(now) == len(before) + 1 + len(record.front)
+    assert len(now) == len(before) + 1 + len(winners_in(record))
     assert before.items() <= now.items()
 
 
@@ -132,7 +141,7 @@ def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environmen
     said = dhen_search("confirm", confirmed, "--seeds", 5).stdout
     record = read_study(confirmed)
     assert all(each.result.outcome is Outcome.COMPLETED for each in record.retrainings)
-    assert len(record.retrainings) == 5 * (1 + len(record.front))
+    assert len(record.retrainings) == 5 * (1 + len(winners_in(record)))
     assert kept.items() <= {each.number: each.origin.started_at for each in record.retrainings}.items()
     assert said.count("retrained trial") == len(record.retrainings) - len(kept)
     assert any(f" {better.value} " in said for better in Better)
@@ -186,11 +195,9 @@ def test_without_members_or_a_layer_that_they_share() -> None:
 def test_slices(confirmed: Path) -> None:
     """Slices of a column are all rows, each once; their losses are those of the whole."""
     record, log = read_study(confirmed), study_log(confirmed)
-    assert record.best is not None
-    whole = record.comparison(record.best)
-    assert whole is not None
+    whole = record.comparisons[-1]
     for column in ("C3", "hour_of_day", "I2"):
-        found = slices(record, record.best, log, column, most=4).slices
+        found = slices(record, whole.trial, log, column, most=4).slices
         assert sum(each.rows for each in found) == log.manifest.rows["test"]
         assert sum(each.base_rate * each.rows for each in found) == pytest.approx(
             log.split("test").base_rate * log.manifest.rows["test"]
@@ -201,13 +208,13 @@ def test_slices(confirmed: Path) -> None:
             rows = log.manifest.rows["test"]
             assert loss / rows / entropy(log.split("test").base_rate) == pytest.approx(whole.ne, rel=1e-6)
     assert found[-1].value != "(missing)" or found[-1].rows > 0
-    assert len(slices(record, record.best, log, "C3", most=4).slices) == 5
+    assert len(slices(record, whole.trial, log, "C3", most=4).slices) == 5
 
 
 def test_slices_have_the_blocks_of_the_comparison(dhen_search: Run, confirmed: Path) -> None:
-    best = read_study(confirmed).comparison(read_study(confirmed).best)
-    assert best is not None
-    for words, blocked_by in (((), best.blocked_by), (("--block-by", "time"), "time")):
+    winner = read_study(confirmed).comparisons[-1]
+    pick = ("--pick", winner.trial)
+    for words, blocked_by in ((pick, winner.blocked_by), ((*pick, "--block-by", "time"), "time")):
         said = dhen_search("slices", confirmed, "--column", "C3", *words, "--json").stdout
         assert json.loads(said)["blocked_by"] == blocked_by
     for option in ("--pick", "--block-by"):
@@ -216,14 +223,14 @@ def test_slices_have_the_blocks_of_the_comparison(dhen_search: Run, confirmed: P
 
 
 def test_slices_by_the_command_line(confirmed: Path) -> None:
-    shown = CliRunner().invoke(show_slices, [str(confirmed), "--column", "C3", "--top", "3"])
+    winner = read_study(confirmed).comparisons[-1]
+    words = [str(confirmed), "--column", "C3", "--top", "3", "--pick", str(winner.trial)]
+    shown = CliRunner().invoke(show_slices, words)
     assert shown.exit_code == 0, shown.output
     assert "others)" in shown.output
-    best = read_study(confirmed).comparison(read_study(confirmed).best)
-    assert best is not None
-    assert f"intervals: over seeds and blocks of rows by {best.blocked_by}\n" in shown.output
+    assert f"intervals: over seeds and blocks of rows by {winner.blocked_by}\n" in shown.output
     with pytest.raises(UserError, match="expected a categorical or numeric column of the log: C1"):
-        CliRunner().invoke(show_slices, [str(confirmed), "--column", "C"], catch_exceptions=False)
+        CliRunner().invoke(show_slices, [*words[:2], "C", *words[-2:]], catch_exceptions=False)
 
 
 def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:
@@ -250,10 +257,9 @@ def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path)
 
 
 def test_an_export_says_the_verdict(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:
-    best = read_study(confirmed).comparison(read_study(confirmed).best)
-    assert best is not None
-    said = dhen_search("export", confirmed, "--out", tmp_path / "bundle").stdout
-    assert f"better than the baseline: {best.better}, " in said
+    winner = read_study(confirmed).comparisons[-1]
+    said = dhen_search("export", confirmed, "--pick", winner.trial, "--out", tmp_path / "bundle").stdout
+    assert f"better than the baseline: {winner.better}, " in said
     assert " (95 % interval " in said
 
 

@@ -88,7 +88,7 @@ def says(*training: Event) -> Callable[[Task], FakeRun]:
 
 def test_each_is_trained_then_scored_and_each_look_at_test_counts(tmp_path: Path) -> None:
     session = Session(tmp_path, well)
-    found = session.retrainings.run([wanted(1), wanted(2), wanted(1)], score=True)
+    found = session.retrainings.run([wanted(1), wanted(2), wanted(1)], score="test")
     assert sorted(session.tasks) == [(seed, what) for seed in (1, 2) for what in ("score", "train")]
     assert [record.result.test.ne for record in found.values() if record.result.test] == [0.8, 0.8]
     assert session.ledger.test_looks() == 2
@@ -139,7 +139,7 @@ def test_what_ended_without_a_result_is_told_and_trained_again_where_it_may_end_
     tmp_path: Path, end: Event, tried_again: bool
 ) -> None:
     session = Session(tmp_path, says(end))
-    assert session.retrainings.run([wanted(1)], score=True) == {}
+    assert session.retrainings.run([wanted(1)], score="test") == {}
     (told,) = session.retrainings.failures([wanted(1)])
     assert told.startswith("trial 0 with seed 1: ")
     assert session.ledger.test_looks() == 0
@@ -179,8 +179,8 @@ def test_what_was_cut_short_between_training_and_scoring_is_scored_alone(tmp_pat
         return well(task)
 
     with pytest.raises(KeyboardInterrupt):
-        Session(tmp_path, script).retrainings.run([wanted(1)], score=True)
+        Session(tmp_path, script).retrainings.run([wanted(1)], score="test")
     later = Session(tmp_path, well)
-    assert len(later.retrainings.run([wanted(1)], score=True)) == 1
+    assert len(later.retrainings.run([wanted(1)], score="test")) == 1
     assert later.tasks == [(1, "score")]
     assert later.ledger.test_looks() == 2  # the first may have been seen

@@ -245,7 +245,7 @@ def planned_study(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.Te
     return out
 
 
-HBM = "700KiB"
+HBM = "420KiB"
 SPACE = {
     "layers": "shared",
     "depth": [1, 2, 4],
@@ -291,7 +291,7 @@ def test_the_report_and_mlflow_have_the_plans(planned_study: Path) -> None:
     page = (planned_study / "report.html").read_text()
     for trial in record.candidates:
         assert (trial.plan.technique or "infeasible") in page
-    assert "Planned for small (2 x 2 ranks of 700.0 KiB, numbers unverified)" in page
+    assert "Planned for small (2 x 2 ranks of 420.0 KiB, numbers unverified)" in page
     plans = [json.loads(path.read_text()) for path in planned_study.glob("artifacts/**/plan.json")]
     assert len(plans) == len([trial for trial in record.trials if trial.plan])
     assert {plan["cluster"]["name"] for plan in plans} == {"small"}

@@ -30,9 +30,9 @@ FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", ro
 
 @pytest.fixture(scope="module")
 def limited(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of five candidates, some of which are over a limit."""
+    """A study of eight candidates, some of which are over a limit."""
     out = tmp_path_factory.mktemp("limited") / "study"
-    dhen_search("run", "--data", click_log, "--out", out, "trials=5", "sampler=random", *SMALL, *LIMITS)
+    dhen_search("run", "--data", click_log, "--out", out, "trials=8", "sampler=random", *SMALL, *LIMITS)
     return out
 
 

@@ -66,6 +66,37 @@ def test_a_resumed_study_proposes_what_an_undisturbed_one_would(sampler: str) ->
             resumed.remember(map(as_read, records))
 
 
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_a_study_whose_space_was_widened_proposes_what_a_resumed_one_would(sampler: str) -> None:
+    """Widened twice, above and below, with candidates that still train; new values are proposed."""
+    space = load_space("tiny")
+    undisturbed = proposals(space, sampler)
+    records: list[TrialRecord] = []
+    steps = {
+        TRIALS[sampler] // 2: ("embedding_dim", 16),
+        TRIALS[sampler] // 2 + 4: ("layer.out_embeddings", 1),
+    }
+    for number in range(TRIALS[sampler] + 12):
+        if number in steps:
+            space.widen(*steps[number])
+            space.widen("training.learning_rate", 0.05)
+            undisturbed.take_wider_space()
+        start: Point = {"embedding_dim": 16} if number == max(steps) else {}
+        point, notes = undisturbed.ask(number, start)
+        if number > min(steps):
+            resumed = proposals(space, sampler)
+            resumed.remember(map(as_read, records))
+            assert resumed.ask(number, start) == (point, notes)
+        record = ended(number, point, notes)
+        undisturbed.tell(record)
+        records.append(record)
+    later = [record.point for record in records[max(steps) + 1 :]]
+    assert records[max(steps)].point["embedding_dim"] == 16
+    assert any(
+        point["layer.out_embeddings"] == 1 or point["training.learning_rate"] > 0.01 for point in later
+    )
+
+
 def test_start_points_are_proposed_as_they_are() -> None:
     space = load_space("tiny")
     start: Point = {"depth": 2, "layer.block0": "conv", "embedding_dim": 8}

@@ -152,14 +152,16 @@ def test_stages_follow_each_other_and_the_sampler_is_asked_as_late_as_there_is_a
     study, story = setting.open("trials=2")
     record = study.run()
     assert record.finished
-    lines = [line for line in story.lines if line != "score on test"]
+    lines = [line for line in story.lines if not line.startswith("score on ")]
     assert lines == [
         *("# baseline", "train", "train"),
         *("# search", "ask 2", "train", "tell 2 completed", "ask 3", "train", "tell 3 completed"),
         *("# tune", "# promote", "# finalise"),
     ]
-    assert story.lines.index("score on test") > story.lines.index("# finalise")
-    winners = {record.baseline, *record.front}
+    assert story.lines.index("score on validation") > story.lines.index("# finalise")
+    assert "score on validation" not in story.lines[story.lines.index("score on test") :]
+    assert record.choice is not None
+    winners = {record.baseline, *(winner.trial for winner in record.choice.winners)}
     assert story.lines.count("score on test") == len(winners)
     assert {trial.number for trial in record.trials if trial.result.test} == winners
 
@@ -382,19 +384,28 @@ def test_passes_are_found_before_the_baseline_is_tuned(
         record = study.run()
     sentence = (
         "Trainings have up to 5 passes over the training rows: with the baseline, NE on validation was 0.80000 "
-        "within one pass and 0.70000 after 3.0 of up to 32."
+        "within one pass and 0.70000 after 3.0 of up to 32, with training.table_decay=0.01."
     )
     assert (sentence, 0) in said
     assert sentence in sentences(record)
     assert sentence in caplog.messages
-    one, many, tuned, *candidates = record.trials
-    assert [trial.kind for trial in (one, many, tuned)] == [TrialKind.BASELINE] * 3
+    one, many, rarer, tuned, *candidates = record.trials
+    assert [trial.kind for trial in (one, many, rarer, tuned)] == [TrialKind.BASELINE] * 4
     assert one.job.training["epochs"] == 1
-    assert [many.job.training[key] for key in ("epochs", "schedule", "patience")] == [32, "constant", 6]
+    for trial in (many, rarer):
+        assert [trial.job.training[key] for key in ("epochs", "schedule", "patience")] == [32, "constant", 6]
     assert tuned.point
     assert EPOCHS not in tuned.point
+    assert one.job.training["table_decay"] == 0.0
+    decays = [
+        [trial.job.training.get(key, 0.0) for key in ("table_decay", "frequency_decay")]
+        for trial in (many, rarer, tuned, *candidates)
+    ]
+    assert decays == [[0.01, 0.0], [0.01, 0.1], *[[0.01, 0.0]] * 4]  # of equal ones the first
     assert [trial.job.training["epochs"] for trial in (tuned, *candidates)] == [5] * 4
-    assert record.passes == FoundPasses(passes=5, tried=32, first_ne=0.8, lowest_ne=0.7, lowest_after=3.0)
+    assert record.passes == FoundPasses(
+        passes=5, tried=32, first_ne=0.8, lowest_ne=0.7, lowest_after=3.0, decays={"table_decay": 0.01}
+    )
 
     study, story = setting.open(LEFT_OPEN, "trials=4", script=better_later(*LATE))
     record = study.run()
@@ -407,7 +418,8 @@ def test_passes_are_found_before_the_baseline_is_tuned(
 )
 def test_candidates_have_one_pass_where_more_do_not_help(setting: Setting, nes: tuple[float, ...]) -> None:
     record = setting.open(LEFT_OPEN, script=better_later(*nes))[0].run()
-    assert {trial.job.training["epochs"] for trial in record.trials[2:]} == {1}
+    assert {trial.job.training["epochs"] for trial in record.trials[3:]} == {1}
+    assert record.trials[3].job.training["table_decay"] == 0.0
     assert any("further ones did not help the baseline" in line for line in sentences(record))
 
 
@@ -424,7 +436,8 @@ def test_passes_that_were_being_found_are_found_on(setting: Setting) -> None:
     record = study.run()
     assert record.passes is not None
     assert record.passes.passes == 5
-    assert story.lines.count("train") == 3  # many passes, the tuned baseline, a candidate; not one pass again
+    # many passes twice, the tuned baseline, a candidate; not one pass again
+    assert story.lines.count("train") == 4
 
 
 def test_more_passes_are_not_tried_where_minutes_are_few(setting: Setting) -> None:
@@ -432,7 +445,7 @@ def test_more_passes_are_not_tried_where_minutes_are_few(setting: Setting) -> No
     assert record.passes is not None
     assert record.passes.passes == 1
     assert any(
-        "two of the baseline would take more than 25% of the study's" in line for line in sentences(record)
+        "two of the baseline would take more than 15% of the study's" in line for line in sentences(record)
     )
 
 
@@ -452,10 +465,10 @@ def test_passes_that_are_given_are_not_found(setting: Setting) -> None:
 
 
 def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> None:
-    """Its result took no time here; two passes of 100 seconds are more than a quarter of ten minutes."""
+    """Its result took no time here; two passes of 100 seconds are more than 15 % of ten minutes."""
     took = Measured(train_seconds=90.0, evaluate_seconds=10.0)
     reused = changed(made_up_study(0).trials[0], measured=took, seconds=0.0)
-    for minutes, most in ((None, 32), (60.0, 9), (10.0, None)):
+    for minutes, most in ((None, 32), (60.0, 5), (10.0, None)):
         asked: list[Point] = []
         trials: dict[int, TrialRecord] = {}
 
@@ -464,7 +477,7 @@ def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> N
             trials[number] = reused
 
         Passes(TrainingConfig(), minutes=minutes).find(trials, train)
-        assert [point[EPOCHS] for point in asked] == ([1] if most is None else [1, most])
+        assert [point[EPOCHS] for point in asked] == ([1] if most is None else [1, most, most])
 
 
 def test_the_tuned_baseline_is_the_first_start_point_and_is_not_proposed_again(setting: Setting) -> None:

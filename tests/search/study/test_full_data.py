@@ -82,9 +82,9 @@ def test_the_verdict_turns_to_all_rows_when_all_selected_have_ended() -> None:
     state.note(promoted(3, trials[1], 0.6))
     state.note(promoted(4, trials[2], 0.65, Outcome.RUNNING))
     state.note(promoted(5, trials[0], 0.85))
-    assert _numbers(state.selection.winners) == [0, 1, 2] == _numbers(state.searched.winners)
+    assert _numbers(state.selection.front) == [1, 2] == _numbers(state.searched.front)
     state.note(promoted(4, trials[2], 0.65))
-    assert _numbers(state.selection.winners) == [5, 3]
+    assert _numbers(state.selection.front) == [3]
     assert _numbers(state.candidates) == [1, 2]
     record = state.record()
     assert _numbers(record.candidates) == [1, 2]
@@ -128,7 +128,9 @@ def check(record: StudyRecord, rows: int) -> None:
     assert _numbers(part) == [0, 1, 2]
     winners = {record.baseline, *record.front}
     assert winners <= set(_numbers(record.promoted))
-    assert {trial.number for trial in record.trials if trial.result.test} == winners
+    assert record.choice is not None
+    scored = {record.baseline, *(winner.trial for winner in record.choice.winners)}
+    assert {trial.number for trial in record.trials if trial.result.test} == scored <= winners
     assert all("train_fraction" not in trial.job.training for trial in record.promoted)
     for trial in record.promoted:
         assert trial.origin.promoted_from is not None

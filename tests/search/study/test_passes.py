@@ -16,11 +16,12 @@ def test_a_study_finds_how_many_passes_help(dhen_search: Run, click_log: Path, t
     shown = " ".join(dhen_search("run", "--data", click_log, "--out", out, *WORDS).stdout.split())
     sentence = re.search(
         r"Trainings have up to (\d+) passes over the training rows: with the baseline, NE on validation was "
-        r"(\S+) within one pass and (\S+) after (\S+) of up to 32\.",
+        r"(\S+) within one pass and (\S+) after (\S+) of up to 32, "
+        r"with training\.table_decay=0\.01( training\.frequency_decay=0\.1)?\.",
         shown,
     )
     assert sentence, shown
-    passes, first, lowest, after = int(sentence[1]), *map(float, sentence.groups()[1:])
+    passes, first, lowest, after = int(sentence[1]), *map(float, sentence.groups()[1:4])
     assert lowest < first
     assert after < passes <= 1.5 * after + 1
     assert sentence[0] in " ".join(dhen_search("status", out).stdout.split())
@@ -28,8 +29,8 @@ def test_a_study_finds_how_many_passes_help(dhen_search: Run, click_log: Path, t
     assert sentence[0] in (out / "driver.log").read_text()
     record = json.loads(dhen_search("status", out, "--json").stdout)
     assert record["passes"]["passes"] == passes
-    assert [trial["kind"] for trial in record["trials"]] == ["baseline", "baseline", "candidate"]
-    assert [trial["job"]["training"]["epochs"] for trial in record["trials"]] == [1, 32, passes]
+    assert [trial["kind"] for trial in record["trials"]] == ["baseline", "baseline", "baseline", "candidate"]
+    assert [trial["job"]["training"]["epochs"] for trial in record["trials"]] == [1, 32, 32, passes]
 
 
 def test_train_keeps_the_better_of_one_pass_and_many(

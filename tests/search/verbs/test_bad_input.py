@@ -32,6 +32,8 @@ from trials.record import Outcome, TrialKind
         (("run", "--data", "none.csv", "training.learning_rate=.inf"), "finite number (received inf)"),
         (("run", "--data", "none.csv", "training.weight_decay=.nan"), "finite number (received nan)"),
         (("run", "--data", "none.csv", "training.train_fraction=0"), "greater than 0"),
+        (("run", "--data", "none.csv", "training.frequency_decay=-1"), "greater than or equal to 0"),
+        (("run", "--data", "none.csv", "training.clip_norm=0"), "greater than 0 (received 0)"),
         (("run", "--data", "none.csv", "training.train_fraction=1.5"), "less than or equal to 1"),
         (("run", "--data", "none.csv", "confirm=1"), "an interval needs two seeds"),
         (("run", "--data", "none.csv", "space=tyni"), "Did you mean 'tiny'"),  # before the log is read

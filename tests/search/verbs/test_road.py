@@ -14,6 +14,7 @@ import pytest
 from command_line import SMALL, Run, write_log
 
 from search.read_study import read_study
+from search.study_state import CONTENDERS
 from search.verbs import verify
 from trials.record import Metrics, Outcome, TrialKind
 from trials.storage.database import sqlite_url
@@ -35,14 +36,17 @@ def test_a_study_leaves_what_the_design_promises(study: Path) -> None:
     assert all(trial.result.outcome is Outcome.COMPLETED for trial in record.trials)
     assert record.baseline == 0
     assert record.front
+    assert record.choice is not None
+    winners = {winner.trial for winner in record.choice.winners}
+    assert record.best in {record.baseline, *winners}
     for trial in record.trials:
-        scored = trial.number == record.baseline or trial.number in record.front
+        scored = trial.number == record.baseline or trial.number in winners
         assert (trial.result.test is not None) == scored
         assert trial.job.flops
         assert trial.result.measured.peak_memory_bytes
         assert len({point.examples for point in trial.result.curve}) == len(trial.result.curve)
     ledger = Ledger(sqlite_url(study / "study.db"), record.name)
-    assert ledger.test_looks() == 1 + len(record.front)
+    assert ledger.test_looks() == 1 + len(winners)
     ledger.close()
 
 
@@ -57,10 +61,11 @@ def test_curves_are_taken_at_the_same_examples(study: Path) -> None:
 
 def test_only_what_may_be_exported_keeps_weights(study: Path) -> None:
     record = record_of(study)
+    lowest = sorted(record.candidates, key=lambda trial: trial.result.validation.ne)[:CONTENDERS]
     kept = {int(path.parent.name) for path in (study / "trials").glob("*/weights.safetensors")}
     owners = {
         number if record.trial(number).origin.reused_from is None else record.trial(number).origin.reused_from
-        for number in (*record.front, record.baseline or 0)
+        for number in (*record.front, record.baseline or 0, *(trial.number for trial in lowest))
     }
     assert kept == owners
 
@@ -84,7 +89,9 @@ def test_the_same_command_again_does_nothing_twice_and_says_where_to_look(
         f"browse: dhen-search ui {study}",
         f"bundle: {best} (dhen-search predict {best} --data ...)",
     ]
-    assert any(line.startswith("The best candidate, trial ") for line in said)
+    assert any(
+        line.startswith(("The best candidate, trial ", "None is better than the tuned")) for line in said
+    )
     assert any(line.startswith("On the test split, which no choice has seen, ") for line in said)
 
 
@@ -119,11 +126,15 @@ def test_status_needs_nothing_heavy(study: Path) -> None:
     assert {"torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy"}.isdisjoint(modules)
 
 
-@pytest.mark.parametrize("pick", ["best", "knee", "flops<=1e9"])
+@pytest.mark.parametrize("pick", ["best", "lowest", "knee", "flops<=1e9"])
 def test_export_and_verify(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path, pick: str) -> None:
     bundle = tmp_path / "bundle"
     said = dhen_search("export", study, "--pick", pick, "--out", bundle).stdout
-    assert f"not confirmed: dhen-search confirm {study}" in said
+    record = record_of(study)
+    if pick == "best" and record.best == record.baseline:
+        assert "it is the baseline: no candidate is better beyond the noise of choosing" in said
+    else:
+        assert f"not confirmed: dhen-search confirm {study}" in said
     said = dhen_search("verify", bundle, "--data", click_log).stdout
     assert "the one it was trained on" in said
     info = json.loads((bundle / "bundle.json").read_text())
@@ -186,6 +197,48 @@ def test_train_a_shipped_model(dhen_search: Run, click_log: Path, tmp_path: Path
     assert json.loads((out / "bundle.json").read_text())["job"]["seed"] == 3
 
 
+def test_gradients_are_clipped_where_a_space_says_so(
+    dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    """An axis of a space; the curve says how many steps were clipped, where any could be."""
+    space, out = tmp_path / "clipped.yaml", tmp_path / "study"
+    lines = dhen_search("spaces", "tiny").stdout.partition("training:")
+    space.write_text(f"{lines[0]}training:\n  clip_norm: [0.01, null, 1000000]{lines[2]}")
+    words = ("trials=9", f"space={space}", "sampler=random", "baseline_trials=1", "training.epochs=1")
+    dhen_search("run", "--data", click_log, "--out", out, *words, "training.batch_size=128")
+    trials = json.loads(dhen_search("status", out, "--json").stdout)["trials"]
+    found = {
+        trial["job"]["training"].get("clip_norm"): {
+            point.get("clipped") for point in trial["result"]["curve"]
+        }
+        for trial in trials
+    }
+    assert found.keys() == {0.01, None, 1e6}
+    assert found[None] == {None}
+    assert found[1e6] == {0.0}
+    assert found[0.01] == {1.0}
+
+
+def test_embeddings_decay_by_frequency_from_the_command_line(
+    dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    """By one process, and by two ranks whose tables lie apart: the same training, and another than without."""
+    words = ("advanced_dlrm", "--data", click_log, "training.epochs=2", "training.frequency_decay=0.3")
+    ends = {}
+    for name, more in {
+        "alone": (),
+        "ranks": ("ranks=1x2",),
+        "without": ("training.frequency_decay=0",),
+    }.items():
+        dhen_search("train", *words, *more, "--out", tmp_path / name)
+        bundle = json.loads((tmp_path / name / "bundle.json").read_text())
+        ends[name] = bundle["validation"]["ne"]
+        assert bundle["job"]["training"].get("frequency_decay") == (None if name == "without" else 0.3)
+    assert ends["ranks"] == pytest.approx(ends["alone"], rel=5e-3)
+    assert abs(ends["without"] / ends["alone"] - 1) > 1e-4
+    dhen_search("verify", tmp_path / "alone")
+
+
 def test_every_block_and_ensemble_trains(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
     """Each registry entry, end to end."""
     from dhen.blocks import BLOCKS
@@ -202,7 +255,7 @@ def test_every_block_and_ensemble_trains(dhen_search: Run, click_log: Path, tmp_
     dhen_search("verify", tmp_path / "all")
 
 
-@pytest.mark.parametrize("buckets", ["summed", "apart"])
+@pytest.mark.parametrize("buckets", ["summed", "apart", "interpolated"])
 def test_numbers_as_buckets(dhen_search: Run, click_log: Path, tmp_path: Path, buckets: str) -> None:
     """From schema.yaml to scores: one number has five buckets, one none."""
     prepared, config, scores = tmp_path / "prepared", tmp_path / "model.yaml", tmp_path / "scores.csv"

@@ -44,12 +44,13 @@ def peak(
     examples: int,
     precision: Precision,
     training: TrainingConfig | None = None,
+    schema: FeatureSchema = SCHEMA,
 ) -> DensePeak:
     """As the reference counts: the embeddings of a rank's batch lie there from the beginning."""
     micro = -(-examples // strategy.micro_batches)
-    width = 4 * sum(table_dims(model, SCHEMA))
-    batch = Batch(width * examples, width * micro, 4 * examples * (len(SCHEMA.numeric) + 1))
-    found = segments(model, SCHEMA, precision, "cpu", micro)
+    width, numbers = 4 * sum(table_dims(model, schema)), len(schema.numeric) + len(schema.bucketed)
+    batch = Batch(width * examples, width * micro, 4 * examples * (numbers + 1))
+    found = segments(model, schema, precision, "cpu", micro)
     activations = Activations(found, recomputed(found, strategy))
     return dense_peak(
         found,
@@ -102,20 +103,35 @@ def test_agrees_where_embeddings_are_lifted(dense: Dense, precision: Precision) 
     agrees(model, Strategy(dense=dense, micro_batches=2), 1, 2, 512, TrainingConfig(precision=precision))
 
 
+@pytest.mark.parametrize(("dense", "precision"), [("dp", "bf16"), ("fsdp", "fp32")])
+def test_agrees_where_buckets_are_interpolated(dense: Dense, precision: Precision) -> None:
+    buckets = [Table(name=f"{name}__bucket", rows=34, buckets=True) for name in SCHEMA.numeric]
+    schema = SCHEMA.replace(tables=(*SCHEMA.categorical, *buckets, *SCHEMA.multi_hot))
+    model = candidate("tiny", 0).replace(buckets="interpolated", table_dim_exponent=0.3)
+    training = TrainingConfig(precision=precision)
+    agrees(model, Strategy(dense=dense, micro_batches=2), 1, 2, 512, training, schema)
+
+
 def agrees(
-    model: ModelConfig, strategy: Strategy, hosts: int, gpus: int, examples: int, training: TrainingConfig
+    model: ModelConfig,
+    strategy: Strategy,
+    hosts: int,
+    gpus: int,
+    examples: int,
+    training: TrainingConfig,
+    schema: FeatureSchema = SCHEMA,
 ) -> None:
     assert training.precision != "auto"
     real = trace(
         model,
-        SCHEMA,
+        schema,
         strategy,
         hosts=hosts,
         gpus_per_host=gpus,
         examples_per_rank=examples,
         training=training,
     )
-    found = peak(model, strategy, hosts, gpus, examples, training.precision, training)
+    found = peak(model, strategy, hosts, gpus, examples, training.precision, training, schema)
     assert abs(found.total - real.total) <= TOLERANCE * real.total + NEGLIGIBLE_BYTES, (
         found.total / real.total,
         found.moment.at,

@@ -16,7 +16,13 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, UPDATE, KindCost, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
-from trials.planner.device_constants import HOST_MEMORY_BANDWIDTH, KERNEL_SECONDS, OVERLAP_SLOWDOWN
+from trials.planner.collectives import collectives
+from trials.planner.device_constants import (
+    HOST_MEMORY_BANDWIDTH,
+    KERNEL_SECONDS,
+    MEMORY_SHARE,
+    OVERLAP_SLOWDOWN,
+)
 from trials.planner.estimates import StepTime
 from trials.planner.ladder import ladder
 from trials.planner.segments import Segment
@@ -79,14 +85,19 @@ def model(depth: int = 4, parameters: int = 20_000_000, traffic: int = 10**8) ->
     return [segment("features", 1_000, 2e3, 10**6), *layers, segment("head", 100_000, 2e5, 10**6)]
 
 
-def timed(strategy: Strategy, on: Cluster | None = None, tables: Placement = TABLES) -> StepTime:
+def timed(
+    strategy: Strategy,
+    on: Cluster | None = None,
+    tables: Placement = TABLES,
+    training: TrainingConfig = BF16,
+) -> StepTime:
     return step_time(
         model(),
         strategy,
         on or cluster(),
         tables,
         examples_per_rank=256,
-        training=BF16,
+        training=training,
     )
 
 
@@ -402,6 +413,19 @@ def test_tables_that_decay_take_what_was_measured_with_decay() -> None:
     assert step.lookup == pytest.approx(256 * 7 * 9e-6)
 
 
+def test_decay_by_frequency_passes_over_what_was_looked_up() -> None:
+    """Four bytes of each number and of its gradient are read, four are written."""
+    plain, decayed = (
+        on_this_cpu(Strategy(), costs(**KNOWN), training)
+        for training in (BF16, BF16.replace(frequency_decay=0.1))
+    )
+    numbers = sum(part.per_example[4] for each in of_parts() for part in each.parts if part.kind == "tables")
+    assert numbers
+    assert decayed.lookup - plain.lookup == pytest.approx(12 * 256 * numbers / 1555e9)
+    known = timed(Strategy()).lookup
+    assert timed(Strategy(), training=BF16.replace(frequency_decay=0.1)).lookup == pytest.approx(4 * known)
+
+
 def test_what_was_measured_in_another_precision_is_not_used() -> None:
     other = on_this_cpu(Strategy(), costs("fp32", **KNOWN))
     cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True)
@@ -411,8 +435,10 @@ def test_what_was_measured_in_another_precision_is_not_used() -> None:
 ALONE = {"hosts": 1, "gpus_per_host": 1}
 
 
-def offloaded(on: Cluster, *, delayed: bool = False, micro_batches: int = 1) -> StepTime:
-    training = BF16.replace(delayed_update=delayed)
+def offloaded(
+    on: Cluster, *, delayed: bool = False, micro_batches: int = 1, clip_norm: float | None = None
+) -> StepTime:
+    training = BF16.replace(delayed_update=delayed, clip_norm=clip_norm)
     strategy = Strategy(dense="zero_offload", micro_batches=micro_batches)
     return step_time(model(), strategy, on, NO_TABLES, examples_per_rank=256, training=training)
 
@@ -432,6 +458,32 @@ def test_zero_offload_moves_gradients_out_and_weights_back_in_what_the_model_com
     assert many.host_transfer == pytest.approx(
         update / 4
     )  # eight ranks of a host share its memory, of 32 in all
+
+
+@pytest.mark.parametrize(("dense", "shards"), [("dp", 1), ("zero1", 32), ("fsdp", 32), ("hsdp", 8)])
+def test_clipping_passes_over_the_gradients_and_sends_one_number(dense: Dense, shards: int) -> None:
+    """Four bytes a gradient are read for the norm, then read and written; dp has all gradients everywhere."""
+    plain, clipped = (
+        step_time(
+            model(), Strategy(dense=dense), cluster(), NO_TABLES, examples_per_rank=256, training=training
+        )
+        for training in (BF16, BF16.replace(clip_norm=1.0))
+    )
+    passes = 12 * 80_101_000 / shards / (MEMORY_SHARE * 1555e9)
+    sent = {"dp": 0.0, "hsdp": collectives(cluster(), 1, 8).all_reduce(4)}
+    number = sent.get(dense, collectives(cluster(), 4, 8).all_reduce(4))
+    assert clipped.optimizer - plain.optimizer == pytest.approx(passes + number)
+    assert clipped.total - plain.total == pytest.approx(passes + number)
+
+
+def test_offloaded_gradients_are_clipped_in_the_hosts_memory_and_no_delay_hides_it() -> None:
+    at_once, delayed = (
+        offloaded(cluster(**ALONE), delayed=delay, clip_norm=1.0).total
+        - offloaded(cluster(**ALONE), delayed=delay).total
+        for delay in (False, True)
+    )
+    assert at_once == pytest.approx(12 * 80_101_000 / HOST_MEMORY_BANDWIDTH)
+    assert delayed == pytest.approx(at_once)
 
 
 def test_copies_of_gradients_hide_behind_backward_but_for_the_last() -> None:

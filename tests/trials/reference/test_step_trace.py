@@ -35,6 +35,7 @@ REPEATS = 3
 """Real steps measured, of which the least counts: gloo's thread lets go of a buffer when it comes to it."""
 SETTINGS = {
     "fp32": TrainingConfig(precision="fp32"),
+    "fp32, clipped": TrainingConfig(precision="fp32", clip_norm=0.1),
     "bf16": TrainingConfig(precision="bf16"),
     "bf16 moments, sent in bf16": TrainingConfig(
         precision="fp32", optimizer_precision="bf16", all_reduce_precision="bf16"
@@ -51,7 +52,7 @@ MEASURED: tuple[tuple[Strategy, str], ...] = (
     (Strategy(dense="zero1"), "bf16"),
     (Strategy(dense="zero1"), "bf16 moments, sent in bf16"),
     (Strategy(dense="zero1", micro_batches=2), "bf16, sent in fp32"),
-    (Strategy(dense="zero2"), "fp32"),
+    (Strategy(dense="zero2"), "fp32, clipped"),
     (Strategy(dense="zero2"), "bf16"),
     (Strategy(dense="zero2", checkpointing="full", micro_batches=2), "bf16, sent in fp32"),
     (Strategy(dense="zero_offload"), "fp32"),
@@ -59,6 +60,7 @@ MEASURED: tuple[tuple[Strategy, str], ...] = (
     (Strategy(dense="zero_offload", checkpointing="full", micro_batches=2), "bf16 moments, sent in bf16"),
     (Strategy(dense="shard_grad_op"), "fp32"),
     (Strategy(dense="fsdp"), "fp32"),
+    (Strategy(dense="fsdp"), "fp32, clipped"),
     (Strategy(dense="fsdp"), "bf16"),
     (Strategy(dense="fsdp"), "bf16 moments, sent in bf16"),
     (Strategy(dense="fsdp"), "bf16, sent in fp32"),

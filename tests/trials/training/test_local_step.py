@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,9 +61,10 @@ def model(config: ModelConfig = MODEL) -> nn.Module:
     return build_model(config, SCHEMA).train()
 
 
-def test_fp32_is_plain_pytorch() -> None:
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_fp32_is_plain_pytorch(clip_norm: float | None) -> None:
     """One tensor for all dense weights and a plain optimizer over many give the same losses."""
-    step, peer = TrainStep(model(), config()), model()
+    step, peer, norms = TrainStep(model(), config(clip_norm=clip_norm)), model(), []
     dense = torch.optim.AdamW(dense_parameters(peer).values(), lr=0.01, weight_decay=0.01)
     tables = [p for name, p in peer.named_parameters() if name not in dense_parameters(peer)]
     sparse = RowWiseAdagrad(tables, lr=config().embedding_learning_rate)
@@ -70,11 +73,24 @@ def test_fp32_is_plain_pytorch() -> None:
         for optimizer in (dense, sparse):
             optimizer.zero_grad()
         loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(dense_parameters(peer).values(), clip_norm or math.inf))
         dense.step()
         sparse.step()
         torch.testing.assert_close(step(batch), loss.detach(), rtol=1e-4, atol=1e-5)
     for name, weight in step.weights().items():
         torch.testing.assert_close(weight, peer.state_dict()[name], rtol=1e-2, atol=2e-3)
+    assert min(norms) < 0.5 < max(norms)
+
+
+def test_clipped_gradients_are_as_long_as_was_asked_for() -> None:
+    """AdamW's first moment is a tenth of the first gradient; tables move as they would have."""
+    long, clipped = (TrainStep(model(), config(clip_norm=norm)) for norm in (1e9, 1e-3))
+    for step in (long, clipped):
+        step(batches(1)[0])
+    lengths = [float(step.dense_state()["exp_avg"].pieces[0].values.norm()) for step in (long, clipped)]
+    assert lengths[0] > 0.01
+    assert lengths[1] == pytest.approx(0.1 * 1e-3, rel=2e-3)
+    assert torch.equal(table(long), table(clipped))
 
 
 def test_bf16_keeps_fp32_master_weights() -> None:

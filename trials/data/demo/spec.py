@@ -63,6 +63,9 @@ class DemoLog(Value):
     """Number of users, who are there at any time, in the column `user`; 0: no such column."""
     items: int = Field(default=0, ge=0, le=10_000_000)
     """Number of items, which are there at any time, in the column `item`; 0: no such column."""
+    visits_alone: bool = False
+    """Whether the columns of users and items are the only inputs, beside the time stamp's; they then decide labels
+    alone, so `own` and `affinity` add up to 1."""
     popularity: float = Field(default=0.0, ge=0, le=3)
     """How much more often some users and items come than others: the k-th in proportion to k ** -popularity. 0:
     all equally often."""
@@ -81,7 +84,7 @@ class DemoLog(Value):
 
     @model_validator(mode="after")
     def _has_ids_for_its_effects(self) -> Self:
-        for name in ("popularity", "own", "affinity", "lifetime_days", "turn_days"):
+        for name in ("visits_alone", "popularity", "own", "affinity", "lifetime_days", "turn_days"):
             if getattr(self, name) and not (self.users or self.items):
                 raise ValueError(f"{name} is about users and items: give users=, items= or both")
         if self.affinity and not (self.users and self.items):
@@ -90,6 +93,11 @@ class DemoLog(Value):
             raise ValueError(
                 f"own and affinity are shares of one variance, so at most 1 together, received "
                 f"{self.own + self.affinity:g}"
+            )
+        if self.visits_alone and not math.isclose(self.own + self.affinity, 1.0, abs_tol=1e-9):
+            raise ValueError(
+                "visits_alone leaves out the columns that decide what own and affinity do not: give shares that "
+                f"add up to 1, such as own=0.1 affinity=0.9, received {self.own:g} and {self.affinity:g}"
             )
         comers = max(self.users, self.items) * (1 + DAYS / (self.lifetime_days or math.inf))
         if comers > MOST_COMERS:

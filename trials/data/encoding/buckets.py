@@ -7,12 +7,16 @@ function of it, as trees have, and lets interaction modules cross it with other 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dhen.values import Value
 from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID
+
+Shares = NDArray[np.float32]
 
 
 class Buckets(Value):
@@ -28,6 +32,26 @@ class Buckets(Value):
         """Returns the id of each value's bucket (N), that of a missing value where it is NaN."""
         positions = np.searchsorted(self.begins, values, side="right")
         return np.where(np.isnan(values), MISSING_ID, positions + FIRST_ID).astype(np.int32)
+
+    def odd_shares(
+        self, values: NDArray[np.float64], scaled: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> Shares:
+        """Returns how far each value (N) is from the even towards the odd one of the two beginnings around it.
+
+        The beginning of bucket i is even where i is. Values of the first and of the last bucket, which have one
+        end each, count as lying on its beginning, and missing ones as lying on an even one.
+
+        Args:
+            values: numbers as the log has them; NaN where missing.
+            scaled: the scale on which distances are taken; it keeps the order of numbers.
+        """
+        positions = np.searchsorted(self.begins, values, side="right")
+        ends = np.pad(scaled(np.array(self.begins)), 1)
+        lower, upper = ends[positions], ends[np.minimum(positions + 1, len(self.begins))]
+        inside = (positions > 0) & (positions < len(self.begins)) & (upper > lower)
+        distance = np.divide(scaled(values) - lower, upper - lower, out=np.zeros(len(values)), where=inside)
+        shares = np.where(positions % 2, 1.0 - distance, distance)
+        return np.where(np.isnan(values), 0.0, shares).astype(np.float32)
 
     def name(self, index: int) -> str:
         """Returns the range of values of a bucket, to be read."""

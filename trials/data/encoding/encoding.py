@@ -56,6 +56,11 @@ class NumericScale(Value):
         z = (transformed(values, self.transform) - self.mean) / self.std
         return np.clip(np.nan_to_num(z, nan=0.0), -CLIP, CLIP).astype(np.float32)
 
+    def odd_shares(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Returns how far values (N) are from even towards odd beginnings of buckets, after the transformation."""
+        assert self.buckets is not None
+        return self.buckets.odd_shares(values, lambda numbers: transformed(numbers, self.transform))
+
     def undo(self, z: NDArray[np.float32]) -> NDArray[np.float64]:
         """Returns the values (N) as the log has them, from standardised ones."""
         values = z.astype(np.float64) * self.std + self.mean
@@ -174,14 +179,20 @@ class Encoding:
         scaled = pool.map(lambda name: self._scales[name].apply(numbers[name]), self._scales)
         missing = (np.isnan(numbers[name]) for name in self._indicators)
         cycles = (self._cycle_ids(cycle, columns) for cycle in self.schema.cycles)
-        of_number = self.schema.bucketed
-        bucketed = pool.map(lambda name: self._buckets[name].ids(numbers[of_number[name]]), self._buckets)
+        of_number = [self.schema.bucketed[table] for table in self._buckets]
+        bucketed = pool.map(
+            lambda name, buckets: buckets.ids(numbers[name]), of_number, self._buckets.values()
+        )
         rows = len(next(iter(columns.values())))
         ids = np.empty((rows, len(self.features.categorical)), dtype=np.int32)
         inputs = np.empty((rows, len(self.features.numeric)), dtype=np.float32)
+        share = np.empty((rows, len(self._buckets)), dtype=np.float32) if self._buckets else None
+        if share is not None:
+            shares = pool.map(lambda name: self._scales[name].odd_shares(numbers[name]), of_number)
+            _fill(share, tuple(shares))
         _fill(ids, (*categorical, *cycles, *bucketed))
         _fill(inputs, (*scaled, *missing))
-        return EncodedRows(categorical=ids, bags=tuple(bags), numeric=inputs)
+        return EncodedRows(categorical=ids, bags=tuple(bags), numeric=inputs, share=share)
 
     def _ids(self, name: str, column: pa.DictionaryArray) -> Codes:
         ids: Codes = np.append(self._ids_of_values(name, column.dictionary), np.int32(MISSING_ID))

@@ -33,6 +33,9 @@ class _SplitWriter:
         self._labels = NpyWriter(directory / "labels.npy", np.float32)
         self._categorical = NpyWriter(directory / "categorical.npy", np.int32, (len(features.categorical),))
         self._numeric = NpyWriter(directory / "numeric.npy", np.float32, (len(features.numeric),))
+        self._share = None
+        if features.bucketed:
+            self._share = NpyWriter(directory / "share.npy", np.float32, (len(features.bucketed),))
         self._bags = [
             (
                 NpyWriter(directory / f"bag{i}_ids.npy", np.int32),
@@ -53,6 +56,9 @@ class _SplitWriter:
         self._labels.append(columns[self._label].to_numpy())
         self._categorical.append(inputs.categorical)
         self._numeric.append(inputs.numeric)
+        if self._share is not None:
+            assert inputs.share is not None
+            self._share.append(inputs.share)
         for (ids, offsets), bags in zip(self._bags, inputs.bags, strict=True):
             offsets.append(bags.offsets[1:] + ids.rows)
             ids.append(bags.ids)
@@ -61,7 +67,8 @@ class _SplitWriter:
 
     def close(self) -> None:
         pairs = [file for pair in self._bags for file in pair]
-        for file in (self._labels, self._categorical, self._numeric, *pairs, *self._extra.values()):
+        shares = () if self._share is None else (self._share,)
+        for file in (self._labels, self._categorical, self._numeric, *shares, *pairs, *self._extra.values()):
             file.close()
 
 

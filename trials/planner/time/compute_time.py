@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dhen.inputs.features import TABLE_UPDATE
+from dhen.memory.tape import FP32_BYTES
 from trials.cluster.cluster import Cluster
 from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, PartCosts, PartSeconds
 from trials.job import TrainingConfig
@@ -64,6 +65,13 @@ def _starts(segment: Segment, cluster: Cluster) -> float:
     return KERNELS_PER_SEGMENT * KERNEL_SECONDS
 
 
+LOOKED_UP = 6
+"""Place among the sizes of a tables' update of the numbers that are looked up."""
+FREQUENCY_DECAY_PASSES = 3
+"""Passes of `training.frequency_decay` over what was looked up: embeddings and their gradients are read, gradients
+are written."""
+
+
 def lookup_seconds(
     segments: Sequence[Segment],
     costs: PartCosts | None,
@@ -74,11 +82,14 @@ def lookup_seconds(
 ) -> float:
     """Returns the seconds of lookups and the tables' update; where parts were measured, of the update alone, since
     lookups are part of `features`."""
+    passes = FREQUENCY_DECAY_PASSES if training.frequency_decay else 0
     if costs is None:
-        return max(placement.lookup_bytes_per_rank) / bandwidth
+        return (1 + passes) * max(placement.lookup_bytes_per_rank) / bandwidth
     updates = [part for segment in segments for part in segment.parts if part.kind == TABLE_UPDATE]
+    numbers = sum(part.sizes(examples)[LOOKED_UP] for part in updates)
     decayed = DECAYED if training.table_decay else ""
-    return sum(sum(costs.seconds(part.kind + decayed, part.sizes(examples))) for part in updates)
+    seconds = sum(sum(costs.seconds(part.kind + decayed, part.sizes(examples))) for part in updates)
+    return seconds + passes * FP32_BYTES * numbers / bandwidth
 
 
 def seconds_besides(segments: Sequence[Segment], costs: PartCosts | None, examples: int) -> float:

@@ -93,7 +93,7 @@ def shared_time(
         strategy: how the dense part is held.
         compute: the items `forward`, `backward` and `recomputation` of all micro-batches.
         share: share of the optimizer's state that a rank has.
-        slower: seconds that AdamW takes longer than with moments in fp32.
+        slower: seconds that the update takes longer than with moments in fp32 and without clipping.
     """
     cost = step.shared.engines.get(strategy.dense)
     if cost is None:

@@ -44,6 +44,8 @@ MASTER_BYTES = 4
 UPDATE_MASTERS, UPDATE_MOMENTS = 3, 4
 """AdamW's traffic per parameter: it reads weight, gradient and two moments, and writes all but the
 gradient."""
+CLIP_BYTES = 3 * MASTER_BYTES
+"""Clipping's traffic per parameter: gradients are read for their norm, then read and written."""
 UPDATE_KERNELS = 8
 """Kernels for each chunk of numbers whose moments are in bf16 (`trials.optim.bf16_adamw`)."""
 ROUNDING = 1e-9
@@ -108,6 +110,8 @@ class Step(NamedTuple):
     """Seconds of the all-reduce of replicated tables' gradients."""
     shared: SharedStep | None = None
     """What ranks of this CPU that share a training take beside compute, where that was measured."""
+    clips: bool = False
+    """Whether gradients are clipped by their norm."""
     delayed: bool = False
     """Whether the host's update goes on while the next step runs (zero_offload)."""
 
@@ -184,6 +188,7 @@ def prepare(
         all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
         tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
         shared=shared_step(segments, costs, placement, cluster),
+        clips=training.clip_norm is not None,
         delayed=training.delayed_update,
     )
 
@@ -213,7 +218,7 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
     update, on_host = _update(step, strategy), strategy.updated_on_host
     if _is_delayed(step, strategy):
-        hidden += min(update, elapsed)
+        hidden += min(_adamw(step, strategy), elapsed)
     items = compute_items | {
         # tables are updated once for all micro-batches; what was measured grows with the number of examples
         "lookup": step.lookup if step.costs is None else micro_batches * step.lookup,
@@ -373,6 +378,32 @@ def _unit(step: Step, strategy: Strategy, values: float) -> Unit:
 
 
 def _update(step: Step, strategy: Strategy) -> float:
+    """Returns the seconds of the dense part's update."""
+    return _adamw(step, strategy) + _clipping(step, strategy)
+
+
+def _clipping(step: Step, strategy: Strategy) -> float:
+    """Returns the seconds in which a rank's gradients are clipped by their norm (`trials.optim.clip`), with the
+    all-reduce of one number among the ranks that hold parts."""
+    if not step.clips:
+        return 0.0
+    cluster = step.cluster
+    size = CLIP_BYTES * step.parameters.total / _state_shards(step, strategy)
+    seconds = size / step.bandwidth
+    if strategy.updated_on_host:
+        seconds = size * cluster.gpus_per_host / _host_bandwidth(cluster)
+    if strategy.dense == "dp":
+        return seconds
+    group = step.in_host if strategy.dense == "hsdp" else step.everywhere
+    return seconds + group.all_reduce(MASTER_BYTES)
+
+
+def _host_bandwidth(cluster: Cluster) -> float:
+    """Returns the bytes/s of a host's memory, which its ranks share."""
+    return cluster.memory_bandwidth if cluster.device == "cpu" else HOST_MEMORY_BANDWIDTH
+
+
+def _adamw(step: Step, strategy: Strategy) -> float:
     """Returns the seconds of AdamW on a rank's share of the state, on the device or, where offloaded, on the
     host's CPUs."""
     cluster, (computed, reduced, moment) = step.cluster, step.itemsizes
@@ -384,17 +415,19 @@ def _update(step: Step, strategy: Strategy) -> float:
     chunk = CHUNKS["cpu" if on_host else cluster.device]
     kernels = 0 if moment == MASTER_BYTES else UPDATE_KERNELS * ceil(values / chunk) * KERNEL_SECONDS
     if on_host:
-        host = cluster.memory_bandwidth if cluster.device == "cpu" else HOST_MEMORY_BANDWIDTH
         if strategy.dense == "zero_offload":  # gradients to fp32, weights to what the model computes with
             state_bytes += (reduced + 2 * MASTER_BYTES + computed) * values
-        return kernels + state_bytes * cluster.gpus_per_host / host
+        return kernels + state_bytes * cluster.gpus_per_host / _host_bandwidth(cluster)
     return kernels + (state_bytes + _flat_master_bytes(step, strategy)) / step.bandwidth
 
 
 def _slower_update(step: Step, strategy: Strategy) -> float:
-    """Returns the seconds that AdamW takes longer than with moments in fp32."""
+    """Returns the seconds that the update takes longer than with moments in fp32 and without clipping."""
     in_fp32 = step._replace(itemsizes=step.itemsizes._replace(moment=MASTER_BYTES))
-    return _update(step, strategy) - _update(in_fp32, strategy) if step.itemsizes[2] != MASTER_BYTES else 0.0
+    rounding = (
+        _adamw(step, strategy) - _adamw(in_fp32, strategy) if step.itemsizes[2] != MASTER_BYTES else 0.0
+    )
+    return rounding + _clipping(step, strategy)
 
 
 def _flat_master_bytes(step: Step, strategy: Strategy) -> float:

@@ -206,6 +206,15 @@ def test_fewer_ids_take_nothing_that_labels_follow_from(tmp_path: Path) -> None:
     assert 130 < len(pc.list_flatten(fewer["M2"]).unique()) <= 150
 
 
+def test_users_and_items_can_be_the_only_inputs(tmp_path: Path) -> None:
+    whole = RECURRING.replace(own=0.1, affinity=0.9)
+    alone = table_of(whole.replace(visits_alone=True), tmp_path)
+    assert alone.column_names == ["label", "timestamp", "user", "item", "oracle_probability"]
+    (tmp_path / "whole").mkdir()
+    assert alone.equals(table_of(whole, tmp_path / "whole").select(alone.column_names))
+    assert "I13" not in (tmp_path / "_README_log.txt").read_text(encoding="utf-8")
+
+
 def test_examples_of_a_seed_have_the_same_visits_again() -> None:
     examples = draw_examples(
         np.random.default_rng(0), Teacher.draw(RECURRING).drift, 0.22, np.linspace(0, 1, 500)
@@ -223,6 +232,11 @@ def test_examples_of_a_seed_have_the_same_visits_again() -> None:
         ({"users": 10, "affinity": 0.5}, "give both users= and items="),
         ({"users": 10, "items": 5, "own": 0.5, "affinity": 0.6}, "at most 1 together, received 1.1"),
         ({"users": 5_000_000, "lifetime_days": 0.5}, "105,000,000 users or items would come and go"),
+        (
+            {"users": 9, "items": 5, "own": 0.5, "visits_alone": True},
+            "add up to 1, such as .* received 0.5 and 0",
+        ),
+        ({"visits_alone": True}, "visits_alone is about users and items"),
         ({"users": -1}, "users"),
     ],
 )

@@ -112,6 +112,31 @@ def test_a_table_of_buckets(encoding: Encoding, clicks: Columns) -> None:
     assert encoding.value_names("price__bucket", ids[:2]) == [expected.name(0), "(missing)"]
 
 
+def test_shares_are_of_the_transformed_number(clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    """Half of the way in logarithms between two beginnings, the lower one of which is even."""
+    path = write_csv(clicks)
+    schema = infer_schema([path])
+    numeric = {
+        "dwell_seconds": NumericColumn(buckets=3),
+        "price": NumericColumn(transform="log", buckets=8),
+    }
+    log = prepare([path], schema=schema.replace(columns=dict(schema.columns) | numeric))
+    tables = [table.name for table in log.features.bucketed]
+    begins = quantile_buckets(
+        np.array([p for p in clicks["price"][:TRAIN] if p != ""], dtype=float), 8
+    ).begins
+    between = float(np.sqrt((1 + begins[1]) * (1 + begins[2])) - 1)
+    prices = [str(begins[1]), str(between), str(begins[2]), "?", "-1e9", "1e9"]
+    batch = {name: [None] * len(prices) for name in log.schema.inputs} | {"price": prices}
+    share = transform(pa.RecordBatch.from_pydict(batch), log.encoding).share
+    assert share is not None
+    assert share[:, tables.index("price__bucket")].tolist() == pytest.approx([0, 0.5, 1, 0, 0, 1], abs=1e-6)
+    assert share[:, tables.index("dwell_seconds__bucket")].tolist() == [0] * len(prices)
+    kept = log.split("train").inputs.share
+    assert kept is not None
+    assert kept.shape == (log.manifest.rows["train"], 2)
+
+
 def test_they_are_kept_and_count_in_the_fingerprint(encoding: Encoding, tmp_path: Path) -> None:
     encoding.save(tmp_path)
     again = Encoding.load(tmp_path)

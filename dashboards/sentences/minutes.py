@@ -1,0 +1,54 @@
+"""What a study has to say of its minutes: what ended the search, and what there was no time for."""
+
+from __future__ import annotations
+
+from dashboards.sentences.winners import confirm_command
+from dashboards.units import decimals, duration
+from trials.study_record import ExpectedGain, StudyRecord
+
+MOST_SEEDS = 5
+"""Number of seeds from which `dhen-search confirm` retrains winners by default."""
+
+
+def search_ended(record: StudyRecord) -> str | None:
+    """Why the search ended before its budget was spent; None where it did not."""
+    gain = record.expected_gain
+    if gain is None:
+        return None
+    return (
+        f"The search ended after {gain.candidates} candidates with a result: {gain.more} more were expected to "
+        f"lower the best NE by {decimals(gain.percent, 2)} %, {_against(gain)}. "
+        "The same command with search_until=none goes on."
+    )
+
+
+def fewer_seeds(record: StudyRecord) -> str | None:
+    """From how many seeds winners were confirmed in the minutes, where there are to be more; None otherwise."""
+    seeds = min((len(comparison.seeds) for comparison in record.comparisons), default=MOST_SEEDS)
+    if record.seconds_budget is None or seeds >= MOST_SEEDS:
+        return None
+    return (
+        f"The minutes allowed {seeds} seeds; `{confirm_command(record)}` adds others, up to {MOST_SEEDS}, which "
+        "make intervals narrower."
+    )
+
+
+def no_time_for_averages(record: StudyRecord) -> str:
+    """That averages were left out, and what makes them."""
+    return f"No averages were made, for want of time; `dhen-search average {record.directory}` makes them."
+
+
+def no_time_to_confirm(record: StudyRecord, seeds: int, seconds: float) -> str:
+    """That winners were not confirmed, what that would have taken, and what does it."""
+    return (
+        f"Winners were not confirmed: the minutes have too little left for {seeds} seeds, which take about "
+        f"{duration(seconds)}; `{confirm_command(record)}` does it."
+    )
+
+
+def _against(gain: ExpectedGain) -> str:
+    """What the expected gain was held against: what is worth it, or what the log can show, whichever is more."""
+    worth, detectable = gain.worth_percent or 0.0, gain.detectable_percent or 0.0
+    if worth >= detectable:
+        return f"and less than {decimals(worth, 2)} % is not worth it (worth=)"
+    return f"and this log's validation rows show no difference below {decimals(detectable, 2)} %"

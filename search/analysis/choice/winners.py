@@ -1,0 +1,46 @@
+"""Which trials are confirmed: five at most, each for a reason, chosen before test is looked at.
+
+Holm's correction over all of a long front, of which many averages are nearly equal, leaves no power to find any
+difference; five different questions are what a study is asked.
+"""
+
+from __future__ import annotations
+
+from search.pareto import knee, pareto_front
+from trials.choice import MOST_WINNERS, Winner
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import StudyRecord
+
+
+def winners_of(record: StudyRecord, best: int | None) -> tuple[Winner, ...]:
+    """The trials of a study that are confirmed, by FLOPs: `best`, the knee, the best network, the best average,
+    the best with fewer FLOPs than the baseline, and the best within the limits of serving, where there are any.
+
+    The baseline is none of them; a trial may be several.
+    """
+    front = [record.trial(number) for number in record.front]
+    averages = [trial for trial in front if trial.kind is TrialKind.AVERAGE]
+    bend, networks = knee(front), pareto_front(record.field)
+    cheaper = [trial for trial in front if _flops(trial) < _flops(record.trial(record.baseline or 0))]
+    parts = {
+        "best": [trial for trial in front if trial.number == best],
+        "knee": [bend] if bend is not None else [],
+        "best network": networks,
+        "best average": averages,
+        "best below the baseline's FLOPs": cheaper,
+        # what is over a limit was not trained, and no average of it was made
+        "best within the limits of serving": front if record.serving.limited else [],
+    }
+    chosen: dict[int, tuple[TrialRecord, tuple[str, ...]]] = {}
+    for reason, trials in parts.items():
+        if trials:
+            winner = trials[-1]  # lists are by FLOPs, so the lowest NE is last
+            chosen[winner.number] = winner, (*chosen.get(winner.number, (winner, ()))[1], reason)
+    # the lowest NE of all is a network or an average, so the last part adds none
+    assert len(chosen) <= MOST_WINNERS
+    by_flops = sorted(chosen.values(), key=lambda pair: (_flops(pair[0]), pair[0].number))
+    return tuple(Winner(trial=trial.number, reasons=reasons) for trial, reasons in by_flops)
+
+
+def _flops(trial: TrialRecord) -> float:
+    return trial.job.flops or 0.0

@@ -1,0 +1,198 @@
+"""How much a study may still do: candidates of the search, candidates that tune the best of them, minutes.
+
+Where both search and tuning are open-ended they take turns: tuning has its first turn when half of the time for
+candidates is over, and from then on the next turn is of whichever has lowered the best NE by more per second in
+its latest turns (`search.budget.turns`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from search.budget.durations import expected_seconds, training_seconds
+from search.budget.expected_gain import lasting_gain
+from search.budget.later_stages import LaterStages, candidate_seconds
+from search.budget.turns import last_turn, tuned, tuning_gains_more, untuned
+from search.config import StudyConfig
+from search.pareto import eligible
+from search.study_state import StudyState
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import ExpectedGain
+
+NOTHING_NEW = 100
+"""Number of proposals in a row that needed no training, after which a study without a number of trials ends."""
+TUNING_SHARE = 0.5
+"""Largest share of the minutes that is kept for a number of tuning candidates (`tune=N`)."""
+BASELINE_SHARE = 0.5
+"""Share of the minutes by which the baseline's own tuning has to end."""
+OVERRUN_SHARE = 0.05
+"""Share of the minutes by which a candidate may outlast the search's time before it is cut short."""
+FIRST_TUNING = 0.5
+"""Share of the time for candidates after which tuning has its first turn."""
+
+LOG = logging.getLogger(__name__)
+
+
+class Budget:
+    """The part of a study's budget that its trials have left."""
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        state: StudyState,
+        *,
+        spent: bool,
+        later: LaterStages | None = None,
+        detectable: Callable[[], float | None] = lambda: None,
+        tunable: bool = False,
+    ) -> None:
+        """A budget.
+
+        Args:
+            config: the study's settings.
+            state: its state.
+            spent: whether the study came to its end with these settings, whatever they would leave.
+            later: what follows the search; None without `minutes`.
+            detectable: measures the smallest relative difference of NE that this log can show; None where
+                nothing can be measured yet.
+            tunable: whether the space leaves anything to tune.
+        """
+        self._config, self._state, self._spent, self._later = config, state, spent, later
+        self._detectable, self._turns = detectable, config.tunes_in_turns and tunable
+        self._judged = 0
+        self._last_detectable: float | None = None
+        self.enough: ExpectedGain | None = state.head.expected_gain
+        """What further candidates are expected to gain, where that has ended the search."""
+
+    def search_is_over(self, fruitless: int) -> bool:
+        """Whether no further candidate is proposed, after `fruitless` proposals in a row needed no training."""
+        trials = self._config.most_trials
+        if self._spent or self._promotes():
+            return True
+        if trials is not None and len(untuned(self._state.candidates)) >= trials:
+            return True
+        if not self.has_time_for_candidate(reserved=self._tuning_seconds()):
+            return True
+        return (trials is None and fruitless >= NOTHING_NEW) or self._is_enough()
+
+    def tuning_is_next(self) -> bool:
+        """Whether the next candidate tunes one of the best architectures, while the search goes on."""
+        if not self._turns or self._later is None:
+            return False
+        candidates, turn = self._state.candidates, self._config.tune_best
+        if not tuned(candidates):
+            return len(eligible(candidates)) >= turn and self._first_half_is_over()
+        under_way = len(last_turn(candidates)) % turn
+        of_last = candidates[-1].origin.tuned_from is not None
+        return of_last if under_way else tuning_gains_more(candidates, turn)
+
+    def tuning_is_over(self) -> bool:
+        """Whether no further candidate tunes one of the best architectures, after the search."""
+        return (
+            self._spent or self._promotes() or not self._still_to_tune() or not self.has_time_for_candidate()
+        )
+
+    def has_time_for_candidate(self, *, reserved: float = 0.0) -> bool:
+        """Whether a candidate that begins now is expected to end within the search's time, less `reserved`
+        seconds."""
+        if self._later is None:
+            return True
+        end = self._state.elapsed_seconds() + candidate_seconds(self._state)
+        return end < self._search_end() - reserved
+
+    def has_time_for_baseline(self) -> bool:
+        """Whether one more training of the baseline is expected to leave candidates their time."""
+        if self._later is None or not self._state.completed:
+            return True
+        end = self._state.elapsed_seconds() + expected_seconds(self._state.completed)
+        return end <= BASELINE_SHARE * self._later.minutes_seconds
+
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether something of so many seconds, behind the search, leaves what the report needs."""
+        if self._later is None:
+            return True
+        return self._state.elapsed_seconds() + seconds + self._later.closing <= self._later.minutes_seconds
+
+    def cuts_short(self, trial: TrialRecord) -> bool:
+        """Whether a training of the search has outlasted the search's time by so much that what follows would
+        lack it. Before any candidate has completed nothing is cut: there would be nothing to go on with."""
+        if self._later is None or trial.kind is not TrialKind.CANDIDATE or not self._state.selection.front:
+            return False
+        grace = OVERRUN_SHARE * self._later.minutes_seconds
+        return self._state.elapsed_seconds() > self._search_end() + grace
+
+    def _promotes(self) -> bool:
+        """Whether some of what was selected has begun on all rows, and the baseline, which comes last, has not
+        ended there: nothing more is proposed before it has."""
+        promoted = self._state.promoted
+        return bool(promoted) and all(
+            trial.kind is not TrialKind.BASELINE or trial.result.outcome.unfinished for trial in promoted
+        )
+
+    def _first_half_is_over(self) -> bool:
+        """Whether half of the time for candidates is over."""
+        assert self._later is not None
+        spent = sum(map(training_seconds, self._state.candidates)) / self._later.places
+        left = self._search_end() - self._state.elapsed_seconds()
+        return spent >= FIRST_TUNING * (spent + left)
+
+    def _search_end(self) -> float:
+        """The study's second by which the last candidate has to end."""
+        assert self._later is not None
+        return self._later.minutes_seconds - self._later.seconds()
+
+    def _tuning_seconds(self) -> float:
+        """Seconds that a number of tuning candidates will take."""
+        if self._later is None:
+            return 0.0
+        seconds = self._still_to_tune() * candidate_seconds(self._state) / self._later.places
+        return min(seconds, TUNING_SHARE * self._later.minutes_seconds)
+
+    def _still_to_tune(self) -> int:
+        return max(0, self._config.tune_trials - len(tuned(self._state.candidates)))
+
+    def _is_enough(self) -> bool:
+        """Whether further candidates are expected to gain less than is worth it, or than this log can show."""
+        if self.enough is not None:
+            return True
+        done = eligible(self._state.candidates)
+        if not self._config.knows_when_to_stop or len(done) <= self._judged:
+            return False
+        self._judged = len(done)
+        more = min(float(len(done)), self._affordable())
+        gain = lasting_gain([_ne(trial) for trial in done], more)
+        worth = self._config.worth
+        if gain is None or (
+            self._last_detectable is not None and gain >= max(worth or 0.0, self._last_detectable)
+        ):
+            return False
+        self._last_detectable = detectable = self._detectable()
+        LOG.info(
+            "%d more candidates: expected gain %g, detectable %s, worth %s", more, gain, detectable, worth
+        )
+        if detectable is None and worth is None:
+            return False
+        if gain >= max(worth or 0.0, detectable or 0.0):
+            return False
+        self.enough = ExpectedGain(
+            percent=100.0 * gain,
+            candidates=len(done),
+            more=round(more),
+            worth_percent=None if worth is None else 100.0 * worth,
+            detectable_percent=None if detectable is None else 100.0 * detectable,
+        )
+        return True
+
+    def _affordable(self) -> float:
+        """Number of candidates that the search's time has left."""
+        one = candidate_seconds(self._state)
+        if self._later is None or one <= 0.0:
+            return float("inf")
+        left = self._search_end() - self._state.elapsed_seconds()
+        return max(1.0, left * self._later.places / one)
+
+
+def _ne(trial: TrialRecord) -> float:
+    assert trial.result.validation is not None
+    return trial.result.validation.ne

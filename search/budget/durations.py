@@ -1,0 +1,56 @@
+"""What trainings and scorings are expected to take, from the trainings of a study so far.
+
+Nothing is modelled: a network that was trained takes as long again, and a candidate that is not known yet as long
+as three in four of the latest ones at most. Both hold what a training takes beside its steps: its processes, its
+data, its evaluations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from trials.record import Outcome, TrialRecord
+
+LATEST = 20
+"""Number of trainings that say what the next one takes: proposals grow larger or smaller as a search goes on."""
+QUANTILE = 0.75
+"""Share of the latest trainings that took no longer than is expected of the next."""
+
+
+def training_seconds(trial: TrialRecord) -> float:
+    """Seconds that a trial's training took, here or in the study that it was trained by; 0 where it was not."""
+    return max(trial.result.seconds or 0.0, trial.result.measured.whole_seconds)
+
+
+def scoring_seconds(trial: TrialRecord, rows: float) -> float:
+    """Seconds of computing that it takes to score a trained network on `rows` times as many rows as validation
+    has."""
+    evaluations = len(trial.result.curve)
+    return rows * (trial.result.measured.evaluate_seconds or 0.0) / evaluations if evaluations else 0.0
+
+
+def process_seconds(trials: Iterable[TrialRecord]) -> float:
+    """Seconds that processes take to start and to end: the least that a training took beside its work."""
+    return min(
+        (
+            max(0.0, (trial.result.seconds or 0.0) - trial.result.measured.whole_seconds)
+            for trial in trials
+            if trial.result.measured.whole_seconds > 0.0 and not trial.shared
+        ),
+        default=0.0,
+    )
+
+
+def expected_seconds(trials: Sequence[TrialRecord]) -> float:
+    """Seconds that the next of such trainings is expected to take; 0 where none has taken any."""
+    trained = (trial for trial in trials if trial.result.outcome is not Outcome.INFEASIBLE)
+    took = [seconds for trial in trained if (seconds := trial.result.seconds or 0.0) > 0.0]
+    latest = sorted(took[-LATEST:])
+    return latest[math.ceil(QUANTILE * len(latest)) - 1] if latest else 0.0
+
+
+def side_by_side_seconds(seconds: Iterable[float], places: int) -> float:
+    """Seconds that activities of these lengths take on so many places (Graham's bound is a third above it)."""
+    each = list(seconds)
+    return max(max(each, default=0.0), sum(each) / places)

@@ -1,0 +1,145 @@
+"""The seconds that the stages behind a search are expected to take: its reserve in the study's minutes.
+
+The reserve is worked out anew whenever it is asked for, from the networks that have won so far and from what their
+own trainings took; before any has, from five networks that take as long as the baseline. How the minutes are
+divided:
+
+- What is known beforehand comes off first: scores on validation for averages, scores on test, and the report.
+- Confirmation has at most a quarter of the minutes, for up to five seeds. Where that is not enough for two, it has
+  up to two fifths for these two, and where these are not enough, nothing, and the study says so. A number of seeds
+  that was asked for has half of the minutes at most; what it takes beyond that is done when they are over.
+- Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
+- The search and tuning have the rest, in turns (`search.budget.budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from search.budget.durations import (
+    expected_seconds,
+    process_seconds,
+    scoring_seconds,
+    side_by_side_seconds,
+    training_seconds,
+)
+from search.config import StudyConfig
+from search.study_state import StudyState
+from trials.choice import MOST_WINNERS
+from trials.record import TrialKind, TrialRecord
+
+CONFIRM_SHARE, MOST_CONFIRM_SHARE = 0.25, 0.4
+"""Largest share of the minutes for as many seeds as it allows, and for the two that an interval needs."""
+ASKED_SHARE = 0.5
+"""Largest share of the minutes that is kept for a number of seeds that was asked for (`confirm=5`)."""
+PROMOTION_SHARE = 0.5
+"""Largest share of the minutes that is kept for trainings on all rows."""
+SETTLED = 10
+"""Number of candidates from which as many winners are expected as there are, and no longer five."""
+CLOSING_SECONDS = 4.0
+"""Seconds that the bundle of the best takes, and the end of the processes (docs/benchmarks/minutes.md); the report
+and MLflow take on top what they took last."""
+CLOSING_SHARE = 0.1
+"""Largest share of the minutes that is kept for these: the first report of a study imports libraries, which on a
+loaded machine takes long, and those that follow do not."""
+
+
+class LaterStages:
+    """What the stages behind the search of one study are expected to take."""
+
+    def __init__(
+        self, config: StudyConfig, state: StudyState, rows: Mapping[str, int], *, side_by_side: int
+    ) -> None:
+        """The stages of a study with `minutes`, whose trials train `side_by_side` on a log with so many `rows` by
+        split."""
+        assert config.minutes is not None
+        self._config, self._state, self.places = config, state, side_by_side
+        self._test_rows = rows["test"] / max(1, rows["validation"])
+        self.minutes_seconds = 60.0 * config.minutes
+
+    def seconds(self) -> float:
+        """All of them together: what a search leaves."""
+        known = self.choosing() + self.scores() + self.closing
+        earlier_periods = self._config.origins * self.one_seed()
+        return self.promotions() + known + earlier_periods + self.confirmation()
+
+    @property
+    def closing(self) -> float:
+        """Seconds after the last training: the bundle of the best, the report, MLflow."""
+        return min(CLOSING_SECONDS + self._state.report_seconds, CLOSING_SHARE * self.minutes_seconds)
+
+    def promotions(self) -> float:
+        """Seconds that the front and the baseline take on all rows, as far as they have not had all rows."""
+        fraction, promoted = self._config.training.train_fraction, self._state.promoted
+        ended = [trial for trial in promoted if not trial.result.outcome.unfinished]
+        if fraction >= 1.0 or any(trial.kind is TrialKind.BASELINE for trial in ended):
+            return 0.0
+        had = {trial.origin.promoted_from for trial in ended}
+        took = (training_seconds(trial) / fraction for trial in self._networks() if trial.number not in had)
+        return min(side_by_side_seconds(took, self.places), PROMOTION_SHARE * self.minutes_seconds)
+
+    def choosing(self) -> float:
+        """Seconds until all networks that averages may have, and the best is chosen from, are scored on
+        validation."""
+        best = self._state.selection.networks[-1:] if self._config.most_averaged else []
+        seeds = (training_seconds(trial) for trial in best for _ in range(1, self._config.average_seeds))
+        networks = (*self._networks(), *self._state.selection.runners_up)
+        return side_by_side_seconds((*seeds, *self._scored(networks, 1.0)), self.places)
+
+    def scores(self) -> float:
+        """Seconds until the winners are scored on test."""
+        return side_by_side_seconds(self._scored(self._networks(), self._test_rows), self.places)
+
+    def one_seed(self) -> float:
+        """Seconds until the winners and the baseline are retrained from one seed and scored, in the search."""
+        networks = self._networks()
+        most = min(1.0, (1 + MOST_WINNERS) / len(networks)) if networks else 0.0
+        return most * self.retrained(networks)
+
+    def retrained(self, networks: Iterable[TrialRecord]) -> float:
+        """Seconds until these networks are retrained on all rows and scored on test."""
+        networks = list(networks)
+        whole = 1.0 if self._state.promoted else self._config.training.train_fraction
+        scored = self._scored(networks, self._test_rows)
+        took = (
+            training_seconds(trial) / whole + score for trial, score in zip(networks, scored, strict=True)
+        )
+        return side_by_side_seconds(took, self.places)
+
+    def confirmation(self) -> float:
+        """Seconds that are kept for the confirmation of winners."""
+        return min(self.seeds() * self.one_seed(), ASKED_SHARE * self.minutes_seconds)
+
+    def seeds(self) -> int:
+        """Number of seeds that winners are to be confirmed from; 0 where the minutes do not allow an interval."""
+        least, most = self._config.confirm_seeds
+        one = self.one_seed()
+        if least == most or one <= 0.0:
+            return most
+        affordable = int(CONFIRM_SHARE * self.minutes_seconds / one)
+        if affordable < least:
+            return least if least * one <= MOST_CONFIRM_SHARE * self.minutes_seconds else 0
+        return min(most, affordable)
+
+    def _scored(self, networks: Iterable[TrialRecord], rows: float) -> list[float]:
+        """Seconds of scoring each network on `rows` times as many rows as validation has."""
+        process = process_seconds(self._state.completed)
+        return [process + scoring_seconds(trial, rows) for trial in networks]
+
+    def _networks(self) -> list[TrialRecord]:
+        """The baseline and the networks of the winners so far; while there are few candidates, five more like the
+        middle one of them at most."""
+        state = self._state
+        known = list(state.selection.trained)
+        if len(state.candidates) >= SETTLED:
+            return known
+        like = [trial for trial in known if trial.kind is TrialKind.BASELINE] or state.completed[-1:]
+        if state.candidates:
+            trained = [trial for trial in state.candidates if training_seconds(trial) > 0.0] or like
+            like = sorted(trained, key=training_seconds)[len(trained) // 2 :][:1]
+        return known + like * (1 + MOST_WINNERS - len(known))
+
+
+def candidate_seconds(state: StudyState) -> float:
+    """Seconds that the next candidate is expected to take: as the latest ones; before any, as the baseline."""
+    return expected_seconds(state.candidates) or expected_seconds(state.completed)

@@ -1,0 +1,230 @@
+"""A study widens its space where its best networks sit on an edge of it (docs/decisions/0030-growing-spaces.md).
+
+Every few candidates it looks at the best by NE and at the front. Where they sit at an end of an ordered axis, the
+axis goes on by one step, if a candidate beyond the end fits the memory, serving and the budget: the best one at
+that end, moved on. It is the next start point, so that whatever the sampler, the new value is tried beside one
+that differs in nothing else. A step is committed before anything is proposed by it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from dashboards.edges import Edge, edges_of, is_at_end
+from dashboards.sentences.edges import widened_now
+from dhen.errors import UserError
+from search.execution.jobs import new_record
+from search.growth.replay import widen_again
+from search.ordered_axes import ordered_axes
+from search.pareto import eligible, front_of
+from search.planning.admission import Admission
+from search.study_state import StudyState
+from spaces.axes import label
+from spaces.space import Candidate, Point, Space
+from spaces.widen import first_label_beyond, value_beyond
+from trials.job import Job, TrainingConfig
+from trials.ordered_axis import DEPTH, OrderedAxis
+from trials.record import Outcome, TrialKind, TrialRecord
+from trials.study_record import GrownAxis
+
+EVERY = 4
+"""Number of completed candidates between two looks: an assumption, not measured."""
+FIRST_LOOK = 12
+"""Number of completed candidates before the first look, as many as the ranker draws at random: an assumption."""
+MOST_STEPS = 3
+"""Largest number of steps at one end of an axis: an assumption, not measured."""
+BEST = 6
+"""Number of candidates of lowest NE that are looked at: an assumption, not measured."""
+NEARLY_ALL = 0.8
+"""Share of the networks with an axis from which an end counts; of three or four, more than half may be chance: an
+assumption, not measured. The sentence on edges (`dashboards.edges`) asks for more than half."""
+SHARE_OF_REST = 0.1
+"""Largest share of the minutes left that a candidate beyond an end may be expected to train: an assumption."""
+MOST_TIMES = 2.0
+"""Largest time that a candidate beyond an end may be expected to train where there are no minutes, over that of
+the longest training so far: an assumption."""
+
+LOG = logging.getLogger(__name__)
+
+
+class Step(NamedTuple):
+    """A step that may be taken."""
+
+    edge: Edge
+    axis: OrderedAxis
+    value: int | float | tuple[int, ...]
+    """The new end, as the space has it."""
+    first: Point
+    """The first candidate beyond the end before."""
+
+
+class Growth:
+    """Widens the space of one study."""
+
+    def __init__(
+        self,
+        *,
+        space: Space,
+        state: StudyState,
+        admission: Admission,
+        job_of: Callable[[Candidate], Job],
+        minutes: float | None,
+        commit: Callable[[GrownAxis], None],
+    ) -> None:
+        """Growth that goes on from the steps that the study has taken so far (`StudyRecord.grown`).
+
+        Args:
+            space: the study's space, as it is now.
+            state: state of the study, whose head says whether it grows at all.
+            admission: plans candidates, and holds them against the limits of serving.
+            job_of: makes the study's job of a candidate.
+            minutes: the study's budget; None for no limit.
+            commit: notes a step in the ledger, and has all know it who hold what follows from the space.
+        """
+        self._space, self._state, self._admission = space, state, admission
+        self._job_of, self._minutes, self._commit = job_of, minutes, commit
+        # a look that was interrupted is made again, from what had completed then
+        self._looks = (len(self._completed()) - 1) // EVERY
+
+    def look(self) -> None:
+        """Widens one axis where it is time to look and the best sit at an end of it."""
+        if not self._state.head.grows:
+            return
+        completed = self._completed()
+        count = len(completed)
+        if count < FIRST_LOOK or count // EVERY <= self._looks:
+            return
+        self._looks = count // EVERY
+        if any(step.completed >= self._looks * EVERY for step in self._state.head.grown):
+            return
+        step = next(self._steps(completed), None)
+        if step is not None:
+            self._take(step, count)
+
+    def start_point(self, candidates: Sequence[TrialRecord]) -> Point:
+        """The first candidate of a step that was taken and has none among these; empty where all have."""
+        points = [trial.point for trial in candidates]
+        firsts = (step.first for step in self._state.head.grown)
+        return next((first for first in firsts if first and first not in points), {})
+
+    def _completed(self) -> list[TrialRecord]:
+        """Candidates of the space that have a result."""
+        return [trial for trial in eligible(self._state.candidates) if not trial.outside_space]
+
+    def _steps(self, completed: Sequence[TrialRecord]) -> Iterator[Step]:
+        """Steps that may be taken, for the best by NE before those for the front, which has upper ends alone."""
+        axes = {axis.name: axis for axis in ordered_axes(self._space)}
+        best, front = sorted(completed, key=_ne)[:BEST], front_of(completed)
+        # the front's cheap half sits at lower ends whatever the log: widened there, the study found a higher NE
+        upper = (edge for edge in edges_of(axes.values(), front) if edge.highest)
+        for edge in (*edges_of(axes.values(), best), *upper):
+            if edge.count < NEARLY_ALL * edge.having:
+                continue
+            axis = axes[edge.axis]
+            at_end = (
+                trial for trial in (*best, *reversed(front)) if is_at_end(axis, trial, highest=edge.highest)
+            )
+            step = self._step(edge, axis, sorted(at_end, key=_ne), completed)
+            if step is not None:
+                yield step
+
+    def _step(
+        self, edge: Edge, axis: OrderedAxis, at_end: Sequence[TrialRecord], completed: Sequence[TrialRecord]
+    ) -> Step | None:
+        """The step beyond an edge; None where it is at its limit, or no candidate beyond it may train."""
+        taken = sum(
+            (step.axis, step.highest) == (axis.setting, edge.highest) for step in self._state.head.grown
+        )
+        if taken >= MOST_STEPS or (axis.part == DEPTH and self._space.config.layers == "each"):
+            return None
+        held = next(held for held in self._space.axes if held.name == axis.name)
+        value = value_beyond(held, highest=edge.highest)
+        if value is None:
+            return None
+        for trial in at_end:
+            moved = first_label_beyond(held, value, highest=edge.highest)
+            point = trial.point | {axis.name: moved}
+            reason = self._refused(axis.setting, value, point, trial, completed)
+            if reason is None:
+                return Step(edge, axis, value, point)
+            LOG.info("%s is not widened to %s: %s", axis.setting, label(value), reason)
+        return None
+
+    def _refused(
+        self,
+        setting: str,
+        value: int | float | tuple[int, ...],
+        point: Point,
+        before: TrialRecord,
+        completed: Sequence[TrialRecord],
+    ) -> str | None:
+        """Why a candidate beyond an end may not train; None where it may. `before` is the same at the end."""
+        wider = copy.copy(self._space)
+        try:
+            wider.widen(setting, value)
+            job = self._job_of(wider.decode(point))
+        except UserError as error:
+            return str(error)
+        if any(trial.job.fingerprint == job.fingerprint for trial in completed):
+            return "it changes no network"
+        record = new_record(len(self._state.trials), TrialKind.CANDIDATE, point, job)
+        record = self._admission.admit_by_size(record, job)
+        if record.result.outcome is Outcome.INFEASIBLE:
+            return record.result.error or "it is over a limit of serving"
+        seconds, most = _expected_seconds(record, job, before), self._most_seconds(completed)
+        if most is not None and seconds > most:
+            return f"a training is expected to take {seconds:.0f} s, at most {most:.0f} s are given to it"
+        return None
+
+    def _most_seconds(self, completed: Sequence[TrialRecord]) -> float | None:
+        """Seconds that a candidate beyond an end may take; None where no training says how long one takes."""
+        if self._minutes is not None:
+            return SHARE_OF_REST * max(0.0, 60.0 * self._minutes - self._state.elapsed_seconds())
+        longest = max(map(_seconds, completed))
+        return MOST_TIMES * longest if longest > 0 else None
+
+    def _take(self, step: Step, completed: int) -> None:
+        edge, axis = step.edge, step.axis
+        grown = GrownAxis(
+            axis=axis.setting,
+            highest=edge.highest,
+            before=edge.end,
+            end=label(step.value),
+            value=step.value,
+            count=edge.count,
+            having=edge.having,
+            completed=completed,
+            first=step.first,
+        )
+        widen_again(self._space, [grown])
+        self._commit(grown)
+        sentence = widened_now(grown)
+        LOG.info("%s", sentence)
+        self._state.say(sentence)
+
+
+def _expected_seconds(record: TrialRecord, job: Job, before: TrialRecord) -> float:
+    """Seconds that a training is expected to take: those of one that is alike, times what plans say of both."""
+    ours, theirs = record.plan.step_seconds, before.plan.step_seconds
+    times = ours / theirs if ours and theirs else (record.job.flops or 1.0) / (before.job.flops or 1.0)
+    other = TrainingConfig.model_validate(before.job.training)
+    return _seconds(before) * times * _steps_per_row(job.training) / _steps_per_row(other)
+
+
+def _steps_per_row(training: TrainingConfig) -> float:
+    assert training.epochs != "auto", "jobs have a number of passes"
+    assert training.batch_size is not None
+    return training.epochs / training.batch_size
+
+
+def _seconds(trial: TrialRecord) -> float:
+    """Seconds that a training took, also where another study has done it; 0 where that is not known."""
+    return max(trial.result.seconds or 0.0, trial.result.measured.whole_seconds)
+
+
+def _ne(trial: TrialRecord) -> float:
+    assert trial.result.validation is not None, "only eligible trials are compared"
+    return trial.result.validation.ne

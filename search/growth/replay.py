@@ -1,0 +1,36 @@
+"""A study's space as the study has widened it: its own steps, and those of earlier studies that it began from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from search.ordered_axes import ordered_axes
+from spaces.space import Space
+from trials.study_record import GrownAxis, StudyRecord
+
+
+def widen_again(space: Space, grown: Iterable[GrownAxis]) -> Space:
+    """The space, widened by the steps of a study whose space it was when the study began."""
+    for step in grown:
+        space.widen(step.axis, step.value)
+    return space
+
+
+def widen_as_earlier(space: Space, earlier: Iterable[tuple[str, StudyRecord]]) -> tuple[GrownAxis, ...]:
+    """Widens the space by those steps of earlier studies that go on from its ends, and returns these steps.
+
+    What earlier studies have found beyond the ends is then no loss to this one.
+
+    Args:
+        space: the space of a study that begins.
+        earlier: names of the earlier studies' directories, and their records.
+    """
+    taken = []
+    for directory, record in earlier:
+        for step in record.grown:
+            axes = {axis.setting: axis for axis in ordered_axes(space)}
+            axis = axes.get(step.axis)
+            if axis is not None and axis.ends[step.highest] == step.before:
+                space.widen(step.axis, step.value)
+                taken.append(step.replace(earlier=directory, completed=0, first={}))
+    return tuple(taken)

@@ -1,0 +1,354 @@
+"""Minutes are of the whole command: what it does in them, what it leaves out, and what it says of that.
+
+Trainings are fake and take ten seconds of a clock that nothing else moves, scorings take one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_processes import (
+    PLANNED_ELSEWHERE,
+    FakeLauncher,
+    FakeRun,
+    evaluated,
+    progress,
+    scored,
+    small_log,
+    trained,
+)
+
+from dashboards.sentences.summary import sentences
+from search.budget.clock import StudyClock
+from search.config import read_study_config, write_config
+from search.execution import running, trainer
+from search.read_study import read_study
+from search.study.driver import Study
+from search.study.open_study import open_study
+from search.study_state import Observer, StudyState
+from trials.data.cache import PreparedLog
+from trials.events import Event, Scored
+from trials.processes.task import Task
+from trials.record import Outcome, TrialRecord
+from trials.training.score_weights import logits_file
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+TRAINING, SCORING = 10.0, 1.0
+WORDS = (
+    "space=tiny",
+    "sampler=random",
+    "baseline_trials=2",
+    "training.epochs=1",
+    *PLANNED_ELSEWHERE,
+)
+NeOf = Callable[[Task], float]
+
+
+def by_fingerprint(task: Task) -> float:
+    """Candidates are better than the baseline, and all differ."""
+    spread = int(task.job.fingerprint[:4], 16) / 2**18
+    return (0.7 if task.job.model.family == "dhen" else 0.95) + spread
+
+
+class Run(FakeRun):
+    """A fake process that leaves the logits that it has scored."""
+
+    def __init__(self, *looks: Sequence[Event], rows: int = 0, seed: int = 0) -> None:
+        super().__init__(*looks)
+        self._rows, self._seed = rows, seed
+
+    def new_events(self) -> list[Event]:
+        events = super().new_events()
+        for event in events:
+            if isinstance(event, Scored) and self.directory is not None:
+                logits = np.random.default_rng(self._seed).normal(size=self._rows).astype(np.float32)
+                np.save(logits_file(self.directory, event.split), logits)
+        return events
+
+
+class Studies:
+    """Opens the same study again and again; the clock goes on."""
+
+    def __init__(self, directory: Path, log: PreparedLog) -> None:
+        self._directory, self._log = directory, log
+        self.now = 1000.0
+        self.tasks: list[Task] = []
+        directory.mkdir()
+
+    def open(
+        self,
+        *words: str,
+        ne_of: NeOf = by_fingerprint,
+        seconds: Callable[[Task], float] = lambda task: SCORING if task.score_split else TRAINING,
+        watch: Observer = lambda state: None,
+        began: float | None = None,
+    ) -> Study:
+        def script(task: Task) -> FakeRun:
+            self.tasks.append(task)
+            self.now += seconds(task)
+            seed = int(task.job.fingerprint[:6], 16)
+            if task.score_split is not None:
+                rows = self._log.split(task.score_split).rows
+                return Run([scored(task.score_split)], rows=rows, seed=seed)
+            ne = ne_of(task)
+            return Run([progress(10)], [evaluated(10, ne), trained(ne)])
+
+        config = read_study_config(None, [*WORDS, *words])
+        write_config(self._directory, config)
+        return open_study(
+            config,
+            self._directory,
+            self._log,
+            FakeLauncher(script),
+            [watch],
+            clock=StudyClock(lambda: self.now, began=began),
+        )
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
+    return small_log(tmp_path_factory.mktemp("log"))
+
+
+@pytest.fixture
+def studies(tmp_path: Path, log: PreparedLog, monkeypatch: pytest.MonkeyPatch) -> Studies:
+    found = Studies(tmp_path / "study", log)
+    clock = SimpleNamespace(monotonic=lambda: found.now)
+    for module in (running, trainer):
+        monkeypatch.setattr(module, "time", clock)
+    return found
+
+
+def said(study: Study) -> str:
+    return " ".join((*study._state.notices, *sentences(study.record())))
+
+
+def test_one_command_with_minutes_does_all_of_it_within_them(studies: Studies) -> None:
+    """It tunes, makes averages and confirms; less than one more seed would take is left over."""
+    study = studies.open("minutes=20", "search_until=none")
+    record = study.run()
+    assert record.finished
+    assert 0.85 * 20 * 60 <= record.elapsed_seconds <= 1.1 * 20 * 60
+    assert record.averages
+    assert any(trial.origin.tuned_from is not None for trial in record.candidates)
+    assert len(record.candidates) > 20, "no number of trials ends the search"
+    seeds = {len(comparison.seeds) for comparison in record.comparisons}
+    assert record.comparisons
+    assert min(seeds) >= 2
+
+
+def test_minutes_count_from_the_start_of_the_command(studies: Studies) -> None:
+    """What reading the log and measuring this CPU took before the driver began is part of them."""
+    words = ("minutes=10", "averages=0", "confirm=0", "tune=0", "search_until=none")
+    record = studies.open(*words, began=studies.now - 300.0).run()
+    assert len(record.candidates) == 28  # of 300 s the baseline takes 20 and the report 4
+    assert record.elapsed_seconds == pytest.approx(600, rel=0.05)
+
+
+def test_a_few_minutes_leave_winners_unconfirmed_and_say_which_command_does_it(studies: Studies) -> None:
+    study = studies.open("minutes=2")
+    record = study.run()
+    assert record.front
+    assert record.comparisons == ()
+    assert record.elapsed_seconds <= 1.1 * 120
+    assert "Winners were not confirmed: the minutes have too little left for 2 seeds" in said(study)
+    assert f"`dhen-search confirm {studies.directory}` does it" in said(study)
+
+
+def test_minutes_that_end_in_the_middle_of_a_seed_leave_those_that_are_done(studies: Studies) -> None:
+    """Retrainings that turn out slower do not all come to be; those that do count, and a sentence says so."""
+
+    def slower(task: Task) -> float:
+        return SCORING if task.score_split else TRAINING * (2.5 if task.job.seed else 1.0)
+
+    study = studies.open("minutes=20", "search_until=none", seconds=slower)
+    record = study.run()
+    assert record.finished
+    seeds = min(len(comparison.seeds) for comparison in record.comparisons)
+    assert 2 <= seeds < 5
+    assert (
+        f"The minutes allowed {seeds} seeds; `dhen-search confirm {studies.directory}` adds others"
+        in said(study)
+    )
+    assert record.elapsed_seconds <= 1.1 * 20 * 60
+
+
+def test_seeds_and_averages_that_were_asked_for_are_made_whatever_they_take(studies: Studies) -> None:
+    study = studies.open("minutes=3", "trials=2", "averages=2", "confirm=3")
+    record = study.run()
+    assert "for want of time" not in said(study)
+    assert {len(comparison.seeds) for comparison in record.comparisons} == {3}
+
+
+def test_without_minutes_nothing_is_made_that_was_not_asked_for(studies: Studies) -> None:
+    record = studies.open("trials=4").run()
+    assert record.averages == ()
+    assert record.retrainings == ()
+    assert [trial.origin.tuned_from for trial in record.candidates] == [None] * 4
+
+
+def interrupt(when: Callable[[StudyState], bool]) -> Observer:
+    def watch(state: StudyState) -> None:
+        if when(state):
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def test_the_time_of_earlier_sessions_counts_and_that_between_them_does_not(studies: Studies) -> None:
+    words = ("minutes=10", "averages=0", "confirm=0", "tune=0", "search_until=none")
+    began = studies.now - 200.0
+    with pytest.raises(KeyboardInterrupt):
+        studies.open(*words, began=began, watch=interrupt(lambda state: len(state.candidates) == 5)).run()
+    took = studies.now - began
+    assert read_study(studies.directory).elapsed_seconds == pytest.approx(took)
+    studies.now += 3600.0
+    study = studies.open(*words)
+    assert study.record().elapsed_seconds == pytest.approx(took)
+    record = study.run()
+    assert record.elapsed_seconds == pytest.approx(600, rel=0.05)
+
+
+def test_ctrl_c_in_the_confirmation_loses_no_retraining(studies: Studies) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        studies.open("minutes=20", watch=interrupt(lambda state: len(state.retrainings) == 6)).run()
+    before = {
+        r.job.fingerprint for r in read_study(studies.directory).retrainings if r.result.test is not None
+    }
+    assert before
+    studies.tasks.clear()
+    record = studies.open("minutes=20").run()
+    assert record.comparisons
+    again = {task.job.fingerprint for task in studies.tasks if task.score_split is None}
+    assert not again & before
+    assert record.elapsed_seconds <= 1.1 * 20 * 60
+
+
+class Silent(FakeRun):
+    """A training that goes on and on, and says so."""
+
+    def __init__(self, studies: Studies) -> None:
+        super().__init__(ends=False)
+        self._studies = studies
+
+    def new_events(self) -> list[Event]:
+        super().new_events()
+        self._studies.now += 5.0
+        return [progress(10)]
+
+
+def test_a_candidate_that_goes_on_and_on_is_cut_short_and_goes_on_with_more_minutes(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless: list[str] = []
+    words = ("averages=0", "confirm=0", "tune=0", "search_until=none")
+
+    def start(launcher: FakeLauncher, task: Task, directory: Path) -> FakeRun:
+        candidates = [t for t in studies.tasks if t.job.model.family == "dhen" and t.score_split is None]
+        if task.job.model.family == "dhen" and len(candidates) == 3 and not endless:
+            endless.append(task.job.fingerprint)
+            run = Silent(studies)
+            launcher.runs.append(run)
+            return run
+        return begin(launcher, task, directory)
+
+    begin = FakeLauncher.start
+    monkeypatch.setattr(FakeLauncher, "start", start)
+    study = studies.open("minutes=5", *words)
+    record = study.run()
+    cut = [trial for trial in record.candidates if trial.result.outcome is Outcome.INTERRUPTED]
+    assert [trial.job.fingerprint for trial in cut] == endless
+    assert cut[0].attempts == ()
+    assert record.finished
+    assert record.elapsed_seconds == pytest.approx(300, rel=0.1)
+
+    studies.tasks.clear()
+    assert studies.open("minutes=5", *words).run().candidates == record.candidates, "the minutes are over"
+    assert studies.tasks == []
+    resumed = studies.open("minutes=6", *words).run()
+    assert resumed.trial(cut[0].number).result.outcome is Outcome.COMPLETED
+
+
+def level(task: Task) -> float:
+    """Networks among which there is nothing to gain."""
+    return 0.7 + int(task.job.fingerprint[:4], 16) / 2**40 if task.job.model.family == "dhen" else 0.95
+
+
+def test_a_search_ends_where_it_would_show_nothing_says_so_and_goes_on_when_asked(studies: Studies) -> None:
+    study = studies.open("minutes=300", "confirm=0", "averages=0", ne_of=level)
+    record = study.run()
+    assert record.finished
+    assert record.elapsed_seconds < 0.1 * 300 * 60
+    gain = record.expected_gain
+    assert gain is not None
+    assert gain.detectable_percent is not None
+    assert gain.percent < gain.detectable_percent
+    assert gain.candidates == len(record.candidates) == 29
+    sentence = (
+        "The search ended after 29 candidates with a result: 29 more were expected to lower the best NE by 0.00 "
+        f"%, and this log's validation rows show no difference below {gain.detectable_percent:.2f} %. "
+        "The same command with search_until=none goes on."
+    )
+    assert sentence in study._state.notices
+    assert sentence in sentences(read_study(studies.directory))
+
+    studies.tasks.clear()
+    studies.open("minutes=300", "confirm=0", "averages=0", ne_of=level).run()
+    assert studies.tasks == [], "the same command does nothing twice"
+    more = studies.open("minutes=10", "confirm=0", "averages=0", "search_until=none", ne_of=level).run()
+    assert len(more.candidates) > 29
+    assert more.expected_gain is None
+    assert not any("The search ended after" in line for line in sentences(more))
+
+
+def test_a_search_that_had_ended_stays_so_where_the_command_was_interrupted_after_it(
+    studies: Studies,
+) -> None:
+    words = ("minutes=300", "confirm=0", "averages=0")
+
+    def scores(state: StudyState) -> bool:
+        return any(trial.result.test is not None for trial in state.trials.values())
+
+    with pytest.raises(KeyboardInterrupt):
+        studies.open(*words, ne_of=level, watch=interrupt(scores)).run()
+    record = studies.open(*words, ne_of=level).run()
+    assert (record.finished, len(record.candidates)) == (True, 29)
+    assert record.expected_gain is not None
+
+
+def test_what_is_worth_a_longer_search_is_a_matter_of_the_user(studies: Studies) -> None:
+    study = studies.open("trials=200", "worth=90%")
+    record = study.run()
+    assert len(record.candidates) == 29
+    assert record.expected_gain is not None
+    assert record.expected_gain.worth_percent == pytest.approx(90.0)
+    assert "and less than 90.00 % is not worth it (worth=)" in said(study)
+
+
+def test_a_search_alone_may_end_by_what_it_gains(studies: Studies) -> None:
+    """`search_until=auto` is a budget without a number of trials and without minutes."""
+    record = studies.open("search_until=auto", ne_of=level).run()
+    assert (record.finished, len(record.candidates)) == (True, 29)
+
+
+def test_the_baseline_is_tuned_less_where_minutes_are_few_and_candidates_keep_their_numbers(
+    studies: Studies,
+) -> None:
+    words = ("baseline_trials=9", "averages=0", "confirm=0", "tune=0")
+    few = studies.open("minutes=1", *words).run()
+    assert [trial.number for trial in few.trials if trial not in few.candidates] == [0, 1, 2]
+    assert [trial.number for trial in few.candidates] == [3, 4]
+    more = studies.open("minutes=2", *words).run()
+    assert _kinds(more.trials)[:5] == _kinds(few.trials)
+
+
+def _kinds(trials: Sequence[TrialRecord]) -> list[tuple[int, str]]:
+    return [(trial.number, trial.kind.value) for trial in trials]

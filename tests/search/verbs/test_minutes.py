@@ -1,0 +1,75 @@
+"""One command with minutes, as a user runs it: a clock that the tests move stands in for the wall clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, Run
+
+from search.budget.clock import StudyClock
+from search.execution import running
+from search.read_study import read_study
+from search.verbs import run as verb
+from trials.record import Measured, TrialKind
+
+TRAINING = 4.0
+"""Seconds that each training takes, by the clock that the test moves."""
+
+
+@pytest.fixture
+def clock_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes the command's clock go by the trainings in a run directory, each of which takes as long as the
+    others: what a loaded machine makes of them decides nothing."""
+
+    def install(out: Path) -> None:
+        def now() -> float:
+            return TRAINING * sum(
+                1 for folder in ("trials", "retrained/trials") for _ in (out / folder).glob("0*")
+            )
+
+        monkeypatch.setattr(verb, "StudyClock", lambda: StudyClock(now, began=0.0))
+        monkeypatch.setattr(running.Training, "_seconds", lambda _: TRAINING)
+        monkeypatch.setattr(Measured, "whole_seconds", TRAINING)
+
+    return install
+
+
+def test_minutes_alone_search_average_and_confirm(
+    dhen_search: Run, click_log: Path, tmp_path: Path, clock_of: Callable[[Path], None]
+) -> None:
+    out = tmp_path / "study"
+    clock_of(out)
+    said = dhen_search(
+        "run", "--data", click_log, "--out", out, *SMALL, "training.epochs=1", "minutes=2.5"
+    ).stdout
+    record = read_study(out)
+    assert record.finished
+    assert 0.8 * 150 <= record.elapsed_seconds <= 1.1 * 150
+    # as many as a quarter of the minutes allows for the winners that there are
+    seeds = {len(comparison.seeds) for comparison in record.comparisons}
+    assert len(seeds) == 1
+    assert seeds <= {2, 3, 4, 5}
+    assert "Retrained from" in said
+    kinds = {trial.kind for trial in record.trials}
+    assert TrialKind.CANDIDATE in kinds
+    again = dhen_search("run", "--out", out).stdout
+    assert "Traceback" not in again
+    assert read_study(out).trials == record.trials
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("worth=0.1",), "worth: 0.1 could be 0.1 % or 10 %; write the sign, such as 0.1%"),
+        (("worth=200%",), "worth: 200% is more than all there is"),
+        (("search_until=soon",), "search_until: Input should be 'auto' or 'none'"),
+        (("trials=null",), "a study needs a budget: give trials=N, minutes=M, both, or search_until=auto."),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    dhen_search: Run, click_log: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    done = dhen_search("run", "--data", click_log, "--out", tmp_path / "study", *words, code=2)
+    assert message in done.stderr

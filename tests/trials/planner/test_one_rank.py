@@ -1,0 +1,101 @@
+"""The predicted peak of a rank that trains alone, beside a real step counted tensor by tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dhen.batch import FeatureBatch
+from dhen.model import build_model, parse_model
+from dhen.schema import FeatureSchema, Table
+from dhen.values import parse
+from trials.cluster.cluster import Cluster
+from trials.data.loader import Batch
+from trials.job import Job, TrainingConfig
+from trials.memory.counter import MemoryCounter
+from trials.memory.limit import counted_by
+from trials.planner.pricing import pricing_of
+from trials.ranks import Ranks
+from trials.strategy import Strategy
+from trials.training.distributed_step import DistributedStep
+from trials.training.local_step import TrainStep
+
+EXAMPLES, IDS_PER_BAG = 512, 3
+SCHEMA = FeatureSchema(
+    tables=(
+        *(Table(name=f"t{index}", rows=2000) for index in range(12)),
+        Table(name="tags", rows=500, multi_hot=True, mean_ids=IDS_PER_BAG),
+    ),
+    numeric=("x", "y"),
+)
+MODEL: dict[str, Any] = {
+    "embedding_dim": 16,
+    "layers": [{"modules": ["dcn_v2", "mlp"], "out_embeddings": 8}] * 2,
+    "dropout": 0.0,
+}
+CLUSTER = parse(
+    Cluster,
+    {
+        "hosts": 1,
+        "gpus_per_host": 1,
+        "device": "cpu",
+        "hbm": "4GiB",
+        "host_memory_bytes": "8GB",
+        "memory_bandwidth": "10GB/s",
+        "peak_flops": {"fp32": "100GFLOP/s", "bf16": "100GFLOP/s"},
+        "host_link_bandwidth": "10GB/s",
+    },
+    "test",
+)
+WITHIN = 1e-3
+"""Share of a counted peak that a predicted one may be off by."""
+
+
+def batch(seed: int, *, counted: bool) -> Batch:
+    """As a batch that is loaded: ids of 32 bits, and 1 / the counts of ids where they are asked for."""
+    drawn = torch.Generator().manual_seed(seed)
+
+    def ids(rows: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, rows, shape, generator=drawn, dtype=torch.int32)
+
+    bag = ids(500, EXAMPLES * IDS_PER_BAG), torch.arange(EXAMPLES) * IDS_PER_BAG
+    features = FeatureBatch(
+        ids_BT=ids(2000, EXAMPLES, 12),
+        bags=((bag[0], bag[1].int()),),
+        numeric_BK=torch.randn(EXAMPLES, 2, generator=drawn),
+    )
+    return Batch(
+        features=features,
+        label_B=torch.ones(EXAMPLES),
+        weight_B=None,
+        inverse_count_BT=torch.rand(EXAMPLES, 13, generator=drawn) if counted else None,
+    )
+
+
+@pytest.mark.parametrize("strategy", [Strategy(), Strategy(checkpointing="full")], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_norm": 0.1}, {"frequency_decay": 0.1}], ids=["plain", "clipped", "decayed"]
+)
+@pytest.mark.parametrize("model", [{}, {"table_dim_exponent": 0.4}], ids=["one length", "mixed lengths"])
+def test_one_rank_holds_what_was_predicted(
+    model: dict[str, Any], settings: dict[str, Any], strategy: Strategy
+) -> None:
+    training = TrainingConfig(batch_size=EXAMPLES, precision="fp32", epochs=1, **settings)
+    config = parse_model(MODEL | model, "test")
+    job = Job(model=config, features=SCHEMA, log="x", training=training, seed=0)
+    predicted = pricing_of(job, CLUSTER).memory(strategy).total
+    with MemoryCounter() as counter, counted_by(counter):
+        built = build_model(config, SCHEMA).train()
+        step: TrainStep | DistributedStep
+        if strategy == Strategy() and not training.frequency_decay:
+            step = TrainStep(built, training)
+        else:
+            step = DistributedStep(built, job, strategy, Ranks(), where=torch.device("cpu"))
+        del built  # its tables, which the step has
+        held = [batch(seed, counted=training.frequency_decay > 0) for seed in range(2)]
+        step(held[0])
+        counter.start_over("second step")
+        step(held[1])
+        assert predicted == pytest.approx(counter.peak, rel=WITHIN)

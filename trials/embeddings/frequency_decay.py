@@ -1,0 +1,51 @@
+"""L2 regularisation of embeddings by how often their ids occur (`training.frequency_decay`).
+
+To the gradient of every embedding that an example looks up, frequency_decay / n times the embedding is added, with
+n the number of training rows that have its id. Over a pass an embedding decays alike however often it occurs; in
+one step a rare one decays far more than a frequent one. It is the mini-batch aware regularisation of Deep Interest
+Network (arXiv 1706.06978, equation 6), but that every occurrence in a batch counts, where the paper counts an id
+once per batch. A multi-hot table's embedding decays as it is looked up, the mean of its bag, by the mean of 1 / n;
+nodes of a number, between which a model interpolates, decay by the count of the bucket between them.
+
+It is added where the dense part leaves its gradients on the embeddings, and so alike for all engines that hold
+tables, fused updates included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dhen.inputs.features import Tables, matrices
+
+
+class FrequencyDecay:
+    """The decay of one model's embeddings on this rank."""
+
+    def __init__(self, tables: Tables, categorical: int, decay: float, ranks: int) -> None:
+        """Notes which looked-up tensor has which tables.
+
+        Args:
+            tables: the model's tables, which lookups follow in their order.
+            categorical: number of the log's categorical columns; multi-hot ones come after them.
+            decay: `training.frequency_decay`.
+            ranks: number of ranks that gradients are averaged over.
+        """
+        self._columns: list[list[int]] = []
+        for matrix in matrices(tables).values():
+            if matrix.row_offsets.numel():
+                self._columns.append(list(matrix.ids.read))
+            self._columns += [[categorical + place] for place in matrix.bags]
+        # a sum over examples, which must not be divided by the number of ranks with the mean of the loss
+        self._factor = decay * ranks
+
+    @torch.no_grad()
+    def __call__(self, embeddings: Sequence[Tensor], inverse_count_BT: Tensor) -> None:
+        """Adds to the gradients of looked-up embeddings (B, tables, D)."""
+        for embedding, columns in zip(embeddings, self._columns, strict=True):
+            assert embedding.grad is not None
+            whole = columns == list(range(inverse_count_BT.shape[1]))
+            inverse_BT = inverse_count_BT if whole else inverse_count_BT[:, columns]
+            embedding.grad.addcmul_(embedding, inverse_BT.unsqueeze(2), value=self._factor)
