@@ -65,7 +65,7 @@ class StudyConfig(LogConfig):
     auto, which is ranker."""
     stopping: str = "auto"
     """Rule that ends candidates early: curve (those that can no longer reach the front), rungs (successive
-    halving among candidates of similar FLOPs), none, or auto, which is none."""
+    halving among candidates of similar FLOPs; what is stopped may go on later), none, or auto, which is none."""
     trials: Annotated[int, Field(gt=0)] | Literal["auto"] | None = "auto"
     """Number of candidates; the baseline's own trials come on top. Null: the search ends when its share of
     `minutes` is over, by `search_until`, or after 100 proposals in a row that needed no training. Auto: null where

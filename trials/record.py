@@ -297,6 +297,8 @@ class Attempt(Value):
     """Median seconds of a step, of a training that ended well."""
     seconds: float | None = None
     """Wall clock of the attempt."""
+    evaluations: int | None = None
+    """Number of evaluations after which the stopping rule ended it; None where nothing did."""
     error: str | None = None
 
 

@@ -46,8 +46,8 @@ from search.samplers.ranker.acquisition import hypervolume
 from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from search.stopping import NONE, RULES
 from search.stopping.base import first_stop
-from spaces.space import Candidate, Point
-from trials.record import Origin, Outcome, Result, TrialKind, TrialRecord
+from spaces.space import Candidate
+from trials.record import Attempt, Origin, Outcome, TrialKind, TrialRecord
 
 POINTS_FOR_LIMIT = 400
 MARKS = (50, 100, 200)
@@ -115,60 +115,94 @@ class Run:
         self.rule = RULES.get(variant.stopping)
         self.noise = random.Random(f"noise {repeat}")
         self.setting = setting
-        self.records: list[TrialRecord] = []
+        self.records: dict[int, TrialRecord] = {}
+        self.whole: dict[int, tuple[TrialRecord, float]] = {}
+        """Candidates as they are at their end, and the seconds to it."""
         self.front: list[tuple[float, float, float]] = []
         """log10 FLOPs, NE as measured, NE as expected."""
         self.trace: dict[str, list[float]] = {"hypervolume": [], "ne": [], "seconds": []}
+        """What there is after each candidate, and after those that went on before the next one."""
+        self.asking = 0.0
 
     def all(self) -> dict[str, Any]:
-        """Everything, trial by trial, and the seconds an ask took."""
-        waiting: deque[tuple[int, Point, dict[str, int]]] = deque()
-        asking = 0.0
-        for number in range(self.setting.trials):
-            began = time.process_time()
-            waiting.append((number, *self.proposals.ask(number, {}, self.answers.space.left_for_tuning)))
-            asking += time.process_time() - began
-            while len(waiting) >= self.setting.side_by_side:
-                self._end(*waiting.popleft())
-        while waiting:
-            self._end(*waiting.popleft())
-        return {"trace": self.trace, "ask_seconds": asking / self.setting.trials}
+        """Everything, candidate by candidate, and the seconds an ask took."""
+        waiting: deque[TrialRecord] = deque()
+        while (record := self._next()) is not None or waiting:
+            if record is not None:
+                self.records[record.number] = record
+                waiting.append(record)
+            while waiting and (record is None or len(waiting) >= self.setting.side_by_side):
+                self._end(waiting.popleft())
+        return {"trace": self.trace, "ask_seconds": self.asking / self.setting.trials}
 
-    def _end(self, number: int, point: Point, notes: dict[str, int]) -> None:
-        priced, seconds = self.pricer.price(point), 0.0
-        record = TrialRecord(
-            number=number,
-            kind=TrialKind.CANDIDATE,
-            point=point,
-            origin=Origin(sampler_notes=notes),
-            result=Result(outcome=Outcome.INFEASIBLE),
+    def _next(self) -> TrialRecord | None:
+        """A stopped candidate that goes on, else a new one; None once there are as many as wanted."""
+        go_on = self.rule.going_on if self.rule is not None else None
+        stopped = go_on(list(self.records.values())) if go_on is not None else None
+        if stopped is not None:
+            return stopped.with_result(outcome=Outcome.RUNNING)
+        number = len(self.records)
+        if number == self.setting.trials:
+            return None
+        began = time.process_time()
+        point, notes = self.proposals.ask(number, {}, self.answers.space.left_for_tuning)
+        self.asking += time.process_time() - began
+        return TrialRecord(
+            number=number, kind=TrialKind.CANDIDATE, point=point, origin=Origin(sampler_notes=notes)
         )
-        if priced is not None:
-            excess = priced.parameters / self.limit - 1.0
-            record = record.with_job(fingerprint=priced.fingerprint, flops=priced.flops)
-            record = record.with_plan(memory_excess=excess)
-            if excess <= 0:
-                record, seconds = self._trained(record, priced)
-        self.records.append(record)
-        self.proposals.tell(record)
-        self._trace(seconds)
 
-    def _trained(self, record: TrialRecord, priced: PricedCandidate) -> tuple[TrialRecord, float]:
-        """With its result, and the seconds that it took; at its last evaluation a training has ended."""
-        ne, seconds = self.answers.measured(priced, self.noise), self.answers.seconds(priced)
+    def _end(self, record: TrialRecord) -> None:
+        new, seconds = not record.attempts, 0.0
+        if new:
+            priced = self.pricer.price(record.point)
+            fits = False
+            if priced is not None:
+                excess = priced.parameters / self.limit - 1.0
+                record = record.with_job(fingerprint=priced.fingerprint, flops=priced.flops)
+                record, fits = record.with_plan(memory_excess=excess), excess <= 0
+            if not fits:
+                record = record.with_result(outcome=Outcome.INFEASIBLE)
+            elif priced is not None:
+                self.whole[record.number] = self._whole(record, priced)
+        if record.number in self.whole:
+            record, seconds = self._trained(record)
+        self.records[record.number] = record
+        self.proposals.tell(record)
+        self._trace(seconds, new=new)
+
+    def _whole(self, record: TrialRecord, priced: PricedCandidate) -> tuple[TrialRecord, float]:
+        ne = self.answers.measured(priced, self.noise)
         curve = self.answers.curve(priced, ne)
         whole = record.with_result(outcome=Outcome.COMPLETED, validation=metrics(ne), curve=curve)
-        training = whole.with_result(outcome=Outcome.RUNNING, curve=curve[:-1])
-        stopped = first_stop(self.rule, training, 0, self.records) if self.rule is not None else None
+        return whole, self.answers.seconds(priced)
+
+    def _trained(self, record: TrialRecord) -> tuple[TrialRecord, float]:
+        """With its result, and the seconds that this attempt took; at its last evaluation a training has ended."""
+        whole, seconds = self.whole[record.number]
+        curve, had = whole.result.curve, len(record.result.curve)
+        share = curve[had - 1].examples / curve[-1].examples if had else 0.0
+        training = record.with_result(outcome=Outcome.RUNNING, curve=curve[:-1])
+        others = list(self.records.values())
+        stopped = first_stop(self.rule, training, had, others) if self.rule is not None else None
         if stopped is not None:
-            return stopped, seconds * stopped.result.curve[-1].examples / curve[-1].examples
-        self.front.append((math.log10(priced.flops), ne, self.answers.ne(priced)))
-        return whole, seconds
+            attempt = Attempt(
+                strategy="dp",
+                outcome=Outcome.STOPPED,
+                predicted_bytes=None,
+                evaluations=len(stopped.result.curve),
+            )
+            stopped = stopped.replace(attempts=(*stopped.attempts, attempt))
+            return stopped, seconds * (stopped.result.curve[-1].examples / curve[-1].examples - share)
+        priced = self.pricer.price(record.point)
+        assert priced is not None
+        assert whole.result.validation is not None
+        self.front.append((math.log10(priced.flops), whole.result.validation.ne, self.answers.ne(priced)))
+        return record.replace(result=whole.result), seconds * (1.0 - share)
 
     def _fits(self, candidate: Candidate) -> bool:
         return dense_parameters(model_cost(candidate.model, self.answers.features)) <= self.limit
 
-    def _trace(self, seconds: float) -> None:
+    def _trace(self, seconds: float, *, new: bool) -> None:
         front: list[tuple[float, float, float]] = []
         for each in sorted(self.front):
             if not front or each[1] < front[-1][1]:
@@ -176,6 +210,9 @@ class Run:
         self.front = front
         found = [(log_flops, expected) for log_flops, _measured, expected in front]
         before = self.trace["seconds"][-1] if self.trace["seconds"] else 0.0
+        if not new:
+            for values in self.trace.values():
+                values.pop()
         self.trace["hypervolume"].append(1e3 * hypervolume(found, self.answers.reference))
         self.trace["ne"].append(front[-1][2] if front else 1.0)
         self.trace["seconds"].append(before + seconds)

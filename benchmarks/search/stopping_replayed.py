@@ -73,10 +73,10 @@ def replay(rule: Rule | None, order: Sequence[TrialRecord]) -> Replay:
     """A study of these candidates, one at a time; at its last evaluation a training has ended."""
     trials: list[TrialRecord] = []
     for number, whole in enumerate(order):
-        whole = whole.replace(number=number)
-        training = whole.with_result(outcome=Outcome.RUNNING, curve=whole.result.curve[:-1])
-        given_up = first_stop(rule, training, 0, trials) if rule is not None else None
-        trials.append(given_up or whole)
+        trials.append(_trained(rule, whole.replace(number=number), 0, trials))
+        while rule is not None and rule.going_on is not None and (given_up := rule.going_on(trials)):
+            seen, position = len(given_up.result.curve), given_up.number
+            trials[position] = _trained(rule, order[position].replace(number=position), seen, trials)
     found, full = pareto_front(trials), pareto_front(order)
     kept = {trial.job.fingerprint for trial in found}
     stopped = {trial.job.fingerprint for trial in trials if trial.result.outcome is Outcome.STOPPED}
@@ -91,6 +91,15 @@ def replay(rule: Rule | None, order: Sequence[TrialRecord]) -> Replay:
         lost=1.0 - hypervolume(corners(found), corner) / hypervolume(corners(full), corner),
         wrongly=len(stopped & {trial.job.fingerprint for trial in full}),
     )
+
+
+def _trained(
+    rule: Rule | None, whole: TrialRecord, judged: int, trials: Sequence[TrialRecord]
+) -> TrialRecord:
+    """A candidate as a training ends that was judged at so many evaluations; at its last one it has ended."""
+    training = whole.with_result(outcome=Outcome.RUNNING, curve=whole.result.curve[:-1])
+    given_up = first_stop(rule, training, judged, trials) if rule is not None else None
+    return given_up or whole
 
 
 def corners(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:

@@ -93,6 +93,10 @@ class Budget:
             self._spent or self._promotes() or not self._still_to_tune() or not self.has_time_for_candidate()
         )
 
+    def may_go_on(self) -> bool:
+        """Whether a candidate that was stopped may go on."""
+        return not self._spent and not self._promotes() and self.has_time_for_candidate()
+
     def has_time_for_candidate(self, *, reserved: float = 0.0) -> bool:
         """Whether a candidate that begins now is expected to end within the search's time, less `reserved`
         seconds."""

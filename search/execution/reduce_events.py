@@ -76,6 +76,7 @@ def with_attempt(
         needed_bytes=event.needed_bytes if isinstance(event, Failed) else None,
         limit_bytes=event.limit_bytes if isinstance(event, Failed) else None,
         seconds=seconds,
+        evaluations=len(record.result.curve) if record.result.outcome is Outcome.STOPPED else None,
         error=record.result.error,
     )
     return record.replace(attempts=(*record.attempts, attempt))

@@ -38,8 +38,13 @@ class Trainer:
         threads: int | None = None,
         precision: Precision | None = None,
         execution: Execution | None = None,
+        checkpoint_evaluations: bool = False,
     ) -> None:
-        """A trainer below `directory`; by default with as many threads as gain, and in the preferred precision."""
+        """A trainer below `directory`; by default with as many threads as gain, and in the preferred precision.
+
+        With `checkpoint_evaluations` what is stopped at an evaluation can go on from there.
+        """
+        self._checkpoint_evaluations = checkpoint_evaluations
         self._launcher = launcher
         self._log = log
         self._directory = directory
@@ -76,6 +81,7 @@ class Trainer:
             attempt=len(record.attempts),
             start_from=str(start_from) if start_from else None,
             resume_from=str(folder / CHECKPOINTS),
+            checkpoint_evaluations=self._checkpoint_evaluations and record.kind is TrialKind.CANDIDATE,
         )
         LOG.info("%s %d: attempt %d as %s", _word(record), record.number, task.attempt, strategy.name)
         began = time.monotonic()

@@ -72,12 +72,12 @@ class Execution(NamedTuple):
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None where the last one ended otherwise, or none is left.
 
-        A trial that was killed goes on under the same strategy, one that ran out of memory under the next one
-        up the ladder.
+        A trial that was killed, or stopped early, goes on under the same strategy, one that ran out of memory
+        under the next one up the ladder.
         """
         last = record.attempts[-1].outcome
         anew = record.replace(result=Result())
-        if last is Outcome.INTERRUPTED:
+        if last in (Outcome.INTERRUPTED, Outcome.STOPPED):
             return anew
         if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
             return None

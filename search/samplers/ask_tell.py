@@ -23,6 +23,7 @@ from trials.record import Outcome, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial, TrialState
 
 MEMORY = "memory"
@@ -58,7 +59,7 @@ class Proposals:
         self._axes, self._say, self._said = self._distributions(), say, False
         self._context = SamplerContext(pricer)
         check_sampler(sampler)
-        self._study = optuna.create_study(directions=["minimize", "minimize"])
+        self._study = self._new_study()
         self._optuna_numbers: dict[int, int] = {}
         self._asked: dict[int, Trial] = {}
 
@@ -114,12 +115,27 @@ class Proposals:
     def tell(self, record: TrialRecord) -> None:
         """Takes in how a proposal ended."""
         self.note(record)
-        state, values = self._result(record)
         optuna_trial = self._asked.pop(record.number, None)
-        if optuna_trial is not None:
-            for name, excess in _constraints(record).items():
-                optuna_trial.set_constraint(name, excess)
+        if optuna_trial is None:
+            self._replace(record)
+            return
+        state, values = self._result(record)
+        for name, excess in _constraints(record).items():
+            optuna_trial.set_constraint(name, excess)
         self._study.tell(self._optuna_numbers[record.number], values, state)
+
+    def _replace(self, record: TrialRecord) -> None:
+        """Puts a proposal as it ended in the place of what Optuna has of it, where it is of an earlier session, or
+        was stopped, told so, and went on: Optuna takes no second end of a trial, so its study is made anew."""
+        trials = self._study.get_trials(deepcopy=False)
+        trials[self._optuna_numbers[record.number]] = self._remembered(record)
+        self._study = self._new_study()
+        self._study.add_trials(trials)
+        # what was asked of the study before ends in this one
+        self._asked.clear()
+
+    def _new_study(self) -> Study:
+        return self._optuna.create_study(directions=["minimize", "minimize"])
 
     def _distributions(self) -> dict[str, BaseDistribution]:
         """Distributions of all axes, by name, from which any point of the space is drawn."""

@@ -1,4 +1,5 @@
-"""Stopping rules by name: which candidate is given up. One file each; adding one is a file and an entry."""
+"""Stopping rules by name: which candidate is given up, and which goes on after all. One file each; adding one is a
+file and an entry."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ from dhen.errors import unknown_name
 from search.stopping import learning_curve, rungs
 from search.stopping.base import Rule
 
-RULES: dict[str, Rule] = {"curve": learning_curve.judge, "rungs": rungs.judge}
+RULES: dict[str, Rule] = {
+    "curve": Rule(learning_curve.judge),
+    "rungs": Rule(rungs.judge, rungs.going_on),
+}
 NONE = "none"
 """Instead of a rule: every candidate is trained to its end."""
 AUTO = NONE

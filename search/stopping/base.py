@@ -27,9 +27,21 @@ class Stop:
     """Lowest NE that the candidate would have come to."""
 
 
-Rule = Callable[[TrialRecord, Sequence[TrialRecord]], Stop | None]
+Judge = Callable[[TrialRecord, Sequence[TrialRecord]], Stop | None]
 """A function of a candidate whose curve ends at the milestone, and of all trials of the study; it returns None
 where the candidate goes on."""
+Continuation = Callable[[Sequence[TrialRecord]], TrialRecord | None]
+"""A function of all trials of the study; it returns the stopped candidate that goes on next, None where there is
+none."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A stopping rule."""
+
+    judge: Judge
+    going_on: Continuation | None = None
+    """Which stopped candidate goes on after all; None where what is stopped has ended for good."""
 
 
 def first_stop(
@@ -38,11 +50,12 @@ def first_stop(
     """The record as it ends at the first evaluation after `judged` ones where the rule stops it; else None.
 
     Evaluations are judged one by one, and what came after the one that decides is dropped: how many arrive
-    at once depends on the moment, and decisions must not.
+    at once depends on the moment, and decisions must not. A candidate that goes on after it was stopped is not
+    judged once more where it was.
     """
-    for seen in range(judged + 1, len(record.result.curve) + 1):
+    for seen in range(max(judged, _stopped_after(record)) + 1, len(record.result.curve) + 1):
         so_far = record.with_result(curve=record.result.curve[:seen])
-        stop = rule(so_far, trials) if _can_be_judged(so_far) else None
+        stop = rule.judge(so_far, trials) if _can_be_judged(so_far) else None
         if stop is not None:
             return so_far.with_result(
                 outcome=Outcome.STOPPED,
@@ -55,13 +68,16 @@ def first_stop(
 
 def like(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Other candidates that were trained and evaluated by the same schedule, each training once."""
+    schedule = schedule_of(candidate)
     return [
-        trial
-        for trial in trials
-        if trial.kind is TrialKind.CANDIDATE
-        and trial.number != candidate.number
-        and trial.origin.reused_from is None
-        and _schedule(trial) == _schedule(candidate)
+        trial for trial in own(trials) if trial.number != candidate.number and schedule_of(trial) == schedule
+    ]
+
+
+def own(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Candidates, each training once."""
+    return [
+        trial for trial in trials if trial.kind is TrialKind.CANDIDATE and trial.origin.reused_from is None
     ]
 
 
@@ -81,6 +97,12 @@ def best_ne(trial: TrialRecord, milestone: int) -> float:
     return min((ne for ne in values if not math.isnan(ne)), default=math.inf)
 
 
+def _stopped_after(record: TrialRecord) -> int:
+    """Number of evaluations after which earlier attempts of a trial were stopped; 0 where none was."""
+    stopped = (attempt for attempt in record.attempts if attempt.outcome is Outcome.STOPPED)
+    return max((attempt.evaluations or 0 for attempt in stopped), default=0)
+
+
 def _best(curve: tuple[CurvePoint, ...]) -> CurvePoint:
     return min(curve, key=lambda point: (math.isnan(point.validation.ne), point.validation.ne))
 
@@ -92,7 +114,7 @@ def _can_be_judged(record: TrialRecord) -> bool:
     return stale < patience and math.isfinite(best_ne(record, len(record.result.curve)))
 
 
-def _schedule(trial: TrialRecord) -> tuple[object, ...]:
+def schedule_of(trial: TrialRecord) -> tuple[object, ...]:
     """Settings of evaluation: evaluations of equal number are comparable where these settings are equal."""
     keys = ("epochs", "evaluate_every", "schedule", "train_fraction")
     return tuple(trial.job.training.get(key) for key in keys)

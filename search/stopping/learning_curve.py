@@ -15,7 +15,7 @@ from trials.record import TrialKind, TrialRecord
 
 
 def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
-    """Stops a candidate that can no longer reach the front; a `search.stopping.base.Rule`."""
+    """Stops a candidate that can no longer reach the front; a `search.stopping.base.Judge`."""
     from search.stopping.forecast import CONFIDENCE, forecast
 
     milestone = candidate.result.curve[-1]

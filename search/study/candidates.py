@@ -21,6 +21,7 @@ from search.proposals.outside import OutsideProposals
 from search.reuse.start_points import next_point
 from search.reuse.warm_start import WarmStart
 from search.samplers.ask_tell import Proposals
+from search.stopping.base import Continuation
 from search.study.baseline import Baseline
 from search.study.passes import DECAYS, EPOCHS, Passes, has_decay
 from search.study.retune import Architecture, best_architectures, least_tuned
@@ -67,7 +68,9 @@ class CandidateSource:
         starts: Sequence[Point],
         growth: Growth,
         outside: OutsideProposals | None = None,
+        going_on: Continuation | None = None,
     ) -> None:
+        self._next_going_on = going_on
         self._config, self._space, self._baseline = config, space, baseline
         self._state, self._budget, self._proposals = state, budget, proposals
         self._admission, self._job_of, self._warm_start = admission, job_of, warm_start
@@ -121,7 +124,7 @@ class CandidateSource:
 
     def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[AdmittedTrial]:
         """Candidates that were cut short, then new proposals until the budget is spent: one from outside, one of
-        the sampler, and so on.
+        the sampler, and so on. Those that were stopped and go on after all come first.
 
         `fruitless` says how many trials in a row needed no training, as of now.
         """
@@ -129,11 +132,23 @@ class CandidateSource:
         for record in self._state.candidates:
             if record.result.outcome.unfinished and self._budget.has_time_for_candidate():
                 yield self._admitted(record.number, record.point, record.origin, record)
-        while not self._budget.search_is_over(fruitless()):
+        while True:
+            yield from self._going_on()
+            if self._budget.search_is_over(fruitless()):
+                return
             if self._budget.tuning_is_next() and (best := self._best_architectures()):
                 yield self._tuning(best)
             else:
                 yield self._from_outside() or self._sampled(baseline)
+
+    def _going_on(self) -> Iterator[AdmittedTrial]:
+        """Candidates that were stopped and go on after all, for as long as there are any and there is time."""
+        while self._next_going_on is not None and self._budget.may_go_on():
+            stopped = self._next_going_on(self._state.candidates)
+            if stopped is None:
+                return
+            LOG.info("trial %d: goes on after it was stopped", stopped.number)
+            yield self._admitted(stopped.number, stopped.point, stopped.origin, stopped)
 
     def _sampled(self, baseline: TrialRecord) -> AdmittedTrial:
         """The sampler's next proposal."""
@@ -168,9 +183,11 @@ class CandidateSource:
 
     def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
+        yield from self._going_on()
         best = self._best_architectures()
         while best and not self._budget.tuning_is_over():
             yield self._tuning(best)
+            yield from self._going_on()
 
     def _best_architectures(self) -> tuple[Architecture, ...]:
         return best_architectures(self._state.candidates, self._space, self._config.tune_best)

@@ -22,7 +22,7 @@ from search.growth.grow import Growth
 from search.growth.replay import widen_again, widen_as_earlier
 from search.ordered_axes import ordered_axes
 from search.planning.admission import Admission
-from search.planning.attempts import execution
+from search.planning.attempts import execution, ranks_here
 from search.planning.space_fits import check_some_fit
 from search.proposals.lines import Lines, Proposer, lines_of_file, lines_of_function
 from search.proposals.outside import OutsideProposals
@@ -52,6 +52,7 @@ from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
 from trials.data.origin import check_origins
+from trials.embeddings.requirements import check_torchrec
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import AnyLauncher
 from trials.storage.ledger import Ledger
@@ -99,7 +100,13 @@ def open_study(
     trials = [cut_short(trial) for trial in ledger.trials()]
     executed = execution(config, settings.cluster)
     trainer = Trainer(
-        launcher, log, directory, threads=shares.threads, precision=settings.precision, execution=executed
+        launcher,
+        log,
+        directory,
+        threads=shares.threads,
+        precision=settings.precision,
+        execution=executed,
+        checkpoint_evaluations=rule is not None and rule.going_on is not None,
     )
     admission = Admission(
         cluster=settings.cluster,
@@ -179,6 +186,7 @@ def open_study(
         candidate_job=candidate_job,
         warm_start=warm_start,
         starts=starts["points"],
+        going_on=rule.going_on if rule is not None else None,
         growth=Growth(
             space=space,
             state=state,
@@ -239,6 +247,8 @@ def open_study(
 def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
     """Checks that the settings go together, before anything is opened."""
     check_training_axes(space, config.training)
+    if ranks_here(config) > 1 and log.features.tables:
+        check_torchrec()  # before this CPU is measured, which takes a minute
     if config.tune_trials:
         check_tunable(space)
     if config.origins:

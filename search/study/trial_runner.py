@@ -18,7 +18,7 @@ from search.reuse.result_source import ResultSource
 from search.study.decisions import Decisions
 from search.study_state import StudyState
 from trials.job import Job
-from trials.record import TrialRecord
+from trials.record import Outcome, TrialRecord
 from trials.storage.ledger import Ledger
 
 LOG = logging.getLogger(__name__)
@@ -90,12 +90,15 @@ class TrialRunner:
         LOG.info("trial %d: %s%s", record.number, record.result.outcome, _why(record))
         if self._decisions is not None:
             self._decisions.tell(record)
-        if record.result.outcome.holds_for_equal_jobs:
-            self._known.setdefault(record.job.fingerprint, record)
+        gone_on = any(attempt.outcome is Outcome.STOPPED for attempt in record.attempts[:-1])
+        if record.result.outcome.holds_for_equal_jobs and (
+            gone_on or record.job.fingerprint not in self._known
+        ):
+            self._known[record.job.fingerprint] = record
         # before weights are dropped, for a source notes the file by which others may fetch them
         for source in self._sources:
             source.publish(record)
-        if self._decisions is None:
+        if self._decisions is None or gone_on:
             self._renew_shared(record)
         self._weights.keep(record)
         if self._decisions is not None:
@@ -179,7 +182,7 @@ class TrialRunner:
             self.take_in(record)
         elif trained is not None and trained.owner != record.number:
             self.take_in(_shared(record, trained))
-        elif (result := self._done_elsewhere(record)) is not None:
+        elif not record.attempts and (result := self._done_elsewhere(record)) is not None:
             self.take_in(result)
             self.fruitless = 0
         else:

@@ -126,7 +126,7 @@ def test_the_best_of_a_study_stands_beside_usual_models(log: Path, tmp_path: Pat
 
 
 def test_a_study_stands_beside_tuned_gradient_boosting(log: Path, tmp_path: Path) -> None:
-    words = (log, *SMALL, "trials=1", "--minutes", 0.5, "--seeds", 2, "--libraries", "sklearn")
+    words = (log, *SMALL, "trials=1", "--minutes", 0.3, "--seeds", 2, "--libraries", "sklearn")
     (rows,) = tables(run_benchmark("benchmarks.search.beside_boosting", *words, "--out", tmp_path / "study"))
     *winners, boosting = rows
     assert winners
@@ -152,6 +152,7 @@ def test_the_passes_found_stand_beside_fixed_numbers() -> None:
     assert all(0.3 < number(row[column]) < 2 for column in ("auto", "1", "2"))
 
 
+@pytest.mark.slow
 def test_growing_spaces_stand_beside_those_that_stay(tmp_path: Path) -> None:
     words = ("low-rank", "trials=2", "baseline_trials=1", "training.epochs=1", "parallel=1", "threads=1")
     said = run_benchmark(
@@ -165,6 +166,7 @@ def test_growing_spaces_stand_beside_those_that_stay(tmp_path: Path) -> None:
     assert number(rows[0]["candidates' seconds"]) > 0
 
 
+@pytest.mark.slow
 def test_picks_on_drifting_logs_stand_beside_the_baseline(tmp_path: Path) -> None:
     small = (
         "demo.rows=2000",

@@ -34,6 +34,17 @@ def missing_torchrec(reason: str) -> UserError:
     )
 
 
+def check_torchrec() -> None:
+    """Checks that what tables over several ranks need is installed.
+
+    Raises:
+        UserError: where it is not.
+    """
+    for package in ("torchrec", "fbgemm_gpu"):
+        if find_spec(package) is None:
+            raise missing_torchrec(f"there is no {package}")
+
+
 def check_tables(placement: Placement, ranks: Ranks) -> None:
     """Checks that ranks can hold tables as a placement says.
 
@@ -53,6 +64,4 @@ def check_tables(placement: Placement, ranks: Ranks) -> None:
                 f"table {shard.table!r}: a shard of {shard.columns} columns, and TorchRec's kernels take "
                 f"multiples of {COLUMNS_MULTIPLE}: an embedding_dim that is one trains on several ranks."
             )
-    for package in ("torchrec", "fbgemm_gpu"):
-        if find_spec(package) is None:
-            raise missing_torchrec(f"there is no {package}")
+    check_torchrec()

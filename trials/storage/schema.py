@@ -109,6 +109,7 @@ ATTEMPTS = sa.Table(
     sa.Column("needed_bytes", sa.BigInteger),
     sa.Column("limit_bytes", sa.BigInteger),
     sa.Column("seconds", sa.Float),
+    sa.Column("evaluations", sa.Integer),
     sa.Column("error", sa.Text),
     sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
 )

@@ -135,6 +135,7 @@ def train(
     cluster: Cluster | None = None,
     resume_from: Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    checkpoint_evaluations: bool = False,
 ) -> None:
     """Trains `job` on `log`; rank 0's best weights go to `keep` at the end, unless the loss diverged.
 
@@ -153,14 +154,17 @@ def train(
         cluster: the cluster for which the job was planned.
         resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
             evaluations it had once more; new ones are made in it, and removed when the training has ended.
-        checkpoint_seconds: seconds of training that may be lost; 0 for as few checkpoints as can be.
+        checkpoint_seconds: seconds of training that may be lost.
+        checkpoint_evaluations: whether each evaluation is followed by a checkpoint.
 
     Raises:
         UserError: for a checkpoint of another job, a split with fewer rows than there are ranks, or delayed
             updates under a strategy that has none.
     """
     step = _fresh_step(job, start_from, ranks, strategy, cluster)
-    checkpoints = Checkpoints(resume_from, job, ranks, checkpoint_seconds)
+    checkpoints = Checkpoints(
+        resume_from, job, ranks, checkpoint_seconds, each_evaluation=checkpoint_evaluations
+    )
     assert job.training.evaluate_every is not None
     fresh = TrainingState(next_evaluation=job.training.evaluate_every), None
     evaluations = job.training.weight_average
@@ -295,7 +299,6 @@ def _train(run: _Run) -> None:
             averaged=averaged,
             clipped=None if config.clip_norm is None else state.clipped_steps / state.loss_steps,
         )
-        run.emit(Evaluated(point=point))
         LOG.info(
             "evaluated after %s examples: NE %.6f on validation, loss %.6f in training",
             f"{point.examples:,}",
@@ -304,10 +307,13 @@ def _train(run: _Run) -> None:
         )
         if point.clipped is not None:
             LOG.info("gradients of %.0f %% of the steps were clipped", 100.0 * point.clipped)
-        if _judge(run, point):
-            break
-        if not last and run.checkpoints.due(evaluated=True):
+        ends = _judge(run, point)
+        # before anybody hears of it: who is stopped for this evaluation goes on from here
+        if not (ends or last) and run.checkpoints.due(evaluated=True):
             stretch_began += _save(run, began)
+        run.emit(Evaluated(point=point))
+        if ends:
+            break
 
 
 def _save(run: _Run, began: float) -> float:

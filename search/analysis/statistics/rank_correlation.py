@@ -2,6 +2,8 @@
 
 Lower NE is better; a candidate that diverged has infinite NE. The interval is the percentile bootstrap over
 candidates, paired: what another draw of as many candidates from the space could have given.
+
+Shapes: N candidates, R resamples.
 """
 
 from __future__ import annotations
@@ -43,12 +45,28 @@ def tau_interval(ne: Ne, reference: Ne, confidence: float, seed: int) -> RankCor
     value = tau_b(ne, reference)
     if value is None:
         return None
-    x, y = np.asarray(ne), np.asarray(reference)
-    draws = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
-    taus = [tau for rows in draws if (tau := tau_b(x[rows], y[rows])) is not None]
+    count = len(ne)
+    draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    times_RN = np.stack([np.bincount(rows, minlength=count) for rows in draws]).astype(np.float64)
+    x_NN, y_NN = _order(ne), _order(reference)
+
+    def over_pairs(each_NN: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum over all pairs of candidates of each resample."""
+        of_each_R: NDArray[np.float64] = ((times_RN @ each_NN) * times_RN).sum(axis=1)
+        return of_each_R
+
+    with np.errstate(invalid="ignore"):
+        tau_R = over_pairs(x_NN * y_NN) / np.sqrt(over_pairs(np.abs(x_NN)) * over_pairs(np.abs(y_NN)))
+    taus = tau_R[~np.isnan(tau_R)]
     tail = (1.0 - confidence) / 2
     low, high = np.quantile(taus, (tail, 1.0 - tail))
     return RankCorrelation(value=value, low=float(low), high=float(high))
+
+
+def _order(ne: Ne) -> NDArray[np.float64]:
+    """1, 0 or -1 for each pair of candidates: which of them is better."""
+    ne_N = np.asarray(ne)
+    return (ne_N[:, None] > ne_N).astype(np.float64) - (ne_N[:, None] < ne_N)
 
 
 def tau_of_best(ne: Ne, reference: Ne, share: float) -> float | None:

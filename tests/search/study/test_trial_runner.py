@@ -28,7 +28,7 @@ from search.execution.trainer import Trainer
 from search.planning.admission import Admission, AdmittedTrial
 from search.planning.attempts import Execution
 from search.reuse.kept_weights import KeptWeights
-from search.stopping.base import Rule, Stop
+from search.stopping.base import Judge, Rule, Stop
 from search.study.decisions import Decisions
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
@@ -94,7 +94,7 @@ class Study:
         *,
         side_by_side: int = 2,
         cluster: Cluster | None = None,
-        rule: Rule = lambda record, trials: None,
+        rule: Judge = lambda record, trials: None,
         on_look: Callable[[Study], None] = lambda study: None,
     ) -> None:
         """`script` is given the seed of the job and the number of the attempt; `on_look` may interrupt."""
@@ -124,7 +124,7 @@ class Study:
             side_by_side=side_by_side,
         )
         self.proposals = FakeProposals()
-        self.decisions = Decisions(self.proposals, rule, self.state)  # type: ignore[arg-type]
+        self.decisions = Decisions(self.proposals, Rule(rule), self.state)  # type: ignore[arg-type]
 
     def upcoming(self, *jobs: Job) -> Iterator[AdmittedTrial]:
         """Candidates, or what was cut short of them, with plans."""
