@@ -29,10 +29,14 @@ class Edge:
 
 
 def front_networks(record: StudyRecord) -> tuple[TrialRecord, ...]:
-    """The candidates on the front, alone or as members of an average there."""
+    """The candidates on the front, alone or as members of an average there, and what learnt from one."""
     networks = (network for number in record.front for network in record.networks(record.trial(number)))
     return tuple(
-        {network.number: network for network in networks if network.kind is TrialKind.CANDIDATE}.values()
+        {
+            network.number: network
+            for network in networks
+            if network.kind in (TrialKind.CANDIDATE, TrialKind.DISTILLED)
+        }.values()
     )
 
 

@@ -95,7 +95,14 @@ def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
 
 def _remark(trial: TrialRecord) -> str | None:
     tuned = f"tuned of trial {trial.origin.tuned_from}" if trial.origin.tuned_from is not None else None
-    remarks = (tuned, _proposed(trial), shared_with(trial), _on_all_rows(trial), trial.result.error)
+    remarks = (
+        tuned,
+        _proposed(trial),
+        _distilled(trial),
+        shared_with(trial),
+        _on_all_rows(trial),
+        trial.result.error,
+    )
     return ": ".join(remark for remark in remarks if remark) or does_not_fit(trial)
 
 
@@ -105,6 +112,14 @@ def _proposed(trial: TrialRecord) -> str | None:
     if proposal is None:
         return None
     return f"proposed{proposal.by_words}" + (f" ({proposal.why})" if proposal.why else "")
+
+
+def _distilled(trial: TrialRecord) -> str | None:
+    """Whose network a trial has, and which average it learnt from, where it did."""
+    origin = trial.origin
+    if origin.distilled_from is None:
+        return None
+    return f"trial {origin.distilled_from}'s network, which learnt from trial {origin.teacher}"
 
 
 def shared_with(trial: TrialRecord) -> str | None:

@@ -144,6 +144,10 @@ class StudyConfig(LogConfig):
     average_seeds: int = Field(default=1, gt=0)
     """Number of trainings of the best network that may be members of averages, each from its own seed. 1: the
     search's own training alone; with more, the others are trained at the end."""
+    distil: Literal["auto"] | bool = "auto"
+    """Whether networks of the front, five at most, learn from the best average where there is one: they are
+    trained once more, on labels that are half its predictions, and join the front. With `origins` none does,
+    since averages have seen what comes after them. Auto: yes where `minutes` are given and leave time for it."""
     origins: int = Field(default=0, ge=0)
     """Number of earlier periods, each as long as validation, that winners and baseline are judged on too before
     the best is chosen: their networks are trained again on the rows before each. 0: on validation alone. It needs
@@ -192,6 +196,12 @@ class StudyConfig(LogConfig):
         if self.averages == "auto":
             return DEFAULT_AVERAGED if self.minutes is not None else 0
         return self.averages
+
+    @property
+    def distils(self) -> bool:
+        """Whether networks learn from the best average."""
+        wanted = self.minutes is not None if self.distil == "auto" else self.distil
+        return wanted and self.most_averaged > 0 and not self.origins
 
     @property
     def confirm_seeds(self) -> tuple[int, int]:
@@ -275,6 +285,7 @@ BUDGET_KEYS = frozenset(
         "block_by",
         "averages",
         "average_seeds",
+        "distil",
         "origins",
     }
 )

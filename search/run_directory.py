@@ -1,7 +1,7 @@
 """The run directory: where a study's files lie, and the lock that one driver holds.
 
-`study.yaml`, `study.db`, `mlflow.db`, `artifacts/`, `driver.log`, `trials/`, `retrained/`, `report.html`,
-`best/`. One study per directory; the same command finds its `study.yaml` again and goes on.
+`study.yaml`, `study.db`, `mlflow.db`, `artifacts/`, `driver.log`, `trials/`, `retrained/`, `teachers/`,
+`report.html`, `best/`. One study per directory; the same command finds its `study.yaml` again and goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trials.storage.database import sqlite_url
 
 STUDY_FILE, STUDY_DB, LOCK_FILE = "study.yaml", "study.db", ".lock"
 DRIVER_LOG, REPORT, BEST = "driver.log", "report.html", "best"
-TRIALS, RETRAINED = "trials", "retrained"
+TRIALS, RETRAINED, TEACHERS = "trials", "retrained", "teachers"
 CHECKPOINTS = "checkpoints"
 """The folder in a trial's folder from which a training that was cut short goes on."""
 DRIVER_WAITS_SECONDS = 0.5

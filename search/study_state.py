@@ -12,7 +12,7 @@ from dhen.errors import UserError
 from search.pareto import eligible, front_of, knee
 from trials.choice import Choice
 from trials.events import Progress
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
 from trials.study_record import Comparison, StudyRecord, networks_of
 
 CONTENDERS = 5
@@ -29,10 +29,13 @@ class Selection:
     baseline: TrialRecord | None
     """The best of the baseline's own trials."""
     front: tuple[TrialRecord, ...]
-    """Candidates and averages that no other beats in both NE and FLOPs, by FLOPs."""
+    """Candidates, averages, and networks that learnt from one, that no other beats in both NE and FLOPs; by
+    FLOPs."""
     knee: TrialRecord | None
     networks: tuple[TrialRecord, ...]
     """The front of candidates alone, by FLOPs, which averages are made of."""
+    distilled: tuple[TrialRecord, ...]
+    """Networks on the front that learnt from an average."""
     runners_up: tuple[TrialRecord, ...]
     """The front of all other candidates, where averages are to be made, which may have these networks too."""
     contenders: tuple[TrialRecord, ...]
@@ -46,7 +49,7 @@ class Selection:
         average."""
         baseline = [self.baseline] if self.baseline else []
         members = (trial for trial in self.members if trial.kind is not TrialKind.RETRAINING)
-        together = (*baseline, *self.networks, *members)
+        together = (*baseline, *self.networks, *self.distilled, *members)
         return tuple({trial.number: trial for trial in together}.values())
 
     @property
@@ -160,9 +163,7 @@ class StudyState:
         """The selection among the trials of the search, which may have trained on a part of the rows."""
         on_a_part = bool(self.promoted)
         searched = (trial for trial in self.completed if trial.origin.promoted_from is None)
-        return self._judge(
-            [trial for trial in searched if not (on_a_part and trial.kind is TrialKind.AVERAGE)]
-        )
+        return self._judge([trial for trial in searched if not (on_a_part and trial.kind in MADE_OF_WINNERS)])
 
     @property
     def selection(self) -> Selection:
@@ -225,7 +226,7 @@ class StudyState:
         done = (
             trial
             for trial in self.completed
-            if trial.origin.promoted_from is not None or trial.kind is TrialKind.AVERAGE
+            if trial.origin.promoted_from is not None or trial.kind in MADE_OF_WINNERS
         )
         selection = self._judge(list(done))
         return selection if selection.baseline is not None else None
@@ -234,8 +235,9 @@ class StudyState:
         tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
         candidates = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
         averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
+        taught = [trial for trial in done if trial.kind is TrialKind.DISTILLED]
         networks = front_of(candidates)
-        front = front_of(candidates + averages) if averages else networks
+        front = front_of(candidates + averages + taught) if averages else networks
         fingerprints = {trial.job.fingerprint for trial in networks}
         others = [
             trial for trial in candidates if self._averages and trial.job.fingerprint not in fingerprints
@@ -247,6 +249,7 @@ class StudyState:
             front=tuple(front),
             knee=knee(front),
             networks=tuple(networks),
+            distilled=tuple(trial for trial in front if trial.kind is TrialKind.DISTILLED),
             runners_up=tuple(front_of(others)),
             contenders=tuple(heapq.nsmallest(CONTENDERS, distinct.values(), key=_ne)),
             members=tuple(network for average in on_front for network in self.networks(average)),

@@ -101,7 +101,7 @@ FOLDERS = {
     "search.analysis": {
         *("search.bundles", "search.execution", "search.growth", "search.planning", "search.samplers"),
     },
-    "search.averages": {"search.execution"},
+    "search.averages": {"search.budget", "search.execution", "search.planning"},
     "search.budget": {"search.execution"},
     "search.bundles": {"search.execution"},
     "search.execution": {"search.planning"},

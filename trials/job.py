@@ -233,6 +233,8 @@ class Job(Value):
     origin: int | None = Field(default=None, gt=0, exclude_if=lambda rows: rows is None)
     """Number of the training rows, the first ones, that are trained on as if the log had ended there; the rows
     after them stand for validation (`trials.data.origin`). None: the whole log."""
+    teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
+    """Fingerprint of the average that has softened the labels (`trials.data.teacher`); None: the log's own."""
 
     @property
     def fingerprint(self) -> str:

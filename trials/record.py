@@ -61,6 +61,12 @@ class TrialKind(StrEnum):
     """A trial's network trained once more from another seed, after selection (intervals, ablations, averages)."""
     AVERAGE = "average"
     """The mean of what several trained networks predict; nothing is trained for it."""
+    DISTILLED = "distilled"
+    """A candidate's network trained once more, after the search, on labels that an average has softened."""
+
+
+MADE_OF_WINNERS = (TrialKind.AVERAGE, TrialKind.DISTILLED)
+"""Kinds of trials that are made once the search has ended, of what it has selected."""
 
 
 class Metrics(Value):
@@ -128,6 +134,8 @@ class JobSummary(Value):
     """Size of the exported weights."""
     origin: int | None = Field(default=None, exclude_if=lambda rows: rows is None)
     """Number of the training rows that it is trained on as if the log had ended there; None: the whole log."""
+    teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
+    """Fingerprint of the average that has softened the labels; None: they are the log's."""
 
 
 class RejectedStrategy(Value):
@@ -355,6 +363,10 @@ class Origin(Value):
     """For an average: numbers of the trials whose predictions it is the mean of."""
     retrained_members: tuple[int, ...] = ()
     """For an average: numbers of the retrainings whose predictions it also is the mean of."""
+    distilled_from: int | None = Field(default=None, exclude_if=lambda number: number is None)
+    """For a network that learnt from an average: number of the candidate whose network it is."""
+    teacher: int | None = Field(default=None, exclude_if=lambda number: number is None)
+    """For a network that learnt from an average: number of that average."""
     of: int | None = None
     """For a retraining: number of the trial whose network, or whose network in part, it is."""
     removed: str | None = None

@@ -15,7 +15,7 @@ from pydantic import Field
 from dhen.values import Value
 from trials.choice import Choice
 from trials.ordered_axis import OrderedAxis, Setting
-from trials.record import CurvePoint, TrialKind, TrialRecord
+from trials.record import MADE_OF_WINNERS, CurvePoint, TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
 
 
@@ -262,8 +262,9 @@ class StudyRecord(Value):
     def baseline_for(self, trial: TrialRecord) -> TrialRecord | None:
         """Returns the tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
         baseline = self._tuned_baseline
-        made_of_winners = trial.kind is TrialKind.AVERAGE and bool(self.promoted)
-        on_all_rows = trial.origin.promoted_from is not None or made_of_winners
+        on_all_rows = trial.origin.promoted_from is not None or (
+            trial.kind in MADE_OF_WINNERS and bool(self.promoted)
+        )
         if baseline is None or (baseline.origin.promoted_from is not None) == on_all_rows:
             return baseline
         return None if baseline.origin.promoted_from is None else self.trial(baseline.origin.promoted_from)
@@ -290,12 +291,13 @@ class StudyRecord(Value):
 
     @property
     def field(self) -> tuple[TrialRecord, ...]:
-        """The candidates among which best, knee and front are chosen: trained on all rows, once the selected ones
-        are."""
+        """The networks among which best, knee and front are chosen: candidates, trained on all rows once the
+        selected ones are, and what learnt from an average of them."""
+        distilled = tuple(trial for trial in self.trials if trial.kind is TrialKind.DISTILLED)
         baseline = self._tuned_baseline
         if baseline is None or baseline.origin.promoted_from is None:
-            return self.candidates
-        return tuple(trial for trial in self.promoted if trial.kind is TrialKind.CANDIDATE)
+            return self.candidates + distilled
+        return tuple(trial for trial in self.promoted if trial.kind is TrialKind.CANDIDATE) + distilled
 
     @property
     def _tuned_baseline(self) -> TrialRecord | None:

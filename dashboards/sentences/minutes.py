@@ -23,13 +23,13 @@ def search_ended(record: StudyRecord) -> str | None:
 
 
 def fewer_seeds(record: StudyRecord) -> str | None:
-    """From how many seeds winners were confirmed in the minutes, where there are to be more; None otherwise."""
+    """From how few seeds winners of a study with minutes were confirmed, where more are usual; None otherwise."""
     seeds = min((len(comparison.seeds) for comparison in record.comparisons), default=MOST_SEEDS)
     if record.seconds_budget is None or seeds >= MOST_SEEDS:
         return None
     return (
-        f"The minutes allowed {seeds} seeds; `{confirm_command(record)}` adds others, up to {MOST_SEEDS}, which "
-        "make intervals narrower."
+        f"Winners were retrained from {seeds} seeds; `{confirm_command(record)}` adds others, up to {MOST_SEEDS}, "
+        "which make intervals narrower."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from statistics import mean
+from statistics import mean, median
 
 from dashboards.accuracy import ALL, accuracy, share, signed
 from dashboards.names import short_name, trial_name
@@ -49,6 +49,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         tuned(record),
         promotion(record),
         _averages(record, best),
+        _distilled(record),
         _floor(record, best, baseline, "validation"),
         winners_chosen(record),
         _test(best, baseline, record),
@@ -167,6 +168,28 @@ def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
         f"Of the {len(record.front)} on the front {are}: the mean of what several networks predict, at the FLOPs "
         f"of all of them. The lowest NE of one candidate is {_ne(alone)} (trial {alone.number}{cost}). "
         f"Averages are chosen among many on validation, where they look a little better than they are."
+    )
+
+
+def _distilled(record: StudyRecord) -> str | None:
+    """What networks have gained by learning from an average, where some have."""
+    pairs = [
+        (trial, record.trial(trial.origin.distilled_from))
+        for trial in record.trials
+        if trial.origin.distilled_from is not None and trial.result.validation
+    ]
+    changes = [
+        relative_ne_percent(trial.result.validation.ne, before.result.validation.ne)
+        for trial, before in pairs
+        if trial.result.validation and before.result.validation
+    ]
+    if not changes:
+        return None
+    on_front = sum(trial.number in record.front for trial, _ in pairs)
+    learnt = "1 network learnt" if len(changes) == 1 else f"{len(changes)} networks learnt"
+    return (
+        f"{learnt} from trial {pairs[-1][0].origin.teacher}, an average, on labels that are half its predictions: "
+        f"at the same FLOPs NE is {_side(median(changes))} what it was before (median); on the front: {on_front}."
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.special import expit
 
 from dhen.averaging import corrected_probability, mean_of_logits
 from dhen.cost import within
@@ -53,6 +55,14 @@ def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsO
     member_logits = [np.load(logits(member), allow_pickle=False) for member in members]
     mean_N = mean_of_logits(member_logits, log.schema.negative_sampling_rate)
     return logit_metrics(torch.from_numpy(mean_N), log.split(split), log)
+
+
+def mean_probability(members: Members, log: PreparedLog, logits: LogitsOf) -> NDArray[np.float32]:
+    """What the mean of the networks' predictions is for the training rows (N), as a network predicts it: not
+    corrected for negative sampling."""
+    member_logits = [np.load(logits(member), allow_pickle=False) for member in members]
+    mean_N: NDArray[np.float32] = expit(mean_of_logits(member_logits, log.schema.negative_sampling_rate))
+    return mean_N
 
 
 def average_model(members: Members) -> dict[str, object]:

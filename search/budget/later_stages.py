@@ -8,6 +8,7 @@ divided:
 - Confirmation has at most a quarter of the minutes, for up to five seeds. Where that is not enough for two, it has
   up to two fifths for these two, and where these are not enough, nothing, and the study says so. A number of seeds
   that was asked for has half of the minutes at most; what it takes beyond that is done when they are over.
+- Networks that learn from an average have what scoring and training them takes, 15 % of the minutes at most.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
 - The search and tuning have the rest, in turns (`search.budget.budget`).
 """
@@ -28,6 +29,8 @@ from search.study_state import StudyState
 from trials.choice import MOST_WINNERS
 from trials.record import TrialKind, TrialRecord
 
+MOST_TAUGHT = 5
+"""Largest number of networks that learn from an average."""
 CONFIRM_SHARE, MOST_CONFIRM_SHARE = 0.25, 0.4
 """Largest share of the minutes for as many seeds as it allows, and for the two that an interval needs."""
 ASKED_SHARE = 0.5
@@ -36,6 +39,8 @@ PROMOTION_SHARE = 0.5
 """Largest share of the minutes that is kept for trainings on all rows."""
 SETTLED = 10
 """Number of candidates from which as many winners are expected as there are, and no longer five."""
+DISTIL_SHARE = 0.15
+"""Largest share of the minutes that is kept for networks that learn from an average."""
 CLOSING_SECONDS = 4.0
 """Seconds that the bundle of the best takes, and the end of the processes (docs/benchmarks/minutes.md); the report
 and MLflow take on top what they took last."""
@@ -54,12 +59,14 @@ class LaterStages:
         split."""
         assert config.minutes is not None
         self._config, self._state, self.places = config, state, side_by_side
-        self._test_rows = rows["test"] / max(1, rows["validation"])
+        self._test_rows, self._train_rows = (
+            rows[split] / max(1, rows["validation"]) for split in ("test", "train")
+        )
         self.minutes_seconds = 60.0 * config.minutes
 
     def seconds(self) -> float:
         """All of them together: what a search leaves."""
-        known = self.choosing() + self.scores() + self.closing
+        known = self.choosing() + self.distillation() + self.scores() + self.closing
         earlier_periods = self._config.origins * self.one_seed()
         return self.promotions() + known + earlier_periods + self.confirmation()
 
@@ -85,6 +92,19 @@ class LaterStages:
         seeds = (training_seconds(trial) for trial in best for _ in range(1, self._config.average_seeds))
         networks = (*self._networks(), *self._state.selection.runners_up)
         return side_by_side_seconds((*seeds, *self._scored(networks, 1.0)), self.places)
+
+    def distillation(self) -> float:
+        """Seconds that are kept for networks that learn from an average."""
+        config, networks = self._config, self._state.selection.networks
+        if not config.distils:
+            return 0.0
+        trained = side_by_side_seconds(map(training_seconds, networks[-MOST_TAUGHT:]), self.places)
+        seconds = self.scored_on_train(networks[-config.most_averaged :]) + trained
+        return min(seconds, DISTIL_SHARE * self.minutes_seconds)
+
+    def scored_on_train(self, networks: Iterable[TrialRecord]) -> float:
+        """Seconds until these networks are scored on the training rows."""
+        return side_by_side_seconds(self._scored(networks, self._train_rows), self.places)
 
     def scores(self) -> float:
         """Seconds until the winners are scored on test."""

@@ -62,6 +62,7 @@ def trained_job(
         training=parse(TrainingConfig, trial.job.training, "ledger"),
         seed=trial.job.seed + seed_shift,
         origin=origin if origin is not None else trial.job.origin,
+        teacher=trial.job.teacher,
     )
 
 
@@ -84,6 +85,7 @@ def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: A
             embedding_parameters=embedding_parameters(cost),
             weights_bytes=weights_bytes(cost),
             origin=job.origin,
+            teacher=job.teacher,
         ),
     )
 

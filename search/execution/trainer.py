@@ -12,7 +12,7 @@ from search.execution.jobs import job_on
 from search.execution.reduce_events import AttemptContext
 from search.execution.running import Scoring, Timing, Training, look
 from search.planning.attempts import Execution
-from search.run_directory import CHECKPOINTS, folder_of
+from search.run_directory import CHECKPOINTS, TEACHERS, folder_of
 from trials.cluster.machine import Precision, cores, fastest_threads, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig
@@ -47,7 +47,7 @@ class Trainer:
         self._checkpoint_evaluations = checkpoint_evaluations
         self._launcher = launcher
         self._log = log
-        self._directory = directory
+        self._directory = self._root = directory
         self._threads = threads or fastest_threads(cores())
         self.precision: Precision = precision or preferred_precision()
         self.execution = execution or Execution()
@@ -59,6 +59,10 @@ class Trainer:
     def folder(self, record: TrialRecord) -> Path:
         """A trial's folder: its events, its ranks' logs, its weights."""
         return folder_of(self._directory, record)
+
+    def teacher_file(self, teacher: str) -> Path:
+        """File of what the average with this fingerprint predicts for the training rows."""
+        return self._root / TEACHERS / f"{teacher}.npy"
 
     def below(self, name: str) -> Trainer:
         """This trainer in a folder of this one's directory."""
@@ -127,6 +131,7 @@ class Trainer:
     def _task(self, job: Job) -> Task:
         return Task(
             job=job,
+            teacher=str(self.teacher_file(job.teacher)) if job.teacher is not None else None,
             log_directory=str(self._log.directory),
             threads=self._threads,
             debug=LOG.isEnabledFor(logging.DEBUG),  # as the command was asked to with -vv

@@ -150,9 +150,11 @@ class Study:
             require_promoted(self._state)
 
     def _finalise(self) -> None:
-        """Needs the selection; gives winners with weights, averages, the choice, scores on test, intervals."""
+        """Needs the selection; gives winners with weights, averages, what learns from them, the choice, scores on
+        test, intervals."""
         self._finals.recover_weights()
         self._finals.make_averages()
+        self._finals.distil()
         # the ledger has what is chosen before test is looked at
         self._settings.note(self._state, choice=self._finals.choose_winners())
         self._finals.score_winners()

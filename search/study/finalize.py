@@ -1,4 +1,5 @@
-"""What follows the search, in order: weights are recovered, averages made, winners chosen, scored and confirmed.
+"""What follows the search, in order: weights are recovered, averages made and learnt from, winners chosen,
+scored and confirmed.
 
 Candidates never see the test split; from here on nothing is proposed any more, and each look at test is counted.
 """
@@ -19,7 +20,15 @@ from search.analysis.choice.evidence import on_validation
 from search.analysis.choice.judge import Evidence
 from search.analysis.choice.origins import with_earlier_periods
 from search.analysis.confirm import confirm, confirming
-from search.averages.average_trials import Members, average_record, choose, mean_metrics, meets
+from search.averages.average_trials import (
+    Members,
+    average_record,
+    choose,
+    mean_metrics,
+    mean_probability,
+    meets,
+)
+from search.averages.distil import Lesson
 from search.budget.budget import Budget
 from search.budget.later_stages import LaterStages
 from search.budget.seed_by_seed import SeedBySeed
@@ -35,6 +44,7 @@ from search.study_state import StudyState
 from trials.choice import Choice
 from trials.data.cache import PreparedLog
 from trials.data.origin import origins_of
+from trials.data.teacher import save_teacher
 from trials.record import Metrics, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
 
@@ -117,6 +127,26 @@ class Finals:
             self._state.say(f"no average of the {len(pool)} best networks {lacking}")
         self._weights.drop()
 
+    def distil(self) -> None:
+        """Has networks of the front learn from the best average, where there is one and the study is to
+        (`search.averages.distil`)."""
+        if not self._config.distils:
+            return
+        lesson = Lesson.of(self._state, self._log)
+        if lesson is None or not lesson.missing:
+            return
+        file, members = self._trainer.teacher_file(lesson.teacher.job.fingerprint), lesson.members
+        if not file.exists():
+            scoring = self._later.scored_on_train(members) if self._later is not None else 0.0
+            if not all(map(self._weights.has, members)) or not self._has_time_to_teach(scoring):
+                return
+            self._keep_logits(members, "train")
+            save_teacher(mean_probability(members, self._log, self._logits("train")), file)
+            for member in members:
+                self._weights.logits(member, "train").unlink()
+        self._runner.train(lesson.trials(self._admission, self._has_time_to_teach))
+        self._weights.drop()
+
     def choose_winners(self) -> Choice | None:
         """Chooses the best and the winners by what they predict on validation; None without a front."""
         selection = self._state.selection
@@ -197,6 +227,12 @@ class Finals:
         for sentence in sentences:
             self._state.say(sentence)
 
+    def _has_time_to_teach(self, seconds: float) -> bool:
+        """Whether something of so many seconds leaves what follows it its time."""
+        if self._later is None:
+            return True
+        return self._budget.has_time_for(seconds + self._later.scores() + self._later.confirmation())
+
     def _has_time_for_averages(self) -> bool:
         return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())
 
@@ -231,6 +267,8 @@ class Finals:
                 promoted_from=origin.promoted_from,
                 tuned_from=origin.tuned_from,
                 proposal=origin.proposal,
+                distilled_from=origin.distilled_from,
+                teacher=origin.teacher,
             )
             yield self._admission.admit(fresh.replace(attempts=finished.attempts), job)
 

@@ -38,7 +38,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
       space       space, grow, warm_start, start_from
       proposals   sampler, seed, proposals, stopping
       trainings   training.KEY, baseline, baseline_trials
-      winners     averages, average_seeds, origins, confirm, block_by
+      winners     averages, average_seeds, distil, origins, confirm, block_by
       serving     serving.KEY
       machines    parallel, threads, cluster, ranks, hbm, address
       memory      prefer, technique, memory_margin

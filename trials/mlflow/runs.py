@@ -206,6 +206,8 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         "proposed.why": proposal.why if proposal else None,
         "reused_from": trial.origin.reused_from,
         "promoted_from": trial.origin.promoted_from,
+        "distilled_from": trial.origin.distilled_from,
+        "teacher": trial.origin.teacher,
         "reused_from_study": f"{origin.directory} trial {origin.trial}" if origin else None,
         "error": trial.result.error,
         **marks(trial, record),

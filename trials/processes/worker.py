@@ -30,6 +30,7 @@ from dhen.values import parse
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.origin import LogAtOrigin
+from trials.data.teacher import TaughtLog
 from trials.distributed.process_group import join
 from trials.events import (
     EVENTS,
@@ -201,6 +202,8 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
         LOG.info("%s: NE %.6f of %s examples", task.score_split, metrics.ne, f"{metrics.examples:,}")
         emit(Scored(split=task.score_split, metrics=metrics))
         return
+    if task.teacher is not None:
+        log = TaughtLog(log, Path(task.teacher))
     start_from = read_weights(Path(task.start_from)) if task.start_from else None
     LOG.info("weights: %s", task.start_from or f"fresh, from seed {task.job.seed}")
     with limited_memory(task.hbm, device()) as peak_bytes:

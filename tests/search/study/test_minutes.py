@@ -175,7 +175,7 @@ def test_minutes_that_end_in_the_middle_of_a_seed_leave_those_that_are_done(stud
     seeds = min(len(comparison.seeds) for comparison in record.comparisons)
     assert 2 <= seeds < 5
     assert (
-        f"The minutes allowed {seeds} seeds; `dhen-search confirm {studies.directory}` adds others"
+        f"Winners were retrained from {seeds} seeds; `dhen-search confirm {studies.directory}` adds others"
         in said(study)
     )
     assert record.elapsed_seconds <= 1.1 * 20 * 60
