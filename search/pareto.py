@@ -67,7 +67,7 @@ def knee(front: list[TrialRecord]) -> TrialRecord | None:
 
 def picked(record: StudyRecord, how: str) -> TrialRecord:
     """The trial that `how` names: the study's `best`, one of its front (see `pick`), or by its number another
-    whose weights are kept: the baseline, the front of candidates alone, and members of averages.
+    whose weights are kept: the baseline, the front of networks alone, and members of averages.
 
     Raises:
         UserError: where no trial fits, saying what is there.

@@ -34,8 +34,8 @@ class Selection:
     knee: TrialRecord | None
     networks: tuple[TrialRecord, ...]
     """The front of candidates alone, by FLOPs, which averages are made of."""
-    distilled: tuple[TrialRecord, ...]
-    """Networks on the front that learnt from an average."""
+    singles: tuple[TrialRecord, ...]
+    """The front of all networks by themselves, by FLOPs: candidates, and what learnt from an average."""
     runners_up: tuple[TrialRecord, ...]
     """The front of all other candidates, where averages are to be made, which may have these networks too."""
     contenders: tuple[TrialRecord, ...]
@@ -49,7 +49,7 @@ class Selection:
         average."""
         baseline = [self.baseline] if self.baseline else []
         members = (trial for trial in self.members if trial.kind is not TrialKind.RETRAINING)
-        together = (*baseline, *self.networks, *self.distilled, *members)
+        together = (*baseline, *self.networks, *self.singles, *members)
         return tuple({trial.number: trial for trial in together}.values())
 
     @property
@@ -197,7 +197,7 @@ class StudyState:
             retrainings=tuple(trial for _, trial in sorted(self.retrainings.items())),
             baseline=selection.baseline.number if selection.baseline else None,
             front=tuple(trial.number for trial in selection.front),
-            networks_front=tuple(trial.number for trial in selection.networks),
+            networks_front=tuple(trial.number for trial in selection.singles),
             choice=choice,
             best=choice.best if choice else lowest,
             knee=selection.knee.number if selection.knee else None,
@@ -249,7 +249,7 @@ class StudyState:
             front=tuple(front),
             knee=knee(front),
             networks=tuple(networks),
-            distilled=tuple(trial for trial in front if trial.kind is TrialKind.DISTILLED),
+            singles=tuple(front_of(candidates + taught) if taught else networks),
             runners_up=tuple(front_of(others)),
             contenders=tuple(heapq.nsmallest(CONTENDERS, distinct.values(), key=_ne)),
             members=tuple(network for average in on_front for network in self.networks(average)),

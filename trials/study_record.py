@@ -225,9 +225,10 @@ class StudyRecord(Value):
     baseline: int | None = None
     """Number of the trial that is the tuned baseline."""
     front: tuple[int, ...] = ()
-    """Numbers of the candidates, and of their averages, on the NE-FLOPs Pareto front, by FLOPs."""
+    """Numbers of the candidates, of their averages, and of what learnt from one, on the NE-FLOPs Pareto front, by
+    FLOPs."""
     networks_front: tuple[int, ...] = ()
-    """Numbers of the candidates on the front of candidates alone, which averages are no part of, by FLOPs."""
+    """Numbers of the networks on the front of networks alone, which averages are no part of, by FLOPs."""
     choice: Choice | None = None
     """What was chosen of the front before test was looked at; None before that, and once the front has changed."""
     best: int | None = None

@@ -17,7 +17,7 @@ from search.planning.admission import Admission, AdmittedTrial
 from search.study_state import StudyState
 from trials.data.cache import PreparedLog
 from trials.job import Job
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.record import TrialKind, TrialRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Lesson:
 
 
 def _is_missing(trial: TrialRecord | None) -> bool:
-    return trial is None or trial.result.outcome.unfinished or trial.result.outcome is Outcome.STOPPED
+    return trial is None or trial.result.outcome.unfinished
 
 
 def _ne(trial: TrialRecord) -> float:

@@ -27,9 +27,14 @@ NEIGHBOURS = 11
 """Number of candidates of similar FLOPs that a candidate is compared with: an assumption, not measured. With the
 candidate itself they are a multiple of `REDUCTION`."""
 LEAST_TAU = 0.2
-"""Kendall's tau between an evaluation and the end from which candidates are compared there."""
+"""Kendall's tau between an evaluation and the end from which candidates are compared there: an assumption, not
+measured."""
 QUANTILE = 1.645
-"""Normal quantile of the confidence, 95 % and one-sided, with which tau is as high as that."""
+"""Normal quantile of the confidence, 95 % and one-sided, with which tau is as high as that: the confidence
+is an assumption, not measured."""
+TAU_VARIANCE = 0.437
+"""Variance of atanh(tau), which is nearly normal, times n - 4 for n candidates (Fieller, Hartley and Pearson
+1957); not measured here."""
 
 
 class _Evaluation:
@@ -95,10 +100,7 @@ def going_on(trials: Sequence[TrialRecord]) -> TrialRecord | None:
 
 def tau_at(milestone: int, trials: Sequence[TrialRecord]) -> tuple[float, float]:
     """Kendall's tau between the lowest NE up to a milestone and the NE at the end, over trials that went on, and
-    the lower end of its interval; NaN where they are too few or all alike.
-
-    atanh(tau) is nearly normal, with variance 0.437 / (n - 4) (Fieller, Hartley and Pearson 1957).
-    """
+    the lower end of its interval; NaN where they are too few or all alike."""
     from scipy.stats import kendalltau
 
     finished = went_on(milestone, trials)
@@ -107,7 +109,7 @@ def tau_at(milestone: int, trials: Sequence[TrialRecord]) -> tuple[float, float]
     ends = [_ne(trial) for trial in finished]
     tau = float(kendalltau([best_ne(trial, milestone) for trial in finished], ends)[0])
     within = min(max(tau, -1.0 + 1e-9), 1.0 - 1e-9)
-    return tau, math.tanh(math.atanh(within) - QUANTILE * math.sqrt(0.437 / (len(finished) - 4)))
+    return tau, math.tanh(math.atanh(within) - QUANTILE * math.sqrt(TAU_VARIANCE / (len(finished) - 4)))
 
 
 def _is_rung(milestone: int, others: Sequence[TrialRecord]) -> bool:

@@ -153,7 +153,7 @@ class Finals:
         baseline, front = selection.baseline, selection.front
         if baseline is None or not front:
             return None
-        others = (*selection.networks, *selection.contenders, *selection.runners_up)
+        others = (*selection.singles, *selection.networks, *selection.contenders, *selection.runners_up)
         at_hand = [trial for trial in others if self._weights.has(trial)]
         # equal jobs have one result: it was chosen among once
         first: dict[str, TrialRecord] = {}
