@@ -147,7 +147,8 @@ class StudyConfig(LogConfig):
     distil: Literal["auto"] | bool = "auto"
     """Whether networks of the front, five at most, learn from the best average where there is one: they are
     trained once more, on labels that are half its predictions, and join the front. With `origins` none does,
-    since averages have seen what comes after them. Auto: yes where `minutes` are given and leave time for it."""
+    since averages have seen what comes after them. Auto: yes where `minutes` are given and leave time for it;
+    yes does it though they do not."""
     origins: int = Field(default=0, ge=0)
     """Number of earlier periods, each as long as validation, that winners and baseline are judged on too before
     the best is chosen: their networks are trained again on the rows before each. 0: on validation alone. It needs

@@ -9,6 +9,9 @@ from trials.study_record import ExpectedGain, StudyRecord
 MOST_SEEDS = 5
 """Number of seeds from which `dhen-search confirm` retrains winners by default."""
 
+NO_TIME_TO_DISTIL = "No network learnt from the best average, for want of time; with distil=yes some do."
+"""What a study says whose minutes leave no time for distillation."""
+
 
 def search_ended(record: StudyRecord) -> str | None:
     """Why the search ended before its budget was spent; None where it did not."""

@@ -130,6 +130,13 @@ class LaterStages:
         """Seconds that are kept for the confirmation of winners."""
         return min(self.seeds() * self.one_seed(), ASKED_SHARE * self.minutes_seconds)
 
+    def least_confirmation(self) -> float:
+        """Seconds that a confirmation takes at the least: from the two seeds that an interval needs, or from as
+        many as were asked for."""
+        least, most = self._config.confirm_seeds
+        share = ASKED_SHARE if least == most else MOST_CONFIRM_SHARE
+        return min(least * self.one_seed(), share * self.minutes_seconds)
+
     def seeds(self) -> int:
         """Number of seeds that winners are to be confirmed from; 0 where the minutes do not allow an interval."""
         least, most = self._config.confirm_seeds

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from dashboards.sentences.minutes import no_time_for_averages, no_time_to_confirm
+from dashboards.sentences.minutes import NO_TIME_TO_DISTIL, no_time_for_averages, no_time_to_confirm
 from dashboards.sentences.winners import confirm_command, retrained_line
 from dhen.errors import UserError
 from search.analysis.choice.choose import choice_of, choice_with_origins
@@ -30,6 +30,7 @@ from search.averages.average_trials import (
 )
 from search.averages.distil import Lesson
 from search.budget.budget import Budget
+from search.budget.durations import training_seconds
 from search.budget.later_stages import LaterStages
 from search.budget.seed_by_seed import SeedBySeed
 from search.config import StudyConfig
@@ -138,7 +139,10 @@ class Finals:
         file, members = self._trainer.teacher_file(lesson.teacher.job.fingerprint), lesson.members
         if not file.exists():
             scoring = self._later.scored_on_train(members) if self._later is not None else 0.0
-            if not all(map(self._weights.has, members)) or not self._has_time_to_teach(scoring):
+            if not all(map(self._weights.has, members)):
+                return
+            if not self._has_time_to_teach(scoring + training_seconds(lesson.missing[0][0])):
+                self._state.say(NO_TIME_TO_DISTIL)
                 return
             self._keep_logits(members, "train")
             save_teacher(mean_probability(members, self._log, self._logits("train")), file)
@@ -228,10 +232,11 @@ class Finals:
             self._state.say(sentence)
 
     def _has_time_to_teach(self, seconds: float) -> bool:
-        """Whether something of so many seconds leaves what follows it its time."""
-        if self._later is None:
+        """Whether something of so many seconds leaves what follows it its time; what was asked for is done
+        though it does not."""
+        if self._later is None or self._config.distil is True:
             return True
-        return self._budget.has_time_for(seconds + self._later.scores() + self._later.confirmation())
+        return self._budget.has_time_for(seconds + self._later.scores() + self._later.least_confirmation())
 
     def _has_time_for_averages(self) -> bool:
         return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())
