@@ -26,6 +26,12 @@ def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     ]
 
 
+def ne_of(trial: TrialRecord) -> float:
+    """NE on validation of an eligible trial."""
+    assert trial.result.validation is not None, "only eligible trials are compared"
+    return trial.result.validation.ne
+
+
 def log_flops(flops: float | None) -> float:
     """Logarithm to base 10, as candidates differ by orders of magnitude: 10 to 5 is as much as 2 to 1."""
     return math.log10(max(flops or 0.0, 1.0))
@@ -41,7 +47,7 @@ def front_of(comparable: Iterable[TrialRecord]) -> list[TrialRecord]:
     front: list[TrialRecord] = []
     lowest_ne = math.inf
     ascending = sorted(
-        ((_flops(trial), _ne(trial), trial.number, trial) for trial in comparable), key=_FIRST_THREE
+        ((_flops(trial), ne_of(trial), trial.number, trial) for trial in comparable), key=_FIRST_THREE
     )
     for _, ne, _, trial in ascending:
         if ne < lowest_ne or not front:
@@ -56,11 +62,11 @@ def knee(front: list[TrialRecord]) -> TrialRecord | None:
         return front[-1] if front else None
     first, last = front[0], front[-1]
     x_span = math.log(_flops(last)) - math.log(max(_flops(first), 1.0))
-    y_span = _ne(first) - _ne(last)
+    y_span = ne_of(first) - ne_of(last)
 
     def below(trial: TrialRecord) -> float:
         x = (math.log(max(_flops(trial), 1.0)) - math.log(max(_flops(first), 1.0))) / x_span
-        return (_ne(first) - _ne(trial)) / y_span - x
+        return (ne_of(first) - ne_of(trial)) / y_span - x
 
     return max(front, key=below)
 
@@ -127,11 +133,6 @@ def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> Tria
         takes = f"fastest on the front takes {least} ms"
         raise UserError(f"--pick {how!r}: the {needs if what == 'flops' else takes}.")
     return fitting[-1]
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None
-    return trial.result.validation.ne
 
 
 def _flops(trial: TrialRecord) -> float:

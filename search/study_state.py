@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dhen.errors import UserError
-from search.pareto import eligible, front_of, knee
+from search.pareto import eligible, front_of, knee, ne_of
 from trials.choice import Choice
 from trials.events import Progress
 from trials.record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
@@ -245,24 +245,19 @@ class StudyState:
         distinct = {trial.job.fingerprint: trial for trial in reversed(candidates)}
         on_front = (trial for trial in front if trial.kind is TrialKind.AVERAGE)
         return Selection(
-            baseline=min(tuned, key=_ne, default=None),
+            baseline=min(tuned, key=ne_of, default=None),
             front=tuple(front),
             knee=knee(front),
             networks=tuple(networks),
             singles=tuple(front_of(candidates + taught) if taught else networks),
             runners_up=tuple(front_of(others)),
-            contenders=tuple(heapq.nsmallest(CONTENDERS, distinct.values(), key=_ne)),
+            contenders=tuple(heapq.nsmallest(CONTENDERS, distinct.values(), key=ne_of)),
             members=tuple(network for average in on_front for network in self.networks(average)),
         )
 
     def _is_whole(self, average: TrialRecord) -> bool:
         """Whether all members have a result; a member that is trained again for its lost weights has none."""
         return all(member.result.outcome is Outcome.COMPLETED for member in self.networks(average))
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None, "only eligible trials are judged"
-    return trial.result.validation.ne
 
 
 def covered_seconds(trials: Iterable[TrialRecord]) -> float:

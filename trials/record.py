@@ -275,6 +275,11 @@ class Result(Value):
     seconds: float | None = None
     """Wall clock from start to outcome."""
 
+    @property
+    def training_seconds(self) -> float:
+        """Seconds that the training took, here or in the study that it was taken over from; 0 where none was."""
+        return max(self.seconds or 0.0, self.measured.whole_seconds)
+
     def taken_over(self) -> Result:
         """Returns the result as another trial has it: that trial took no time, and its look at test is its own."""
         return self.replace(test=None, seconds=0.0)

@@ -33,7 +33,7 @@ STUDY = ("trials=10", "baseline_trials=2", "averages=3", "training.epochs=2", "p
 
 
 class Picks(NamedTuple):
-    """What one study picked, in percent of the baseline's NE; negative is better."""
+    """The picks of one study, in percent of the baseline's NE; negative is better."""
 
     lowest_on_validation: float
     optimism: float

@@ -121,7 +121,7 @@ class Run:
         self.front: list[tuple[float, float, float]] = []
         """log10 FLOPs, NE as measured, NE as expected."""
         self.trace: dict[str, list[float]] = {"hypervolume": [], "ne": [], "seconds": []}
-        """What there is after each candidate, and after those that went on before the next one."""
+        """The values after each candidate, with those that went on before the next one."""
         self.asking = 0.0
 
     def all(self) -> dict[str, Any]:
@@ -177,7 +177,8 @@ class Run:
         return whole, self.answers.seconds(priced)
 
     def _trained(self, record: TrialRecord) -> tuple[TrialRecord, float]:
-        """With its result, and the seconds that this attempt took; at its last evaluation a training has ended."""
+        """The candidate with its result, and the seconds that this attempt took; at its last evaluation a training
+        has ended."""
         whole, seconds = self.whole[record.number]
         curve, had = whole.result.curve, len(record.result.curve)
         share = curve[had - 1].examples / curve[-1].examples if had else 0.0

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from search.budget.durations import training_seconds
 from search.budget.later_stages import MOST_TAUGHT
 from search.execution.jobs import new_record, trained_job
-from search.pareto import eligible
+from search.pareto import eligible, ne_of
 from search.planning.admission import Admission, AdmittedTrial
 from search.study_state import StudyState
 from trials.data.cache import PreparedLog
@@ -45,7 +44,7 @@ class Lesson:
         averages = [trial for trial in eligible(state.trials.values()) if trial.kind is TrialKind.AVERAGE]
         if not averages:
             return None
-        teacher = min(averages, key=_ne)
+        teacher = min(averages, key=ne_of)
         known = {
             trial.job.fingerprint: trial
             for trial in state.trials.values()
@@ -68,7 +67,7 @@ class Lesson:
         which fits."""
         number = self.first_number
         for network, job in self.missing:
-            if not has_time(training_seconds(network)):
+            if not has_time(network.result.training_seconds):
                 return
             earlier = self.known.get(job.fingerprint)
             fresh = new_record(
@@ -88,8 +87,3 @@ class Lesson:
 
 def _is_missing(trial: TrialRecord | None) -> bool:
     return trial is None or trial.result.outcome.unfinished
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None
-    return trial.result.validation.ne

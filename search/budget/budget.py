@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from search.budget.durations import expected_seconds, training_seconds
+from search.budget.durations import expected_seconds
 from search.budget.expected_gain import lasting_gain
 from search.budget.later_stages import LaterStages, candidate_seconds
 from search.budget.turns import last_turn, tuned, tuning_gains_more, untuned
 from search.config import StudyConfig
-from search.pareto import eligible
+from search.pareto import eligible, ne_of
 from search.study_state import StudyState
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import ExpectedGain
@@ -137,7 +137,7 @@ class Budget:
     def _first_half_is_over(self) -> bool:
         """Whether half of the time for candidates is over."""
         assert self._later is not None
-        spent = sum(map(training_seconds, self._state.candidates)) / self._later.places
+        spent = sum(trial.result.training_seconds for trial in self._state.candidates) / self._later.places
         left = self._search_end() - self._state.elapsed_seconds()
         return spent >= FIRST_TUNING * (spent + left)
 
@@ -165,7 +165,7 @@ class Budget:
             return False
         self._judged = len(done)
         more = min(float(len(done)), self._affordable())
-        gain = lasting_gain([_ne(trial) for trial in done], more)
+        gain = lasting_gain([ne_of(trial) for trial in done], more)
         worth = self._config.worth
         if gain is None or (
             self._last_detectable is not None and gain >= max(worth or 0.0, self._last_detectable)
@@ -195,8 +195,3 @@ class Budget:
             return float("inf")
         left = self._search_end() - self._state.elapsed_seconds()
         return max(1.0, left * self._later.places / one)
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None
-    return trial.result.validation.ne

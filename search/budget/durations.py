@@ -18,11 +18,6 @@ QUANTILE = 0.75
 """Share of the latest trainings that took no longer than is expected of the next."""
 
 
-def training_seconds(trial: TrialRecord) -> float:
-    """Seconds that a trial's training took, here or in the study that it was trained by; 0 where it was not."""
-    return max(trial.result.seconds or 0.0, trial.result.measured.whole_seconds)
-
-
 def scoring_seconds(trial: TrialRecord, rows: float) -> float:
     """Seconds of computing that it takes to score a trained network on `rows` times as many rows as validation
     has."""

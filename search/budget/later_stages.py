@@ -22,7 +22,6 @@ from search.budget.durations import (
     process_seconds,
     scoring_seconds,
     side_by_side_seconds,
-    training_seconds,
 )
 from search.config import StudyConfig
 from search.study_state import StudyState
@@ -82,14 +81,18 @@ class LaterStages:
         if fraction >= 1.0 or any(trial.kind is TrialKind.BASELINE for trial in ended):
             return 0.0
         had = {trial.origin.promoted_from for trial in ended}
-        took = (training_seconds(trial) / fraction for trial in self._networks() if trial.number not in had)
+        took = (
+            trial.result.training_seconds / fraction for trial in self._networks() if trial.number not in had
+        )
         return min(side_by_side_seconds(took, self.places), PROMOTION_SHARE * self.minutes_seconds)
 
     def choosing(self) -> float:
         """Seconds until all networks that averages may have, and the best is chosen from, are scored on
         validation."""
         best = self._state.selection.networks[-1:] if self._config.most_averaged else []
-        seeds = (training_seconds(trial) for trial in best for _ in range(1, self._config.average_seeds))
+        seeds = (
+            trial.result.training_seconds for trial in best for _ in range(1, self._config.average_seeds)
+        )
         networks = (*self._networks(), *self._state.selection.runners_up)
         return side_by_side_seconds((*seeds, *self._scored(networks, 1.0)), self.places)
 
@@ -98,7 +101,9 @@ class LaterStages:
         config, networks = self._config, self._state.selection.networks
         if not config.distils:
             return 0.0
-        trained = side_by_side_seconds(map(training_seconds, networks[-MOST_TAUGHT:]), self.places)
+        trained = side_by_side_seconds(
+            (trial.result.training_seconds for trial in networks[-MOST_TAUGHT:]), self.places
+        )
         seconds = self.scored_on_train(networks[-config.most_averaged :]) + trained
         return min(seconds, DISTIL_SHARE * self.minutes_seconds)
 
@@ -122,7 +127,8 @@ class LaterStages:
         whole = 1.0 if self._state.promoted else self._config.training.train_fraction
         scored = self._scored(networks, self._test_rows)
         took = (
-            training_seconds(trial) / whole + score for trial, score in zip(networks, scored, strict=True)
+            trial.result.training_seconds / whole + score
+            for trial, score in zip(networks, scored, strict=True)
         )
         return side_by_side_seconds(took, self.places)
 
@@ -162,8 +168,8 @@ class LaterStages:
             return known
         like = [trial for trial in known if trial.kind is TrialKind.BASELINE] or state.completed[-1:]
         if state.candidates:
-            trained = [trial for trial in state.candidates if training_seconds(trial) > 0.0] or like
-            like = sorted(trained, key=training_seconds)[len(trained) // 2 :][:1]
+            trained = [trial for trial in state.candidates if trial.result.training_seconds > 0.0] or like
+            like = sorted(trained, key=lambda trial: trial.result.training_seconds)[len(trained) // 2 :][:1]
         return known + like * (1 + MOST_WINNERS - len(known))
 
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from search.budget.durations import training_seconds
 from trials.record import Outcome, TrialRecord
 
 TURNS = 4
@@ -45,7 +44,7 @@ def tuning_gains_more(candidates: Sequence[TrialRecord], turn: int) -> bool:
 
     def per_second(trials: list[TrialRecord]) -> float:
         latest = trials[-TURNS * turn :]
-        seconds = sum(map(training_seconds, latest))
+        seconds = sum(trial.result.training_seconds for trial in latest)
         return sum(gains[trial.number] for trial in latest) / seconds if seconds > 0.0 else 0.0
 
     search, tuning = per_second(untuned(candidates)), per_second(tuned(candidates))

@@ -19,7 +19,7 @@ from dhen.errors import UserError
 from search.execution.jobs import new_record
 from search.growth.replay import widen_again
 from search.ordered_axes import ordered_axes
-from search.pareto import eligible, front_of
+from search.pareto import eligible, front_of, ne_of
 from search.planning.admission import Admission
 from search.study_state import StudyState
 from spaces.axes import label
@@ -117,7 +117,7 @@ class Growth:
     def _steps(self, completed: Sequence[TrialRecord]) -> Iterator[Step]:
         """Steps that may be taken, for the best by NE before those for the front, which has upper ends alone."""
         axes = {axis.name: axis for axis in ordered_axes(self._space)}
-        best, front = sorted(completed, key=_ne)[:BEST], front_of(completed)
+        best, front = sorted(completed, key=ne_of)[:BEST], front_of(completed)
         # the front's cheap half sits at lower ends whatever the log: widened there, the study found a higher NE
         upper = (edge for edge in edges_of(axes.values(), front) if edge.highest)
         for edge in (*edges_of(axes.values(), best), *upper):
@@ -127,7 +127,7 @@ class Growth:
             at_end = (
                 trial for trial in (*best, *reversed(front)) if is_at_end(axis, trial, highest=edge.highest)
             )
-            step = self._step(edge, axis, sorted(at_end, key=_ne), completed)
+            step = self._step(edge, axis, sorted(at_end, key=ne_of), completed)
             if step is not None:
                 yield step
 
@@ -183,7 +183,7 @@ class Growth:
         """Seconds that a candidate beyond an end may take; None where no training says how long one takes."""
         if self._minutes is not None:
             return SHARE_OF_REST * max(0.0, 60.0 * self._minutes - self._state.elapsed_seconds())
-        longest = max(map(_seconds, completed))
+        longest = max(trial.result.training_seconds for trial in completed)
         return MOST_TIMES * longest if longest > 0 else None
 
     def _take(self, step: Step, completed: int) -> None:
@@ -211,20 +211,10 @@ def _expected_seconds(record: TrialRecord, job: Job, before: TrialRecord) -> flo
     ours, theirs = record.plan.step_seconds, before.plan.step_seconds
     times = ours / theirs if ours and theirs else (record.job.flops or 1.0) / (before.job.flops or 1.0)
     other = TrainingConfig.model_validate(before.job.training)
-    return _seconds(before) * times * _steps_per_row(job.training) / _steps_per_row(other)
+    return before.result.training_seconds * times * _steps_per_row(job.training) / _steps_per_row(other)
 
 
 def _steps_per_row(training: TrainingConfig) -> float:
     assert training.epochs != "auto", "jobs have a number of passes"
     assert training.batch_size is not None
     return training.epochs / training.batch_size
-
-
-def _seconds(trial: TrialRecord) -> float:
-    """Seconds that a training took, also where another study has done it; 0 where that is not known."""
-    return max(trial.result.seconds or 0.0, trial.result.measured.whole_seconds)
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None, "only eligible trials are compared"
-    return trial.result.validation.ne

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from search.pareto import pareto_front
+from search.pareto import ne_of, pareto_front
 from search.stopping.base import FEWEST, Stop, like, went_on
 from trials.record import TrialKind, TrialRecord
 
@@ -23,7 +23,7 @@ def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
     rival = _cheaper(candidate, trials)
     if len(finished) < FEWEST or rival is None:
         return None
-    expected, rival_ne = forecast(candidate, finished), _ne(rival)
+    expected, rival_ne = forecast(candidate, finished), ne_of(rival)
     if not rival_ne <= expected.low:
         return None
     return Stop(
@@ -42,11 +42,6 @@ def _cheaper(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> TrialReco
         trial for trial in front if trial.job.flops is not None and trial.job.flops <= candidate.job.flops
     ]
     return no_dearer[-1] if no_dearer else None
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None
-    return trial.result.validation.ne
 
 
 def _share(rival: TrialRecord, candidate: TrialRecord) -> str:

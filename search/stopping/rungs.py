@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from search.pareto import ne_of
 from search.stopping.base import FEWEST, Stop, best_ne, like, own, schedule_of, went_on
 from trials.record import Outcome, TrialRecord
 
@@ -106,7 +107,7 @@ def tau_at(milestone: int, trials: Sequence[TrialRecord]) -> tuple[float, float]
     finished = went_on(milestone, trials)
     if len(finished) < FEWEST:
         return math.nan, math.nan
-    ends = [_ne(trial) for trial in finished]
+    ends = [ne_of(trial) for trial in finished]
     tau = float(kendalltau([best_ne(trial, milestone) for trial in finished], ends)[0])
     within = min(max(tau, -1.0 + 1e-9), 1.0 - 1e-9)
     return tau, math.tanh(math.atanh(within) - QUANTILE * math.sqrt(TAU_VARIANCE / (len(finished) - 4)))
@@ -132,8 +133,3 @@ def _no_dearer(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> list[Tr
 
 def _log_flops(trial: TrialRecord) -> float:
     return math.log(max(trial.job.flops or 0.0, 1.0))
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None
-    return trial.result.validation.ne

@@ -30,7 +30,6 @@ from search.averages.average_trials import (
 )
 from search.averages.distil import Lesson
 from search.budget.budget import Budget
-from search.budget.durations import training_seconds
 from search.budget.later_stages import LaterStages
 from search.budget.seed_by_seed import SeedBySeed
 from search.config import StudyConfig
@@ -141,7 +140,7 @@ class Finals:
             scoring = self._later.scored_on_train(members) if self._later is not None else 0.0
             if not all(map(self._weights.has, members)):
                 return
-            if not self._has_time_to_teach(scoring + training_seconds(lesson.missing[0][0])):
+            if not self._has_time_to_teach(scoring + lesson.missing[0][0].result.training_seconds):
                 self._state.say(NO_TIME_TO_DISTIL)
                 return
             self._keep_logits(members, "train")
@@ -262,19 +261,10 @@ class Finals:
             finished = self._state.trials[owner]
             job = trained_job(finished, self._log)
             self._state.say(f"trial {owner} {why}")
-            origin = finished.origin
-            fresh = new_record(
-                owner,
-                finished.kind,
-                finished.point,
-                job,
-                sampler_notes=origin.sampler_notes,
-                promoted_from=origin.promoted_from,
-                tuned_from=origin.tuned_from,
-                proposal=origin.proposal,
-                distilled_from=origin.distilled_from,
-                teacher=origin.teacher,
-            )
+            fresh = new_record(owner, finished.kind, finished.point, job)
+            # whose result it was no longer counts: it is trained here
+            origin = finished.origin.replace(started_at=fresh.origin.started_at, reused_from_study=None)
+            fresh = fresh.replace(origin=origin)
             yield self._admission.admit(fresh.replace(attempts=finished.attempts), job)
 
     def _further_seeds(self) -> list[TrialRecord]:

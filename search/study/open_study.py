@@ -148,19 +148,6 @@ def open_study(
         settings.note(state, grown=(*settings.head.grown, step), axes=ordered_axes(space))
         proposals.take_wider_space()
 
-    def refuse(refusal: RefusedProposal) -> None:
-        settings.note(state, refused=(*settings.head.refused, refusal))
-
-    lines, outside = _lines(config, state, proposer), None
-    if lines is not None:
-        outside = OutsideProposals(
-            lines=lines,
-            space=space,
-            state=state,
-            admission=admission,
-            job_of=candidate_job,
-            refuse=refuse,
-        )
     sources = _sources(config, ledger, settings, state, warm_start)
     weights = KeptWeights(directory, state, sources)
     later = None
@@ -195,7 +182,7 @@ def open_study(
             minutes=config.minutes,
             commit=commit,
         ),
-        outside=outside,
+        outside=_outside(config, space, state, settings, admission, candidate_job, proposer),
     )
     candidates.check_baseline()
     if not state.candidates:
@@ -284,6 +271,28 @@ def _known_passes(config: StudyConfig, baseline: Baseline) -> FoundPasses | None
         earlier = config.warm_start[0]
         return known_passes(read_study(Path(earlier)), f"as many as in {earlier}")
     return None
+
+
+def _outside(
+    config: StudyConfig,
+    space: Space,
+    state: StudyState,
+    settings: StudySettings,
+    admission: Admission,
+    candidate_job: CandidateJobs,
+    proposer: Proposer | None,
+) -> OutsideProposals | None:
+    """Proposals from outside, refused ones of which are noted in the study's head; None where there are none."""
+    lines = _lines(config, state, proposer)
+    if lines is None:
+        return None
+
+    def refuse(refusal: RefusedProposal) -> None:
+        settings.note(state, refused=(*settings.head.refused, refusal))
+
+    return OutsideProposals(
+        lines=lines, space=space, state=state, admission=admission, job_of=candidate_job, refuse=refuse
+    )
 
 
 def _lines(config: StudyConfig, state: StudyState, proposer: Proposer | None) -> Lines | None:

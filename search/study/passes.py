@@ -100,7 +100,7 @@ class Passes:
         """The point of a trial with many passes, by how long the first took; None where two passes would take
         too long."""
         # a result of another study took no time here, but its measurements say what a training takes
-        seconds = max(one_pass.result.seconds or 0.0, one_pass.result.measured.whole_seconds)
+        seconds = one_pass.result.training_seconds
         most = MOST_PASSES
         if self._minutes is not None and seconds > 0.0:
             most = min(most, int(SHARE_OF_MINUTES * 60.0 * self._minutes / seconds))

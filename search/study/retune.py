@@ -16,7 +16,7 @@ from typing import Any
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from search.budget.turns import untuned
-from search.pareto import eligible, knee, pareto_front
+from search.pareto import eligible, knee, ne_of, pareto_front
 from spaces.axes import Axis
 from spaces.space import Point, Space
 from trials.record import TrialRecord
@@ -61,7 +61,12 @@ def best_architectures(
     searched = [trial for trial in untuned(candidates) if not trial.outside_space]
     front = pareto_front(searched)
     bend = knee(front)
-    ordered = [*front[-1:], *([bend] if bend else []), *reversed(front), *sorted(eligible(searched), key=_ne)]
+    ordered = [
+        *front[-1:],
+        *([bend] if bend else []),
+        *reversed(front),
+        *sorted(eligible(searched), key=ne_of),
+    ]
     architectures: dict[str, Architecture] = {}
     for trial in ordered:
         if len(architectures) == most:
@@ -105,8 +110,3 @@ def _without_dropout(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_dropout(inner) for key, inner in value.items() if key != DROPOUT}
     return [_without_dropout(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None
-    return trial.result.validation.ne

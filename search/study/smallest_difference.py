@@ -17,7 +17,7 @@ from search.config import StudyConfig
 from search.execution.jobs import trained_job
 from search.execution.scoring import ScoringRequest, score_networks
 from search.execution.trainer import Trainer
-from search.pareto import eligible
+from search.pareto import eligible, ne_of
 from search.reuse.kept_weights import KeptWeights
 from search.study_state import StudyState
 from trials.data.cache import PreparedLog
@@ -62,7 +62,7 @@ class SmallestDifference:
         """The two best candidates that are different networks and have weights."""
         selection = self._state.selection
         kept = {trial.job.fingerprint: trial for trial in (*selection.runners_up, *selection.networks)}
-        by_ne = sorted(eligible(kept.values()), key=_ne)
+        by_ne = sorted(eligible(kept.values()), key=ne_of)
         return [trial for trial in by_ne[:3] if self._weights.has(trial)][:2]
 
     def _measured(self, pair: list[TrialRecord]) -> float:
@@ -75,8 +75,3 @@ class SmallestDifference:
         )
         best_K, second_K = (sums([self._weights.logits(network, SPLIT)]) for network in pair)
         return one_seed_difference(best_K, second_K).detectable() / 100.0
-
-
-def _ne(trial: TrialRecord) -> float:
-    assert trial.result.validation is not None
-    return trial.result.validation.ne
