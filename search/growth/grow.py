@@ -202,8 +202,9 @@ class Growth:
         widen_again(self._space, [grown])
         self._commit(grown)
         sentence = widened_now(grown)
-        LOG.info("%s", sentence)
+        # said before it is logged: who has read the log of a study may trust that it was said
         self._state.say(sentence)
+        LOG.info("%s", sentence)
 
 
 def _expected_seconds(record: TrialRecord, job: Job, before: TrialRecord) -> float:
