@@ -24,14 +24,13 @@ def open_log(config: LogConfig, progress: OnProgress | None = None) -> PreparedL
         UserError: for anything wrong with the files or the schema.
     """
     paths = log_files(config.data, config.demo, progress)
-    if len(paths) == 1 and PreparedLog.is_prepared(paths[0]):
-        return PreparedLog.open(paths[0])
     return prepare(
         paths,
         format=config.format,
         schema=read_schema(Path(config.schema_file)) if config.schema_file else None,
         label=config.label,
         skip_bad_rows=config.skip_bad_rows,
+        split=config.split,
         progress=progress,
     )
 

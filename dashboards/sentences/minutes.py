@@ -36,6 +36,20 @@ def fewer_seeds(record: StudyRecord) -> str | None:
     )
 
 
+def fewer_winners(record: StudyRecord) -> str | None:
+    """How few of the winners were confirmed, where there was no time for all; None where all were, or none."""
+    if record.choice is None or record.seconds_budget is None:
+        return None
+    winners = {winner.trial for winner in record.choice.winners}
+    confirmed = len(winners & {comparison.trial for comparison in record.comparisons})
+    if confirmed in (0, len(winners)):
+        return None
+    return (
+        f"For want of time {confirmed} of the {len(winners)} winners, the best first, "
+        f"{'was' if confirmed == 1 else 'were'} confirmed; `{confirm_command(record)}` does the others."
+    )
+
+
 def no_time_for_averages(record: StudyRecord) -> str:
     """That averages were left out, and what makes them."""
     return f"No averages were made, for want of time; `dhen-search average {record.directory}` makes them."

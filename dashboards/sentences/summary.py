@@ -12,7 +12,7 @@ from dashboards.names import short_name, trial_name
 from dashboards.rows import does_not_fit, find
 from dashboards.sentences.choice import baseline_is_best, best_not_lowest, noise, winners_chosen
 from dashboards.sentences.edges import on_the_edge, widened
-from dashboards.sentences.minutes import fewer_seeds, search_ended
+from dashboards.sentences.minutes import fewer_seeds, fewer_winners, search_ended
 from dashboards.sentences.stages import over_limits, passes_found, promotion, proposed, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
@@ -53,6 +53,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _floor(record, best, baseline, "validation"),
         winners_chosen(record),
         _test(best, baseline, record),
+        fewer_winners(record),
         fewer_seeds(record),
         _floor(record, best, baseline, "test"),
         *proposed(record),

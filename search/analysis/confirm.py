@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dhen.errors import UserError
-from search.analysis.choice.winners import winners_of
+from search.analysis.choice.winners import REASONS, winners_of
 from search.analysis.losses import blocks_of
 from search.analysis.scored import (
     LEAST_SEEDS,
@@ -24,6 +24,7 @@ from search.analysis.scored import (
 )
 from search.analysis.statistics.bootstrap import CONFIDENCE, BootstrapDifference, holm, paired_bootstrap
 from search.execution.retraining import SPLIT, HasTimeFor, RetrainingRequest, Retrainings
+from trials.choice import Winner
 from trials.data.cache import PreparedLog
 from trials.storage.ledger import Ledger
 from trials.study_record import Better, Comparison, StudyRecord
@@ -36,6 +37,7 @@ def confirm(
     retrainings: Retrainings,
     *,
     seeds: int,
+    winners: Sequence[int] | None = None,
     block_by: str | None = None,
     has_time_for: HasTimeFor | None = None,
 ) -> tuple[tuple[Comparison, ...], list[str]]:
@@ -50,6 +52,7 @@ def confirm(
         ledger: the study's ledger, settled.
         retrainings: the study's retrainings.
         seeds: number of seeds.
+        winners: numbers of the winners to compare; None for all of them.
         block_by: the column of `search.analysis.losses.blocks_of`.
         has_time_for: as in `Retrainings.run`; the seeds come one after another, and those count that there was
             time for.
@@ -62,12 +65,12 @@ def confirm(
         raise UserError("no candidate and baseline have completed yet, so there is nothing to compare.")
     seed_range = fresh_seeds(study.seed, seeds)
     blocks = blocks_of(log, log.split(SPLIT), block_by)
-    numbers = _winners(study)
+    numbers = _winners(study, winners)
     compared = [study.networks(study.trial(number)) for number in (study.baseline, *numbers)]
-    wanted = confirming(study, log, seeds=seeds)
+    wanted = confirming(study, log, seeds=seeds, winners=numbers)
     done = retrainings.run(wanted, score=SPLIT, has_time_for=has_time_for)
-    reference, *winners = (by_seed(networks, study, log, seed_range, done) for networks in compared)
-    pairs = [_Pair(number, retrained, reference) for number, retrained in zip(numbers, winners, strict=True)]
+    reference, *own = (by_seed(networks, study, log, seed_range, done) for networks in compared)
+    pairs = [_Pair(number, retrained, reference) for number, retrained in zip(numbers, own, strict=True)]
     pairs = [pair for pair in pairs if len(pair.seeds) >= LEAST_SEEDS]
     failed = retrainings.failures(wanted)
     if not pairs:
@@ -77,18 +80,30 @@ def confirm(
     return comparisons, failed
 
 
-def confirming(study: StudyRecord, log: PreparedLog, *, seeds: int) -> list[RetrainingRequest]:
-    """The retrainings that compare the winners with the baseline, seed by seed, each network once per seed."""
+def confirming(
+    study: StudyRecord, log: PreparedLog, *, seeds: int, winners: Sequence[int] | None = None
+) -> list[RetrainingRequest]:
+    """The retrainings that compare the winners (all of them, or these) with the baseline, seed by seed, each
+    network once per seed."""
     assert study.baseline is not None
-    compared = [study.networks(study.trial(number)) for number in (study.baseline, *_winners(study))]
+    compared = [study.networks(study.trial(number)) for number in (study.baseline, *_winners(study, winners))]
     networks = {network.job.fingerprint: network for networks in compared for network in networks}
     return wanted_from(networks.values(), study, log, fresh_seeds(study.seed, seeds))
 
 
-def _winners(study: StudyRecord) -> list[int]:
+def most_important_first(study: StudyRecord) -> list[int]:
+    """Numbers of all winners of a study, its best first, then by what they were chosen as."""
+    ranked = sorted(_chosen(study), key=lambda winner: min(map(REASONS.index, winner.reasons)))
+    return [winner.trial for winner in ranked]
+
+
+def _winners(study: StudyRecord, among: Sequence[int] | None) -> list[int]:
     """Numbers of the trials to confirm, by FLOPs."""
-    chosen = study.choice.winners if study.choice else winners_of(study, study.best)
-    return [winner.trial for winner in chosen]
+    return [winner.trial for winner in _chosen(study) if among is None or winner.trial in among]
+
+
+def _chosen(study: StudyRecord) -> tuple[Winner, ...]:
+    return study.choice.winners if study.choice else winners_of(study, study.best)
 
 
 @dataclass(frozen=True)

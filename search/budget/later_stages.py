@@ -5,9 +5,10 @@ own trainings took; before any has, from five networks that take as long as the 
 divided:
 
 - What is known beforehand comes off first: scores on validation for averages, scores on test, and the report.
-- Confirmation has at most a quarter of the minutes, for up to five seeds. Where that is not enough for two, it has
-  up to two fifths for these two, and where these are not enough, nothing, and the study says so. A number of seeds
-  that was asked for has half of the minutes at most; what it takes beyond that is done when they are over.
+- Confirmation has at most a quarter of the minutes, for up to five seeds of all winners. Where that is not enough
+  for two, as many winners are confirmed as it is enough for, the best first; the best alone has up to two fifths,
+  and where these are not enough, nothing, and the study says so. A number of seeds that was asked for has half of
+  the minutes at most; what it takes beyond that is done when they are over.
 - Networks that learn from an average have what scoring and training them takes, 15 % of the minutes at most.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
 - The search and tuning have the rest, in turns (`search.budget.budget`).
@@ -31,7 +32,8 @@ from trials.record import TrialKind, TrialRecord
 MOST_TAUGHT = 5
 """Largest number of networks that learn from an average."""
 CONFIRM_SHARE, MOST_CONFIRM_SHARE = 0.25, 0.4
-"""Largest share of the minutes for as many seeds as it allows, and for the two that an interval needs."""
+"""Largest share of the minutes for as many seeds and winners as it allows, and for two seeds of the best alone,
+which an interval needs."""
 ASKED_SHARE = 0.5
 """Largest share of the minutes that is kept for a number of seeds that was asked for (`confirm=5`)."""
 PROMOTION_SHARE = 0.5
@@ -133,26 +135,30 @@ class LaterStages:
         return side_by_side_seconds(took, self.places)
 
     def confirmation(self) -> float:
-        """Seconds that are kept for the confirmation of winners."""
-        return min(self.seeds() * self.one_seed(), ASKED_SHARE * self.minutes_seconds)
-
-    def least_confirmation(self) -> float:
-        """Seconds that a confirmation takes at the least: from the two seeds that an interval needs, or from as
-        many as were asked for."""
-        least, most = self._config.confirm_seeds
-        share = ASKED_SHARE if least == most else MOST_CONFIRM_SHARE
-        return min(least * self.one_seed(), share * self.minutes_seconds)
-
-    def seeds(self) -> int:
-        """Number of seeds that winners are to be confirmed from; 0 where the minutes do not allow an interval."""
+        """Seconds that are kept for the confirmation of winners; 0 where the minutes do not allow an interval."""
         least, most = self._config.confirm_seeds
         one = self.one_seed()
-        if least == most or one <= 0.0:
-            return most
-        affordable = int(CONFIRM_SHARE * self.minutes_seconds / one)
-        if affordable < least:
-            return least if least * one <= MOST_CONFIRM_SHARE * self.minutes_seconds else 0
-        return min(most, affordable)
+        if least == most:
+            return min(most * one, ASKED_SHARE * self.minutes_seconds)
+        share = CONFIRM_SHARE * self.minutes_seconds
+        if least * one <= share:
+            return min(most, int(share / one)) * one if one > 0.0 else 0.0
+        alone = self.least_confirmation()
+        return max(share, alone) if alone <= MOST_CONFIRM_SHARE * self.minutes_seconds else 0.0
+
+    def least_confirmation(self) -> float:
+        """Seconds that a confirmation takes at the least: of the best from the two seeds that an interval needs,
+        or of all winners from as many as were asked for."""
+        least, most = self._config.confirm_seeds
+        if least == most:
+            return min(least * self.one_seed(), ASKED_SHARE * self.minutes_seconds)
+        selection = self._state.selection
+        if selection.front and selection.front[-1].kind is TrialKind.AVERAGE:
+            best = self._state.networks(selection.front[-1])
+        else:  # an average of as many as it may have
+            best = selection.networks[-max(1, self._config.most_averaged) :]
+        baseline = [selection.baseline] if selection.baseline else []
+        return least * self.retrained((*baseline, *best))
 
     def _scored(self, networks: Iterable[TrialRecord], rows: float) -> list[float]:
         """Seconds of scoring each network on `rows` times as many rows as validation has."""

@@ -19,7 +19,7 @@ from search.analysis.choice.choose import choice_of, choice_with_origins
 from search.analysis.choice.evidence import on_validation
 from search.analysis.choice.judge import Evidence
 from search.analysis.choice.origins import with_earlier_periods
-from search.analysis.confirm import confirm, confirming
+from search.analysis.confirm import confirm, confirming, most_important_first
 from search.averages.average_trials import (
     Members,
     average_record,
@@ -47,6 +47,7 @@ from trials.data.origin import origins_of
 from trials.data.teacher import save_teacher
 from trials.record import Metrics, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
+from trials.study_record import StudyRecord
 
 SEED_STRIDE = 1000
 """Distance between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds
@@ -206,14 +207,12 @@ class Finals:
         least, most = self._config.confirm_seeds
         if not most or not self._state.selection.front:
             return
-        record, has_time_for = self._state.record(), None
+        record, winners, has_time_for = self._state.record(), None, None
         if self._later is not None and least < most:
-            wanted = confirming(record, self._log, seeds=most)
-            rounds = SeedBySeed(wanted, self.retrainings, self._budget, self._later, seeds=most)
-            if not rounds.has_time_for_seeds(least):
-                self._state.say(no_time_to_confirm(record, least, rounds.seconds(least)))
+            winners, has_time_for = self._winners_in_time(record, self._later)
+            if not winners:
+                self._state.say(no_time_to_confirm(record, least, has_time_for.seconds(least)))
                 return
-            has_time_for = rounds
         try:
             comparisons, sentences = confirm(
                 record,
@@ -221,6 +220,7 @@ class Finals:
                 self._ledger,
                 self.retrainings,
                 seeds=most,
+                winners=winners,
                 block_by=self._config.block_by,
                 has_time_for=has_time_for,
             )
@@ -230,12 +230,29 @@ class Finals:
         for sentence in sentences:
             self._state.say(sentence)
 
+    def _winners_in_time(self, record: StudyRecord, later: LaterStages) -> tuple[list[int], SeedBySeed]:
+        """As many winners as there is time to confirm, the best first; where there are none, beside what the best
+        alone would take."""
+        least, most = self._config.confirm_seeds
+        winners = most_important_first(record)
+        while True:
+            wanted = confirming(record, self._log, seeds=most, winners=winners)
+            rounds = SeedBySeed(wanted, self.retrainings, self._budget, later, seeds=most)
+            if rounds.has_time_for_seeds(least):
+                return winners, rounds
+            if len(winners) == 1:
+                return [], rounds
+            winners = winners[:-1]
+
     def _has_time_to_teach(self, seconds: float) -> bool:
         """Whether something of so many seconds leaves what follows it its time; what was asked for is done
         though it does not."""
         if self._later is None or self._config.distil is True:
             return True
-        return self._budget.has_time_for(seconds + self._later.scores() + self._later.least_confirmation())
+        scores, confirmation = self._later.scores(), self._later.least_confirmation()
+        # where winners cannot be confirmed in any case, their time is free
+        kept = scores + confirmation if self._budget.has_time_for(scores + confirmation) else scores
+        return self._budget.has_time_for(seconds + kept)
 
     def _has_time_for_averages(self) -> bool:
         return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())

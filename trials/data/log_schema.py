@@ -144,35 +144,41 @@ SPLITS = ("train", "validation", "test")
 """The parts of a log, in the order in which they are numbered (0, 1, 2) while rows are dealt out."""
 
 
+SplitBy = Literal["timestamp", "order", "files", "column"]
+SplitPart = float | tuple[str, ...]
+"""A fraction of the rows, or names of files or values of a column."""
+
+
+def _one_form(value: Any) -> Any:
+    """Returns a part of a split as one of its forms. Folds are often numbers: `[3]` is the value 3 of a column."""
+    if isinstance(value, (list, tuple)):
+        if not all(isinstance(name, str) or type(name) is int for name in value):
+            raise ValueError(
+                f"a list holds names of files or values of a column, a fraction stands alone, e.g. 0.1; "
+                f"received {list(value)}"
+            )
+        return tuple(map(str, value))
+    if isinstance(value, str):
+        raise ValueError(f"names stand in a list, also a single one: [{value}]")
+    return value
+
+
 class SplitRule(Value):
     """A rule that says which rows are train, validation and test. Fractions let no later row teach about an
     earlier one."""
 
-    by: Literal["timestamp", "order", "files", "column"] = "order"
+    by: SplitBy = "order"
     """timestamp: validation is later than train and test later than validation, and rows with equal stamps
     stay together; order: the same by position in the log; files: by file name; column: by the values of the
     column with the role split."""
-    validation: float | tuple[str, ...] = 0.1
+    validation: SplitPart = 0.1
     """Fraction of the rows for validation; with `by: files` a list of file names, with `by: column` of values.
     With `by: timestamp` or `by: order`, one of validation and test may be a list too, of values where a column
     has the role split, else of file names; the fraction is then of the other rows."""
-    test: float | tuple[str, ...] = 0.1
+    test: SplitPart = 0.1
     """Fraction of the rows for test, or a list, as for validation. Rows in neither are training rows."""
 
-    @field_validator("validation", "test", mode="before")
-    @classmethod
-    def _one_form(cls, value: Any) -> Any:
-        """Folds are often numbers: `[3]` is the value 3 of a column."""
-        if isinstance(value, (list, tuple)):
-            if not all(isinstance(name, str) or type(name) is int for name in value):
-                raise ValueError(
-                    f"a list holds names of files or values of a column, a fraction stands alone, e.g. 0.1; "
-                    f"received {list(value)}"
-                )
-            return tuple(map(str, value))
-        if isinstance(value, str):
-            raise ValueError(f"names stand in a list, also a single one: [{value}]")
-        return value
+    _one_form = field_validator("validation", "test", mode="before")(_one_form)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -215,6 +221,33 @@ class SplitRule(Value):
         """Returns the files or values that make up a split; none where it is a fraction."""
         part = self.validation if split == "validation" else self.test
         return part if isinstance(part, tuple) else ()
+
+
+class GivenSplit(Value):
+    """What is said of the split beside a schema; what is not said is as the schema has it."""
+
+    by: SplitBy | None = None
+    """How rows are split, as in the [schema](schema.md): timestamp, order, files or column. Null: by files where
+    both parts are lists (by column where one has the role split), else as the schema has it, which is by
+    timestamp where the log has one, else by order."""
+    validation: SplitPart | None = None
+    """Fraction of the rows for validation, such as 0.15, or a list of names of files, or of values of the column
+    that holds the split. Null: as the schema has it."""
+    test: SplitPart | None = None
+    """Fraction of the rows for test, or a list, such as [test.csv.gz]. Null: as the schema has it."""
+
+    _one_form = field_validator("validation", "test", mode="before")(_one_form)
+
+    def rule(self, schema: LogSchema) -> dict[str, Any]:
+        """Returns the keys of the SplitRule that this and a schema make."""
+        given = {key: value for key, value in self.to_dict().items() if value is not None}
+        rule = schema.split.to_dict() | given
+        both = all(isinstance(rule[part], (list, tuple)) for part in ("validation", "test"))
+        if "by" not in given and both != (rule["by"] in ("files", "column")):
+            by_time = "timestamp" if schema.timestamp else "order"
+            by_names = "column" if any(one.role == "split" for one in schema.columns.values()) else "files"
+            rule["by"] = by_names if both else by_time
+        return rule
 
 
 class LogSchema(Value):

@@ -11,6 +11,16 @@ from trials.choice import MOST_WINNERS, Winner
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
+REASONS = (
+    "best",
+    "knee",
+    "best network",
+    "best average",
+    "best below the baseline's FLOPs",
+    "best within the limits of serving",
+)
+"""What a trial may be chosen as, from the most important down."""
+
 
 def winners_of(record: StudyRecord, best: int | None) -> tuple[Winner, ...]:
     """The trials of a study that are confirmed, by FLOPs: `best`, the knee, the best network, the best average,
@@ -22,17 +32,17 @@ def winners_of(record: StudyRecord, best: int | None) -> tuple[Winner, ...]:
     averages = [trial for trial in front if trial.kind is TrialKind.AVERAGE]
     bend, networks = knee(front), pareto_front(record.field)
     cheaper = [trial for trial in front if _flops(trial) < _flops(record.trial(record.baseline or 0))]
-    parts = {
-        "best": [trial for trial in front if trial.number == best],
-        "knee": [bend] if bend is not None else [],
-        "best network": networks,
-        "best average": averages,
-        "best below the baseline's FLOPs": cheaper,
+    parts = (
+        [trial for trial in front if trial.number == best],
+        [bend] if bend is not None else [],
+        networks,
+        averages,
+        cheaper,
         # what is over a limit was not trained, and no average of it was made
-        "best within the limits of serving": front if record.serving.limited else [],
-    }
+        front if record.serving.limited else [],
+    )
     chosen: dict[int, tuple[TrialRecord, tuple[str, ...]]] = {}
-    for reason, trials in parts.items():
+    for reason, trials in zip(REASONS, parts, strict=True):
         if trials:
             winner = trials[-1]  # lists are by FLOPs, so the lowest NE is last
             chosen[winner.number] = winner, (*chosen.get(winner.number, (winner, ()))[1], reason)

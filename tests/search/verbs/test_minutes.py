@@ -9,8 +9,10 @@ import pytest
 from command_line import SMALL, Run
 
 from search.budget.clock import StudyClock
+from search.budget.later_stages import LaterStages
 from search.execution import running
 from search.read_study import read_study
+from search.run_directory import REPORT
 from search.verbs import run as verb
 from trials.record import Measured, TrialKind
 
@@ -57,6 +59,50 @@ def test_minutes_alone_search_average_and_confirm(
     again = dhen_search("run", "--out", out).stdout
     assert "Traceback" not in again
     assert read_study(out).trials == record.trials
+
+
+def test_the_best_is_confirmed_where_there_is_no_time_for_all_winners(
+    dhen_search: Run,
+    click_log: Path,
+    tmp_path: Path,
+    clock_of: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "study"
+    clock_of(out)
+    # the baseline and one network, or two, from two seeds
+    monkeypatch.setattr(LaterStages, "confirmation", lambda _: 4.5 * TRAINING)
+    words = ("training.epochs=1", "seed=5", "averages=0", "minutes=2")
+    said = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words).stdout
+    record = read_study(out)
+    assert record.choice is not None
+    confirmed = {comparison.trial for comparison in record.comparisons}
+    assert record.best in confirmed, said
+    assert confirmed < {winner.trial for winner in record.choice.winners}
+    sentence = (
+        f"For want of time {len(confirmed)} of the {len(record.choice.winners)} winners, the best first, "
+    )
+    assert sentence in said
+    assert sentence in (out / REPORT).read_text()
+    dhen_search("confirm", out, "--seeds", 2)
+    assert "For want of time" not in dhen_search("status", out).stdout
+
+
+def test_networks_learn_where_the_minutes_are_too_few_to_confirm_winners(
+    dhen_search: Run,
+    click_log: Path,
+    tmp_path: Path,
+    clock_of: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time that no confirmation could have had is not kept for it."""
+    out = tmp_path / "study"
+    clock_of(out)
+    monkeypatch.setattr(LaterStages, "one_seed", lambda _: 1000.0)
+    monkeypatch.setattr(LaterStages, "least_confirmation", lambda _: 1000.0)
+    words = ("training.epochs=1", "seed=3", "minutes=1.5")
+    said = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words).stdout
+    assert TrialKind.DISTILLED in {trial.kind for trial in read_study(out).trials}, said
 
 
 @pytest.mark.parametrize(

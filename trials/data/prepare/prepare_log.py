@@ -6,14 +6,14 @@ and appears whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
-from trials.data.log_schema import LogSchema, SplitRule
+from trials.data.log_schema import GivenSplit, LogSchema, SplitRule
 from trials.data.prepare.build import Request, build
 from trials.data.prepare.file_hashes import hash_files
 from trials.data.prepare.locked_directory import built, locked
@@ -35,6 +35,7 @@ def prepare(
     of_another_log: bool = False,
     label: str | None = None,
     skip_bad_rows: bool = False,
+    split: GivenSplit | None = None,
     progress: Progress | None = None,
 ) -> PreparedLog:
     """Prepares a log, or opens the cache it was prepared into before.
@@ -53,6 +54,7 @@ def prepare(
         label: name of the label column; None looks for one by name.
         skip_bad_rows: leave out rows with a wrong number of fields or without label, and take unreadable
             numbers and time stamps for missing, instead of raising.
+        split: what the split is in place of the schema's, as far as it says.
         progress: called with a step's name, rows done and about how many there are.
 
     Raises:
@@ -60,8 +62,10 @@ def prepare(
     """
     sources = [Path(source) for source in sources]
     if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
-        return _open_prepared(sources[0], out, schema, encoding)
-    request = _request(open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log)
+        return _open_prepared(sources[0], out, schema, encoding, split)
+    request = _request(
+        open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log, split
+    )
     target = Path(out).resolve() if out is not None else user_cache() / request.key
     with locked(target):
         if (existing := _existing(target, request.key)) is not None:
@@ -76,10 +80,14 @@ def _silent(step: str, rows_done: int, total: int | None) -> None:
 
 
 def _open_prepared(
-    source: Path, out: Path | None, schema: LogSchema | None, encoding: Encoding | None
+    source: Path,
+    out: Path | None,
+    schema: LogSchema | None,
+    encoding: Encoding | None,
+    split: GivenSplit | None,
 ) -> PreparedLog:
     elsewhere = out is not None and Path(out).resolve() != source.resolve()
-    if schema is not None or encoding is not None or elsewhere:
+    if schema is not None or encoding is not None or elsewhere or split not in (None, GivenSplit()):
         raise UserError(
             f"{source}: this log is prepared already; name the raw files to prepare them differently."
         )
@@ -94,10 +102,12 @@ def _request(
     label: str | None,
     skip_bad_rows: bool,
     of_another_log: bool,
+    split: GivenSplit | None,
 ) -> Request:
     """Settles the schema: the encoding's, the one given, the one in the output directory, or an inferred one."""
     edited = Path(out) / "schema.yaml" if out is not None else None
     source, text = "the schema", None
+    notes: Mapping[str, str] = {}
     sentences: tuple[str, ...] = ()
     if encoding is not None:
         rules = schema or encoding.schema
@@ -110,10 +120,10 @@ def _request(
         schema, source, text = read_schema(edited), str(edited), edited.read_text(encoding="utf-8")
     elif schema is None:
         inferred = infer(log, label=label, skip_bad_rows=skip_bad_rows)
-        schema, text = inferred.schema, schema_to_yaml(inferred.schema, inferred.notes)
-        sentences = inferred.sentences
+        schema, notes, sentences = inferred.schema, inferred.notes, inferred.sentences
     elif of_another_log:
         schema, sentences = _fitting(schema, log)
+    schema, whole = _with_split(schema, split), schema
     check_columns(schema, log.columns, source)
     if label is not None and find_label(log, label) != schema.label:
         raise UserError(f"the label is {label!r}, but {source} says {schema.label!r}: change one of them.")
@@ -121,11 +131,17 @@ def _request(
         log=log,
         file_hashes=tuple(hash_files([file.path for file in log.files], user_cache())),
         schema=schema,
-        schema_text=text or schema_to_yaml(schema),
+        schema_text=text if text and schema == whole else schema_to_yaml(schema, notes),
         encoding=encoding,
         skip_bad_rows=skip_bad_rows,
         sentences=sentences,
     )
+
+
+def _with_split(schema: LogSchema, given: GivenSplit | None) -> LogSchema:
+    if given is None:
+        return schema
+    return parse(LogSchema, schema.to_dict() | {"split": given.rule(schema)}, "the split")
 
 
 def _fitting(schema: LogSchema, log: RawLog) -> tuple[LogSchema, tuple[str, ...]]:

@@ -19,7 +19,7 @@ import pytest
 
 from dhen.errors import UserError
 from trials.data.cache import MANIFEST, VERSION, PreparedLog, Split
-from trials.data.log_schema import CategoricalColumn, IgnoredColumn, LogSchema, SplitRule
+from trials.data.log_schema import CategoricalColumn, GivenSplit, IgnoredColumn, LogSchema, SplitRule
 from trials.data.prepare import locked_directory as atomic
 from trials.data.prepare import prepare_log as prepare_module
 from trials.data.prepare.prepare_log import prepare
@@ -174,6 +174,46 @@ def test_given_test_files_beside_a_fraction_for_validation(clicks: Columns, writ
         UserError, match=r"split: unknown file 'test\.csv'\. .*Known: renamed\.csv, train\.csv"
     ):
         prepare([renamed, train], schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({}, {"by": "timestamp", "validation": 0.1, "test": 0.1}),
+        ({"validation": 0.2}, {"by": "timestamp", "validation": 0.2, "test": 0.1}),
+        ({"test": ["b.csv"]}, {"by": "timestamp", "validation": 0.1, "test": ["b.csv"]}),
+        ({"by": "order", "test": ["b.csv"]}, {"by": "order", "validation": 0.1, "test": ["b.csv"]}),
+        (
+            {"validation": ["c.csv"], "test": ["b.csv"]},
+            {"by": "files", "validation": ["c.csv"], "test": ["b.csv"]},
+        ),
+    ],
+)
+def test_what_is_given_of_a_split_replaces_the_inferred(
+    clicks: Columns, write_csv: WriteCsv, given: dict[str, Any], rule: dict[str, Any]
+) -> None:
+    parts = {"a.csv": slice(0, 200), "b.csv": slice(200, 300), "c.csv": slice(300, None)}
+    paths = [
+        write_csv({column: values[rows] for column, values in clicks.items()}, name)
+        for name, rows in parts.items()
+    ]
+    log = prepare(paths, split=GivenSplit.model_validate(given))
+    assert log.schema.split == SplitRule.model_validate(rule)
+    assert read_schema(log.directory / "schema.yaml").split == log.schema.split
+    assert same(log, prepare(paths, schema=log.schema))
+
+
+def test_a_split_by_files_in_a_schema_gives_way_to_what_is_given(
+    clicks: Columns, write_csv: WriteCsv
+) -> None:
+    paths = [
+        write_csv({column: values[rows] for column, values in clicks.items()}, name)
+        for name, rows in {"a.csv": slice(0, 300), "b.csv": slice(300, None)}.items()
+    ]
+    schema = infer_schema(paths).replace(split=SplitRule(by="files", validation=("a.csv",), test=("b.csv",)))
+    log = prepare(paths, schema=schema, split=GivenSplit(validation=0.25))
+    assert log.schema.split == SplitRule(by="timestamp", validation=0.25, test=("b.csv",))
+    assert log.summary().rows == {"train": 225, "validation": 75, "test": 300}
 
 
 def test_the_ne_floor_of_a_generated_log(clicks: Columns, write_csv: WriteCsv) -> None:
