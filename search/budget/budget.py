@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from statistics import median
 
-from search.budget.durations import expected_seconds
+from search.budget.durations import expected_by_plan, expected_seconds
 from search.budget.expected_gain import lasting_gain
 from search.budget.later_stages import LaterStages, candidate_seconds
 from search.budget.turns import last_turn, tuned, tuning_gains_more, untuned
@@ -28,6 +29,14 @@ BASELINE_SHARE = 0.5
 """Share of the minutes by which the baseline's own tuning has to end."""
 OVERRUN_SHARE = 0.05
 """Share of the minutes by which a candidate may outlast the search's time before it is cut short."""
+LARGEST_SHARE = 0.1
+"""Largest share of the search's time left that one proposal may be expected to take, where it takes more than
+`USUAL_TIMES` as long as others: an assumption."""
+USUAL_TIMES = 2.0
+"""How many times as long as the middle one of the candidates a proposal may be expected to take whatever is left:
+an assumption."""
+FIRST_CANDIDATES = 3
+"""Number of candidates from which there is a middle one to compare with."""
 FIRST_TUNING = 0.5
 """Share of the time for candidates after which tuning has its first turn."""
 
@@ -104,6 +113,23 @@ class Budget:
             return True
         end = self._state.elapsed_seconds() + candidate_seconds(self._state)
         return end < self._search_end() - reserved
+
+    def is_worth_its_time(self, seconds_per_example: float) -> bool:
+        """Whether a proposal whose planned steps take so long per example leaves the search time for others: in
+        few minutes one large network is not worth several that are tried in its place.
+
+        Without `minutes`, and before there are candidates to compare with, it is.
+        """
+        trained = [
+            trial.result.training_seconds
+            for trial in self._state.candidates
+            if trial.result.training_seconds > 0.0
+        ]
+        expected = expected_by_plan(seconds_per_example, self._state.completed)
+        if self._later is None or expected is None or len(trained) < FIRST_CANDIDATES:
+            return True
+        left = max(0.0, self._search_end() - self._state.elapsed_seconds())
+        return expected <= max(LARGEST_SHARE * left, USUAL_TIMES * median(trained))
 
     def has_time_for_baseline(self) -> bool:
         """Whether one more training of the baseline is expected to leave candidates their time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from trials.record import Outcome, TrialRecord
 
@@ -43,6 +44,23 @@ def expected_seconds(trials: Sequence[TrialRecord]) -> float:
     took = [seconds for trial in trained if (seconds := trial.result.seconds or 0.0) > 0.0]
     latest = sorted(took[-LATEST:])
     return latest[math.ceil(QUANTILE * len(latest)) - 1] if latest else 0.0
+
+
+def expected_by_plan(seconds_per_example: float, trials: Sequence[TrialRecord]) -> float | None:
+    """Seconds that a training is expected to take whose planned steps take so long per example: as many times as
+    long as the middle one of the latest trainings by its own plan. None where no plan has a time."""
+    took = [
+        trial.result.training_seconds / planned
+        for trial in trials
+        if trial.result.training_seconds > 0.0 and (planned := planned_seconds(trial)) is not None
+    ]
+    return seconds_per_example * median(took[-LATEST:]) if took else None
+
+
+def planned_seconds(trial: TrialRecord) -> float | None:
+    """Seconds per example of a trial's planned step; None where its plan has no time."""
+    step, batch = trial.plan.step_seconds, trial.job.training.get("batch_size")
+    return step / batch if step and batch else None
 
 
 def side_by_side_seconds(seconds: Iterable[float], places: int) -> float:

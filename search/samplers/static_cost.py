@@ -39,7 +39,8 @@ class CandidatePricer:
         fits: Callable[[Candidate], bool],
         serving: ServingConfig | None = None,
     ) -> None:
-        """A pricer; `fits` says whether some strategy makes a candidate fit (the planner takes milliseconds)."""
+        """A pricer; `fits` says whether some strategy makes a candidate fit (the planner takes milliseconds), in a
+        time that the study has."""
         self.space, self.fits = space, fits
         self.serving = serving or ServingConfig()
         self._features = features

@@ -138,16 +138,6 @@ def open_study(
     )
     clock.earlier_seconds = max(head.elapsed_seconds, covered_seconds(trials))
     state.notices += warm_starts(head)
-    pricer = CandidatePricer(space, log.features, partial(_fits, admission, candidate_job), config.serving)
-    proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
-    proposals.remember(
-        [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
-    )
-
-    def commit(step: GrownAxis) -> None:
-        settings.note(state, grown=(*settings.head.grown, step), axes=ordered_axes(space))
-        proposals.take_wider_space()
-
     sources = _sources(config, ledger, settings, state, warm_start)
     weights = KeptWeights(directory, state, sources)
     later = None
@@ -161,6 +151,17 @@ def open_study(
         detectable=SmallestDifference(config, log, state, trainer, weights),
         tunable=is_tunable(space),
     )
+    fits = partial(_fits, admission, candidate_job, budget)
+    pricer = CandidatePricer(space, log.features, fits, config.serving)
+    proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
+    proposals.remember(
+        [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
+    )
+
+    def commit(step: GrownAxis) -> None:
+        settings.note(state, grown=(*settings.head.grown, step), axes=ordered_axes(space))
+        proposals.take_wider_space()
+
     candidates = CandidateSource(
         config=config,
         space=space,
@@ -303,12 +304,14 @@ def _lines(config: StudyConfig, state: StudyState, proposer: Proposer | None) ->
     return lines_of_file(Path(config.proposals)) if config.proposals else None
 
 
-def _fits(admission: Admission, candidate_job: CandidateJobs, candidate: Candidate) -> bool:
-    """Whether a plan makes a candidate fit on the study's cluster."""
+def _fits(admission: Admission, candidate_job: CandidateJobs, budget: Budget, candidate: Candidate) -> bool:
+    """Whether a plan makes a candidate fit on the study's cluster, in a time that the minutes are long enough
+    for."""
     try:
-        return admission.plan(candidate_job(candidate)).chosen is not None
+        best = (plan := admission.plan(candidate_job(candidate))).best
     except UserError:
         return False
+    return best is not None and budget.is_worth_its_time(best.time.total / plan.batch_size)
 
 
 def _warm_start(

@@ -136,6 +136,22 @@ def test_a_study_stands_beside_tuned_gradient_boosting(log: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_one_command_stands_beside_an_earlier_version_and_boosting(tmp_path: Path) -> None:
+    words = ("trees", "--rows", 2000, "--minutes", 0.5, "--libraries", "sklearn", "--previous", FOLDER.parent)
+    (rows,) = tables(
+        run_benchmark_process("benchmarks.search.one_command", *words, "--out", tmp_path / "trees")
+    )
+    ours, earlier, boosting = rows
+    assert re.match(r"this version, \d+ candidates: ", ours["model"])
+    assert re.fullmatch(r"sklearn, \d+ settings tried", boosting["model"])
+    assert all(0.3 < number(row["test NE"]) < 2 for row in rows)
+    for row in (earlier, boosting):
+        beside = row["this version less it, 95 % interval over rows"]
+        percent, low, high = map(float, re.findall(r"[-+]\d+\.\d+", beside))
+        assert low < percent < high
+
+
+@pytest.mark.slow
 def test_the_walk_of_a_candidate_is_followed() -> None:
     said = run_benchmark_process("benchmarks.search.candidate_walk")
     assert "The walk: files that make the candidate, change it or keep it: " in said

@@ -83,6 +83,27 @@ def test_a_candidate_is_not_begun_where_it_is_not_expected_to_end_in_time() -> N
         assert budget(words, slower, 90.0).search_is_over(0) is over
 
 
+def test_a_proposal_takes_a_tenth_of_what_is_left_or_twice_what_is_usual() -> None:
+    """Ten seconds of training for every 10 ms of a planned step of 100 examples."""
+    trials = [
+        trial.with_plan(step_seconds=0.01).replace(job=trial.job.replace(training={"batch_size": 100}))
+        for trial in begun(8, seconds=10.0)
+    ]
+    words = f"minutes=10 trials=99 {ALONE}"
+
+    def is_worth(times: float, elapsed: float, known: list[TrialRecord] = trials, asked: str = words) -> bool:
+        return budget(asked, known, elapsed).is_worth_its_time(times * 0.01 / 100)
+
+    assert is_worth(4.9, 96.0)
+    assert not is_worth(5.1, 96.0)
+    assert is_worth(1.9, 496.0)
+    assert not is_worth(2.1, 496.0)
+    assert is_worth(1.9, 1e9)
+    assert is_worth(99.0, 496.0, trials[:3]), "two candidates say nothing of what is usual"
+    assert is_worth(99.0, 496.0, begun(8, seconds=10.0)), "their plans have no times"
+    assert is_worth(99.0, 496.0, asked="trials=99")
+
+
 def test_the_search_leaves_what_follows_it_its_time() -> None:
     """The baseline and a winner, and four like it to come, are 60 s from one seed: 5 seeds within a quarter of 20
     minutes, 3 of 12. A quarter of 5 is for some of the winners, of 105 s it is less than the 40 s that the best
