@@ -28,8 +28,8 @@ from spaces.space import Point
 from trials.record import TrialRecord
 
 STARTUP = 12
-"""Number of candidates with an NE at their end from which on the rankers are asked; before, points are random: an
-assumption, not measured apart."""
+"""Number of candidates with an NE at their end from which on the rankers are asked; before, points are random.
+Four and six are worse on a surrogate, eight is no better (docs/log.md)."""
 STARTUP_DRAWS = 20
 """Number of random points of which one is taken before that, the first expected to meet serving.max_ms: an
 assumption, not measured apart."""
