@@ -6,9 +6,9 @@ divided:
 
 - What is known beforehand comes off first: scores on validation for averages, scores on test, and the report.
 - Confirmation has at most a quarter of the minutes, for up to five seeds of all winners. Where that is not enough
-  for two, as many winners are confirmed as it is enough for, the best first; the best alone has up to two fifths,
-  and where these are not enough, nothing, and the study says so. A number of seeds that was asked for has half of
-  the minutes at most; what it takes beyond that is done when they are over.
+  for two, as many winners are confirmed as it is enough for, the best first; where it is not enough for the best
+  alone, nothing is kept, and the study says what there was no time for. A number of seeds that was asked for has
+  half of the minutes at most; what it takes beyond that is done when they are over.
 - Networks that learn from an average have what scoring and training them takes, 15 % of the minutes at most.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
 - The search and tuning have the rest, in turns (`search.budget.budget`).
@@ -31,9 +31,8 @@ from trials.record import TrialKind, TrialRecord
 
 MOST_TAUGHT = 5
 """Largest number of networks that learn from an average."""
-CONFIRM_SHARE, MOST_CONFIRM_SHARE = 0.25, 0.4
-"""Largest share of the minutes for as many seeds and winners as it allows, and for two seeds of the best alone,
-which an interval needs."""
+CONFIRM_SHARE = 0.25
+"""Largest share of the minutes that is kept for as many seeds and winners as it allows."""
 ASKED_SHARE = 0.5
 """Largest share of the minutes that is kept for a number of seeds that was asked for (`confirm=5`)."""
 PROMOTION_SHARE = 0.5
@@ -143,8 +142,7 @@ class LaterStages:
         share = CONFIRM_SHARE * self.minutes_seconds
         if least * one <= share:
             return min(most, int(share / one)) * one if one > 0.0 else 0.0
-        alone = self.least_confirmation()
-        return max(share, alone) if alone <= MOST_CONFIRM_SHARE * self.minutes_seconds else 0.0
+        return share if self.least_confirmation() <= share else 0.0
 
     def least_confirmation(self) -> float:
         """Seconds that a confirmation takes at the least: of the best from the two seeds that an interval needs,
