@@ -29,7 +29,8 @@ class Judged(Value):
     standard_error: float
     """Standard error of `percent`, in percent, over blocks of rows."""
     close: bool
-    """Whether the difference is within the noise of choosing: at most the optimism and one standard error."""
+    """Whether the difference is within the noise of choosing: at most one standard error, and for the baseline,
+    which was not chosen among many, the optimism on top."""
     by_period: tuple[float, ...]
     """NE relative to the baseline's in each period, in percent; negative is better."""
     worse_periods: int

@@ -1,10 +1,11 @@
 """The choice of a study's best: within the noise of choosing, the steadier and the cheaper, perhaps the baseline.
 
 It is the one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3), in
-pairs: what is worse than the lowest NE by no more than one standard error of that very difference, and what the
-lowest owes to having been chosen, is as good as the lowest, as far as these rows can say. Where the baseline is as
-good, it is the best: what is new has to show that it is better. Else, of those as good, the ones that are worse
-than the baseline in the fewest periods stand first, then the one with the fewest FLOPs.
+pairs: what is worse than the lowest NE by no more than one standard error of that very difference is as good as
+the lowest, as far as these rows can say. The baseline, which was not chosen among many, is as good where it is
+worse by no more than that and what the lowest owes to having been chosen; then it is the best: what is new has to
+show that it is better. Else, of those as good, the ones that are worse than the baseline in the fewest periods
+stand first, then the one with the fewest FLOPs.
 
 Shapes: C trials, K blocks, P periods.
 """
@@ -84,16 +85,17 @@ def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
     if optimism is None:
         optimism = optimism_percent(loss_CK[1:])
     lowest = int(loss_CK.sum(axis=1).argmin())
-    lead = optimism if lowest != 0 else 0.0  # the baseline was not chosen here
     percent_C = relative_percent(loss_CK, loss_CK[lowest])
     error_C = standard_errors(loss_CK, loss_CK[lowest])
+    noise_C = error_C.copy()
+    noise_C[0] += optimism  # the others, too, were chosen on these rows
     by_period_PC, worse_C = _by_period(evidence)
     judged = [
         Judged(
             trial=trial.number,
             percent=float(percent_C[index]),
             standard_error=float(error_C[index]),
-            close=bool(index == lowest or percent_C[index] <= lead + error_C[index]),
+            close=bool(index == lowest or percent_C[index] <= noise_C[index]),
             by_period=tuple(float(percent) for percent in by_period_PC[:, index]),
             worse_periods=int(worse_C[index]),
         )

@@ -89,16 +89,26 @@ def test_the_best_is_the_baseline_or_the_cheapest_as_good_as_the_lowest(
 
 def test_the_steadier_stands_before_the_cheaper() -> None:
     """Two as good on the whole: the cheap one is far worse than the baseline in one period of four."""
-    trials, means = field(), [10.0, 9.5, 9.5, 9.5]
-    flat = evidence(trials, means, periods=4)
+    drawn = evidence(field(), [10.0, 9.5, 9.5, 9.5], periods=4)
+    equal_CK = np.stack([drawn.loss_CK[0], *[drawn.loss_CK[1]] * 3])
+    flat = Evidence(trials=drawn.trials, loss_CK=equal_CK, period_K=drawn.period_K)
     swinging_CK = flat.loss_CK.copy()
     swinging_CK[1] += np.where(flat.period_K == 2, 1.2, -0.4)
     uneven = Evidence(trials=flat.trials, loss_CK=swinging_CK, period_K=flat.period_K)
-    assert judge(flat, optimism=1.0).best == 1
-    verdict = judge(uneven, optimism=1.0)
+    assert judge(flat).best == 1
+    verdict = judge(uneven)
     assert verdict.best == 2
     assert [one.worse_periods for one in verdict.judged] == [0, 1, 0, 0]
     assert verdict.judged[1].by_period[2] > 5.0
+
+
+def test_the_baseline_alone_has_what_the_lowest_owes_to_having_been_chosen() -> None:
+    """Half a percent behind, which is many standard errors: other candidates were chosen on these rows too."""
+    trials, means = field(), [10.0, 9.95, 9.95, 9.9]
+    assert judge(evidence(trials, means, deviation=0.001), optimism=0.2).best == 3
+    behind = evidence(trials, [9.95, 9.95, 9.95, 9.9], deviation=0.001)
+    assert judge(behind, optimism=0.2).best == 3
+    assert judge(behind, optimism=1.0).best == 0
 
 
 def test_earlier_periods_count_as_much() -> None:
