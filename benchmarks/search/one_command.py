@@ -35,8 +35,11 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from benchmarks.shared.tree_log import write_tree_log
 from dashboards.names import trial_name
 from dashboards.units import si
+from search.analysis.losses import BLOCKS
+from search.analysis.statistics.bootstrap import one_seed_difference
 from search.bundles.export import study_log
 from search.read_study import read_study
+from trials.data.example_weights import Floats
 from trials.metrics import evaluate_predictions
 from trials.study_record import StudyRecord
 
@@ -45,7 +48,6 @@ RECURRING = ("users=4000", "items=600", "affinity=0.4", "own=0.3", "rank=3", "mo
 TRAIN, VALIDATION, TEST, SCHEMA = "train.csv", "validation.csv", "test.csv", "schema.yaml"
 TODAY, LOWEST, PREVIOUS = "today", "lowest", "previous"
 COMMAND = (sys.executable, "-c", "from search.cli import main; main()")
-BLOCKS, RESAMPLES = 200, 4000
 
 
 def cut(files: list[str], out: Path, rows: int) -> None:
@@ -114,17 +116,16 @@ def row(name: str, score_N: np.ndarray, first_N: np.ndarray, label_N: np.ndarray
     metrics = evaluate_predictions(score_N, label_N)
     beside = ""
     if score_N is not first_N:
-        block_N = np.arange(len(label_N)) * BLOCKS // len(label_N)
-        ours, theirs = (np.bincount(block_N, _losses(each, label_N)) for each in (first_N, score_N))
-        drawn = np.random.default_rng(0).multinomial(BLOCKS, np.full(BLOCKS, 1 / BLOCKS), RESAMPLES)
-        low, high = np.quantile(100 * (drawn @ ours / (drawn @ theirs) - 1), (0.025, 0.975))
-        beside = f"{100 * (ours.sum() / theirs.sum() - 1):+.2f} % ({low:+.2f} to {high:+.2f})"
+        found = one_seed_difference(_block_sums(first_N, label_N), _block_sums(score_N, label_N))
+        low, high = found.interval()
+        beside = f"{found.percent:+.2f} % ({low:+.2f} to {high:+.2f})"
     return [name, f"{metrics.ne:.5f}", f"{metrics.auc:.5f}", f"{metrics.log_loss:.5f}", beside]
 
 
-def _losses(score_N: np.ndarray, label_N: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.logaddexp(0, np.where(label_N > 0, -1, 1) * logit(score_N))
-    return found
+def _block_sums(score_N: np.ndarray, label_N: np.ndarray) -> Floats:
+    """Sums of losses by block of consecutive rows."""
+    loss_N = np.logaddexp(0, np.where(label_N > 0, -1, 1) * logit(score_N))
+    return np.bincount(np.arange(len(label_N)) * BLOCKS // len(label_N), loss_N).astype(np.float64)
 
 
 def main() -> None:

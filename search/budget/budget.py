@@ -115,18 +115,20 @@ class Budget:
         return end < self._search_end() - reserved
 
     def is_worth_its_time(self, seconds_per_example: float) -> bool:
-        """Whether a proposal whose planned steps take so long per example leaves the search time for others: in
-        few minutes one large network is not worth several that are tried in its place.
+        """Says whether a proposal whose planned steps take so long per example leaves the search time for others:
+        in few minutes one large network is not worth several that are tried in its place.
 
         Without `minutes`, and before there are candidates to compare with, it is.
         """
+        if self._later is None:
+            return True
         trained = [
             trial.result.training_seconds
             for trial in self._state.candidates
             if trial.result.training_seconds > 0.0
         ]
         expected = expected_by_plan(seconds_per_example, self._state.completed)
-        if self._later is None or expected is None or len(trained) < FIRST_CANDIDATES:
+        if expected is None or len(trained) < FIRST_CANDIDATES:
             return True
         left = max(0.0, self._search_end() - self._state.elapsed_seconds())
         return expected <= max(LARGEST_SHARE * left, USUAL_TIMES * median(trained))

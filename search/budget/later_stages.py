@@ -136,9 +136,9 @@ class LaterStages:
     def confirmation(self) -> float:
         """Seconds that are kept for the confirmation of winners; 0 where the minutes do not allow an interval."""
         least, most = self._config.confirm_seeds
-        one = self.one_seed()
         if least == most:
-            return min(most * one, ASKED_SHARE * self.minutes_seconds)
+            return self.least_confirmation()
+        one = self.one_seed()
         share = CONFIRM_SHARE * self.minutes_seconds
         if least * one <= share:
             return min(most, int(share / one)) * one if one > 0.0 else 0.0

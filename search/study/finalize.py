@@ -231,8 +231,8 @@ class Finals:
             self._state.say(sentence)
 
     def _winners_in_time(self, record: StudyRecord, later: LaterStages) -> tuple[list[int], SeedBySeed]:
-        """As many winners as there is time to confirm, the best first; where there are none, beside what the best
-        alone would take."""
+        """Returns as many winners as there is time to confirm, the best first; where there are none, beside what
+        the best alone would take."""
         least, most = self._config.confirm_seeds
         winners = most_important_first(record)
         while True:
@@ -245,7 +245,7 @@ class Finals:
             winners = winners[:-1]
 
     def _has_time_to_teach(self, seconds: float) -> bool:
-        """Whether something of so many seconds leaves what follows it its time; what was asked for is done
+        """Says whether something of so many seconds leaves what follows it its time; what was asked for is done
         though it does not."""
         if self._later is None or self._config.distil is True:
             return True

@@ -305,8 +305,8 @@ def _lines(config: StudyConfig, state: StudyState, proposer: Proposer | None) ->
 
 
 def _fits(admission: Admission, candidate_job: CandidateJobs, budget: Budget, candidate: Candidate) -> bool:
-    """Whether a plan makes a candidate fit on the study's cluster, in a time that the minutes are long enough
-    for."""
+    """Says whether a plan makes a candidate fit on the study's cluster, in a time that the minutes are long
+    enough for."""
     try:
         best = (plan := admission.plan(candidate_job(candidate))).best
     except UserError:

@@ -22,33 +22,40 @@ TRAINING = 4.0
 
 
 @pytest.fixture
-def clock_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Makes the command's clock go by the trainings in a run directory, each of which takes as long as the
-    others: what a loaded machine makes of them decides nothing."""
+def run_study(
+    dhen_search: Run, click_log: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Runs a study whose clock goes by the trainings in its run directory, each of which takes as long as the
+    others: what a loaded machine makes of them decides nothing. Gives what it said."""
 
-    def install(out: Path) -> None:
-        def now() -> float:
-            return TRAINING * sum(
-                1 for folder in ("trials", "retrained/trials") for _ in (out / folder).glob("0*")
-            )
+    def now() -> float:
+        return TRAINING * sum(
+            1 for folder in ("trials", "retrained/trials") for _ in (out / folder).glob("0*")
+        )
 
-        monkeypatch.setattr(verb, "StudyClock", lambda: StudyClock(now, began=0.0))
-        monkeypatch.setattr(running.Training, "_seconds", lambda _: TRAINING)
-        monkeypatch.setattr(Measured, "whole_seconds", TRAINING)
-        # plans, which know nothing of that clock, say that some would take longer
-        monkeypatch.setattr(Budget, "is_worth_its_time", lambda *_: True)
+    monkeypatch.setattr(verb, "StudyClock", lambda: StudyClock(now, began=0.0))
+    monkeypatch.setattr(running.Training, "_seconds", lambda _: TRAINING)
+    monkeypatch.setattr(Measured, "whole_seconds", TRAINING)
+    # plans, which know nothing of that clock, say that some would take longer
+    monkeypatch.setattr(Budget, "is_worth_its_time", lambda *_: True)
 
-    return install
+    def run(*words: str) -> str:
+        command = ("run", "--data", click_log, "--out", out, *SMALL, "training.epochs=1")
+        return dhen_search(*command, *words).stdout
+
+    return run
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The run directory."""
+    return tmp_path / "study"
 
 
 def test_minutes_alone_search_average_and_confirm(
-    dhen_search: Run, click_log: Path, tmp_path: Path, clock_of: Callable[[Path], None]
+    dhen_search: Run, out: Path, run_study: Callable[..., str]
 ) -> None:
-    out = tmp_path / "study"
-    clock_of(out)
-    said = dhen_search(
-        "run", "--data", click_log, "--out", out, *SMALL, "training.epochs=1", "minutes=2.5"
-    ).stdout
+    said = run_study("minutes=2.5")
     record = read_study(out)
     assert record.finished
     assert 0.8 * 150 <= record.elapsed_seconds <= 1.1 * 150
@@ -65,18 +72,11 @@ def test_minutes_alone_search_average_and_confirm(
 
 
 def test_the_best_is_confirmed_where_there_is_no_time_for_all_winners(
-    dhen_search: Run,
-    click_log: Path,
-    tmp_path: Path,
-    clock_of: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
+    dhen_search: Run, out: Path, run_study: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "study"
-    clock_of(out)
     # the baseline and one network, or two, from two seeds
     monkeypatch.setattr(LaterStages, "confirmation", lambda _: 4.5 * TRAINING)
-    words = ("training.epochs=1", "seed=5", "averages=0", "minutes=2")
-    said = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words).stdout
+    said = run_study("seed=5", "averages=0", "minutes=2")
     record = read_study(out)
     assert record.choice is not None
     confirmed = {comparison.trial for comparison in record.comparisons}
@@ -92,19 +92,12 @@ def test_the_best_is_confirmed_where_there_is_no_time_for_all_winners(
 
 
 def test_networks_learn_where_the_minutes_are_too_few_to_confirm_winners(
-    dhen_search: Run,
-    click_log: Path,
-    tmp_path: Path,
-    clock_of: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
+    out: Path, run_study: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time that no confirmation could have had is not kept for it."""
-    out = tmp_path / "study"
-    clock_of(out)
     monkeypatch.setattr(LaterStages, "one_seed", lambda _: 1000.0)
     monkeypatch.setattr(LaterStages, "least_confirmation", lambda _: 1000.0)
-    words = ("training.epochs=1", "seed=3", "minutes=1.5")
-    said = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words).stdout
+    said = run_study("seed=3", "minutes=1.5")
     assert TrialKind.DISTILLED in {trial.kind for trial in read_study(out).trials}, said
 
 
