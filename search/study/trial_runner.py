@@ -67,8 +67,6 @@ class TrialRunner:
         """Numbers of the trainings whose processes were ended because their time is over."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials that wait for the result of an equal job, which trains now."""
-        self._starting: TrialRecord | None = None
-        """The trial whose processes are being started, which takes half a second."""
         self._upcoming: Iterator[AdmittedTrial] = iter(())
         self._decisions: Decisions | None = None
         self.fruitless = 0
@@ -117,8 +115,9 @@ class TrialRunner:
             for training in self._scheduler.running:
                 # an attempt may have ended before the interruption: the trial is cut short in its next one
                 self.note(cut_short(self._next_attempt(training) or training.record))
-            waiting = [record for record, _ in self._waiting]
-            for record in [*waiting, self._starting] if self._starting is not None else waiting:
+            # trials that wait, and what the interruption found between its first commit and its place among the
+            # running ones, or between that place and its last commit: only the ledger has all of them
+            for record in self._ledger.running():
                 self.note(cut_short(record))
 
     # what follows is `Work`
@@ -165,7 +164,7 @@ class TrialRunner:
                 "trial %d: %s%s, and is tried again", next_record.number, record.result.outcome, _why(record)
             )
             self.note(next_record)
-            yield self._start(next_record, activity.job)
+            yield self._trainer.start(next_record, activity.job)
             return
         self._training.discard(record.job.fingerprint)
         self.take_in(record)
@@ -190,16 +189,9 @@ class TrialRunner:
             if job.fingerprint not in self._training:
                 self.fruitless = 0
                 self._training.add(job.fingerprint)
-                return self._start(record, job)
+                return self._trainer.start(record, job)
             self._waiting.append((record, job))
         return None
-
-    def _start(self, record: TrialRecord, job: Job) -> Training:
-        """Starts the next attempt of a trial that the ledger has."""
-        self._starting = record
-        training = self._trainer.start(record, job)
-        self._starting = None
-        return training
 
     def _cut_short_with_waiting(self, record: TrialRecord) -> None:
         """Notes a trial whose time is over, and those that wait for its result; its checkpoint stays, from which

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from dhen.fingerprint import fingerprint
 from dhen.values import Value
-from trials.record import Attempt, JobSummary, PlanSummary, TrialRecord
+from trials.record import Attempt, JobSummary, Outcome, PlanSummary, TrialRecord
 from trials.storage.columns import (
     BRIEF,
     WHOLE,
@@ -122,6 +122,12 @@ class Ledger:
         with self.database.transaction() as connection:
             columns = BRIEF if brief else WHOLE
             return list(read_trials(connection, TRIALS.c.study == self.study, columns).values())
+
+    def running(self) -> list[TrialRecord]:
+        """Returns the trials that were last written as running, in the order of their numbers."""
+        running = (TRIALS.c.study == self.study) & (TRIALS.c.outcome == Outcome.RUNNING.value)
+        with self.database.transaction() as connection:
+            return list(read_trials(connection, running).values())
 
     def numbers(self) -> set[int]:
         """Returns the numbers of all trials."""

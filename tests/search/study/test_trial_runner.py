@@ -432,6 +432,15 @@ def test_ctrl_c_while_processes_are_started_leaves_the_trial_to_be_trained_again
     assert outcomes(trials) == [Outcome.INTERRUPTED] * 2
 
 
+def test_ctrl_c_between_the_first_commit_of_a_trial_and_its_start_leaves_none_running(tmp_path: Path) -> None:
+    study = Study(tmp_path, lambda *_: going_on())
+    study.ledger.after = lambda record: record.number == 1 and interrupt()  # type: ignore[assignment]
+    trials = study.train(job(0), job(1))
+    assert outcomes(trials) == [Outcome.INTERRUPTED] * 2
+    assert len(study.launcher.tasks) == 1
+    assert study.state.trials[1].result.outcome is Outcome.INTERRUPTED
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_ctrl_c_while_a_result_is_kept_records_it_once_or_not_at_all(tmp_path: Path, moment: str) -> None:
     study = Study(tmp_path, lambda seed, _: going_on() if seed else FakeRun([progress(1)], [trained()]))
@@ -442,7 +451,7 @@ def test_ctrl_c_while_a_result_is_kept_records_it_once_or_not_at_all(tmp_path: P
     if moment == "after":
         assert (first.result.outcome, tries(first)) == (Outcome.COMPLETED, [Outcome.COMPLETED])
     else:
-        assert first.result.outcome is Outcome.RUNNING  # its reader takes it as cut short
+        assert (first.result.outcome, tries(first)) == (Outcome.INTERRUPTED, [])
     assert len([number for number, _ in study.ends if number == 0]) <= 1
 
     resumed = Study(tmp_path, runs([trained()]))
