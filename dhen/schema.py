@@ -5,11 +5,26 @@ The other half, what a search decides, is `dhen.config`. Pure values: no data, n
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from dhen.values import Value
+
+
+class Growing(Value):
+    """How a growing table (a hash table of embeddings) takes ids in and gives their rows to others."""
+
+    capacity: int = Field(gt=0)
+    """Largest number of ids that have a row at the same time."""
+    admit_after: int = Field(default=2, ge=1, le=255)
+    """Number of occurrences of an id, within one pass, from which on it has a row of its own. Before, and where it
+    is missing or was never seen, it shares the default row, which is learnt."""
+    evict: Literal["lfu", "lru"] = "lfu"
+    """Ids that give way where the table is full: lfu (those that occurred least often, of equals those that were
+    not seen for longest) or lru (those that were not seen for longest)."""
+    ttl: int | None = Field(default=None, gt=0)
+    """Number of training steps without an occurrence after which an id gives its row back; null: never."""
 
 
 class Table(Value):
@@ -27,6 +42,9 @@ class Table(Value):
     buckets: bool = Field(default=False, exclude_if=lambda buckets: not buckets)
     """Whether its ids are the buckets of a number, which is a numeric input as well (the model's
     `buckets`)."""
+    growing: Growing | None = Field(default=None, exclude_if=lambda growing: growing is None)
+    """How ids get rows while the table trains; None where every id has its row from the start. Row 0 of a growing
+    table is the default row, so it has one row more than its capacity."""
 
 
 def node_names(table: str) -> tuple[str, str]:
@@ -53,6 +71,8 @@ class FeatureSchema(Value):
         kinds = [(table.multi_hot, table.buckets) for table in self.tables]
         if kinds != sorted(kinds) or (True, True) in kinds:
             raise ValueError("categorical tables go first, then those of buckets, then multi-hot ones")
+        if any(table.growing and table.rows != table.growing.capacity + 1 for table in self.tables):
+            raise ValueError("a growing table has a row for each id of its capacity, and the default row")
         if self.bucketed and not self.numeric:
             raise ValueError("tables of buckets are of numeric inputs, of which there are none")
         return self
@@ -66,6 +86,11 @@ class FeatureSchema(Value):
     def multi_hot(self) -> tuple[Table, ...]:
         """Tables with a bag of ids per example."""
         return tuple(table for table in self.tables if table.multi_hot)
+
+    @property
+    def growing(self) -> tuple[Table, ...]:
+        """Tables whose ids get rows while they train, in order: categorical ones, then multi-hot ones."""
+        return tuple(table for table in self.tables if table.growing is not None)
 
     @property
     def bucketed(self) -> tuple[Table, ...]:

@@ -17,7 +17,7 @@ from trials.address import Address
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.demo.spec import DemoLog
-from trials.data.log_schema import GivenSplit
+from trials.data.log_schema import GivenGrowing, GivenSplit
 from trials.job import TrainingConfig
 from trials.serving_limits import ServingConfig
 from trials.strategy import Prefer, StrategyName
@@ -49,6 +49,8 @@ class LogConfig(Value):
     """Path of a schema.yaml that `prepare` wrote and you edited; the schema is inferred where not given."""
     split: GivenSplit = GivenSplit()
     """Which rows are train, validation and test, where it is not as the schema has it."""
+    growing: GivenGrowing = GivenGrowing()
+    """Which tables grow while they train (hash tables of embeddings), where it is not as the schema has it."""
     skip_bad_rows: bool = False
     """Whether rows that cannot be read are left out and counted; otherwise the first one ends the command."""
     demo: DemoConfig = DemoConfig()

@@ -31,6 +31,7 @@ def open_log(config: LogConfig, progress: OnProgress | None = None) -> PreparedL
         label=config.label,
         skip_bad_rows=config.skip_bad_rows,
         split=config.split,
+        growing=config.growing,
         progress=progress,
     )
 

@@ -1,6 +1,8 @@
 """Small collectives beside the training itself: means, rank 0's numbers, parts of a vector.
 
 With them all ranks decide alike. One rank asks nobody.
+
+Shapes: N rows of a part, C columns.
 """
 
 from __future__ import annotations
@@ -37,6 +39,21 @@ def as_first(ranks: Ranks, numbers: list[float]) -> list[float]:
     shared = torch.tensor(numbers, dtype=torch.float64, device=device())
     dist.broadcast(shared, 0)
     return shared.tolist()
+
+
+def gathered(ranks: Ranks, part_NC: Tensor) -> Tensor:
+    """Returns, on the host, the rows of all ranks' parts one after another, of which each has any number; a
+    collective."""
+    if ranks.world == 1:
+        return part_NC
+    size = torch.tensor([len(part_NC)], device=device())
+    sizes = [torch.empty_like(size) for _ in range(ranks.world)]
+    dist.all_gather(sizes, size)
+    counts = [int(count) for count in sizes]
+    padded = torch.nn.functional.pad(part_NC, (0, 0, 0, max(counts) - len(part_NC))).to(device())
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]).cpu()
 
 
 def joined(ranks: Ranks, part_N: Tensor, sizes: list[int]) -> Tensor | None:

@@ -6,7 +6,7 @@ one dimension lie in one matrix, so all their categorical columns are looked up 
 What a table's first row is belongs to `row_offsets`; sharding is not decided here.
 
 Shapes: B examples, T categorical tables, N columns of buckets that are summed or interpolated, K numeric inputs,
-M embeddings out, D their dimension.
+M embeddings out, D their dimension, R rows of a matrix.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
+from dhen.inputs.growing import GrowingRows
 from dhen.inputs.lift import MixedEmbeddings, lift_cost, mixed_tape
 from dhen.inputs.nodes import (
     CategoricalIds,
@@ -63,8 +64,7 @@ class EmbeddingTables(nn.Module):
         firsts = torch.tensor(starts[: len(columns)], dtype=torch.int64)
         self.register_buffer("row_offsets", firsts, persistent=False)
         self.ids = CategoricalIds(schema, columns)
-        self.weight = nn.Parameter(torch.empty(starts[-1], dim))
-        nn.init.normal_(self.weight, std=EMBEDDING_INIT_STD)
+        self.weight = nn.Parameter(_fresh(self.tables, starts, dim))
 
     def forward(self, batch: FeatureBatch) -> list[Tensor]:
         """[e_BTD, e_B1D, ...]: the categorical tables together, then each multi-hot one."""
@@ -93,6 +93,17 @@ class EmbeddingTables(nn.Module):
             (ids.long() + start, offsets_B)
             for (ids, offsets_B), start in zip(chosen, self.bag_offsets, strict=True)
         ]
+
+
+def _fresh(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tensor:
+    """Fresh weights. Rows of growing tables are zero until an id has them; few systems give them memory before."""
+    if not any(table.growing for table in tables):
+        return nn.init.normal_(torch.empty(starts[-1], dim), std=EMBEDDING_INIT_STD)
+    weight_RD = torch.zeros(starts[-1], dim)
+    for table, start in zip(tables, starts, strict=False):
+        rows = 1 if table.growing else table.rows
+        nn.init.normal_(weight_RD[start : start + rows], std=EMBEDDING_INIT_STD)
+    return weight_RD
 
 
 class MixedTables(nn.ModuleDict):
@@ -128,6 +139,7 @@ class FeatureProcessing(nn.Module):
         self.tables: Tables | None = None
         if schema.tables:
             self.tables = MixedTables(config, schema) if mixed else EmbeddingTables(schema, dim)
+        self.growing = GrowingRows(schema) if schema.growing else None
         self.mixed = MixedEmbeddings(config, schema) if mixed else None
         self.numeric = (
             nn.Sequential(mlp(n, config.numeric_mlp, dropout=0.0), Linear((n, *config.numeric_mlp)[-1], dim))
@@ -138,8 +150,11 @@ class FeatureProcessing(nn.Module):
     def forward(self, batch: FeatureBatch, dtype: torch.dtype) -> Tensor:
         """Categorical tables, multi-hot tables, then the numeric embedding, in the schema's order.
 
-        Tables are fp32 whatever the dense part computes in, which is `dtype`.
+        Tables are fp32 whatever the dense part computes in, which is `dtype`. Ids of growing tables are looked
+        for here, unless who trains has given them rows before.
         """
+        if self.growing is not None and batch.keys is not None:
+            batch = self.growing(batch)
         parts = [e.to(dtype) for e in self.tables(batch)] if self.tables is not None else []
         numeric_BD = self.numeric(batch.numeric_BK.to(dtype)) if self.numeric is not None else None
         if self.summed:

@@ -19,7 +19,7 @@ from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
 from search.analysis.row_slices import categorical_ids
 from trials.data.cache import PreparedLog, Split
-from trials.data.encoding.vocabulary import UNKNOWN_ID
+from trials.data.encoding.vocabulary import MISSING_ID, UNKNOWN_ID
 from trials.data.example_weights import Floats, example_weights
 from trials.metrics import PROBABILITY_FLOOR
 
@@ -114,4 +114,5 @@ def _by_value(
         )
     id_N = ids[column]
     hashed_N = ((id_N.astype(np.uint64) * HASH) >> np.uint64(32)) % np.uint64(count)
-    return np.where(id_N > UNKNOWN_ID, hashed_N.astype(np.int32), in_time_N)
+    known_N = (id_N != MISSING_ID) & (id_N != UNKNOWN_ID)
+    return np.where(known_N, hashed_N.astype(np.int32), in_time_N)

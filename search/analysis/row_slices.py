@@ -40,15 +40,20 @@ def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
     raise UserError(f"--column {column!r}: expected a categorical or numeric column of the log: {columns}.")
 
 
-def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.int32]]:
-    """Views of the rows' ids (N) by categorical column, in the log's order."""
-    return {
+def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.integer[Any]]]:
+    """Views of the rows' ids (N) by categorical column, in the log's order; of growing tables the keys."""
+    columns: dict[str, NDArray[np.integer[Any]]] = {
         table.name: np.asarray(split.categorical[:, index])
         for index, table in enumerate(log.features.categorical)
     }
+    keys = split.inputs.keys
+    growing = [table.name for table in log.features.categorical if table.growing]
+    return columns | {
+        name: np.asarray(keys[:, place]) for place, name in enumerate(growing) if keys is not None
+    }
 
 
-def _by_value(log: PreparedLog, column: str, id_N: NDArray[np.int32], most: int) -> Groups:
+def _by_value(log: PreparedLog, column: str, id_N: NDArray[np.integer[Any]], most: int) -> Groups:
     ids, index_N, counts = np.unique(id_N, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     rank = np.empty_like(order)

@@ -34,7 +34,7 @@ from dhen.model import build_model
 from dhen.values import Value, parse
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
-from trials.data.loader import eval_batches, feature_batch
+from trials.data.loader import feature_batch
 from trials.data.rows import Bags, EncodedRows
 from trials.events import WEIGHTS
 from trials.job import Job
@@ -258,13 +258,14 @@ def _write_files(
 
 def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
     """Writes a few validation examples, encoded, with the scores that the weights give them in fp32."""
-    batch = next(iter(eval_batches(log.split("validation"), batch_size=CHECK_EXAMPLES))).features
-    tensors = {"ids": batch.ids_BT, "numeric": batch.numeric_BK, "score": _scores(model, batch)}
-    if batch.share_BN is not None:
-        tensors["share"] = batch.share_BN
-    for index, (ids, offsets) in enumerate(batch.bags):
-        tensors |= {f"bag{index}.ids": ids, f"bag{index}.offsets": offsets}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, building / CHECK)
+    inputs = log.split("validation").inputs
+    rows = inputs.slice(0, min(CHECK_EXAMPLES, inputs.rows))
+    arrays = {"ids": rows.categorical, "numeric": rows.numeric, "share": rows.share, "keys": rows.keys}
+    for index, bags in enumerate(rows.bags):
+        arrays |= {f"bag{index}.ids": bags.ids, f"bag{index}.offsets": bags.offsets[:-1]}
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items() if array is not None}
+    tensors["score"] = _scores(model, feature_batch(rows)).contiguous()
+    save_file(tensors, building / CHECK)
 
 
 def _model(directory: Path, info: BundleInfo, *, as_trained: bool = False) -> nn.Module:
@@ -288,6 +289,7 @@ def _rows_of(stored: dict[str, Tensor]) -> EncodedRows:
         bags=tuple(Bags(ids=ids, offsets=np.append(starts, len(ids))) for ids, starts in bags),
         numeric=arrays["numeric"],
         share=arrays.get("share"),
+        keys=arrays.get("keys"),
     )
 
 

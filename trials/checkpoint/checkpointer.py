@@ -32,6 +32,7 @@ from trials.checkpoint.index_file import IndexedReader, IndexedWriter
 from trials.checkpoint.training_state import TrainingState
 from trials.collectives import as_first
 from trials.embeddings.blocks import State
+from trials.embeddings.growing import KEYS
 from trials.job import Job
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
@@ -282,7 +283,7 @@ def _averaged(average: Average | None) -> dict[str, Tensor | FlatPieces]:
 
 
 def _is_weight(key: str) -> bool:
-    return key == f"{DENSE}weight" or key.startswith(f"{TABLES}weight.")
+    return key == f"{DENSE}weight" or key.startswith((f"{TABLES}weight.", f"{TABLES}{KEYS}."))
 
 
 def _write(state: dict[str, Tensor | FlatPieces], folder: Path) -> None:

@@ -6,7 +6,9 @@ DIR/encoding/                      what was fitted (`Encoding.load`)
 DIR/train|validation|test/
     labels.npy       float32 [N]      categorical.npy  int32 [N, T]     numeric.npy  float32 [N, K]
     share.npy        float32 [N, number of columns with buckets], where the log has any
-    bag0_ids.npy     int32 [nnz]      bag0_offsets.npy int64 [N + 1]    and so on for each multi-hot table
+    keys.npy         int64 [N, number of growing categorical tables], where the log has any
+    bag0_ids.npy     int32 [nnz], int64 where the table is growing
+                     bag0_offsets.npy int64 [N + 1]    and so on for each multi-hot table
     weight.npy       float32 [N]      oracle.npy       float64 [N]      timestamp.npy    int64 [N]
                                                                         the last three where the log has them
 """
@@ -184,6 +186,7 @@ class PreparedLog:
                 categorical=_mapped(directory, "categorical"),
                 bags=bags,
                 numeric=_mapped(directory, "numeric"),
+                keys=_mapped(directory, "keys") if has_keys(self.features) else None,
                 share=_mapped(directory, "share") if self.features.bucketed else None,
             ),
             weight=_mapped(directory, "weight") if self.schema.weight else None,
@@ -204,6 +207,11 @@ class PreparedLog:
             numeric=len(self.features.numeric),
             ne_floor=self.manifest.ne_floor,
         )
+
+
+def has_keys(features: FeatureSchema) -> bool:
+    """Tells whether rows have keys of growing categorical tables."""
+    return any(table.growing for table in features.categorical)
 
 
 def _mapped(directory: Path, name: str) -> NDArray[Any]:

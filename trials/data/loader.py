@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dhen.batch import FeatureBatch
+from dhen.batch import FeatureBatch, Keys
 from trials.data.cache import Split
 from trials.data.id_counts import IdCounts
 from trials.data.order import GLOBAL_SHUFFLE_BYTES, row_batches, sequential, shuffled
@@ -56,11 +56,18 @@ class Batch:
 
 def feature_batch(rows: EncodedRows) -> FeatureBatch:
     """Returns encoded rows as tensors; arrays that can be written to are shared, others copied."""
+    bags = [(_tensor(bags.ids), _tensor(bags.offsets[:-1])) for bags in rows.bags]
+    keys = tuple(ids for ids, _ in bags if ids.dtype is torch.int64)
+    columns_BG = torch.empty(rows.rows, 0, dtype=torch.int64) if rows.keys is None else _tensor(rows.keys)
     return FeatureBatch(
         ids_BT=_tensor(rows.categorical),
-        bags=tuple((_tensor(bags.ids), _tensor(bags.offsets[:-1])) for bags in rows.bags),
+        bags=tuple(
+            (torch.zeros_like(ids, dtype=torch.int32) if ids.dtype is torch.int64 else ids, offsets)
+            for ids, offsets in bags
+        ),
         numeric_BK=_tensor(rows.numeric),
         share_BN=None if rows.share is None else _tensor(rows.share),
+        keys=Keys(columns_BG, keys) if keys or rows.keys is not None else None,
     )
 
 
@@ -115,9 +122,9 @@ def rank_slice(size: int, rank: int, ranks: int) -> slice:
 
 
 def _bytes(split: Split) -> int:
-    share = () if split.inputs.share is None else (split.inputs.share,)
-    arrays = (split.labels, split.categorical, split.numeric, *share, *(bags.ids for bags in split.bags))
-    return sum(array.nbytes for array in arrays)
+    some = (split.inputs.share, split.inputs.keys)
+    arrays = (split.labels, split.categorical, split.numeric, *(bags.ids for bags in split.bags))
+    return sum(array.nbytes for array in (*arrays, *some) if array is not None)
 
 
 def eval_batches(split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dhen.schema import node_names
+from dhen.errors import unknown_name
+from dhen.schema import Growing, node_names
 from dhen.values import Value
 
 StampFormat = Literal[
@@ -36,17 +37,53 @@ class LabelColumn(Value):
     """The value that counts as 1; null where it is obvious (1, true, yes, click ...)."""
 
 
+class TableKind(Value):
+    """What kind of embedding table a column has: one of fixed rows, or one that grows."""
+
+    growing: Growing | None = None
+    """A table in which values get rows while it trains, of at most `capacity` rows; null: a row for each value
+    from the start, as `min_count` and `hash_buckets` say."""
+
+
+FIXED = TableKind()
+MIN_COUNT = 2
+
+
+def _fixed_or_growing(column: CategoricalColumn | MultiHotColumn) -> None:
+    """Checks that nothing is said of fixed rows where a table grows."""
+    if column.table.growing is None:
+        return
+    if column.hash_buckets not in ("auto", None):
+        raise ValueError(
+            f"a growing table is not hashed into buckets (hash_buckets: {column.hash_buckets}): give its "
+            "`capacity` alone, or no `table`"
+        )
+    if column.min_count != MIN_COUNT:
+        raise ValueError(
+            f"a growing table has no min_count (received {column.min_count}): its `admit_after` says how often a "
+            "value occurs before it has a row"
+        )
+
+
 class CategoricalColumn(Value):
     """A column with one value per example, looked up in an embedding table."""
 
     role: Literal["categorical"] = "categorical"
     """What the column is for."""
-    min_count: int = Field(default=2, ge=1)
+    min_count: int = Field(default=MIN_COUNT, ge=1)
     """A value seen fewer times in the training rows shares one id (out of vocabulary) with unseen ones."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
     """How values become rows of the table: a number N hashes them into N rows; null keeps a vocabulary of any
     size; auto keeps a vocabulary unless more than 5 million values reach `min_count`, and then hashes into
     4,194,304 rows."""
+    table: TableKind = Field(default=FIXED, exclude_if=lambda table: table == FIXED)
+    """Kind of the table, such as `{growing: {capacity: 1000000, admit_after: 2, evict: lfu, ttl: null}}`; fixed
+    rows where left out."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _fixed_or_growing(self)
+        return self
 
 
 class MultiHotColumn(Value):
@@ -56,10 +93,17 @@ class MultiHotColumn(Value):
     """What the column is for."""
     separator: str | None = Field(default=None, min_length=1)
     """Text between the values of a text column; null for a column of lists (Parquet)."""
-    min_count: int = Field(default=2, ge=1)
+    min_count: int = Field(default=MIN_COUNT, ge=1)
     """Least count of a value, as for a categorical column; every value of a bag counts."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
     """How values become rows of the table, as for a categorical column."""
+    table: TableKind = Field(default=FIXED, exclude_if=lambda table: table == FIXED)
+    """Kind of the table, as for a categorical column; left out: fixed rows."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _fixed_or_growing(self)
+        return self
 
 
 class NumericColumn(Value):
@@ -250,6 +294,46 @@ class GivenSplit(Value):
         return rule
 
 
+class GivenGrowing(Value):
+    """Which tables grow, said beside a schema; capacity and columns stand together."""
+
+    capacity: int | None = Field(default=None, gt=0)
+    """Largest number of ids of each growing table that have a row at the same time, such as 1000000. Null: tables
+    are as the [schema](schema.md) has them."""
+    columns: tuple[str, ...] | None = None
+    """Names of the columns whose tables grow, in a list; categorical or multi-hot ones."""
+    admit_after: int = Field(default=2, ge=1, le=255)
+    """Number of occurrences of an id from which on it has a row of its own, as in the schema."""
+    evict: Literal["lfu", "lru"] = "lfu"
+    """Ids that give way where a table is full, as in the schema."""
+    ttl: int | None = Field(default=None, gt=0)
+    """Number of training steps without an occurrence after which an id gives its row back; null: never."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self != GivenGrowing.model_construct() and (self.capacity is None or not self.columns):
+            raise ValueError(
+                "growing tables need a capacity, e.g. 1000000, and columns, e.g. [user_id, item_id]"
+            )
+        return self
+
+    def applied_to(self, schema: LogSchema) -> LogSchema:
+        """Returns a schema whose tables grow as this says.
+
+        Raises:
+            UserError: for a column that has no table.
+        """
+        if self.capacity is None or self.columns is None:
+            return schema
+        for name in self.columns:
+            if name not in schema.tables:
+                raise unknown_name("categorical or multi_hot column", name, schema.tables)
+        rule = Growing(capacity=self.capacity, admit_after=self.admit_after, evict=self.evict, ttl=self.ttl)
+        kept = {"table": TableKind(growing=rule), "min_count": MIN_COUNT, "hash_buckets": "auto"}
+        columns = {name: schema.tables[name].replace(**kept) for name in self.columns}
+        return schema.replace(columns={**schema.columns, **columns})
+
+
 class LogSchema(Value):
     """The roles of all columns of a log, in its order; columns it does not name are not used."""
 
@@ -357,6 +441,10 @@ class LogSchema(Value):
     def tables(self) -> dict[str, TableColumn]:
         """Categorical columns, then multi-hot ones."""
         return {**self.categorical, **self.multi_hot}
+
+    def growing(self, name: str) -> Growing | None:
+        """Returns how the table of a column grows; None for one of fixed rows."""
+        return self.tables[name].table.growing
 
     @property
     def numeric(self) -> dict[str, NumericColumn]:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 class Bags:
     """The ids of N examples in one multi-hot table: those of example i are `ids[offsets[i] : offsets[i + 1]]`."""
 
-    ids: NDArray[np.int32]
+    ids: NDArray[np.int32] | NDArray[np.int64]
+    """Ids, or, of a growing table, keys: 64-bit hashes of the values, 0 where missing."""
     offsets: NDArray[np.int64]
     """Beginnings of the bags, N + 1 numbers, the last one being the number of ids."""
 
@@ -33,14 +34,18 @@ class Bags:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedRows:
-    """The inputs of N examples, in the order of a `FeatureSchema` (T categorical tables, K numeric inputs)."""
+    """The inputs of N examples, in the order of a `FeatureSchema` (T categorical tables, G growing ones among
+    them, K numeric inputs)."""
 
     categorical: NDArray[np.int32]
-    """Ids (N x T), each local to its table."""
+    """Ids (N x T), each local to its table; 0 in the columns of growing ones."""
     bags: tuple[Bags, ...]
     """Bags of each multi-hot table."""
     numeric: NDArray[np.float32]
     """Numeric inputs (N x K)."""
+    keys: NDArray[np.int64] | None = None
+    """64-bit hashes of the values (N x G) of growing categorical tables, 0 where missing; None where there are
+    none."""
     share: NDArray[np.float32] | None = None
     """How far each number with buckets is from the even towards the odd one of its nodes (a column for each); None
     where there are no buckets."""
@@ -56,6 +61,7 @@ class EncodedRows:
             categorical=np.take(self.categorical, rows, axis=0),
             bags=tuple(bags.take(rows) for bags in self.bags),
             numeric=np.take(self.numeric, rows, axis=0),
+            keys=None if self.keys is None else np.take(self.keys, rows, axis=0),
             share=None if self.share is None else np.take(self.share, rows, axis=0),
         )
 
@@ -65,5 +71,6 @@ class EncodedRows:
             categorical=self.categorical[first:last],
             bags=tuple(bags.slice(first, last) for bags in self.bags),
             numeric=self.numeric[first:last],
+            keys=None if self.keys is None else self.keys[first:last],
             share=None if self.share is None else self.share[first:last],
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import FeatureProcessing, Tables
+from dhen.inputs.growing import GrowingRows
 
 
 class DenseInputs(NamedTuple):
@@ -60,6 +61,15 @@ def take_tables(model: nn.Module) -> Tables | None:
     if tables is not None:
         features.tables = GivenEmbeddings()  # type: ignore[assignment]
     return tables
+
+
+def take_growing(model: nn.Module) -> GrowingRows | None:
+    """Takes the rows of growing tables out of the model, which is given rows from then on; None where there are
+    none."""
+    features = model.features
+    assert isinstance(features, FeatureProcessing)
+    growing, features.growing = features.growing, None
+    return growing
 
 
 def part_of(batch: DenseBatch, start: int, stop: int) -> DenseBatch:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dhen.batch import FeatureBatch
 from trials.embeddings.blocks import State
+from trials.embeddings.growing import Begun
 
 
 class TableEngine(Protocol):
@@ -24,8 +25,9 @@ class TableEngine(Protocol):
     def held_bytes(self) -> int:
         """Bytes of weights and optimizer state on this rank."""
 
-    def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
-        """Returns embeddings of this rank's examples in fp32, as the tables put them out."""
+    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+        """Returns embeddings of this rank's examples in fp32, as the tables put them out; the rows in `begun` have
+        begun anew first."""
 
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
         """Runs the optimizer's update, from the gradients on what `lookup` returned last.

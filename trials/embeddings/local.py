@@ -12,6 +12,7 @@ from dhen.inputs.features import Tables, matrices
 from trials.embeddings.blocks import State, load_state, state_of, state_to_load, whole_blocks
 from trials.embeddings.engine import backward, leaves
 from trials.embeddings.fp16 import in_half
+from trials.embeddings.growing import Begun, begin_rows
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -40,11 +41,12 @@ class LocalTables:
         state = [values for weight in self._weights for values in self._optimizer.state_of(weight).values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights, *state))
 
-    def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
+    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
         """See `TableEngine`."""
         if self._lazy:
             for matrix in self._matrices.values():
                 self._optimizer.catch_up(matrix.weight, matrix.rows(features))
+        begin_rows(self._held, begun)
         looked_up = self._tables(features)
         self._looked_up = looked_up if torch.is_grad_enabled() else []
         return leaves(looked_up)

@@ -25,6 +25,7 @@ from dhen.inputs.features import Tables, matrices
 from dhen.schema import FeatureSchema, Table
 from trials.embeddings.blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
 from trials.embeddings.engine import backward, leaves
+from trials.embeddings.growing import Begun, begin_rows
 from trials.embeddings.replicated import ReplicatedTables
 from trials.embeddings.torchrec_backend import TorchRecShards
 from trials.job import TrainingConfig
@@ -113,8 +114,9 @@ class ShardedTables:
         """Bytes of weights and optimizer state on this rank."""
         return sum(part.held_bytes for part in self._held)
 
-    def lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
+    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
         """See `TableEngine`; a collective, also for ranks with fewer examples than others."""
+        begin_rows(self._held, begun, self._scale)
         if torch.is_grad_enabled():
             self._next = self._next_update()
             if self._shards is not None:

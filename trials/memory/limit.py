@@ -84,6 +84,13 @@ def count_on_device(tensors: Iterable[Tensor]) -> None:
         counter.label(tensors, OTHER)
 
 
+def count_on_host(tensors: Iterable[Tensor]) -> None:
+    """Counts tensors to the host's memory from here on, where they are on a machine with accelerators."""
+    counter = _counter.get()
+    if counter is not None:
+        counter.label(tensors, HOST)
+
+
 def keep_on_host(parameters: Iterable[Tensor]) -> None:
     """Counts these offloaded parameters (`Strategy.offload`), and the gradients they will have, as host memory.
 
@@ -98,7 +105,7 @@ def keep_on_host(parameters: Iterable[Tensor]) -> None:
         counter.label([parameter.grad], HOST)
 
     offloaded = list(parameters)
-    counter.label(offloaded, HOST)
+    count_on_host(offloaded)
     for parameter in offloaded:
         parameter.register_post_accumulate_grad_hook(label_gradient)  # type: ignore[no-untyped-call]
 

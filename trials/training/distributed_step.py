@@ -26,10 +26,11 @@ from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
 from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.parallelize import device_mesh, parallelize
-from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
+from trials.distributed.table_split import DenseBatch, DenseInputs, take_growing, take_tables
 from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
 from trials.embeddings.frequency_decay import FrequencyDecay
+from trials.embeddings.growing import Begun, GrowingTables
 from trials.embeddings.make_engine import table_engine
 from trials.job import Job
 from trials.memory.limit import (
@@ -49,8 +50,8 @@ from trials.strategy import Strategy
 from trials.training.evaluation import Keep, eval_rows, evaluate_over_ranks
 
 LOG = logging.getLogger(__name__)
-TABLES = "features.tables."
-"""Prefix of the names of a model's tables."""
+TABLES, GROWING = "features.tables.", "features.growing."
+"""Prefixes of the names of a model's tables, and of what is known of growing ones."""
 
 
 class DistributedStep:
@@ -79,7 +80,7 @@ class DistributedStep:
         config = job.training
         assert config.batch_size is not None
         self._ranks, self._batch_size = ranks, config.batch_size
-        tables = take_tables(model)
+        tables, self._rows = take_tables(model), take_growing(model)
         self._frequency_decay: FrequencyDecay | None = None
         if tables is not None and config.frequency_decay:
             categorical, decay = len(job.features.categorical), config.frequency_decay
@@ -91,6 +92,10 @@ class DistributedStep:
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
         held = held_schema(job.model, job.features)
         self._tables = table_engine(tables, held, config, ranks, placement, where)
+        self._growing: GrowingTables | None = None
+        if self._rows is not None:
+            self._rows.build_index()  # its keys may have come from another rank
+            self._growing = GrowingTables(self._rows, ranks)
         needs_mesh = ranks.world > 1 or strategy.fully_sharded
         mesh = (
             device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type) if needs_mesh else None
@@ -123,8 +128,11 @@ class DistributedStep:
     def __call__(self, batch: Batch) -> Tensor:
         """Runs one update; returns this rank's loss, detached, whose mean over ranks is that of the global
         batch."""
-        embeddings = self._lookup(batch.features)
-        inputs = DenseInputs.of(embeddings, batch.features)
+        features, begun = batch.features, None
+        if self._growing is not None:
+            features, begun = self._growing.admit(features)
+        embeddings = self._lookup(features, begun)
+        inputs = DenseInputs.of(embeddings, features)
         weight = batch.size * self._ranks.world / self._batch_size
         loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
         if self._frequency_decay is not None:
@@ -137,6 +145,11 @@ class DistributedStep:
         with on_host() if self._offload else nullcontext():
             self._dense.update()
         return loss
+
+    def begin_pass(self) -> None:
+        """Is called before the first step of each pass."""
+        if self._growing is not None:
+            self._growing.begin_pass()
 
     def scale_learning_rates(self, dense: float, tables: float) -> float:
         """Sets learning rates to multiples of the configured ones; returns the dense part's, for the record."""
@@ -182,6 +195,8 @@ class DistributedStep:
         if self._tables is not None:
             table_weights = self._tables.full_weights() or {}
             weights |= {f"{TABLES}{name}": weight for name, weight in table_weights.items()}
+        if self._rows is not None and self._ranks.first:
+            weights[f"{GROWING}keys"] = self._rows.keys.clone()
         return weights
 
     def dense_state(self) -> dict[str, FlatPieces]:
@@ -191,7 +206,8 @@ class DistributedStep:
     def table_state(self, saved: Collection[str] | None = None) -> State:
         """Returns this rank's tables, to save them; with `saved`, what it needs of a checkpoint that has these
         keys."""
-        return self._tables.state_dict(saved) if self._tables is not None else {}
+        state = self._tables.state_dict(saved) if self._tables is not None else {}
+        return state | (self._growing.state() if self._growing is not None else {})
 
     def restored(self, tables: State, steps: int) -> None:
         """Takes over what was loaded into `dense_state()` and `table_state(saved)`, as they were after so many
@@ -199,12 +215,16 @@ class DistributedStep:
         self._engine.restored(steps)
         if self._tables is not None:
             self._tables.load_state_dict(tables)
+        if self._growing is not None:
+            self._growing.restored()
 
-    def _lookup(self, features: FeatureBatch) -> tuple[Tensor, ...]:
-        return self._tables.lookup(features) if self._tables is not None else ()
+    def _lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+        return self._tables.lookup(features, begun) if self._tables is not None else ()
 
     @torch.no_grad()
     def _score(self, features: FeatureBatch) -> Tensor:
+        if self._rows is not None:
+            features = self._rows(features)
         return self._engine.predict(DenseInputs.of(self._lookup(features), features))
 
 

@@ -7,18 +7,21 @@ from collections.abc import Collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dhen.batch import FeatureBatch
 from dhen.loss import cross_entropy
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
 from trials.embeddings.blocks import HeldBlock, State, load_state, state_of, state_to_load, whole_blocks
 from trials.embeddings.fp16 import store_tables_in_half
+from trials.embeddings.growing import GrowingTables, begin_rows, growing_rows
 from trials.job import TrainingConfig
 from trials.memory.limit import is_counted
 from trials.optim.adamw import adamw, moments, set_steps
 from trials.optim.clip import Clip
 from trials.optim.master_weights import MasterWeights, all_finite, embedding_tables
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
+from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
@@ -51,6 +54,9 @@ class TrainStep:
             else None
         )
         self._lazy = bool(self._tables and config.table_decay)
+        rows = growing_rows(model)
+        self._growing = GrowingTables(rows, Ranks()) if rows is not None else None
+        self._parts = self._held() if self._growing is not None else []
         self._optimizers: list[Optimizer] = [self._dense, *([self._sparse] if self._sparse else [])]
         self._initial_rates: list[float] = [optimizer.param_groups[0]["lr"] for optimizer in self._optimizers]
 
@@ -61,9 +67,13 @@ class TrainStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Runs one update; returns the batch's loss, detached."""
+        features, begun = batch.features, None
+        if self._growing is not None:
+            features, begun = self._growing.admit(features)
         if self._lazy:
-            self._catch_up(batch)
-        loss = cross_entropy(self.model(batch.features), batch.label_B, batch.weight_B)
+            self._catch_up(features)
+        begin_rows(self._parts, begun)
+        loss = cross_entropy(self.model(features), batch.label_B, batch.weight_B)
         loss.backward()  # type: ignore[no-untyped-call]
         self._master.gather_gradients()
         self._clip([self._master.flat.grad])
@@ -73,6 +83,11 @@ class TrainStep:
         for table in self._tables:
             table.weight.grad = None
         return loss.detach()
+
+    def begin_pass(self) -> None:
+        """Is called before the first step of each pass."""
+        if self._growing is not None:
+            self._growing.begin_pass()
 
     def scale_learning_rates(self, dense: float, tables: float) -> float:
         """Sets learning rates to multiples of the configured ones; returns the dense part's, for the record."""
@@ -96,7 +111,10 @@ class TrainStep:
 
     def weights(self) -> Weights:
         """Returns a copy of the model's weights on the CPU, in fp32."""
-        return {name: tensor.float() for name, tensor in self._master.weights().items()}
+        return {
+            name: tensor.float() if tensor.is_floating_point() else tensor
+            for name, tensor in self._master.weights().items()
+        }
 
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
         """Evaluates on a split of the log; under a declared memory with no more rows at a time than training
@@ -116,6 +134,7 @@ class TrainStep:
         keys."""
         self.settle()
         parts = state_of(self._held()) if saved is None else state_to_load(saved, self._held())
+        parts |= self._growing.state() if self._growing is not None else {}
         return parts | (self._sparse.progress(saved) if self._sparse is not None else {})
 
     def restored(self, tables: State, steps: int) -> None:
@@ -124,6 +143,8 @@ class TrainStep:
         set_steps(self._dense, self._master.flat, steps)
         self._master.publish()
         load_state(tables, self._held())
+        if self._growing is not None:
+            self._growing.restored()
         if self._sparse is not None:
             self._sparse.go_on(tables)
 
@@ -132,7 +153,7 @@ class TrainStep:
         sparse = self._sparse
         return [] if sparse is None else whole_blocks(self._tables, sparse)
 
-    def _catch_up(self, batch: Batch) -> None:
+    def _catch_up(self, features: FeatureBatch) -> None:
         assert self._sparse is not None
         for table in self._tables:
-            self._sparse.catch_up(table.weight, table.rows(batch.features))
+            self._sparse.catch_up(table.weight, table.rows(features))

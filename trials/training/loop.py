@@ -75,6 +75,9 @@ class Step(Resumable, Protocol):
     def __call__(self, batch: Batch) -> Tensor:
         """Runs one update on this rank's slice; returns its loss, whose mean over ranks is the batch's."""
 
+    def begin_pass(self) -> None:
+        """Is called before the first step of each pass."""
+
     def scale_learning_rates(self, dense: float, tables: float) -> float:
         """Sets learning rates to multiples of the configured ones; returns the dense part's, for the record."""
 
@@ -115,6 +118,12 @@ class _Run:
     def rows(self) -> int:
         """Number of rows of a pass."""
         return self.job.training.rows_used(self.log.manifest.rows["train"])
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Number of batches of a pass."""
+        assert self.job.training.batch_size is not None
+        return max(1, self.rows // self.job.training.batch_size)
 
     @property
     def total_examples(self) -> int:
@@ -261,6 +270,8 @@ def _train(run: _Run) -> None:
         rate = step.scale_learning_rates(
             dense=factor * _warmup(config, state, run.total_examples), tables=factor
         )
+        if state.steps % run.steps_per_pass == 0:
+            step.begin_pass()
         loss = step(batch)
         state.steps += 1
         state.examples += config.batch_size
@@ -412,10 +423,13 @@ def _check_losses(run: _Run) -> None:
 def _epochs(run: _Run) -> Iterator[Batch]:
     """Yields this rank's batches of all passes, one after another, from where the training stands."""
     config, split = run.job.training, run.log.split("train")
-    counts = IdCounts(split, run.rows) if config.frequency_decay and run.job.features.tables else None
+    categorical = run.job.features.categorical
+    growing = [place for place, table in enumerate(categorical) if table.growing]
+    decays = config.frequency_decay and run.job.features.tables
+    counts = IdCounts(split, run.rows, growing) if decays else None
     assert config.epochs != "auto"
     assert config.batch_size is not None
-    passed, batches = divmod(run.state.steps, max(1, run.rows // config.batch_size))
+    passed, batches = divmod(run.state.steps, run.steps_per_pass)
     for epoch in range(passed, config.epochs):
         yield from train_batches(
             split,

@@ -1,9 +1,9 @@
 """Encoding: what was fitted on the training rows, and how typed columns become a model's inputs.
 
 Ids: 0 is a missing value, 1 one that is out of vocabulary, 2 and above the vocabulary by frequency (or
-the hash buckets, the hour or the week day, the quantiles of a number). Numbers: standardised, 0 where
-missing, with a 0/1 input `<column>__missing` besides where training rows had missing values. An exported
-model carries its encoding.
+the hash buckets, the hour or the week day, the quantiles of a number). Values of growing tables have no ids
+but keys, 64-bit hashes, 0 where missing. Numbers: standardised, 0 where missing, with a 0/1 input
+`<column>__missing` besides where training rows had missing values. An exported model carries its encoding.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema, Table
 from dhen.values import Value, parse
 from trials.data.encoding.buckets import Buckets
+from trials.data.encoding.hashing import hash64
 from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID, Vocabulary, hashed_ids
 from trials.data.log_schema import LogSchema
 from trials.data.raw.stamps import cycle_of
@@ -109,25 +110,40 @@ class Encoding:
     @cached_property
     def features(self) -> FeatureSchema:
         """The inputs of a model, in the order in which rows are encoded."""
-        tables = [Table(name=name, rows=self._rows(name)) for name in self.schema.categorical]
+        growing = self.schema.growing
+        tables = [
+            Table(name=name, rows=self._rows(name), growing=growing(name)) for name in self.schema.categorical
+        ]
         tables += [Table(name=cycle, rows=FIRST_ID + CYCLE_LENGTH[cycle]) for cycle in self.schema.cycles]
         tables += [
             Table(name=name, rows=FIRST_ID + len(buckets), buckets=True)
             for name, buckets in self._buckets.items()
         ]
         tables += [
-            Table(name=name, rows=self._rows(name), multi_hot=True, mean_ids=self._mean_ids[name])
+            Table(
+                name=name,
+                rows=self._rows(name),
+                multi_hot=True,
+                mean_ids=self._mean_ids[name],
+                growing=growing(name),
+            )
             for name in self.schema.multi_hot
         ]
         return FeatureSchema(tables=tuple(tables), numeric=(*self._scales, *self._indicators.values()))
 
     def _rows(self, name: str) -> int:
-        buckets = self.schema.tables[name].hash_buckets
+        growing, buckets = self.schema.growing(name), self.schema.tables[name].hash_buckets
+        if growing is not None:
+            return 1 + growing.capacity
         return FIRST_ID + (buckets if isinstance(buckets, int) else len(self._vocabularies[name]))
 
     def value_names(self, table: str, ids: Iterable[int]) -> list[str]:
-        """Returns what ids of a categorical table stand for, to be read: values, hours, days, ranges or
-        buckets."""
+        """Returns what ids of a categorical table stand for, to be read: values, hours, days, ranges or buckets.
+
+        Keys of a growing table, which keeps no values, are named as hashes.
+        """
+        if table in self.schema.categorical and self.schema.growing(table):
+            return [f"hash {key & (2**64 - 1):016x}" if key else "(missing)" for key in ids]
         shared = {MISSING_ID: "(missing)", UNKNOWN_ID: "(not in training)"}
         vocabulary = self._vocabularies.get(table)
         word = "" if table in CYCLE_LENGTH else "bucket "
@@ -173,6 +189,8 @@ class Encoding:
     def encode(self, columns: Mapping[str, pa.Array], pool: Executor) -> EncodedRows:
         """Encodes typed columns (see `trials.data.raw.typed`) of N rows; columns that are no input are not looked
         at."""
+        growing = [name for name in self.schema.categorical if self.schema.growing(name)]
+        hashed = pool.map(lambda name: _keys(columns[name]), growing)
         categorical = pool.map(lambda name: self._ids(name, columns[name]), self.schema.categorical)
         bags = pool.map(lambda name: self._bags(name, columns[name]), self.schema.multi_hot)
         numbers = {name: columns[name].to_numpy() for name in self._scales}
@@ -190,11 +208,16 @@ class Encoding:
         if share is not None:
             shares = pool.map(lambda name: self._scales[name].odd_shares(numbers[name]), of_number)
             _fill(share, tuple(shares))
+        keys = np.empty((rows, len(growing)), dtype=np.int64) if growing else None
+        if keys is not None:
+            _fill(keys, tuple(hashed))
         _fill(ids, (*categorical, *cycles, *bucketed))
         _fill(inputs, (*scaled, *missing))
-        return EncodedRows(categorical=ids, bags=tuple(bags), numeric=inputs, share=share)
+        return EncodedRows(categorical=ids, bags=tuple(bags), numeric=inputs, keys=keys, share=share)
 
     def _ids(self, name: str, column: pa.DictionaryArray) -> Codes:
+        if self.schema.growing(name):
+            return np.zeros(len(column), dtype=np.int32)
         ids: Codes = np.append(self._ids_of_values(name, column.dictionary), np.int32(MISSING_ID))
         codes: Codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return ids[codes]
@@ -208,7 +231,8 @@ class Encoding:
     def _bags(self, name: str, column: pa.ListArray) -> Bags:
         offsets = column.offsets.to_numpy().astype(np.int64)
         values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-        return Bags(ids=self._ids(name, values), offsets=offsets - offsets[0])
+        ids = _keys(values) if self.schema.growing(name) else self._ids(name, values)
+        return Bags(ids=ids, offsets=offsets - offsets[0])
 
     def _cycle_ids(self, cycle: str, columns: Mapping[str, pa.Array]) -> Codes:
         assert self.schema.timestamp is not None
@@ -248,6 +272,13 @@ class Encoding:
             },
             mean_ids=tables.mean_ids,
         )
+
+
+def _keys(column: pa.DictionaryArray) -> NDArray[np.int64]:
+    """Returns 64-bit hashes of values (N), 0 where they are missing."""
+    hashes = np.append(hash64(column.dictionary).view(np.int64), np.int64(0))
+    codes: Codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return hashes[codes]
 
 
 def _fill(matrix: NDArray[Any], columns: Sequence[NDArray[Any]]) -> None:

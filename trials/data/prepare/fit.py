@@ -65,7 +65,8 @@ class _Fitting:
             column = batch.column(name)
             values = column.flatten() if name in self._schema.multi_hot else column
             hashed = isinstance(self._schema.tables[name].hash_buckets, int)
-            tasks.append(pool.submit(counts.add_total if hashed else counts.add, values))
+            uncounted = hashed or self._schema.growing(name)
+            tasks.append(pool.submit(counts.add_total if uncounted else counts.add, values))
         if self._schema.timestamp:
             self._span.add(batch.column(self._schema.timestamp).to_numpy())
         self._rows += batch.num_rows
@@ -74,7 +75,11 @@ class _Fitting:
 
     def encoding(self) -> Encoding:
         """Returns the encoding that follows from the statistics."""
-        tables = {name: _table(column, self._counts[name]) for name, column in self._schema.tables.items()}
+        tables = {
+            name: _table(column, self._counts[name])
+            for name, column in self._schema.tables.items()
+            if column.table.growing is None
+        }
         scales = {name: self._scale(name) for name in self._moments}
         return Encoding(
             schema=_resolved(self._schema, tables, scales, self._span),
@@ -108,7 +113,8 @@ def _resolved(
 ) -> LogSchema:
     """Returns the schema with nothing left open."""
     columns = dict(schema.columns)
-    for name, table in tables.items():
+    for name in schema.tables:  # a growing one has neither vocabulary nor buckets
+        table = tables.get(name)
         hashed = table if isinstance(table, int) else None
         columns[name] = schema.tables[name].replace(hash_buckets=hashed)
     for name, scale in scales.items():

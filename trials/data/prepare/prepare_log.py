@@ -13,7 +13,7 @@ from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
-from trials.data.log_schema import GivenSplit, LogSchema, SplitRule
+from trials.data.log_schema import GivenGrowing, GivenSplit, LogSchema, SplitRule
 from trials.data.prepare.build import Request, build
 from trials.data.prepare.file_hashes import hash_files
 from trials.data.prepare.locked_directory import built, locked
@@ -36,6 +36,7 @@ def prepare(
     label: str | None = None,
     skip_bad_rows: bool = False,
     split: GivenSplit | None = None,
+    growing: GivenGrowing | None = None,
     progress: Progress | None = None,
 ) -> PreparedLog:
     """Prepares a log, or opens the cache it was prepared into before.
@@ -55,6 +56,7 @@ def prepare(
         skip_bad_rows: leave out rows with a wrong number of fields or without label, and take unreadable
             numbers and time stamps for missing, instead of raising.
         split: what the split is in place of the schema's, as far as it says.
+        growing: which tables grow, beside those that the schema says.
         progress: called with a step's name, rows done and about how many there are.
 
     Raises:
@@ -62,9 +64,9 @@ def prepare(
     """
     sources = [Path(source) for source in sources]
     if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
-        return _open_prepared(sources[0], out, schema, encoding, split)
+        return _open_prepared(sources[0], out, schema, encoding, split, growing)
     request = _request(
-        open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log, split
+        open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log, split, growing
     )
     target = Path(out).resolve() if out is not None else user_cache() / request.key
     with locked(target):
@@ -85,9 +87,11 @@ def _open_prepared(
     schema: LogSchema | None,
     encoding: Encoding | None,
     split: GivenSplit | None,
+    growing: GivenGrowing | None,
 ) -> PreparedLog:
     elsewhere = out is not None and Path(out).resolve() != source.resolve()
-    if schema is not None or encoding is not None or elsewhere or split not in (None, GivenSplit()):
+    said = split not in (None, GivenSplit()) or growing not in (None, GivenGrowing())
+    if schema is not None or encoding is not None or elsewhere or said:
         raise UserError(
             f"{source}: this log is prepared already; name the raw files to prepare them differently."
         )
@@ -103,6 +107,7 @@ def _request(
     skip_bad_rows: bool,
     of_another_log: bool,
     split: GivenSplit | None,
+    growing: GivenGrowing | None,
 ) -> Request:
     """Settles the schema: the encoding's, the one given, the one in the output directory, or an inferred one."""
     edited = Path(out) / "schema.yaml" if out is not None else None
@@ -124,6 +129,8 @@ def _request(
     elif of_another_log:
         schema, sentences = _fitting(schema, log)
     schema, whole = _with_split(schema, split), schema
+    if growing is not None and encoding is None:
+        schema = growing.applied_to(schema)
     check_columns(schema, log.columns, source)
     if label is not None and find_label(log, label) != schema.label:
         raise UserError(f"the label is {label!r}, but {source} says {schema.label!r}: change one of them.")

@@ -31,17 +31,23 @@ class _SplitWriter:
         directory.mkdir()
         schema, features = encoding.schema, encoding.features
         self._labels = NpyWriter(directory / "labels.npy", np.float32)
-        self._categorical = NpyWriter(directory / "categorical.npy", np.int32, (len(features.categorical),))
-        self._numeric = NpyWriter(directory / "numeric.npy", np.float32, (len(features.numeric),))
-        self._share = None
-        if features.bucketed:
-            self._share = NpyWriter(directory / "share.npy", np.float32, (len(features.bucketed),))
+        growing = sum(table.growing is not None for table in features.categorical)
+        widths = {
+            "categorical": (np.int32, len(features.categorical)),
+            "numeric": (np.float32, len(features.numeric)),
+            **({"share": (np.float32, len(features.bucketed))} if features.bucketed else {}),
+            **({"keys": (np.int64, growing)} if growing else {}),
+        }
+        self._inputs = {
+            name: NpyWriter(directory / f"{name}.npy", dtype, (width,))
+            for name, (dtype, width) in widths.items()
+        }
         self._bags = [
             (
-                NpyWriter(directory / f"bag{i}_ids.npy", np.int32),
+                NpyWriter(directory / f"bag{i}_ids.npy", np.int64 if table.growing else np.int32),
                 NpyWriter(directory / f"bag{i}_offsets.npy", np.int64),
             )
-            for i in range(len(features.multi_hot))
+            for i, table in enumerate(features.multi_hot)
         ]
         for _, offsets in self._bags:
             offsets.append(np.zeros(1, dtype=np.int64))
@@ -54,11 +60,8 @@ class _SplitWriter:
 
     def append(self, inputs: EncodedRows, columns: Mapping[str, pa.Array]) -> None:
         self._labels.append(columns[self._label].to_numpy())
-        self._categorical.append(inputs.categorical)
-        self._numeric.append(inputs.numeric)
-        if self._share is not None:
-            assert inputs.share is not None
-            self._share.append(inputs.share)
+        for name, file in self._inputs.items():
+            file.append(getattr(inputs, name))
         for (ids, offsets), bags in zip(self._bags, inputs.bags, strict=True):
             offsets.append(bags.offsets[1:] + ids.rows)
             ids.append(bags.ids)
@@ -67,8 +70,7 @@ class _SplitWriter:
 
     def close(self) -> None:
         pairs = [file for pair in self._bags for file in pair]
-        shares = () if self._share is None else (self._share,)
-        for file in (self._labels, self._categorical, self._numeric, *shares, *pairs, *self._extra.values()):
+        for file in (self._labels, *self._inputs.values(), *pairs, *self._extra.values()):
             file.close()
 
 

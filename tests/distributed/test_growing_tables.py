@@ -1,0 +1,204 @@
+"""Growing tables over ranks: the same rows as one process gives, and a training that goes on from a checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from command_line import write_log
+from gloo_ranks import as_rank, on_ranks
+
+from dhen.model import build_model, parse_model
+from trials.cluster.load import load_cluster
+from trials.data.cache import PreparedLog
+from trials.data.loader import train_batches
+from trials.data.log_schema import GivenGrowing
+from trials.data.prepare.prepare_log import prepare
+from trials.events import Evaluated, Event, Progress
+from trials.job import Job
+from trials.ranks import Ranks
+from trials.storage.weights_file import Weights
+from trials.strategy import Strategy
+from trials.training.distributed_step import DistributedStep
+from trials.training.local_step import TrainStep
+from trials.training.loop import train
+
+needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+
+BATCH, STEPS = 42, 40
+LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3}
+MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER], "dropout": 0.0}, "test")
+GIVEN = GivenGrowing(capacity=30, columns=("user", "tags", "site"), evict="lru")
+"""More users than rows, so that many give way."""
+KEYS = "features.growing.keys"
+
+
+def a_job(log: PreparedLog, **training: object) -> Job:
+    settings = {"batch_size": BATCH, "precision": "fp32", "epochs": 2, "evaluate_every": 700, "patience": 9}
+    settings |= {"learning_rate": 5e-4, "embedding_learning_rate": 0.01} | training
+    job = Job.model_validate(
+        {"model": MODEL, "features": log.features, "log": log.fingerprint, "training": settings, "seed": 1}
+    )
+    return job.replace(training=job.training.resolved(log.split("train").rows, "fp32"))
+
+
+def grown_log(folder: Path) -> None:
+    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log", growing=GIVEN)
+
+
+@cache
+def log() -> PreparedLog:
+    return PreparedLog.open(Path(os.environ["FOLDER"]) / "log")
+
+
+def trained(step: TrainStep | DistributedStep, ranks: Ranks) -> dict[str, Any]:
+    """With an evaluation in between, which must admit nothing."""
+    batches = train_batches(
+        log().split("train"), batch_size=BATCH, seed=0, epoch=0, rank=ranks.rank, ranks=ranks.world
+    )
+    losses = []
+    for number, batch in enumerate(itertools.islice(batches, STEPS)):
+        loss = step(batch)
+        if ranks.world > 1:
+            dist.all_reduce(loss)
+        losses.append(loss.item() / ranks.world)
+        if number == STEPS // 2:
+            step.settle()
+            step.evaluate(log(), "validation")
+    step.settle()
+    ne = step.evaluate(log(), "validation").ne
+    return {"losses": losses, "ne": ne, "weights": step.weights()}
+
+
+def fresh() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build_model(MODEL, log().features).train()
+
+
+def on_a_rank() -> dict[str, Any]:
+    ranks, found = Ranks(dist.get_rank(), 1, 2), {}
+    cluster = load_cluster("zionex").with_ranks("1x2")
+    plain = trained(TrainStep(fresh(), a_job(log()).training), Ranks()) if ranks.first else {}
+    for strategy, more in (
+        (Strategy(), {}),
+        (Strategy(dense="fsdp", micro_batches=2), {"table_decay": 0.02}),
+    ):
+        job = a_job(log(), **more)
+        if more and ranks.first:
+            plain = trained(TrainStep(fresh(), job.training), Ranks())
+        mine = trained(
+            DistributedStep(fresh(), job, strategy, ranks, cluster, where=torch.device("cpu")), ranks
+        )
+        if ranks.first:
+            found[strategy.name] = compared(mine, plain)
+    return found
+
+
+def compared(mine: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    weights = mine["weights"], plain["weights"]
+    others = [name for name in weights[1] if name != KEYS]
+    return {
+        "losses": (mine["losses"], plain["losses"]),
+        "ne": (mine["ne"], plain["ne"]),
+        "apart": max(float((weights[0][name] - weights[1][name]).abs().max()) for name in others),
+        "names": (sorted(weights[0]), sorted(weights[1])),
+        "keys": [each[KEYS].tolist() for each in weights],
+    }
+
+
+@needs_torchrec
+def test_ranks_give_the_rows_that_one_process_gives(tmp_path: Path) -> None:
+    grown_log(tmp_path)
+    answers: dict[str, Any] = on_ranks(__file__, 2, tmp_path)
+    assert len(answers) == 2
+    for name, found in answers.items():
+        mine, plain = found["losses"]
+        assert mine == pytest.approx(plain, abs=1e-5), name
+        assert found["ne"][0] == pytest.approx(found["ne"][1], abs=1e-5), name
+        assert found["apart"] < 1e-4, name
+        assert found["names"][0] == found["names"][1]
+        assert found["keys"][0] == found["keys"][1]
+        assert sum(key != 0 for key in found["keys"][0]) > 30
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Ends a training as nothing inside it does."""
+
+
+class Told:
+    """What a training evaluated and kept; raises at a number of examples."""
+
+    def __init__(self, at: float = float("inf")) -> None:
+        self.nes: list[float] = []
+        self.weights: Weights = {}
+        self._at = at
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Evaluated):
+            self.nes.append(event.point.validation.ne)
+        if isinstance(event, Progress) and event.examples >= self._at:
+            raise Interrupted
+
+
+def run(job: Job, log: PreparedLog, told: Told, folder: Path | None, strategy: Strategy) -> Told:
+    train(
+        job,
+        log,
+        told,
+        keep=told.weights.update,
+        progress_seconds=0.0,
+        resume_from=folder,
+        checkpoint_seconds=0.0,
+        strategy=strategy,
+    )
+    return told
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads sum in another order, to the bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("examples", [800, 1600, 3500], ids="after {} examples".format)
+@pytest.mark.parametrize(
+    ("settings", "strategy"),
+    [
+        ({"weight_average": 2}, Strategy()),
+        ({"table_decay": 0.02, "order": "log"}, Strategy()),
+        ({"table_precision": "fp16"}, Strategy(checkpointing="full")),
+        ({"frequency_decay": 0.1}, Strategy()),
+    ],
+    ids=["average", "table decay", "fp16, checkpointing", "frequency decay"],
+)
+def test_one_rank_goes_on_to_the_bit(
+    tmp_path: Path, settings: dict[str, object], strategy: Strategy, examples: int
+) -> None:
+    grown_log(tmp_path)
+    log = PreparedLog.open(tmp_path / "log")
+    job = a_job(log, **settings)
+    undisturbed = run(job, log, Told(), None, strategy)
+    with pytest.raises(Interrupted):
+        run(job, log, Told(at=examples), tmp_path / "kept", strategy)
+    assert list((tmp_path / "kept").iterdir())
+    again = run(job, log, Told(), tmp_path / "kept", strategy)
+    assert again.nes == undisturbed.nes
+    assert again.weights.keys() == undisturbed.weights.keys()
+    for name, weight in undisturbed.weights.items():
+        assert torch.equal(again.weights[name], weight), name
+    assert (undisturbed.weights[KEYS] != 0).sum() > 30
+
+
+if __name__ == "__main__":
+    as_rank(on_a_rank)

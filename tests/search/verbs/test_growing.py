@@ -1,0 +1,89 @@
+"""`growing.KEY`: a study whose tables grow, from the log to a bundle that scores."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, Run
+from safetensors.torch import load_file
+
+from search.read_study import read_study
+
+GROWING = ("growing.capacity=40", "growing.columns=[user,tags]", "growing.evict=lru")
+
+
+@pytest.fixture(scope="module")
+def grown(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("growing") / "study"
+    dhen_search("run", "--data", click_log, "--out", out, *SMALL, "trials=2", *GROWING)
+    return out
+
+
+def test_a_study_trains_and_goes_on(dhen_search: Run, click_log: Path, grown: Path) -> None:
+    assert len(read_study(grown).candidates) == 2
+    dhen_search("run", "--data", click_log, "--out", grown, *SMALL, "trials=3", *GROWING)
+    record = read_study(grown)
+    assert len(record.candidates) == 3
+    assert all(trial.result.validation is not None for trial in record.trials)
+    other = (*GROWING[:1], "growing.columns=[user]")
+    said = dhen_search("run", "--data", click_log, "--out", grown, *SMALL, "trials=3", *other, code=2).stderr
+    assert "growing" in said
+
+
+def test_its_bundle_scores_verifies_and_is_trained_again(
+    dhen_search: Run, click_log: Path, grown: Path, tmp_path: Path
+) -> None:
+    bundle, scores = tmp_path / "bundle", tmp_path / "scores.csv"
+    dhen_search("export", grown, "--pick", "lowest", "--out", bundle)
+    weights = load_file(bundle / "weights.safetensors")
+    keys = weights["features.growing.keys"]
+    assert 40 < (keys != 0).sum() <= 80
+    assert "within" in dhen_search("verify", bundle).stdout
+    assert "as at export" in dhen_search("verify", bundle, "--data", click_log).stdout
+    dhen_search("predict", bundle, "--data", click_log, "--out", scores)
+    assert len(scores.read_text().splitlines()) == 4001
+    changed = tmp_path / "changed.csv"
+    changed.write_text(click_log.read_text().replace(",u1,", ",nobody,"))
+    dhen_search("predict", bundle, "--data", changed, "--out", tmp_path / "other.csv")
+    assert (tmp_path / "other.csv").read_text() != scores.read_text()
+    trained = dhen_search("train", bundle, "--data", click_log, "--out", tmp_path / "again").stdout
+    assert "NE" in trained
+
+
+def test_analyses_know_keys(dhen_search: Run, grown: Path) -> None:
+    dhen_search("confirm", grown, "--seeds", 2, "--block-by", "user")
+    shown = dhen_search("slices", grown, "--column", "user", "--pick", "lowest").stdout
+    assert "hash " in shown
+
+
+def test_ranks_train_it_too(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    words = [word for word in SMALL if word != "parallel=1"]
+    dhen_search(
+        *("run", "--data", click_log, "--out", tmp_path / "study", *words, "trials=1", "ranks=1x2", *GROWING)
+    )
+    (candidate,) = read_study(tmp_path / "study").candidates
+    assert candidate.result.validation is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("growing.capacity=100",), "capacity.*and columns"),
+        (("growing.columns=[user]",), "capacity.*and columns"),
+        (
+            ("growing.capacity=100", "growing.columns=[usr]"),
+            "unknown categorical or multi_hot column 'usr'.*'user'",
+        ),
+        (("growing.capacity=-1", "growing.columns=[user]"), "growing.capacity.*received -1"),
+        ((*GROWING[:2], "growing.evict=fifo"), "growing.evict.*received 'fifo'"),
+        ((*GROWING[:2], "growing.tll=3"), "Did you mean 'growing.ttl'"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    dhen_search: Run, click_log: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    said = dhen_search("run", "--data", click_log, "--out", tmp_path / "no", *SMALL, *words, code=2).stderr
+    assert re.search(message, said), said
