@@ -21,7 +21,8 @@ _HEAD = """\
 #
 # role: label         what is predicted; `positive` names the value that counts as 1
 #       categorical   an embedding table; values seen fewer than min_count times in the training rows share an id;
-#                     hash_buckets: null (a vocabulary), a number, or auto (hashed above 5 million values)
+#                     hash_buckets: null (a vocabulary), a number, or auto (hashed above 5 million values);
+#                     or table: {growing: {capacity: 1000000}}, whose values get rows while it trains
 #       multi_hot     the same with any number of values per example, between `separator`s
 #       numeric       transform: standard, or log for a heavy tail; buckets: a table besides, of so many
 #                     quantiles of the training rows, or null

@@ -75,8 +75,7 @@ class GrowingTables:
             self._least_T = torch.tensor([rule.admit_after for rule in self._rules])
             self._go_on()
         count_on_host([rows.keys])
-        self.without_row = 0
-        """Number of keys that occurred often enough and found no row, since all were of one batch."""
+        self._said: set[str] = set()
 
     @torch.no_grad()
     def admit(self, batch: FeatureBatch) -> tuple[FeatureBatch, Begun | None]:
@@ -175,7 +174,7 @@ class GrowingTables:
             self._evict(table, len(key_M) - len(self._free[table]))
         given = min(len(self._free[table]), len(key_M))
         if given < len(key_M):
-            self._say_full(table, len(key_M) - given)
+            self._say_too_small(table)
             most = times_M.argsort(descending=True, stable=True)[:given].sort().values
             key_M, times_M = key_M[most], times_M[most]
         row_M, self._free[table] = self._free[table][:given], self._free[table][given:]
@@ -212,16 +211,16 @@ class GrowingTables:
             self._occurred[self._rows.spans[number]] >>= 1
             self._gave_way[number] = 0
 
-    def _say_full(self, number: int, lacking: int) -> None:
-        if not self.without_row:
-            table = self._rows.tables[number]
+    def _say_too_small(self, number: int) -> None:
+        table = self._rows.tables[number]
+        if table.name not in self._said:
+            self._said.add(table.name)
             LOG.warning(
                 "table %r: capacity %d is less than the ids of one batch; those that find no row share the default"
                 " row. Give it more capacity, or train with smaller batches.",
                 table.name,
                 table.rows - 1,
             )
-        self.without_row += lacking
 
 
 @torch.no_grad()

@@ -120,6 +120,12 @@ def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
     for derived, name in schema.bucketed.items():
         if derived not in resolved.bucketed:
             notes.append(f"no table {derived}: {name!r} does not vary in the training rows")
+    for name in resolved.tables:
+        if (growing := resolved.growing(name)) is not None:
+            notes.append(
+                f"{name!r} has a growing table of {growing.capacity:,} rows at most; values that are missing, or "
+                f"occur fewer than {growing.admit_after} times, share one more"
+            )
     for name, table in resolved.tables.items():
         if schema.tables[name].hash_buckets == "auto" and table.hash_buckets:
             notes.append(

@@ -73,7 +73,8 @@ def test_schema_yaml_says_it_and_reads_it_back(log: PreparedLog, tmp_path: Path)
     assert schema.growing("user_id") is None
     text = (tmp_path / "log" / "schema.yaml").read_text()
     assert "table: {growing: {capacity: 40, admit_after: 3, evict: lru, ttl: 9}}" in text
-    assert text.count("growing:") == 2
+    assert text.count("table: {growing: {capacity: 40,") == 2
+    assert "'tags' has a growing table of 40 rows at most" in " ".join(log.notes)
     assert PreparedLog.open(tmp_path / "log").fingerprint == log.fingerprint
 
 
