@@ -70,6 +70,9 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
         return str(unknown_name("key", path, _known_beside(cls, first["loc"])))
     if first["type"] == "missing":
         return f"the key {path!r} is missing."
+    if first["type"] == "model_type":  # pydantic's words would name a class of ours
+        below = ", ".join(_known_beside(cls, (*first["loc"], "")))
+        return f"{path}: has keys of its own, give one of them: {below} (received {first['input']!r})"
     message = first["msg"].removeprefix("Value error, ")
     where = f"{path}: " if path else ""
     received = (

@@ -246,8 +246,10 @@ class SplitRule(Value):
                 "`by: column` where they are values of a column"
             )
         elif not all(0.0 < part < 1.0 for part in self._given_fractions) or sum(self.fractions) >= 1:
+            given = ", ".join(map(str, self._given_fractions))
             raise ValueError(
-                "validation and test are fractions above 0 that leave rows for training, e.g. 0.1"
+                f"validation and test are fractions above 0 that leave rows for training, e.g. 0.1 "
+                f"(received {given})"
             )
         return self
 

@@ -29,6 +29,8 @@ def test_a_given_test_file_beside_a_fraction_for_validation(
     new = ("run", "--data", train, "--data", test, "--out", tmp_path / "no", *SMALL)
     assert "names stand in a list" in dhen_search(*new, "split.test=test.csv", code=2).stderr
     assert "unknown file 'tset.csv'" in dhen_search(*new, "split.test=[tset.csv]", code=2).stderr
+    assert "give one of them: split.by, split.validation" in dhen_search(*new, "split=0.2", code=2).stderr
+    assert "(received 1.5, 0.1)" in dhen_search(*new, "split.validation=1.5", code=2).stderr
     assert "Did you mean 'split.test'" in dhen_search(*new, "split.tests=[test.csv]", code=2).stderr
     dhen_search("prepare", train, "--out", tmp_path / "prepared")
     prepared = ("run", "--data", tmp_path / "prepared", "--out", tmp_path / "no", *SMALL)
