@@ -28,17 +28,18 @@ def short_name(model: Mapping[str, Any]) -> str:
     """Layers bottom to top (equal neighbours counted), how modules are ensembled, embedding dimension.
 
     `2x[attention+dlrm] > [linear] concat d16` (`d16 n^-0.25` where the dimension falls with a table's rows), with
-    `buckets apart` or `buckets interpolated` behind it where they are not summed, and `4 members` where the model
-    has several; a family without layers is called by its own name, with the widths of its MLP and its number of
-    experts: `advanced_dlrm 256-128 4 experts d16`.
+    `capacity 25%` behind it where growing tables have a share of theirs, `buckets apart` or `buckets interpolated`
+    where they are not summed, and `4 members` where the model has several; a family without layers is called by
+    its own name, with the widths of its MLP and its number of experts: `advanced_dlrm 256-128 4 experts d16`.
     """
     layers = [layer for layer in _sequence(model.get("layers")) if isinstance(layer, Mapping)]
     body = _layers(layers) if layers else _family(model)
     dimension, exponent = model.get("embedding_dim"), model.get("table_dim_exponent")
     shorter = f" n^-{exponent}" if exponent else ""  # where larger tables have shorter embeddings
-    members = model.get("members", 1)
+    members, share = model.get("members", 1), model.get("capacity_share", 1.0)
     words = (
         body if dimension is None else f"{body} d{dimension}{shorter}",
+        f"capacity {share:.0%}" if share < 1.0 else "",
         f"buckets {model['buckets']}" if model.get("buckets", "summed") != "summed" else "",
         "" if members == 1 else f"{members} members",
     )

@@ -112,12 +112,14 @@ class ModelConfig(Value):
     """The model family."""
     embedding_dim: int = Field(default=16, gt=0, le=4096)
     """D, the length of every embedding."""
-    # this and buckets are left out of plain data where they are the default, as norm_placement is
+    # this, capacity_share and buckets are left out of plain data where they are the default, as norm_placement is
     table_dim_exponent: float = Field(
         default=0.0, ge=0.0, le=1.0, exclude_if=lambda exponent: exponent == 0.0
     )
     """How much shorter the embeddings of tables with more rows are (alpha of arXiv 1909.11810); a linear map
     lifts them to D. 0: all have length D."""
+    capacity_share: float = Field(default=1.0, gt=0.0, le=1.0, exclude_if=lambda share: share == 1.0)
+    """Share of the capacity of the log's growing tables that this model has."""
     buckets: Literal["summed", "apart", "interpolated"] = Field(
         default="summed", exclude_if=lambda buckets: buckets == "summed"
     )

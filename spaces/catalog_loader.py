@@ -50,6 +50,7 @@ def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
         "buckets": features.bucketed,
         "numeric_mlp": features.numeric,
         "table_dim_exponent": features.tables,
+        "capacity_share": features.growing,
     }
     idle = [key for key in space.config.model if key in acts_on and not acts_on[key]]
     first = {key: [space.model_axes[key].decode(first_label(space.model_axes[key]))] for key in idle}

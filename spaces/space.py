@@ -37,6 +37,7 @@ LAYER_FIELDS = ("ensemble", "out_embeddings", "raw_numeric", "norm", "norm_place
 MODEL_FIELDS = (
     "embedding_dim",
     "table_dim_exponent",
+    "capacity_share",
     "buckets",
     "numeric_mlp",
     "head",
@@ -76,8 +77,8 @@ class SpaceConfig(Value):
     shortcut: Any = Field(default=True, exclude_if=lambda leaf: leaf is True)
     """Whether layers have a shortcut."""
     model: dict[str, Any] = Field(default_factory=dict)
-    """Axes of the model, by key: embedding_dim, table_dim_exponent, buckets, numeric_mlp, head, dropout,
-    members, members_from."""
+    """Axes of the model, by key: embedding_dim, table_dim_exponent, capacity_share, buckets, numeric_mlp, head,
+    dropout, members, members_from."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Axes of the training settings, by any key of a training configuration."""
     tuning: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)

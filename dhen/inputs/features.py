@@ -22,10 +22,10 @@ from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
 from dhen.inputs.growing import GrowingRows
+from dhen.inputs.held_schema import held_schema
 from dhen.inputs.lift import MixedEmbeddings, lift_cost, mixed_tape
 from dhen.inputs.nodes import (
     CategoricalIds,
-    held_schema,
     interpolate,
     interpolation_cost,
     interpolation_tape,

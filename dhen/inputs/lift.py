@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dhen.config import ModelConfig
 from dhen.cost import Costs, linear_cost
-from dhen.inputs.nodes import held_schema
+from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import TableGroup, crossed, table_dims
 from dhen.memory.tape import Tape
 from dhen.schema import FeatureSchema

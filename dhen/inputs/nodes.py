@@ -19,7 +19,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from dhen.config import ModelConfig
 from dhen.cost import CostRow, elementwise_cost
 from dhen.memory.tape import FP32_BYTES, Tape
 from dhen.schema import FeatureSchema, Table, node_names
@@ -32,20 +31,14 @@ class NodeTable(Table):
     """Which of them."""
 
 
-def held_schema(config: ModelConfig, schema: FeatureSchema) -> FeatureSchema:
-    """Returns a log's inputs with the tables that a model holds: where it interpolates, those of even nodes, then
-    those of odd ones, have the place of the tables of buckets."""
-    interpolated = config.buckets == "interpolated" and not node_tables(schema)
-    return _with_nodes(schema) if interpolated else schema
-
-
 def node_tables(schema: FeatureSchema) -> int:
     """Returns N, the number of tables of odd nodes, of which there are as many as of even ones."""
     return sum(isinstance(table, NodeTable) and table.odd for table in schema.tables)
 
 
 @lru_cache(maxsize=8)
-def _with_nodes(schema: FeatureSchema) -> FeatureSchema:
+def with_nodes(schema: FeatureSchema) -> FeatureSchema:
+    """Returns inputs in which tables of even nodes, then of odd ones, have the place of those of buckets."""
     plain = [table for table in schema.categorical if not table.buckets]
     nodes = [
         NodeTable(

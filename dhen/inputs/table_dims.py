@@ -12,7 +12,8 @@ import math
 from typing import NamedTuple
 
 from dhen.config import ModelConfig
-from dhen.inputs.nodes import held_schema, node_tables
+from dhen.inputs.held_schema import held_schema
+from dhen.inputs.nodes import node_tables
 from dhen.schema import FeatureSchema
 
 SHORTEST = 4

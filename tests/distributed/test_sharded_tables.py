@@ -18,7 +18,7 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables, matrices
-from dhen.inputs.nodes import held_schema
+from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import table_dims
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.load import load_cluster

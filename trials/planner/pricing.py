@@ -6,7 +6,7 @@ from functools import cached_property
 from math import ceil
 
 from dhen.config import ModelConfig
-from dhen.inputs.nodes import held_schema
+from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
 from dhen.ops.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema

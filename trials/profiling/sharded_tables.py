@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dhen.blocks.linear import LinearConfig
 from dhen.config import LayerConfig
-from dhen.inputs.nodes import held_schema
+from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import table_dims
 from dhen.model import build_model
 from trials.cluster.load import load_cluster

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
-from dhen.inputs.nodes import held_schema
+from dhen.inputs.held_schema import held_schema
 from trials.checkpoint.dcp_vectors import FlatPieces
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine

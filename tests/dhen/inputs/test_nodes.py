@@ -12,7 +12,8 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig, LayerConfig
 from dhen.inputs.features import FeatureProcessing, MixedTables
-from dhen.inputs.nodes import held_schema, node_tables
+from dhen.inputs.held_schema import held_schema
+from dhen.inputs.nodes import node_tables
 from dhen.inputs.table_dims import crossed, num_embeddings, table_dims
 from dhen.schema import FeatureSchema, Table
 from trials.data.encoding.buckets import Buckets

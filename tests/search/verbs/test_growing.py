@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import SMALL, Run
 from safetensors.torch import load_file
 
@@ -50,6 +51,21 @@ def test_its_bundle_scores_verifies_and_is_trained_again(
     assert (tmp_path / "other.csv").read_text() != scores.read_text()
     trained = dhen_search("train", bundle, "--data", click_log, "--out", tmp_path / "again").stdout
     assert "NE" in trained
+
+
+def test_the_share_of_the_capacity_is_an_axis(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    space, tiny = tmp_path / "space.yaml", yaml.safe_load(dhen_search("spaces", "tiny").stdout)
+    space.write_text(yaml.safe_dump(tiny | {"model": {"capacity_share": [0.5], "embedding_dim": [4]}}))
+    out = tmp_path / "study"
+    words = [word for word in SMALL if not word.startswith("space=")]
+    dhen_search("run", "--data", click_log, "--out", out, *words, f"space={space}", "trials=1", *GROWING)
+    (candidate,) = read_study(out).candidates
+    assert candidate.job.model["capacity_share"] == 0.5
+    dhen_search("export", out, "--pick", "lowest", "--out", tmp_path / "bundle")
+    assert len(load_file(tmp_path / "bundle" / "weights.safetensors")["features.growing.keys"]) == 1 + 20 + 20
+    assert "within" in dhen_search("verify", tmp_path / "bundle").stdout
+    shown = dhen_search("status", out).stdout
+    assert "capacity 50%" in shown
 
 
 def test_analyses_know_keys(dhen_search: Run, grown: Path) -> None:
