@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ne.add_argument("--columns", nargs="+", required=True)
     ne.add_argument("--shares", type=float, nargs="+", default=SHARES)
     ne.add_argument("--seeds", type=int, default=3)
+    ne.add_argument("--passes", type=int, default=1)
+    ne.add_argument("--table-decay", type=float, default=0.0)
     options = parser.parse_args(arguments)
     print(f"{machine()}, one thread\n")
     torch.set_num_threads(1)
@@ -73,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.part == "ids":
         print(stream_table(options.distinct, options.capacity))
     else:
-        print(ne_table(options.log, options.columns, options.shares, options.seeds))
+        training = TrainingConfig(epochs=options.passes, table_decay=options.table_decay)
+        print(ne_table(options.log, options.columns, options.shares, options.seeds, training))
 
 
 def step_table(batches: Sequence[int], table_rows: Sequence[int], repeats: int) -> str:
@@ -158,7 +161,9 @@ def stream_table(distinct: int, capacity: int) -> str:
     return markdown(["ids so far", "million ids per second", "process, MiB"], lines)
 
 
-def ne_table(log: Path, columns: Sequence[str], shares: Sequence[float], seeds: int) -> str:
+def ne_table(
+    log: Path, columns: Sequence[str], shares: Sequence[float], seeds: int, training: TrainingConfig
+) -> str:
     """NE by kind of table, mean and standard error over seeds, and the difference from a vocabulary."""
     launcher = Launcher()
     launcher.warm_up()
@@ -178,7 +183,7 @@ def ne_table(log: Path, columns: Sequence[str], shares: Sequence[float], seeds: 
             logs[f"hashed into {capacity:,} fixed rows"] = prepare(
                 [log], out=Path(folder) / f"hashed{capacity}", schema=hashed
             )
-        rows = [_nes(prepared, launcher, seeds) for prepared in logs.values()]
+        rows = [_nes(prepared, launcher, seeds, training) for prepared in logs.values()]
         first = rows[0]
         lines = [
             [name, spread(nes), "" if nes is first else beside(nes, first)]
@@ -189,8 +194,8 @@ def ne_table(log: Path, columns: Sequence[str], shares: Sequence[float], seeds: 
     return f"{head}\n\n{markdown(['tables', 'NE', 'less than a vocabulary'], lines)}"
 
 
-def _nes(log: PreparedLog, launcher: Launcher, seeds: int) -> list[float]:
-    model, training = parsed(stacked("dlrm", "linear")), TrainingConfig(epochs=1)
+def _nes(log: PreparedLog, launcher: Launcher, seeds: int, training: TrainingConfig) -> list[float]:
+    model = parsed(stacked("dlrm", "linear"))
     return [validation_ne(log, launcher, model, training, seed) for seed in range(seeds)]
 
 

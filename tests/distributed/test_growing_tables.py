@@ -10,12 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from command_line import write_log
 from gloo_ranks import as_rank, on_ranks
 
+from dhen.batch import Keys
 from dhen.model import build_model, parse_model
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
@@ -127,6 +129,42 @@ def test_ranks_give_the_rows_that_one_process_gives(tmp_path: Path) -> None:
         assert found["names"][0] == found["names"][1]
         assert found["keys"][0] == found["keys"][1]
         assert sum(key != 0 for key in found["keys"][0]) > 30
+
+
+def test_one_rank_trains_alike_with_tables_in_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown_log(tmp_path)
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    log.cache_clear()
+    job = a_job(log())
+    plain = trained(TrainStep(fresh(), job.training), Ranks())
+    other = Strategy(checkpointing="full")
+    mine = trained(DistributedStep(fresh(), job, other, Ranks(), where=torch.device("cpu")), Ranks())
+    found = compared(mine, plain)
+    log.cache_clear()
+    assert found["losses"][0] == pytest.approx(found["losses"][1], abs=1e-6)
+    assert found["keys"][0] == found["keys"][1]
+    assert found["apart"] < 1e-5
+
+
+def test_ids_have_rows_that_occur_often_enough_within_a_pass(tmp_path: Path) -> None:
+    """Two passes over rows of which no batch is left out: twice seen in each is not four times."""
+    given = GivenGrowing(capacity=3000, columns=("user",), admit_after=3)
+    whole = prepare([write_log(tmp_path / "log.csv", 3000)], out=tmp_path / "log", growing=given)
+    split = whole.split("train")
+    assert split.inputs.keys is not None
+    keys, counts = np.unique(split.inputs.keys, return_counts=True)
+    assert (counts == 2).any()
+    batch_size = 40
+    assert split.rows % batch_size == 0
+    told = run(a_job(whole, batch_size=batch_size), whole, Told(), None, Strategy())
+    model = build_model(MODEL, whole.features)
+    model.load_state_dict(told.weights)
+    rows = model.features.growing.index.find(
+        model.features.growing.salted(Keys(torch.from_numpy(keys)[:, None], ()))
+    )
+    assert ((rows > 0).numpy() == (counts >= 3)).all()
 
 
 class Interrupted(Exception):  # noqa: N818
