@@ -231,7 +231,8 @@ def begin_rows(held: Iterable[HeldBlock], begun: Begun | None, scale: float = 1.
         return
     mine = [(part, begun.tables[part.block.table]) for part in held if part.block.table in begun.tables]
     columns = max((part.block.first_column + part.block.columns for part, _ in mine), default=0)
-    fresh_NC = _fresh(begun.keys, begun.seed, columns).div_(scale)
+    with on_host():
+        fresh_NC = _fresh(begun.keys, begun.seed, columns).div_(scale)
     for (block, weight_RC, sum_R), its in mine:
         rows = begun.rows[its].to(weight_RC.device)
         weights = fresh_NC[its, block.first_column : block.first_column + block.columns]
