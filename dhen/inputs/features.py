@@ -43,6 +43,8 @@ EMBEDDING_INIT_STD = 0.05
 EMBEDDING_BYTES = 4
 TABLE_UPDATE = "tables"
 """Kind of the parts that stand for the tables' optimizer, which runs after backward: one for each matrix."""
+ADMISSION = "admission"
+"""Kind of the part that stands for finding and giving rows of growing tables, before a step."""
 
 
 class EmbeddingTables(nn.Module):
@@ -214,6 +216,9 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
         tape.operation(0, [], saves=[tape.scratch(n)])
     for group in table_groups(config, schema):
         tape.mark(TABLE_UPDATE, (0.0, 1.0, *_lookup_sizes(config, schema, group.places)))
+    if schema.growing:
+        places = [place for place, table in enumerate(schema.tables) if table.growing]
+        tape.mark(ADMISSION, (0.0, 1.0, *_lookup_sizes(config, schema, places)))
     return Taped("features", flops, tape, x)
 
 

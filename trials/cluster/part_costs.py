@@ -20,6 +20,7 @@ UPDATE = "update"
 """Kind of the dense part's optimizer step: its sizes are 1, numbers of weights, numbers of tensors."""
 LOSS = "loss"
 """Kind of the loss: its sizes are 1 and the examples."""
+# the kind ADMISSION (`dhen.inputs.features`) has the sizes 1 and the ids of growing tables
 BETWEEN = "between parts"
 """Kind of what a step takes beside its parts: its sizes are 1 and the operations of all."""
 DECAYED = " with decay"

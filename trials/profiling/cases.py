@@ -13,21 +13,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dhen.batch import FeatureBatch
+from dhen.batch import FeatureBatch, Keys
 from dhen.blocks.linear import LinearConfig
 from dhen.config import LayerConfig
-from dhen.inputs.features import TABLE_UPDATE, EmbeddingTables, FeatureProcessing, matrices, taped_features
+from dhen.inputs.features import (
+    ADMISSION,
+    TABLE_UPDATE,
+    EmbeddingTables,
+    FeatureProcessing,
+    matrices,
+    taped_features,
+)
+from dhen.inputs.growing import GrowingRows
 from dhen.loss import cross_entropy
 from dhen.memory.parts import parts
 from dhen.memory.segments import Setting
+from dhen.schema import FeatureSchema, Growing, Table
 from trials.cluster.machine import Precision
 from trials.cluster.part_costs import DECAYED, LOSS, UPDATE
+from trials.embeddings.blocks import whole_blocks
+from trials.embeddings.growing import GrowingTables, begin_rows
 from trials.job import TrainingConfig
 from trials.optim.adamw import adamw
 from trials.optim.master_weights import DTYPES, MasterWeights, dense_parameters
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
-from trials.profiling.inputs import Inputs, feature_batch
+from trials.profiling.inputs import SKEW, Inputs, feature_batch
 from trials.profiling.subjects import Subject, subjects
+from trials.ranks import Ranks
 
 BATCHES = (256, 1024)
 """Examples at which parts are timed."""
@@ -41,6 +53,10 @@ INPUTS = (
     Inputs(40, 0, 0, 20, 16, 0.25),
     Inputs(20, 0, 6, 4, 16),
 )
+GROWING, GROWING_DIM, CAPACITY = (2, 10), 16, 10_000
+"""Numbers of growing tables, the length of their embeddings, and how many ids each holds."""
+DISTINCT, KEY_BATCHES, ODD = 4, 24, 0x9E3779B97F4A7C1
+"""Multiple of the capacity that there are ids, batches of them, and a factor that spreads their keys."""
 LAYER = LayerConfig(modules=(LinearConfig(),))
 """A layer that models must have; inputs are timed without it."""
 SEVERAL = 3
@@ -67,6 +83,9 @@ def cases(precision: Precision) -> Iterator[Case]:
     for inputs in INPUTS:
         for batch in BATCHES:
             yield from _of_inputs(inputs, batch, dtype)
+    for tables in GROWING:
+        for batch in BATCHES:
+            yield _of_admission(tables, batch)
     for width, maps in WIDTHS:
         yield _of_update(width, maps, precision)
     for batch in BATCHES:
@@ -138,6 +157,35 @@ def _of_tables(
             tables.weight.grad = None
 
         yield Case(kind, sizes, read, update)
+
+
+def _of_admission(tables: int, batch: int) -> Case:
+    """Returns the way from keys to rows of growing tables that are full, where each batch has some new ones."""
+    rule = Growing(capacity=CAPACITY)
+    held = tuple(Table(name=f"g{place}", rows=CAPACITY + 1, growing=rule) for place in range(tables))
+    schema = FeatureSchema(tables=held)
+    matrix, rows = EmbeddingTables(schema, GROWING_DIM), GrowingRows(schema)
+    blocks = whole_blocks([matrix], RowWiseAdagrad([matrix.weight], lr=0.01))
+    growing = GrowingTables(rows, Ranks())
+    keys_NG = (torch.rand(KEY_BATCHES, batch, tables) ** SKEW * DISTINCT * CAPACITY).long() * ODD + 1
+    batches = [_keyed_batch(keys_BG) for keys_BG in keys_NG]
+    turn = itertools.cycle(batches)
+
+    def forward() -> Tensor:
+        features, begun = growing.admit(next(turn))
+        begin_rows(blocks, begun)
+        return features.ids_BT
+
+    for _ in batches:  # fills the tables
+        forward()
+    return Case(ADMISSION, (1, batch * tables), forward, lambda _: None)
+
+
+def _keyed_batch(keys_BG: Tensor) -> FeatureBatch:
+    ids_BG = torch.zeros_like(keys_BG, dtype=torch.int32)
+    return FeatureBatch(
+        ids_BT=ids_BG, bags=(), numeric_BK=torch.empty(len(ids_BG), 0), keys=Keys(keys_BG, ())
+    )
 
 
 def _of_update(width: int, maps: int, precision: Precision) -> Case:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from dhen.inputs.features import ADMISSION
 from trials.cluster.machine import Precision
 from trials.cluster.part_costs import ANY, BETWEEN, LOSS, UPDATE, KindCost, PartCosts
 from trials.profiling.networks import BATCH, Network
@@ -35,7 +36,7 @@ def fitted(cases: Sequence[Timed], networks: Sequence[Network], precision: Preci
         for case in by_kind[SUM]
     ]
     kinds = {kind: _fit(timed) for kind, timed in by_kind.items()}
-    parts = [case for case in cases if case.kind not in (UPDATE, LOSS) and case.sizes[0]]
+    parts = [case for case in cases if case.kind not in (UPDATE, LOSS, ADMISSION) and case.sizes[0]]
     general = [case._replace(sizes=case.sizes[:GENERAL]) for case in parts]
     rest = (0.0,) * (len(parts[0].sizes) - GENERAL)
     cost = _fit(general)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dhen.inputs.features import ADMISSION
 from dhen.memory.parts import Part
 from dhen.memory.replay import Footprint
 from dhen.memory.tape import Held
@@ -347,7 +348,7 @@ def test_the_all_reduce_of_hsdp_has_a_link_of_its_own() -> None:
 
 def costs(precision: Literal["fp32", "bf16"] = "bf16", **kinds: tuple[float, float]) -> PartCosts:
     """Seconds of forward and backward for every FLOP of a kind; of a step beside its parts nothing."""
-    sizes = {BETWEEN: 2, LOSS: 2, UPDATE: 3}
+    sizes = {ADMISSION: 2, BETWEEN: 2, LOSS: 2, UPDATE: 3}
     named = {"any": (0.0, 0.0), BETWEEN: (0.0, 0.0), LOSS: (0.0, 0.0), UPDATE: (0.0, 0.0)} | kinds
     return PartCosts(
         precision=precision,
@@ -405,6 +406,22 @@ def test_what_is_beside_the_parts_is_in_the_step() -> None:
     alone = on_this_cpu(Strategy(), costs(**KNOWN))
     operations = sum(each.operations for each in of_parts())
     assert between.total - alone.total == pytest.approx(1e-3 * operations)
+
+
+def test_finding_rows_of_growing_tables_is_in_the_step_for_the_ids_of_all_ranks() -> None:
+    known = costs(**KNOWN, **{ADMISSION: (5e-6, 0.0)})
+    finding = Part(ADMISSION, 0, Held(), (0.0, 1.0, 3.0, 0.0, 48.0, 0.0))  # three ids of 16 numbers
+    features, *layers = of_parts()
+    growing = [features._replace(parts=(*features.parts, finding)), *layers]
+    ranks = len(TABLES.bytes_per_rank)
+    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True).replace(part_costs=known)
+    fixed, with_growing = (
+        step_time(segments, Strategy(), cpu, TABLES, examples_per_rank=256, training=BF16)
+        for segments in (of_parts(), growing)
+    )
+    assert ranks > 1
+    assert with_growing.lookup - fixed.lookup == pytest.approx(ranks * 256 * 3 * 5e-6)
+    assert with_growing.forward == pytest.approx(fixed.forward)
 
 
 def test_tables_that_decay_take_what_was_measured_with_decay() -> None:

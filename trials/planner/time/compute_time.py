@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dhen.inputs.features import TABLE_UPDATE
+from dhen.inputs.features import ADMISSION, TABLE_UPDATE
 from dhen.memory.tape import FP32_BYTES
 from trials.cluster.cluster import Cluster
 from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, PartCosts, PartSeconds
@@ -28,6 +28,8 @@ from trials.planner.device_constants import (
 from trials.planner.segments import Segment
 from trials.planner.tables.placement import Placement
 
+BESIDE_PASSES = (ADMISSION, TABLE_UPDATE)
+"""Kinds of parts that come once in a step, before forward and after backward."""
 BACKWARD_PASSES = 2
 """Number of forward passes that backward costs as much as, by the roofline."""
 
@@ -48,7 +50,7 @@ def segment_passes(
 ) -> PartSeconds:
     """Returns the seconds of a segment's passes: as measured by kind of part, or by the roofline."""
     if costs is not None and segment.parts:
-        passes = [costs.of_part(part, examples) for part in segment.parts if part.kind != TABLE_UPDATE]
+        passes = [costs.of_part(part, examples) for part in segment.parts if part.kind not in BESIDE_PASSES]
         return PartSeconds(sum(each.forward for each in passes), sum(each.backward for each in passes))
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
@@ -65,8 +67,8 @@ def _starts(segment: Segment, cluster: Cluster) -> float:
     return KERNELS_PER_SEGMENT * KERNEL_SECONDS
 
 
-LOOKED_UP = 6
-"""Place among the sizes of a tables' update of the numbers that are looked up."""
+IDS, LOOKED_UP = 4, 6
+"""Places among the sizes of lookups of the ids, and of the numbers that are looked up."""
 FREQUENCY_DECAY_PASSES = 3
 """Passes of `training.frequency_decay` over what was looked up: embeddings and their gradients are read, gradients
 are written."""
@@ -81,7 +83,8 @@ def lookup_seconds(
     bandwidth: float,
 ) -> float:
     """Returns the seconds of lookups and the tables' update; where parts were measured, of the update alone, since
-    lookups are part of `features`."""
+    lookups are part of `features`, and of finding the rows of growing tables, for which every rank has the ids of
+    all."""
     passes = FREQUENCY_DECAY_PASSES if training.frequency_decay else 0
     if costs is None:
         return (1 + passes) * max(placement.lookup_bytes_per_rank) / bandwidth
@@ -89,6 +92,10 @@ def lookup_seconds(
     numbers = sum(part.sizes(examples)[LOOKED_UP] for part in updates)
     decayed = DECAYED if training.table_decay else ""
     seconds = sum(sum(costs.seconds(part.kind + decayed, part.sizes(examples))) for part in updates)
+    admissions = [part for segment in segments for part in segment.parts if part.kind == ADMISSION]
+    of_all = examples * len(placement.bytes_per_rank)
+    ids = sum(part.sizes(of_all)[IDS] for part in admissions)
+    seconds += sum(costs.seconds(ADMISSION, (1, ids))) if admissions else 0.0
     return seconds + passes * FP32_BYTES * numbers / bandwidth
 
 
