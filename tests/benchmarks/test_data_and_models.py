@@ -18,6 +18,18 @@ def test_preparation_says_speed_and_memory() -> None:
     assert number(row["peak RSS MiB"]) >= number(row["imports alone MiB"]) > 0
 
 
+def test_ensembles_are_compared_over_mixes_and_what_is_trained_is_kept(log: Path, tmp_path: Path) -> None:
+    words = (log, "--out", tmp_path / "kept.jsonl", "--seeds", 1, "--mixes", 2)
+    (rows,) = tables(run_benchmark("benchmarks.models.ensembles_over_mixes", *words))
+    assert [row["ensemble"] for row in rows] == ["sum", "weighted_sum", "gated", "concat"]
+    assert sum(number(row["best in mixes"]) for row in rows) == 2
+    assert number(rows[0]["FLOPs to the sum's"]) == 1
+    kept = (tmp_path / "kept.jsonl").read_text()
+    assert len(kept.splitlines()) == 8
+    assert tables(run_benchmark("benchmarks.models.ensembles_over_mixes", *words)) == [rows]
+    assert (tmp_path / "kept.jsonl").read_text() == kept
+
+
 def test_a_module_is_compared_with_the_first_of_its_group(log: Path, tmp_path: Path) -> None:
     words = ("--seeds", 2, "--groups", "alone", "--networks", "linear", "--raw", tmp_path / "raw.json")
     (rows,) = tables(run_benchmark("benchmarks.models.modules_and_norms", log, *words))

@@ -50,15 +50,33 @@ def test_cost_grows_along_an_axis(axis: str, points: tuple[int, int], names: tup
 
 
 def test_growing_tables_stand_beside_fixed_ones(tmp_path: Path) -> None:
-    module, log = "benchmarks.training.growing_tables", write_log(tmp_path / "log.csv", 600)
-    ((row,),) = tables(run_benchmark(module, "steps", "--batches", 32, "--rows", 50, "--repeats", 3))
+    log = write_log(tmp_path / "log.csv", 600)
+    ((row,),) = tables(
+        run_benchmark(
+            "benchmarks.training.growing_tables", "steps", "--batches", 32, "--rows", 50, "--repeats", 3
+        )
+    )
     assert number(row["ratio"]) == pytest.approx(
         number(row["growing, ms"]) / number(row["fixed rows, ms"]), abs=0.02
     )
-    streamed = tables(run_benchmark(module, "ids", "--distinct", 200_000, "--capacity", 1000))[0]
+    streamed = tables(
+        run_benchmark("benchmarks.training.growing_tables", "ids", "--distinct", 200_000, "--capacity", 1000)
+    )[0]
     assert len(streamed) > 3
     assert all(number(row["million ids per second"]) > 0 for row in streamed)
-    (rows,) = tables(run_benchmark(module, "ne", log, "--columns", "user", "--shares", 1.0, "--seeds", 2))
+    (rows,) = tables(
+        run_benchmark(
+            "benchmarks.training.growing_tables",
+            "ne",
+            log,
+            "--columns",
+            "user",
+            "--shares",
+            1.0,
+            "--seeds",
+            2,
+        )
+    )
     assert len(rows) == 4
     assert all(0.3 < number(row["NE"].split()[0]) < 2 for row in rows)
 

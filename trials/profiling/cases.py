@@ -2,6 +2,8 @@
 
 Beside the subjects they are the inputs with their tables, the optimizers of tables and of the dense part, and the
 loss. What an optimizer does counts as backward.
+
+Shapes: B examples, T categorical tables, G growing ones, N batches that take turns.
 """
 
 from __future__ import annotations
