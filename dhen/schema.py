@@ -93,6 +93,11 @@ class FeatureSchema(Value):
         return tuple(table for table in self.tables if table.growing is not None)
 
     @property
+    def growing_columns(self) -> tuple[int, ...]:
+        """Places of the growing tables among the categorical ones."""
+        return tuple(place for place, table in enumerate(self.categorical) if table.growing is not None)
+
+    @property
     def bucketed(self) -> tuple[Table, ...]:
         """Tables of the buckets of numbers, the last of the categorical ones."""
         return tuple(table for table in self.tables if table.buckets)

@@ -100,6 +100,7 @@ class EmbeddingTables(nn.Module):
 def _fresh(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tensor:
     """Fresh weights. Rows of growing tables are zero until an id has them; few systems give them memory before."""
     if not any(table.growing for table in tables):
+        # one draw for all: a seed stands for the same weights as it did before tables could grow
         return nn.init.normal_(torch.empty(starts[-1], dim), std=EMBEDDING_INIT_STD)
     weight_RD = torch.zeros(starts[-1], dim)
     for table, start in zip(tables, starts, strict=False):

@@ -10,6 +10,7 @@ columns, example by example, then those of bags), R rows of all growing tables t
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable
@@ -33,14 +34,13 @@ class GrowingRows(nn.Module):
     def __init__(self, schema: FeatureSchema) -> None:
         super().__init__()
         self.tables = schema.growing
-        columns = [place for place, table in enumerate(schema.categorical) if table.growing]
-        self._columns = columns
+        columns = self._columns = list(schema.growing_columns)
         self._bags = [place for place, table in enumerate(schema.multi_hot) if table.growing]
         capacities = [table.rows - 1 for table in self.tables]
         self.starts = tuple(itertools.accumulate(capacities, initial=0))
-        """What a table's rows are numbered on from, and at the end the number of all, R."""
+        """The numbers after which each table's rows begin, and at the end the number of all, R."""
         self.spans = tuple(slice(1 + start, 1 + stop) for start, stop in itertools.pairwise(self.starts))
-        """Where each table's rows are among all."""
+        """Each table's rows among all."""
         self._start_G = torch.tensor(self.starts[: len(columns)])
         self._salts = [_salt(table.name) for table in self.tables]
         self._salt_G = torch.tensor(self._salts[: len(columns)], dtype=torch.int64)
@@ -89,12 +89,7 @@ class GrowingRows(nn.Module):
         for place, rows, start in zip(self._bags, of_bags, self.starts[len(self._columns) :], strict=False):
             ids, offsets_B = all_bags[place]
             all_bags[place] = _within(rows, start).to(ids), offsets_B
-        return FeatureBatch(
-            ids_BT=ids_BT,
-            bags=tuple(all_bags),
-            numeric_BK=batch.numeric_BK,
-            share_BN=batch.share_BN,
-        )
+        return dataclasses.replace(batch, ids_BT=ids_BT, bags=tuple(all_bags), keys=None)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Stays in host memory, and of its types, wherever the model goes."""

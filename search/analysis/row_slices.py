@@ -46,11 +46,11 @@ def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.inte
         table.name: np.asarray(split.categorical[:, index])
         for index, table in enumerate(log.features.categorical)
     }
-    keys = split.inputs.keys
-    growing = [table.name for table in log.features.categorical if table.growing]
-    return columns | {
-        name: np.asarray(keys[:, place]) for place, name in enumerate(growing) if keys is not None
-    }
+    keys, tables = split.inputs.keys, log.features.categorical
+    if keys is not None:
+        growing = enumerate(log.features.growing_columns)
+        columns |= {tables[column].name: np.asarray(keys[:, place]) for place, column in growing}
+    return columns
 
 
 def _by_value(log: PreparedLog, column: str, id_N: NDArray[np.integer[Any]], most: int) -> Groups:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from command_line import write_log
 from gloo_ranks import Script, as_rank, on_ranks, start
+from interrupted import Interrupted, Told, run
 
 from dhen.errors import UserError
 from dhen.model import build_model, parse_model
@@ -27,10 +28,9 @@ from trials.checkpoint.checkpointer import BEST, PREFIX, Checkpoints, Resumable
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.events import Evaluated, Event, Progress, Trained
+from trials.events import Event
 from trials.job import Job
 from trials.ranks import Ranks
-from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
@@ -67,10 +67,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class Interrupted(Exception):  # noqa: N818
-    """Ends a training as nothing inside it does."""
-
-
 def a_job(log: PreparedLog, *, dropout: float = 0.0, **training: object) -> Job:
     """Tables too narrow to be cut, and rates that do not amplify rounding (within a pass)."""
     model = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": dropout}, "test")
@@ -80,48 +76,6 @@ def a_job(log: PreparedLog, *, dropout: float = 0.0, **training: object) -> Job:
     found = Job.model_validate(unresolved | {"training": settings})
     resolved = found.training.resolved(log.split("train").rows, "fp32")
     return found.replace(training=resolved)
-
-
-class Told:
-    """What a training said and kept; raises or does something else at a number of examples."""
-
-    def __init__(self, at: float = math.inf, then: Callable[[], None] | None = None) -> None:
-        self.points: list[dict[str, Any]] = []
-        self.best: float | None = None
-        self.weights: Weights = {}
-        self._at, self._then = at, then
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Evaluated):
-            point = event.point.to_dict()
-            del point["seconds"]
-            self.points.append(point)
-        if isinstance(event, Trained):
-            self.best = event.best.ne
-        if isinstance(event, Progress) and event.examples >= self._at:
-            if self._then is not None:
-                self._then()
-            raise Interrupted
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        sums = {name: float(w.double().abs().sum()) for name, w in self.weights.items()}
-        return {"points": self.points, "best": self.best, "weights": sums}
-
-
-def run(job: Job, log: PreparedLog, told: Told, folder: Path | None, **more: Any) -> Told:
-    """With checkpoints at every evaluation, and whenever losses are looked at."""
-    train(
-        job,
-        log,
-        told,
-        keep=told.weights.update,
-        progress_seconds=0.0,
-        resume_from=folder,
-        checkpoint_seconds=0.0,
-        **more,
-    )
-    return told
 
 
 def made(folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from command_line import write_log
 from gloo_ranks import as_rank, on_ranks
+from interrupted import Interrupted, Told, run
 
 from dhen.batch import Keys
 from dhen.model import build_model, parse_model
@@ -24,14 +25,11 @@ from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
 from trials.data.log_schema import GivenGrowing
 from trials.data.prepare.prepare_log import prepare
-from trials.events import Evaluated, Event, Progress
 from trials.job import Job
 from trials.ranks import Ranks
-from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
-from trials.training.loop import train
 
 needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
@@ -62,7 +60,7 @@ def log() -> PreparedLog:
 
 
 def trained(step: TrainStep | DistributedStep, ranks: Ranks) -> dict[str, Any]:
-    """With an evaluation in between, which must admit nothing."""
+    """What a training of some steps gives; the evaluation in between must admit nothing."""
     batches = train_batches(
         log().split("train"), batch_size=BATCH, seed=0, epoch=0, rank=ranks.rank, ranks=ranks.world
     )
@@ -158,46 +156,13 @@ def test_ids_have_rows_that_occur_often_enough_within_a_pass(tmp_path: Path) -> 
     assert (counts == 2).any()
     batch_size = 40
     assert split.rows % batch_size == 0
-    told = run(a_job(whole, batch_size=batch_size), whole, Told(), None, Strategy())
+    told = run(a_job(whole, batch_size=batch_size), whole, Told(), None)
     model = build_model(MODEL, whole.features)
     model.load_state_dict(told.weights)
     rows = model.features.growing.index.find(
         model.features.growing.salted(Keys(torch.from_numpy(keys)[:, None], ()))
     )
     assert ((rows > 0).numpy() == (counts >= 3)).all()
-
-
-class Interrupted(Exception):  # noqa: N818
-    """Ends a training as nothing inside it does."""
-
-
-class Told:
-    """What a training evaluated and kept; raises at a number of examples."""
-
-    def __init__(self, at: float = float("inf")) -> None:
-        self.nes: list[float] = []
-        self.weights: Weights = {}
-        self._at = at
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Evaluated):
-            self.nes.append(event.point.validation.ne)
-        if isinstance(event, Progress) and event.examples >= self._at:
-            raise Interrupted
-
-
-def run(job: Job, log: PreparedLog, told: Told, folder: Path | None, strategy: Strategy) -> Told:
-    train(
-        job,
-        log,
-        told,
-        keep=told.weights.update,
-        progress_seconds=0.0,
-        resume_from=folder,
-        checkpoint_seconds=0.0,
-        strategy=strategy,
-    )
-    return told
 
 
 @pytest.fixture(autouse=True)
@@ -226,12 +191,12 @@ def test_one_rank_goes_on_to_the_bit(
     grown_log(tmp_path)
     log = PreparedLog.open(tmp_path / "log")
     job = a_job(log, **settings)
-    undisturbed = run(job, log, Told(), None, strategy)
+    undisturbed = run(job, log, Told(), None, strategy=strategy)
     with pytest.raises(Interrupted):
-        run(job, log, Told(at=examples), tmp_path / "kept", strategy)
+        run(job, log, Told(at=examples), tmp_path / "kept", strategy=strategy)
     assert list((tmp_path / "kept").iterdir())
-    again = run(job, log, Told(), tmp_path / "kept", strategy)
-    assert again.nes == undisturbed.nes
+    again = run(job, log, Told(), tmp_path / "kept", strategy=strategy)
+    assert again.answer == undisturbed.answer
     assert again.weights.keys() == undisturbed.weights.keys()
     for name, weight in undisturbed.weights.items():
         assert torch.equal(again.weights[name], weight), name

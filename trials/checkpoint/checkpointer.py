@@ -32,7 +32,7 @@ from trials.checkpoint.index_file import IndexedReader, IndexedWriter
 from trials.checkpoint.training_state import TrainingState
 from trials.collectives import as_first
 from trials.embeddings.blocks import State
-from trials.embeddings.growing import KEYS
+from trials.embeddings.growing import TABLE_WEIGHTS
 from trials.job import Job
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
@@ -283,7 +283,7 @@ def _averaged(average: Average | None) -> dict[str, Tensor | FlatPieces]:
 
 
 def _is_weight(key: str) -> bool:
-    return key == f"{DENSE}weight" or key.startswith((f"{TABLES}weight.", f"{TABLES}{KEYS}."))
+    return key == f"{DENSE}weight" or key.startswith(tuple(f"{TABLES}{name}" for name in TABLE_WEIGHTS))
 
 
 def _write(state: dict[str, Tensor | FlatPieces], folder: Path) -> None:

@@ -186,7 +186,7 @@ class PreparedLog:
                 categorical=_mapped(directory, "categorical"),
                 bags=bags,
                 numeric=_mapped(directory, "numeric"),
-                keys=_mapped(directory, "keys") if has_keys(self.features) else None,
+                keys=_mapped(directory, "keys") if self.features.growing_columns else None,
                 share=_mapped(directory, "share") if self.features.bucketed else None,
             ),
             weight=_mapped(directory, "weight") if self.schema.weight else None,
@@ -207,11 +207,6 @@ class PreparedLog:
             numeric=len(self.features.numeric),
             ne_floor=self.manifest.ne_floor,
         )
-
-
-def has_keys(features: FeatureSchema) -> bool:
-    """Tells whether rows have keys of growing categorical tables."""
-    return any(table.growing for table in features.categorical)
 
 
 def _mapped(directory: Path, name: str) -> NDArray[Any]:

@@ -38,6 +38,8 @@ EVICTED_SHARE = 1 / 16
 """Share of a table's rows that give way at once; also the share of `ttl` after which rows are looked through."""
 KEYS, PROGRESS = "keys", "growing"
 """Prefixes of the names in checkpoints: of the keys of each table, and of all else."""
+TABLE_WEIGHTS = ("weight.", f"{KEYS}.")
+"""Beginnings of names in a table state: of weights, and of the keys that rows of growing tables belong to."""
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """SplitMix64's constants (Steele et al., OOPSLA 2014), as signed numbers."""
 

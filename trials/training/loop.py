@@ -264,13 +264,13 @@ def _train(run: _Run) -> None:
         config.batch_size,
         mine.stop - mine.start,
     )
-    first_steps, stretch_first = state.steps, state.examples
+    first_steps, stretch_first, steps_per_pass = state.steps, state.examples, run.steps_per_pass
     for batch, last in _mark_last(on_device(_epochs(run), device())):
         factor = _rate_factor(config, state, run.total_examples)
         rate = step.scale_learning_rates(
             dense=factor * _warmup(config, state, run.total_examples), tables=factor
         )
-        if state.steps % run.steps_per_pass == 0:
+        if state.steps % steps_per_pass == 0:
             step.begin_pass()
         loss = step(batch)
         state.steps += 1
@@ -423,10 +423,9 @@ def _check_losses(run: _Run) -> None:
 def _epochs(run: _Run) -> Iterator[Batch]:
     """Yields this rank's batches of all passes, one after another, from where the training stands."""
     config, split = run.job.training, run.log.split("train")
-    categorical = run.job.features.categorical
-    growing = [place for place, table in enumerate(categorical) if table.growing]
-    decays = config.frequency_decay and run.job.features.tables
-    counts = IdCounts(split, run.rows, growing) if decays else None
+    features = run.job.features
+    decays = config.frequency_decay and features.tables
+    counts = IdCounts(split, run.rows, features.growing_columns) if decays else None
     assert config.epochs != "auto"
     assert config.batch_size is not None
     passed, batches = divmod(run.state.steps, run.steps_per_pass)

@@ -22,13 +22,11 @@ from torch import Tensor
 
 from trials.checkpoint.checkpointer import Resumable
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
-from trials.embeddings.growing import KEYS
+from trials.embeddings.growing import KEYS, TABLE_WEIGHTS
 from trials.memory.limit import on_host
 
 WEIGHT = "weight"
 """Name of weights in a step's dense state, and before the dot in its table state."""
-TABLE_PARTS = (f"{WEIGHT}.", f"{KEYS}.")
-"""Beginnings of names in the table state: of weights, and of the keys that rows of growing tables belong to."""
 
 
 class WeightAverage:
@@ -65,7 +63,7 @@ class WeightAverage:
         dense = self._step.dense_state()[WEIGHT]
         for noted in self._noted:
             pieces = (Piece(start, noted[f"{WEIGHT}{start}"]) for start, _ in dense.pieces)
-            table_parts = {name: tensor for name, tensor in noted.items() if name.startswith(TABLE_PARTS)}
+            table_parts = {name: tensor for name, tensor in noted.items() if name.startswith(TABLE_WEIGHTS)}
             yield FlatPieces(dense.length, tuple(pieces)), table_parts
 
     @torch.no_grad()
@@ -105,4 +103,4 @@ def _held(step: Resumable) -> dict[str, Tensor]:
     """Returns all weights of this rank, as views of what trains: the dense part's by where they begin, and the
     tables' parts."""
     dense = {f"{WEIGHT}{start}": values for start, values in step.dense_state()[WEIGHT].pieces}
-    return dense | {name: t for name, t in step.table_state().items() if name.startswith(TABLE_PARTS)}
+    return dense | {name: t for name, t in step.table_state().items() if name.startswith(TABLE_WEIGHTS)}

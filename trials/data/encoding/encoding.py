@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,7 @@ from trials.data.raw.text import Codes
 from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema, schema_to_yaml
 
+Id = TypeVar("Id", np.int32, np.int64)
 CYCLE_LENGTH = {"hour_of_day": 24, "day_of_week": 7}
 CLIP = 100.0
 """Number of deviations within which standardised numbers are kept: no single outlier must end a training."""
@@ -218,9 +219,7 @@ class Encoding:
     def _ids(self, name: str, column: pa.DictionaryArray) -> Codes:
         if self.schema.growing(name):
             return np.zeros(len(column), dtype=np.int32)
-        ids: Codes = np.append(self._ids_of_values(name, column.dictionary), np.int32(MISSING_ID))
-        codes: Codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return ids[codes]
+        return _of_rows(column, self._ids_of_values(name, column.dictionary), np.int32(MISSING_ID))
 
     def _ids_of_values(self, name: str, values: pa.Array) -> Codes:
         buckets = self.schema.tables[name].hash_buckets
@@ -276,9 +275,14 @@ class Encoding:
 
 def _keys(column: pa.DictionaryArray) -> NDArray[np.int64]:
     """Returns 64-bit hashes of values (N), 0 where they are missing."""
-    hashes = np.append(hash64(column.dictionary).view(np.int64), np.int64(0))
+    return _of_rows(column, hash64(column.dictionary).view(np.int64), np.int64(0))
+
+
+def _of_rows(column: pa.DictionaryArray, of_values: NDArray[Id], missing: Id) -> NDArray[Id]:
+    """Returns for each row (N) what its value has, given for each value of the dictionary."""
     codes: Codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return hashes[codes]
+    found: NDArray[Id] = np.append(of_values, missing)[codes]
+    return found
 
 
 def _fill(matrix: NDArray[Any], columns: Sequence[NDArray[Any]]) -> None:

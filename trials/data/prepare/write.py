@@ -31,7 +31,7 @@ class _SplitWriter:
         directory.mkdir()
         schema, features = encoding.schema, encoding.features
         self._labels = NpyWriter(directory / "labels.npy", np.float32)
-        growing = sum(table.growing is not None for table in features.categorical)
+        growing = len(features.growing_columns)
         widths = {
             "categorical": (np.int32, len(features.categorical)),
             "numeric": (np.float32, len(features.numeric)),

@@ -1,0 +1,60 @@
+"""Trainings that are broken off at a number of examples, and what they said and kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trials.data.cache import PreparedLog
+from trials.events import Evaluated, Event, Progress, Trained
+from trials.job import Job
+from trials.storage.weights_file import Weights
+from trials.training.loop import train
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Ends a training as nothing inside it does."""
+
+
+class Told:
+    """What a training said and kept; raises or does something else at a number of examples."""
+
+    def __init__(self, at: float = math.inf, then: Callable[[], None] | None = None) -> None:
+        self.points: list[dict[str, Any]] = []
+        self.best: float | None = None
+        self.weights: Weights = {}
+        self._at, self._then = at, then
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Evaluated):
+            point = event.point.to_dict()
+            del point["seconds"]
+            self.points.append(point)
+        if isinstance(event, Trained):
+            self.best = event.best.ne
+        if isinstance(event, Progress) and event.examples >= self._at:
+            if self._then is not None:
+                self._then()
+            raise Interrupted
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        sums = {name: float(w.double().abs().sum()) for name, w in self.weights.items()}
+        return {"points": self.points, "best": self.best, "weights": sums}
+
+
+def run(job: Job, log: PreparedLog, told: Told, folder: Path | None, **more: Any) -> Told:
+    """With checkpoints at every evaluation, and whenever losses are looked at."""
+    train(
+        job,
+        log,
+        told,
+        keep=told.weights.update,
+        progress_seconds=0.0,
+        resume_from=folder,
+        checkpoint_seconds=0.0,
+        **more,
+    )
+    return told
