@@ -4,6 +4,7 @@
 `encoding/` (schema, vocabularies and numeric statistics fitted on training rows), `weights.safetensors`,
 `check.safetensors` (a few encoded examples and their scores), `manifest.json` (SHA-256 of every file).
 For an average the weights of each member have a file, `weights.member0.safetensors` ...; all else is there once.
+What was learnt after the export lies below `increments/` (`search.bundles.increments`).
 
 Shapes: B examples, T categorical tables, K numeric inputs, N numbers with buckets.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from dhen.cost import CostRow
 from dhen.errors import UserError
 from dhen.model import build_model
 from dhen.values import Value, parse
+from search.bundles.increments import Increment, Version, base_version, read_increments, replay
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
 from trials.data.loader import feature_batch
@@ -85,6 +87,9 @@ class BundleInfo(Value):
     """Fraction of negatives the training log kept; scores are corrected for it."""
     forward: ForwardTime | None = None
     """Forward time measured at export; None where the device did not hold the model, and in older bundles."""
+    version: Version | None = Field(default=None, exclude_if=lambda version: version is None)
+    """The version of another bundle that this one has the weights of, increments included; None for one that
+    increments begin with."""
     planned_technique: str | None = None
     executed_technique: str | None = None
     versions: dict[str, str]
@@ -108,9 +113,25 @@ class Bundle:
     directory: Path
     info: BundleInfo
     encoding: Encoding
+    increments: tuple[Increment, ...] = ()
+    """What was learnt since the export, in order."""
+
+    @property
+    def version(self) -> Version:
+        """The version of the weights, increments included."""
+        return self.increments[-1].version if self.increments else _exported(self.directory, self.info)
 
     def weights(self, member: int | None = None) -> Path:
-        """The weights file of the bundle's network, or of this member of its average."""
+        """The weights file of the bundle's network, or of this member of its average.
+
+        Raises:
+            UserError: where the bundle has increments, which are not in the file.
+        """
+        if self.increments:
+            raise UserError(
+                f"{self.directory} has {len(self.increments)} increments, which its weights file lacks: write a "
+                f"bundle that has them in its weights, `dhen-search apply {self.directory} --out FULL`."
+            )
         return self.directory / weights_names(self.info)[member or 0]
 
     def job(self, member: int | None = None) -> Job:
@@ -135,7 +156,12 @@ class Bundle:
 
     def model(self, *, as_trained: bool = False) -> nn.Module:
         """The trained model, in evaluation mode; in fp32, or in the precision that it was trained in."""
-        return _model(self.directory, self.info, as_trained=as_trained)
+        return _model(self.directory, self.info, self.increments, as_trained=as_trained)
+
+    def scores(self, model: nn.Module) -> Tensor:
+        """The scores of the stored examples by a model in fp32, in host memory."""
+        batch = feature_batch(_rows_of(load_file(self.directory / CHECK)))
+        return _scores(model, batch.to(next(model.parameters()).device)).cpu()
 
     def check(self) -> float:
         """The largest difference between the scores of the stored examples now and when exported.
@@ -143,9 +169,10 @@ class Bundle:
         Raises:
             UserError: where it exceeds the tolerance.
         """
-        stored = load_file(self.directory / CHECK)
-        scores = _scores(self.model(), feature_batch(_rows_of(stored)))
-        worst = float((scores - stored["score"]).abs().max())
+        stored = (
+            self.increments[-1].scores() if self.increments else load_file(self.directory / CHECK)["score"]
+        )
+        worst = float((self.scores(self.model()) - stored).abs().max())
         if worst > CHECK_TOLERANCE:
             raise UserError(
                 f"{self.directory}: scores differ by up to {worst:.2g} from those at export "
@@ -232,7 +259,14 @@ def read_bundle(directory: Path) -> Bundle:
         if _sha256(path) != digest:
             raise UserError(f"{directory}: the bundle's file {name} was altered; export it again.")
     info = parse(BundleInfo, json.loads((directory / INFO).read_text(encoding="utf-8")), INFO)
-    return Bundle(directory=directory, info=info, encoding=Encoding.load(directory / ENCODING))
+    increments = read_increments(directory, _exported(directory, info))
+    encoding = Encoding.load(directory / ENCODING)
+    return Bundle(directory=directory, info=info, encoding=encoding, increments=increments)
+
+
+def _exported(directory: Path, info: BundleInfo) -> Version:
+    """The version of the weights that a bundle was written with."""
+    return info.version or base_version(directory / MANIFEST)
 
 
 def is_bundle(path: Path) -> bool:
@@ -252,7 +286,13 @@ def _write_files(
     forward = _forward_time(model, log.split("validation").inputs, serving)
     info = info.replace(forward=forward)
     (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
-    files = {str(path.relative_to(building)): _sha256(path) for path in _files(building)}
+    write_manifest(building)
+
+
+def write_manifest(building: Path) -> None:
+    """Writes the hashes of all files of a bundle; the last of them."""
+    paths = sorted(path for path in building.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {str(path.relative_to(building)): _sha256(path) for path in paths}
     (building / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
 
 
@@ -268,12 +308,18 @@ def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
     save_file(tensors, building / CHECK)
 
 
-def _model(directory: Path, info: BundleInfo, *, as_trained: bool = False) -> nn.Module:
+def _model(
+    directory: Path, info: BundleInfo, increments: Sequence[Increment] = (), *, as_trained: bool = False
+) -> nn.Module:
     """The model with the weights of the files in a folder."""
     networks = []
     for job, name in zip(info.jobs, weights_names(info), strict=True):
         network = build_model(job.model, job.features)
         load_weights(network, directory / name)
+        if increments:
+            weights = network.state_dict()
+            replay(weights, increments)
+            network.load_state_dict(weights)  # also makes the index of growing tables
         assert job.training.precision != "auto"
         networks.append(compute_in(network, job.training.precision) if as_trained else network)
     model = networks[0] if info.job else MeanOfNetworks(networks, info.negative_sampling_rate)
@@ -304,10 +350,6 @@ def _forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -
 @torch.no_grad()
 def _scores(model: nn.Module, batch: FeatureBatch) -> Tensor:
     return torch.sigmoid(model(batch))
-
-
-def _files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def _sha256(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,13 @@ class Bags:
         """Returns the bags of examples first to last - 1."""
         offsets = np.asarray(self.offsets[first : last + 1])
         return Bags(ids=self.ids[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
+
+    @staticmethod
+    def joined(parts: Sequence[Bags]) -> Bags:
+        """Returns the bags of the examples of all parts, one part after another."""
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        return Bags(ids=np.concatenate([part.ids for part in parts]), offsets=offsets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,4 +81,17 @@ class EncodedRows:
             numeric=self.numeric[first:last],
             keys=None if self.keys is None else self.keys[first:last],
             share=None if self.share is None else self.share[first:last],
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[EncodedRows]) -> EncodedRows:
+        """Returns the examples of all parts, one part after another (copied)."""
+        keys = [part.keys for part in parts if part.keys is not None]
+        shares = [part.share for part in parts if part.share is not None]
+        return EncodedRows(
+            categorical=np.concatenate([part.categorical for part in parts]),
+            bags=tuple(map(Bags.joined, zip(*(part.bags for part in parts), strict=True))),
+            numeric=np.concatenate([part.numeric for part in parts]),
+            keys=np.concatenate(keys) if keys else None,
+            share=np.concatenate(shares) if shares else None,
         )

@@ -53,7 +53,7 @@ def evaluate(
     """
     split = log.split(split_name)
     with torch.no_grad():
-        logit_N = _split_logits(model, split, batch_size or eval_rows(model))
+        logit_N = split_logits(model, split, batch_size)
     with on_host():
         if keep is not None:
             keep(logit_N)
@@ -65,11 +65,13 @@ def logit_metrics(logit_N: Tensor, split: Split, log: PreparedLog) -> Metrics:
     return _metrics(_probabilities(logit_N), split, log)
 
 
-def _split_logits(model: nn.Module, split: Split, batch_size: int) -> Tensor:
+def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) -> Tensor:
+    """Returns the logits (N) of all rows of a split, in fp32 in the host's memory, without gradients where the
+    caller wants none; `batch_size` rows go forward at a time, `eval_rows` where not given."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    batches = eval_batches(split, batch_size=batch_size)
+    batches = eval_batches(split, batch_size=batch_size or eval_rows(model))
     logits = [_to_host(model(batch.to(device).features)) for batch in batches]
     model.train(was_training)
     return _joined_on_host(logits)

@@ -170,7 +170,7 @@ def train(
         UserError: for a checkpoint of another job, a split with fewer rows than there are ranks, or delayed
             updates under a strategy that has none.
     """
-    step = _fresh_step(job, start_from, ranks, strategy, cluster)
+    step = fresh_step(job, start_from, ranks, strategy, cluster)
     checkpoints = Checkpoints(
         resume_from, job, ranks, checkpoint_seconds, each_evaluation=checkpoint_evaluations
     )
@@ -206,7 +206,7 @@ def train(
     checkpoints.drop()
 
 
-def _fresh_step(
+def fresh_step(
     job: Job,
     start_from: Weights | None,
     ranks: Ranks,

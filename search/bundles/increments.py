@@ -1,0 +1,243 @@
+"""Increments of a bundle: what its weights became since a version, small beside a full export, replayed exactly.
+
+BUNDLE/increments/000001/   `increment.json` (what it is, and what it follows), `changes.safetensors` (rows that
+changed, new ones, tombstones), `check.safetensors` (scores of the bundle's stored examples after it),
+`manifest.json` (SHA-256 of these files). The version before the first is 0, the bundle's own weights.
+
+Each increment names its parent by a hash that covers all of it and, through its own parent, all before it: what is
+missing, doubled, out of order or another bundle's cannot be replayed by mistake. An increment appears whole or not
+at all, so a reader finds the version before or the one after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dhen.atomic_write import atomic_folder
+from dhen.errors import UserError
+from dhen.values import Value, parse
+from trials.record import NAN_AS_WORD, Metrics
+from trials.storage.weight_changes import apply_changes
+from trials.storage.weights_file import Weights, read_weights
+
+INCREMENTS, INFO, CHANGES, CHECK, MANIFEST = (
+    "increments",
+    "increment.json",
+    "changes.safetensors",
+    "check.safetensors",
+    "manifest.json",
+)
+DIGITS = 6
+
+
+class Version(Value):
+    """A state of a bundle's weights: which of its base it is, and what it is known by."""
+
+    number: int = Field(ge=0)
+    """Number of increments since the base."""
+    base: str
+    """Identity of version 0."""
+    identity: str
+    """Hash of all that led to this version."""
+
+
+class TrainedPeriod(Value):
+    """The period of a log that an increment was trained on, and what was predicted for it before."""
+
+    model_config = NAN_AS_WORD
+
+    log: str
+    """Fingerprint of the log."""
+    length: str
+    """How long periods are, such as `1d`."""
+    number: int
+    """Its number among the log's periods, from 0."""
+    first: int | None
+    """Time stamp of its first row, milliseconds since 1970; None where the log has none."""
+    last: int | None
+    """Time stamp of its last row."""
+    online: Metrics
+    """Metrics of the version before, which had not been trained on the period."""
+    frozen: Metrics
+    """Metrics of the model as it was when online training began."""
+    ne_floor: float | None = None
+    """Lowest NE that any model can reach in the period, where the log is generated and says so."""
+
+
+class IncrementInfo(Value):
+    """What `increment.json` holds."""
+
+    increment_version: int = 1
+    number: int = Field(gt=0)
+    """Number of the version that it makes."""
+    base: str
+    """Identity of version 0."""
+    parent: str
+    """Identity of the version that it follows."""
+    steps: int
+    """Training steps since online training began."""
+    period: TrainedPeriod
+    begun: int
+    """Number of ids that have a row of a growing table and had none in the version before."""
+    gone: int
+    """Number of ids that had one and have none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Increment:
+    """An increment on disk whose files are whole."""
+
+    directory: Path
+    info: IncrementInfo
+    identity: str
+    """Identity of the version that it makes."""
+
+    @property
+    def version(self) -> Version:
+        """The version that it makes."""
+        return Version(number=self.info.number, base=self.info.base, identity=self.identity)
+
+    def changes(self) -> Weights:
+        """Returns what it changes, as `trials.storage.weight_changes` has it."""
+        return read_weights(self.directory / CHANGES)
+
+    def scores(self) -> Tensor:
+        """Returns the scores of the bundle's stored examples after it."""
+        return read_weights(self.directory / CHECK)["score"]
+
+    @property
+    def bytes(self) -> int:
+        """Size of its files."""
+        return sum(path.stat().st_size for path in self.directory.iterdir())
+
+
+def read_increments(bundle: Path, base: Version) -> tuple[Increment, ...]:
+    """Returns the increments in a bundle's folder, in order, each of which follows the one before it.
+
+    Raises:
+        UserError: naming the first that is missing, altered or does not follow.
+    """
+    folders = sorted((bundle / INCREMENTS).glob("[0-9]*"))
+    found: list[Increment] = []
+    for folder in folders:
+        increment = read_increment(folder)
+        check_follows(increment, found[-1].version if found else base, str(bundle))
+        found.append(increment)
+    return tuple(found)
+
+
+def read_increment(folder: Path) -> Increment:
+    """Returns the increment in a folder.
+
+    Raises:
+        UserError: for a folder that is none, or whose files are missing or were altered.
+    """
+    manifest = folder / MANIFEST
+    if not (folder / INFO).is_file() or not manifest.is_file():
+        raise UserError(
+            f"{folder}: no increment here ({INFO} or {MANIFEST} is missing); increments lie below "
+            f"{INCREMENTS}/ of a bundle that `dhen-search online` has trained."
+        )
+    try:
+        digests = dict(json.loads(manifest.read_text(encoding="utf-8")))
+        info = parse(IncrementInfo, json.loads((folder / INFO).read_text(encoding="utf-8")), INFO)
+    except ValueError:
+        raise UserError(f"{folder}: the increment is damaged; take it from its origin again.") from None
+    for name, digest in digests.items():
+        if not (folder / name).is_file() or _sha256(folder / name) != digest:
+            raise UserError(
+                f"{folder}: the increment's file {name} is missing or was altered; take it from its origin again."
+            )
+    return Increment(directory=folder, info=info, identity=_sha256(manifest))
+
+
+def check_follows(increment: Increment, current: Version, bundle: str) -> None:
+    """Checks that an increment is the next of a version.
+
+    Raises:
+        UserError: for one of another bundle, one that is there already, and one after a gap.
+    """
+    made, what = increment.version, f"{increment.directory}"
+    if made.base != current.base:
+        raise UserError(
+            f"{what} is an increment of another bundle (of {made.base[:12]}; {bundle} is of {current.base[:12]})."
+        )
+    if made.number > current.number + 1:
+        raise UserError(
+            f"{what} makes version {made.number}, and {bundle} is at version {current.number}: version "
+            f"{current.number + 1} is missing; apply the increments in order."
+        )
+    if made.identity == current.identity:
+        raise UserError(f"{what} is in {bundle} already, which is at version {current.number}.")
+    if made.number <= current.number:
+        raise UserError(
+            f"{what} makes version {made.number}, which {bundle}, at version {current.number}, has passed."
+        )
+    if increment.info.parent != current.identity:
+        raise UserError(
+            f"{what} follows another version {current.number} than that of {bundle}: the two were trained apart."
+        )
+
+
+def write_increment(
+    bundle: Path, info: IncrementInfo, found: Mapping[str, Tensor], scores: Tensor
+) -> Increment:
+    """Writes an increment into a bundle, whole or not at all."""
+    folder = increment_folder(bundle, info.number)
+    with atomic_folder(folder) as building:
+        save_file({name: tensor.contiguous() for name, tensor in found.items()}, building / CHANGES)
+        save_file({"score": scores.contiguous()}, building / CHECK)
+        (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
+        digests = {name: _sha256(building / name) for name in (INFO, CHANGES, CHECK)}
+        (building / MANIFEST).write_text(json.dumps(digests, indent=1), encoding="utf-8")
+    return read_increment(folder)
+
+
+def take_increments(bundle: Path, current: Version, folders: Sequence[Path]) -> Version:
+    """Copies increments into a bundle, one after another, and returns the version that it has then.
+
+    Raises:
+        UserError: as `read_increment` and `check_follows`; those before the one that it names are in the bundle.
+    """
+    for folder in folders:
+        increment = read_increment(folder)
+        check_follows(increment, current, str(bundle))
+        with atomic_folder(increment_folder(bundle, increment.version.number)) as building:
+            shutil.copytree(folder, building, dirs_exist_ok=True)
+        current = increment.version
+    return current
+
+
+def replay(weights: Weights, increments: Iterable[Increment]) -> None:
+    """Makes of a base's weights, in place, those of the last of these increments.
+
+    Raises:
+        UserError: for an increment that is of another model.
+    """
+    for increment in increments:
+        apply_changes(weights, increment.changes())
+
+
+def increment_folder(bundle: Path, number: int) -> Path:
+    """Returns where a bundle has the increment that makes this version."""
+    return bundle / INCREMENTS / f"{number:0{DIGITS}d}"
+
+
+def base_version(manifest: Path) -> Version:
+    """Returns version 0 of the bundle with this manifest."""
+    identity = _sha256(manifest)
+    return Version(number=0, base=identity, identity=identity)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,234 @@
+"""Online training: each period of a log is scored before it is trained on, and leaves an increment.
+
+The bundle in `out` holds three states of one network: as it was when online training began (frozen), its newest
+version (served), and what trains. The served one predicts a period that nobody has trained on; then the period's
+rows are trained on once, in the order of time; what has changed becomes an increment, which is applied to the
+served one as any reader would. A checkpoint precedes the increment, so that whatever ends the process, the same
+command goes on from the last period that was trained on. Increments are written while the next period is scored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dhen.errors import UserError
+from search.bundles.bundle import Bundle, read_bundle
+from search.bundles.increments import (
+    Increment,
+    IncrementInfo,
+    TrainedPeriod,
+    write_increment,
+)
+from search.bundles.whole_copy import copy_whole
+from search.online.periods import Period, Periods
+from trials.checkpoint.checkpointer import Checkpoints
+from trials.checkpoint.training_state import TrainingState
+from trials.cluster.machine import device
+from trials.data.cache import PreparedLog
+from trials.data.loader import eval_batches
+from trials.data.prefetch import on_device
+from trials.job import Job, TrainingConfig
+from trials.ranks import Ranks
+from trials.record import Metrics
+from trials.storage.weight_changes import KEYS, apply_changes, changes, without_rows
+from trials.storage.weights_file import Weights
+from trials.strategy import Strategy
+from trials.training.evaluation import logit_metrics, split_logits
+from trials.training.loop import Step, fresh_step
+
+LOG = logging.getLogger(__name__)
+CHECKPOINTS = ".online"
+"""Folder in the bundle of the checkpoint from which training goes on."""
+FIXED = {
+    "epochs": 1,
+    "schedule": "constant",
+    "order": "log",
+    "weight_average": 0,
+    "warmup_examples": 0,
+    "warmup_share": 0.0,
+    "train_fraction": 1.0,
+    "delayed_update": False,
+    "frequency_decay": 0.0,
+}
+"""Settings that follow from the order of time: every row is trained on once, at a constant rate."""
+
+
+def online_job(bundle: Bundle, training: TrainingConfig) -> Job:
+    """Returns the job of training a bundle's network online: with what the order of time leaves open."""
+    job = bundle.job()
+    delay = TrainingConfig.model_fields["delayed_update_after"].default
+    return job.replace(training=training.replace(**FIXED, delayed_update_after=delay))
+
+
+def opened(bundle: Path, out: Path) -> Bundle:
+    """Returns the bundle that is trained: the one in `out`, or a copy of the first there.
+
+    Raises:
+        UserError: where `out` is another bundle, or none, or the bundle is an average.
+    """
+    if out.exists() and any(out.iterdir()):
+        there, given = read_bundle(out), read_bundle(bundle)
+        if there.version.base != given.version.base:
+            raise UserError(f"{out} is a bundle that does not come from {bundle}; choose another --out.")
+        there.job()
+        return there
+    source = read_bundle(bundle)
+    source.job()
+    copy_whole(source, out)
+    return read_bundle(out)
+
+
+class OnlineTraining:
+    """The training of a bundle's network, log after log."""
+
+    def __init__(self, bundle: Bundle, job: Job) -> None:
+        """Goes on where the bundle stands."""
+        self._directory, self._job, self._bundle = bundle.directory, job, bundle
+        self.increments = list(bundle.increments)
+        """Increments of the bundle, in order."""
+        self._version = bundle.version
+        self._frozen = dataclasses.replace(bundle, increments=()).model().to(device())
+        self._served = bundle.model().to(device())
+        self._checkpoints = Checkpoints(bundle.directory / CHECKPOINTS, job, Ranks(), 0.0)
+        self._step, self._state = self._restored()
+
+    def done(self, periods: Periods) -> int:
+        """Returns how many periods of a log have been trained on already.
+
+        Raises:
+            UserError: where the log was cut otherwise before, or begins before rows that were trained on.
+        """
+        trained = [one.info.period for one in self.increments]
+        of_log = [one for one in trained if one.log == periods.log.fingerprint]
+        if of_log and of_log[0].length != periods.length:
+            raise UserError(
+                f"{self._directory} has been trained on a part of this log with period={of_log[0].length}, and "
+                f"period={periods.length} was given: give the same again, or another --out."
+            )
+        newest = max((one.last for one in trained if one.last is not None), default=None)
+        begins_at = periods.begins_at
+        if not of_log and begins_at is not None and newest is not None and begins_at < newest:
+            raise UserError(
+                f"time goes back: the log begins at {time_of(begins_at)}, and {self._directory} has been "
+                f"trained until {time_of(newest)}. Give later rows, or another --out to begin anew."
+            )
+        return len(of_log)
+
+    def train(self, periods: Periods, progress: Callable[[int], None]) -> Iterator[Increment]:
+        """Trains on the periods that are left, and yields the increment of each; `progress` is told how many rows
+        of the log have been trained on.
+
+        Raises:
+            UserError: as `done`, and where the training diverges; increments before stay.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            writing: Future[Increment] | None = None
+            exported = self.increments[-1].info.steps if self.increments else 0
+            for number in range(self.done(periods), len(periods)):
+                period = periods[number]
+                online, frozen = (
+                    self._metrics(net, period, periods.log) for net in (self._served, self._frozen)
+                )
+                ahead = self._state.steps > exported  # it was trained on before a process ended
+                if not ahead:
+                    self._train(period)
+                if writing is not None:
+                    yield self._written(writing)
+                if not ahead:
+                    self._checkpoints.save(self._step, self._state, None)
+                trained = TrainedPeriod(
+                    log=periods.log.fingerprint,
+                    length=periods.length,
+                    number=number,
+                    first=period.first,
+                    last=period.last,
+                    online=online,
+                    frozen=frozen,
+                    ne_floor=period.ne_floor,
+                )
+                info, found, scores = self._serve(trained)
+                writing = pool.submit(write_increment, self._directory, info, found, scores)
+                exported = info.steps
+                progress(periods.starts[number + 1])
+            if writing is not None:
+                yield self._written(writing)
+
+    def _restored(self) -> tuple[Step, TrainingState]:
+        """Returns what trains, as it was after the newest increment, or after a period whose increment was not
+        written any more; with optimizer state from the checkpoint, or fresh where there is none."""
+        exported = self.increments[-1].info.steps if self.increments else 0
+        fresh = TrainingState(next_evaluation=0, steps=exported)
+        start = {name: tensor.cpu() for name, tensor in self._served.state_dict().items()}
+        step = fresh_step(self._job, start, Ranks(), Strategy(), None)
+        state, _ = self._checkpoints.restore(step) or (fresh, None)
+        if state.steps >= exported:
+            return step, state
+        LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
+        return fresh_step(self._job, start, Ranks(), Strategy(), None), fresh
+
+    def _metrics(self, network: nn.Module, period: Period, log: PreparedLog) -> Metrics:
+        with torch.no_grad():
+            return logit_metrics(split_logits(network, period.rows), period.rows, log)
+
+    def _train(self, period: Period) -> None:
+        """Trains on a period's rows, once, in steps of equal sizes up to one row."""
+        most = self._job.training.batch_size
+        assert most is not None
+        steps = -(-period.rows.rows // most)
+        parts = (eval_batches(period.rows, batch_size=most, rank=part, ranks=steps) for part in range(steps))
+        losses = []
+        for batch in on_device(itertools.chain.from_iterable(parts), device()):
+            losses.append(self._step(batch))
+            self._state.steps += 1
+            self._state.examples += batch.size
+        self._step.settle()
+        if not (torch.stack(losses).isfinite().all() and self._step.is_finite()):
+            raise UserError(
+                f"training diverged in the period that begins at {time_of(period.first)}; {self._directory} stays "
+                f"at version {self._version.number}. Give a lower training.learning_rate= and another --out."
+            )
+
+    def _serve(self, trained: TrainedPeriod) -> tuple[IncrementInfo, Weights, Tensor]:
+        """Gives the served network what training has changed; returns what makes an increment of it."""
+        served, new = self._served.state_dict(), self._step.weights()
+        old = {name: tensor.cpu() for name, tensor in served.items()}
+        found = changes(old, new)
+        begun = gone = 0
+        if KEYS in new:
+            begun, gone = (
+                len(without_rows(*keys)) for keys in ((new[KEYS], old[KEYS]), (old[KEYS], new[KEYS]))
+            )
+        apply_changes(served, found)
+        self._served.load_state_dict(served)  # also makes the index of growing tables
+        info = IncrementInfo(
+            number=self._version.number + 1,
+            base=self._version.base,
+            parent=self._version.identity,
+            steps=self._state.steps,
+            period=trained,
+            begun=begun,
+            gone=gone,
+        )
+        return info, found, self._bundle.scores(self._served)
+
+    def _written(self, writing: Future[Increment]) -> Increment:
+        increment = writing.result()
+        self.increments.append(increment)
+        self._version = increment.version
+        return increment
+
+
+def time_of(milliseconds: int | None) -> str:
+    """Returns a time stamp as people read it, in UTC; words where there is none."""
+    if milliseconds is None:
+        return "no time stamp"
+    return f"{datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC):%Y-%m-%d %H:%M}"

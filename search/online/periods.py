@@ -1,0 +1,172 @@
+"""The periods of a log in the order of time: calendar ones of its time stamps, or so many rows each.
+
+All rows of a prepared log are taken, whichever split they are in.
+
+Shapes: N rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dhen.errors import UserError
+from trials.data.cache import PreparedLog, Split
+from trials.data.example_weights import ClickTotals, WeightedRows
+from trials.data.log_schema import SPLITS
+from trials.data.raw.stamps import MISSING_STAMP
+from trials.data.rows import EncodedRows
+
+Number = TypeVar("Number", bound=np.generic)
+UNITS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
+"""Milliseconds of the units of a length."""
+
+
+class Length(NamedTuple):
+    """How long a period is: one of the two."""
+
+    milliseconds: int = 0
+    rows: int = 0
+
+
+class Period(NamedTuple):
+    """One period with its rows."""
+
+    number: int
+    first: int | None
+    """Time stamp of its first row, milliseconds since 1970; None where the log has none."""
+    last: int | None
+    """Time stamp of its last row."""
+    rows: Split
+    ne_floor: float | None
+    """Lowest NE that any model can reach, where the log is generated and says so."""
+
+
+def parse_length(text: str) -> Length:
+    """Returns the length that `1d`, `6h`, `30m` (of time) or `50000` (rows) says.
+
+    Raises:
+        UserError: for anything else.
+    """
+    match = re.fullmatch(r"([0-9]+)([mhd]?)", text.strip())
+    count = int(match[1]) if match else 0
+    if not match or not count:
+        raise UserError(
+            f"period={text}: expected a time such as 1d, 6h or 30m, or a number of rows such as 50000."
+        )
+    return Length(milliseconds=count * UNITS[match[2]]) if match[2] else Length(rows=count)
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """The rows of a log, cut into periods."""
+
+    log: PreparedLog
+    length: str
+    """How long they are, in the words that `parse_length` reads."""
+    parts: tuple[Split, ...]
+    stamps: NDArray[np.int64] | None
+    """Time stamps (N) in order of time."""
+    rows: NDArray[np.int64]
+    """Numbers of the rows (N) in that order, counted over all splits, one after another."""
+    starts: tuple[int, ...]
+    """Where each period begins among them, and at the end their number."""
+
+    @classmethod
+    def of(cls, log: PreparedLog, text: str) -> Periods:
+        """Cuts a log; rows without a time stamp are left out.
+
+        Raises:
+            UserError: as `parse_length`; for a time where the log has no time stamps, or no row with one.
+        """
+        length = parse_length(text)
+        parts = tuple(log.split(name) for name in SPLITS)
+        stamped = [part.timestamp for part in parts if part.timestamp is not None]
+        if not stamped:
+            total = sum(part.rows for part in parts)
+            if not length.rows:
+                raise UserError(
+                    "the log has no time stamps to cut periods by: give a number of rows, such as period=50000."
+                )
+            starts = (*range(0, total, length.rows), total)
+            return cls(log, text, parts, None, np.arange(total), starts)
+        stamps = np.concatenate(stamped)
+        rows = np.argsort(stamps, kind="stable")
+        rows = rows[np.searchsorted(stamps[rows], MISSING_STAMP, side="right") :]
+        if not len(rows):
+            raise UserError("no row of the log has a time stamp.")
+        stamps = stamps[rows]
+        if length.rows:
+            starts = (*range(0, len(rows), length.rows), len(rows))
+        else:
+            cells = stamps // length.milliseconds
+            starts = (0, *(np.flatnonzero(np.diff(cells)) + 1).tolist(), len(rows))
+        return cls(log, text, parts, stamps, rows, starts)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def begins_at(self) -> int | None:
+        """Time stamp of the earliest row, milliseconds since 1970; None where the log has none."""
+        return None if self.stamps is None else int(self.stamps[0])
+
+    @property
+    def left_out(self) -> int:
+        """Number of rows without a time stamp."""
+        return sum(part.rows for part in self.parts) - len(self.rows)
+
+    def __getitem__(self, number: int) -> Period:
+        """Returns a period, its rows copied into memory."""
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        span = slice(self.starts[number], self.starts[number + 1])
+        split = _taken(self.parts, self.rows[span], f"period {number}")
+        floor = None
+        if split.oracle is not None:
+            clicks = ClickTotals(self.log.schema.negative_sampling_rate)
+            clicks.add(WeightedRows(labels=split.labels, weight=split.weight, oracle=split.oracle))
+            floor = clicks.ne_floor if math.isfinite(clicks.ne_floor) else None
+        first, last = (
+            (None, None)
+            if self.stamps is None
+            else (int(self.stamps[i]) for i in (span.start, span.stop - 1))
+        )
+        return Period(number, first, last, split, floor)
+
+
+def _taken(parts: Sequence[Split], row_N: NDArray[np.int64], name: str) -> Split:
+    """Returns rows, counted over all parts, as a split of their own, in the order given."""
+    ends = np.cumsum([part.rows for part in parts])
+    of_N = np.searchsorted(ends, row_N, side="right")
+    some = [
+        (part, row_N[of_N == number] - (end - part.rows))
+        for number, (part, end) in enumerate(zip(parts, ends, strict=True))
+        if (of_N == number).any()
+    ]
+    back_N = np.argsort(np.argsort(of_N, kind="stable"), kind="stable")
+
+    def joined(array_of: Callable[[Split], NDArray[Number]]) -> NDArray[Number]:
+        found: NDArray[Number] = np.concatenate([array_of(part)[rows] for part, rows in some])[back_N]
+        return found
+
+    def joined_if_there(array_of: Callable[[Split], NDArray[Number] | None]) -> NDArray[Number] | None:
+        return None if array_of(parts[0]) is None else joined(array_of)  # type: ignore[arg-type]
+
+    inputs = EncodedRows.joined([part.inputs.take(rows) for part, rows in some])
+    return Split(
+        name=name,
+        labels=joined(lambda part: part.labels),
+        inputs=inputs if len(some) == 1 else inputs.take(back_N),
+        weight=joined_if_there(lambda part: part.weight),
+        oracle=joined_if_there(lambda part: part.oracle),
+        timestamp=joined_if_there(lambda part: part.timestamp),
+        base_rate=parts[0].base_rate,
+        chronological=True,
+    )

@@ -1,0 +1,46 @@
+"""`apply`: brings increments into a copy of their bundle, or writes a bundle that has them in its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dhen.errors import UserError
+from search.bundles.bundle import read_bundle
+from search.bundles.increments import take_increments
+from search.bundles.whole_copy import copy_whole
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search apply served live/increments/000004
+  dhen-search apply served live/increments/*
+  dhen-search apply live --out whole
+"""
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("increments", nargs=-1, type=click.Path(path_type=Path), metavar="[INCREMENT ...]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Write a bundle with all increments in its weights."
+)
+def command(bundle: Path, increments: tuple[Path, ...], out: Path | None) -> None:
+    """Bring increments into a bundle, in the order given; --out writes the newest version as a whole bundle.
+
+    An increment is refused where it does not follow the bundle's version. Who reads the bundle meanwhile finds
+    the version before or the one after.
+    """
+    opened = read_bundle(bundle)
+    if not increments and out is None:
+        raise UserError(
+            "nothing to do: name increments to bring into the bundle, or --out to write it whole."
+        )
+    if increments:
+        version = take_increments(bundle, opened.version, increments)
+        opened = read_bundle(bundle)
+        opened.check()
+        click.echo(f"{bundle}: version {version.number}")
+    if out is not None:
+        copy_whole(opened, out)
+        click.echo(f"{out}: version {opened.version.number}, whole")

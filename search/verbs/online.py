@@ -1,0 +1,151 @@
+"""`online`: trains a bundle's network period by period, and leaves an increment after each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from dashboards.figures.periods import PeriodPoint, periods_figure
+from dashboards.report.page import write_figure
+from dashboards.units import byte_size
+from dhen.errors import unknown_name
+from dhen.values import parse
+from search.bundles.bundle import read_bundle
+from search.bundles.increments import Increment
+from search.config import set_override
+from search.dataset import log_files
+from search.online.online_training import OnlineTraining, online_job, opened, time_of
+from search.online.periods import Periods, parse_length
+from search.terminal import print_notes, resumable, step_progress
+from search.verbs.data_option import files_first
+from trials.data.cache import PreparedLog
+from trials.data.prepare.prepare_log import prepare
+from trials.job import TrainingConfig
+
+FIGURE = "online.html"
+PERIOD = "1d"
+"""Length of a period where none is given."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search online runs/demo/best --data july.csv --out live
+  dhen-search online runs/demo/best --data august.csv --out live period=6h
+  dhen-search online best --data log.csv --out live period=50000 training.learning_rate=0.0005
+"""
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[key=value ...]")
+@click.option(
+    "--data",
+    multiple=True,
+    callback=files_first,
+    required=True,
+    help="Rows that came after those the bundle was trained on: files or a folder.",
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle that is trained.")
+@click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read.")
+def command(
+    bundle: Path,
+    overrides: tuple[str, ...],
+    data: tuple[str, ...],
+    out: Path,
+    log_format: str | None,
+    skip_bad_rows: bool,
+) -> None:
+    """Train a bundle's network on newer rows, period by period in the order of time: each period is scored, then
+    trained on once, and leaves an increment. Keys: period (1d, 6h, 30m, or a number of rows), training.KEY.
+
+    --out begins as a copy of BUNDLE. It is a bundle at every moment: `predict` uses its newest version. The same
+    command goes on after Ctrl-C, and with newer --data later.
+    """
+    console = Console()
+    length, training = _settings(bundle, overrides)
+    with resumable(console, out), step_progress(console) as progress:
+        log = prepare(
+            log_files(data),
+            encoding=read_bundle(bundle).encoding,
+            format=log_format,
+            skip_bad_rows=skip_bad_rows,
+            progress=progress,
+        )
+        periods = Periods.of(log, length)
+        opened_bundle = opened(bundle, out)
+        _say(console, log, periods, training)
+        online = OnlineTraining(opened_bundle, online_job(opened_bundle, training))
+        for increment in online.increments[len(online.increments) - online.done(periods) :]:
+            console.print(_line(increment), soft_wrap=True, highlight=False)
+        try:
+            rows = len(periods.rows)
+            for increment in online.train(periods, lambda done: progress("training", done, rows)):
+                console.print(_line(increment), soft_wrap=True, highlight=False)
+        finally:
+            write_figure(periods_figure(_points(online.increments)), out / FIGURE)
+    console.print(
+        f"{out}: version {online.increments[-1].info.number}; figure: {out / FIGURE}", soft_wrap=True
+    )
+
+
+def _settings(bundle: Path, overrides: Sequence[str]) -> tuple[str, TrainingConfig]:
+    """The length of a period, and the bundle's training with the overrides applied."""
+    given = read_bundle(bundle).job().training
+    data: dict[str, Any] = {"period": PERIOD, "training": given.to_dict()}
+    for word in overrides:
+        set_override(data, word)
+    known = ("period", "training")
+    for unknown in sorted(set(data) - set(known)):
+        raise unknown_name("key", unknown, known)
+    length = str(data["period"])
+    parse_length(length)
+    return length, parse(TrainingConfig, data["training"], "training")
+
+
+def _say(console: Console, log: PreparedLog, periods: Periods, training: TrainingConfig) -> None:
+    notes = list(log.notes)
+    if periods.left_out:
+        notes.append(f"rows without a time stamp are left out: {periods.left_out:,}")
+    if training.frequency_decay:
+        notes.append("training.frequency_decay is 0 online: how often an id will occur is not known")
+    if training.table_decay:
+        notes.append(
+            "training.table_decay changes every row of every table: increments are as large as bundles"
+        )
+    print_notes(console, notes)
+
+
+def _line(increment: Increment) -> str:
+    period, info = increment.info.period, increment.info
+    online, frozen = period.online, period.frozen
+    ids = (
+        f"; {info.begun:,} ids have got rows, {info.gone:,} have lost theirs"
+        if info.begun or info.gone
+        else ""
+    )
+    return (
+        f"{_name(increment)}: {online.examples:,} rows, NE {online.ne:.5f} online, {frozen.ne:.5f} as it was "
+        f"({100 * (online.ne / frozen.ne - 1):+.2f} %){ids}; increment {info.number}, {byte_size(increment.bytes)}"
+    )
+
+
+def _name(increment: Increment) -> str:
+    period = increment.info.period
+    return f"period {period.number}" if period.first is None else time_of(period.first)
+
+
+def _points(increments: Sequence[Increment]) -> list[PeriodPoint]:
+    return [
+        PeriodPoint(
+            name=_name(one),
+            examples=one.info.period.online.examples,
+            online=one.info.period.online.ne,
+            frozen=one.info.period.frozen.ne,
+            ne_floor=one.info.period.ne_floor,
+        )
+        for one in increments
+    ]
