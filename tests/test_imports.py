@@ -106,6 +106,7 @@ FOLDERS = {
     "search.bundles": {"search.execution"},
     "search.execution": {"search.planning"},
     "search.growth": {"search.execution", "search.planning"},
+    "search.online": {"search.bundles"},
     "search.planning": {"search.samplers"},
     "search.proposals": {"search.execution", "search.planning"},
     "search.reuse": {"search.execution", "search.samplers"},
@@ -123,8 +124,8 @@ FOLDERS = {
         ),
     },
     "search.verbs": {
-        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.planning"),
-        "search.study",
+        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.online"),
+        *("search.planning", "search.study"),
     },
 }
 """Which folders of its own room a folder may import. The files directly in a room are what its folders share."""

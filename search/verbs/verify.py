@@ -34,6 +34,10 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_ba
     """Check a bundle's files, costs and stored scores; with --data, evaluate it again and compare NE."""
     opened_bundle = read_bundle(bundle)
     click.echo("files: whole, none altered")
+    if opened_bundle.increments:
+        click.echo(
+            f"increments: {len(opened_bundle.increments)}, up to version {opened_bundle.version.number}"
+        )
     flops = sum(headline_flops(model_cost(job.model, job.features)) for job in opened_bundle.info.jobs)
     if flops != opened_bundle.info.flops:
         raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {opened_bundle.info.flops:,.0f} at export.")
@@ -57,8 +61,10 @@ def _forward(bundle: Bundle, log: PreparedLog | None) -> str:
 
 def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
     """Prints metrics on the log, compared where it is the log of the bundle."""
-    same = log.fingerprint == bundle.info.log.fingerprint
-    click.echo("log: the one it was trained on" if same else "log: another one; nothing to compare with")
+    same = log.fingerprint == bundle.info.log.fingerprint and not bundle.version.number
+    click.echo(
+        "log: the one it was trained on" if same else f"log: {_other(bundle)}; nothing to compare with"
+    )
     model = bundle.model(as_trained=True)
     worst = 0.0
     for split, exported in (("validation", bundle.info.validation), ("test", bundle.info.test)):
@@ -70,6 +76,12 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
     if worst > tolerance:
         click.echo(f"NE differs by {worst:.2g} from the export's (tolerance {tolerance})", err=True)
         sys.exit(1)
+
+
+def _other(bundle: Bundle) -> str:
+    """Why metrics on a log are not those at export."""
+    number = bundle.version.number
+    return f"the bundle has learnt since its export (version {number})" if number else "another one"
 
 
 def log_of(bundle: Bundle, data: tuple[str, ...], **reading: Any) -> PreparedLog:

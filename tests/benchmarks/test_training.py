@@ -116,3 +116,14 @@ def test_the_delays_cost_is_told_seed_by_seed() -> None:
     assert [row["update"] for row in rows][:2] == ["no delay", "delay after 40 steps"]
     assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)
     assert " to " in rows[2]["from seed to seed"]
+
+
+def test_online_stands_beside_frozen() -> None:
+    kinds = tables(run_benchmark("benchmarks.training.online_beside_frozen", "--rows", 4000, "--seeds", 2))
+    assert len(kinds) == 4
+    for by_day, costs in (kinds[:2], kinds[2:]):
+        assert [row["day"] for row in by_day][-1] == "mean of days"
+        assert len(by_day) >= 5
+        assert by_day[0]["as it was"] == by_day[0]["online"]
+        assert all(number(row["MiB"]) > 0 for row in costs)
+        assert all(number(row["ms"]) > 0 for row in costs)

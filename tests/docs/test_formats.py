@@ -11,8 +11,10 @@ import pytest
 from dhen.model import named_model
 from dhen.schema import FeatureSchema, Table
 from search import run_directory
-from search.bundles import bundle
+from search.bundles import bundle, increments
 from search.execution.trainer import SERVING
+from search.online.online_training import CHECKPOINTS
+from search.verbs.online import FIGURE
 from search.verbs.plan import as_data
 from trials.choice import Choice, Judged, Winner
 from trials.cluster.load import load_cluster
@@ -67,6 +69,7 @@ def test_every_table_of_the_ledger_is_there_with_its_columns(table: typing.Any) 
 
 def test_every_file_of_a_bundle_is_there() -> None:
     files = (bundle.INFO, f"{bundle.ENCODING}/", WEIGHTS, bundle.CHECK, bundle.MANIFEST)
+    files += (f"{increments.INCREMENTS}/", increments.INFO, increments.CHANGES, f"{CHECKPOINTS}/", FIGURE)
     assert missing(files, section("A bundle")) == []
 
 

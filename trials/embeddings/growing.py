@@ -1,11 +1,18 @@
 """Growing tables while they train: keys are admitted, given rows, and give way to others.
 
 A key without a row is counted until it has occurred `admit_after` times within a pass; then it has the free row
-with the lowest number. Where there is none, a sixteenth of the table gives way at once, so that choosing it costs
-little for each key: those that occurred least often (`lfu`), or were not seen for longest (`lru`), but none of the
-batch at hand. Occurrences are halved each time as many keys have given way as the table holds, so that what was
-popular once does not stay for ever. A row begins anew with its key: with weights that follow from key and seed,
-and fresh optimizer state.
+with the lowest number. Where there is none, it may take another's, never one of the batch at hand:
+
+`lru`: the row of the key that was not seen for longest.
+`lfu`: the row of the key that occurs least often, if the new one surely occurs more often: by more than three
+standard deviations of the difference of their counts. One that is merely as frequent would lose what the other
+has learnt, and soon lose its own to the next. A key whose count has come to nothing gives way to any that is not
+rarer than a quarter of those that still occur. As in TinyLFU (arXiv 1512.00727) counts of keys with and without
+rows are halved together, when ten times as many ids have occurred as there are rows, so that they are of late,
+and comparable.
+
+Which key gives way is found among some rows, eight for each that is wanted, that are spread over the table and
+others each time; where that is all rows, it is the least of all.
 
 All ranks see the keys of the whole batch, and so do the same without asking each other.
 
@@ -27,15 +34,24 @@ from dhen.batch import FeatureBatch
 from dhen.inputs.features import EMBEDDING_INIT_STD
 from dhen.inputs.growing import GrowingRows
 from dhen.inputs.key_index import EMPTY
+from dhen.schema import Growing
 from trials.collectives import gathered
-from trials.embeddings.admission_filter import AdmissionFilter
+from trials.embeddings.admission_filter import MOST, AdmissionFilter
 from trials.embeddings.blocks import HeldBlock, State
 from trials.memory.limit import count_on_host, on_host
 from trials.ranks import Ranks
 
 LOG = logging.getLogger(__name__)
-EVICTED_SHARE = 1 / 16
-"""Share of a table's rows that give way at once; also the share of `ttl` after which rows are looked through."""
+LOOKED_AT, LOOKED_AT_LEAST = 8, 64
+"""Rows that are looked at for each that has to give way, and at least."""
+RARE = 0.25
+"""Quantile of the counts of keys that still occur, below which a key is too rare to have a row."""
+SURE = 3.0
+"""Standard deviations of the difference of two counts by which one is surely higher."""
+HALVED_AFTER = 10
+"""Ids that occur, for each row of all tables, until counts are halved (TinyLFU's sample size)."""
+LOOKED_THROUGH = 1 / 16
+"""Share of `ttl` after which rows are looked through."""
 KEYS, PROGRESS = "keys", "growing"
 """Prefixes of the names in checkpoints: of the keys of each table, and of all else."""
 TABLE_WEIGHTS = ("weight.", f"{KEYS}.")
@@ -70,11 +86,15 @@ class GrowingTables:
             self._occurred = torch.zeros(total, dtype=torch.int32)
             self._seen = torch.zeros(total, dtype=torch.int64)
             self._steps = torch.zeros(1, dtype=torch.int64)
-            self._gave_way = torch.zeros(tables, dtype=torch.int64)
-            """Keys of each table that gave way since occurrences were halved."""
-            waiting = [rule.capacity for rule in self._rules if rule.admit_after > 1]
+            self._next = torch.zeros(tables, dtype=torch.int64)
+            """Number of rows of each table that have been looked at."""
+            self._ids = torch.zeros(1, dtype=torch.int64)
+            """Number of ids that have occurred since counts were halved."""
+            waiting = [rule.capacity for rule in self._rules if _counts_newcomers(rule)]
             self._filter = AdmissionFilter(sum(waiting)) if waiting else None
             self._least_T = torch.tensor([rule.admit_after for rule in self._rules])
+            self._counted_T = torch.tensor([_counts_newcomers(rule) for rule in self._rules])
+            self._strides = [_stride(rule.capacity) for rule in self._rules]
             self._go_on()
         count_on_host([rows.keys])
         self._said: set[str] = set()
@@ -92,6 +112,7 @@ class GrowingTables:
             self._steps += 1
             row_N = self._rows.index.find(key_N)
             self._note(row_N)
+            self._halve()
             self._expire()
             new = ((row_N == 0) & (key_N != EMPTY)).nonzero().squeeze(1)
             begun = self._begin(key_N[new], number_N[new]) if len(new) else None
@@ -114,10 +135,11 @@ class GrowingTables:
             "occurred": self._occurred,
             "seen": self._seen,
             "steps": self._steps,
-            "gave_way": self._gave_way,
+            "next": self._next,
+            "ids": self._ids,
         }
         if self._filter is not None:
-            named |= {"filter": self._filter.counts, "filtered": self._filter.occurrences}
+            named |= {"filter": self._filter.counts, "filtered": self._filter.keys}
         return keys | {f"{PROGRESS}.{name}": tensor for name, tensor in named.items()}
 
     def restored(self) -> None:
@@ -137,10 +159,21 @@ class GrowingTables:
         self._occurred.index_add_(0, row_N, torch.ones_like(row_N, dtype=torch.int32))
         self._occurred[0] = 0
         self._seen[row_N] = self._steps
+        self._ids += len(row_N)
+
+    def _halve(self) -> None:
+        """Halves all counts, where enough ids have occurred since, or too many different ones."""
+        crowded = self._filter is not None and self._filter.crowded
+        if not crowded and int(self._ids) <= HALVED_AFTER * len(self._occurred):
+            return
+        self._occurred >>= 1
+        self._ids.zero_()
+        if self._filter is not None:
+            self._filter.halve()
 
     def _expire(self) -> None:
         for number, rule in enumerate(self._rules):
-            if rule.ttl is not None and int(self._steps) % max(1, round(rule.ttl * EVICTED_SHARE)) == 0:
+            if rule.ttl is not None and int(self._steps) % max(1, round(rule.ttl * LOOKED_THROUGH)) == 0:
                 taken = self._taken(number)
                 self._take_back(number, taken[self._seen[taken] <= self._steps - rule.ttl])
 
@@ -148,9 +181,9 @@ class GrowingTables:
         """Gives rows to keys that have none and occurred often enough; None where there are none such."""
         once, inverse, times = torch.unique(key_N, return_inverse=True, return_counts=True)
         number = torch.empty_like(once).scatter_(0, inverse, number_N)
-        waits = self._least_T[number] > 1
-        if self._filter is not None and waits.any():
-            times[waits] = self._filter.count(once[waits], times[waits])
+        counted = self._counted_T[number]
+        if self._filter is not None and counted.any():
+            times[counted] = self._filter.count(once[counted], times[counted])
             admitted = times >= self._least_T[number]
             once, number, times = once[admitted], number[admitted], times[admitted]
         number, order = number.sort(stable=True)
@@ -170,37 +203,48 @@ class GrowingTables:
         return Begun(torch.cat(local), key_N, tables, self._seed)
 
     def _rows_for(self, table: int, key_M: Tensor, times_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns free rows of a table, and the keys that have them with their occurrences; where rows are too few
-        even so, the keys that occurred most often."""
-        if len(self._free[table]) < len(key_M):
-            self._evict(table, len(key_M) - len(self._free[table]))
+        """Returns rows of a table, and the keys that have them with their occurrences; where rows are too few, the
+        keys that occurred most often."""
+        wanted = len(key_M) - len(self._free[table])
+        if wanted > 0:
+            order = times_M.argsort(descending=True, stable=True)
+            key_M, times_M = key_M[order], times_M[order]
+            row = self._looked_at(table, wanted)
+            least = self._least(table, row, wanted)
+            if self._rules[table].evict == "lfu":
+                newcomers = times_M[len(self._free[table]) :]
+                least = least[: _outnumbered(newcomers, self._occurred[least], self._occurred[row])]
+            self._take_back(table, least)
         given = min(len(self._free[table]), len(key_M))
-        if given < len(key_M):
-            self._say_too_small(table)
-            most = times_M.argsort(descending=True, stable=True)[:given].sort().values
-            key_M, times_M = key_M[most], times_M[most]
         row_M, self._free[table] = self._free[table][:given], self._free[table][given:]
-        return row_M, key_M, times_M
+        return row_M, key_M[:given], times_M[:given]
 
     def _taken(self, number: int) -> Tensor:
         """Returns the rows of a table that belong to keys, in order."""
         span = self._rows.spans[number]
         return self._rows.keys[span].nonzero().squeeze(1) + span.start
 
-    def _evict(self, number: int, needed: int) -> None:
-        """Takes back the rows of the keys that are worth least, of none that this batch has."""
-        rule = self._rules[number]
-        taken = self._taken(number)
-        taken = taken[self._seen[taken] < self._steps]
-        count = min(len(taken), max(needed, math.ceil(rule.capacity * EVICTED_SHARE)))
-        if not count:
-            return
-        worth = self._seen[taken]
-        if rule.evict == "lfu":
-            worth = worth + (self._occurred[taken].to(torch.int64) << 32)
-        bound = worth.kthvalue(count).values
-        below, at = (worth < bound).nonzero().squeeze(1), (worth == bound).nonzero().squeeze(1)
-        self._take_back(number, taken[torch.cat([below, at[: count - len(below)]])])
+    def _looked_at(self, table: int, wanted: int) -> Tensor:
+        """Returns rows of a table that may give way, none of the batch's: those whose turn it is."""
+        capacity, first = self._rules[table].capacity, int(self._next[table])
+        count = min(capacity, max(LOOKED_AT_LEAST, LOOKED_AT * wanted))
+        self._next[table] = (first + count) % capacity
+        place = torch.arange(first, first + count) * self._strides[table] % capacity
+        row = place + self._rows.spans[table].start
+        row = row[(self._rows.keys[row] != EMPTY) & (self._seen[row] < self._steps)]
+        if len(row) < wanted and count == capacity:
+            self._say_too_small(table)
+        return row
+
+    def _least(self, table: int, row: Tensor, wanted: int) -> Tensor:
+        """Returns those of the rows whose keys are worth least, so many at most, the least first."""
+        worth = self._seen[row]
+        if self._rules[table].evict == "lfu":
+            worth = worth + (self._occurred[row].to(torch.int64) << 32)
+        if wanted < len(row):
+            kept = (worth <= worth.kthvalue(wanted).values).nonzero().squeeze(1)
+            row, worth = row[kept], worth[kept]
+        return row[worth.argsort(stable=True)[:wanted]]
 
     def _take_back(self, number: int, row_N: Tensor) -> None:
         if not len(row_N):
@@ -208,10 +252,6 @@ class GrowingTables:
         self._rows.index.remove(self._rows.keys[row_N])
         self._rows.keys[row_N] = EMPTY
         self._free[number] = torch.cat([self._free[number], row_N]).sort().values
-        self._gave_way[number] += len(row_N)
-        if int(self._gave_way[number]) >= self._rules[number].capacity:
-            self._occurred[self._rows.spans[number]] >>= 1
-            self._gave_way[number] = 0
 
     def _say_too_small(self, number: int) -> None:
         table = self._rows.tables[number]
@@ -223,6 +263,29 @@ class GrowingTables:
                 table.name,
                 table.rows - 1,
             )
+
+
+def _counts_newcomers(rule: Growing) -> bool:
+    return rule.admit_after > 1 or rule.evict == "lfu"
+
+
+def _stride(capacity: int) -> int:
+    """Returns a step that visits all places of a table before it comes to one again, spread evenly."""
+    step = max(1, round(capacity * 0.6180339887))
+    while math.gcd(step, capacity) > 1:
+        step += 1
+    return step
+
+
+def _outnumbered(new: Tensor, least: Tensor, looked_at: Tensor) -> int:
+    """Returns how many newcomers, the most frequent first, may each have the row of one of the least frequent, the
+    least first; all by their counts, the last ones those of all that were looked at."""
+    pairs = min(len(new), len(least))
+    new, least = new[:pairs].double(), least[:pairs].double().clamp_(max=MOST)
+    surely = new - least > SURE * (new + least).sqrt()
+    occurring = looked_at[looked_at > 0].double()
+    usual = new >= occurring.quantile(RARE).clamp_(max=MOST) if len(occurring) else new > 0
+    return int((surely | (usual & (least == 0))).to(torch.int64).cumprod(0).sum())
 
 
 @torch.no_grad()

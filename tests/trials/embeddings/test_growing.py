@@ -102,16 +102,42 @@ def test_equal_values_of_two_tables_and_a_bag_have_rows_of_their_own() -> None:
     assert {name: len(begun.rows[its]) for name, its in begun.tables.items()} == {"t0": 2, "t1": 1, "t2": 2}
 
 
-def test_lfu_takes_the_rows_of_the_rarest_and_of_equals_the_oldest() -> None:
-    tables = Watched(Growing(capacity=4, admit_after=1, evict="lfu"))
-    tables.admit(1, 1, 1, 2, 2)
-    tables.admit(3)
-    tables.admit(4)
-    tables.admit(2, 2)  # 1: 3 times, 2: 4, 3 and 4 once, 3 longer ago
-    tables.admit(5)
-    assert [row > 0 for row in tables.found(1, 2, 3, 4, 5)] == [True, True, False, True, True]
-    tables.admit(5, 5, 5, 4, 6)
-    assert [row > 0 for row in tables.found(1, 2, 4, 5, 6)] == [False, True, True, True, True]
+def test_lfu_gives_the_row_of_the_rarest_to_who_surely_occurs_more_often() -> None:
+    tables = Watched(Growing(capacity=3, admit_after=1, evict="lfu"))
+    tables.admit(1, 1, 1, 1, 1, 1)
+    tables.admit(*[2] * 5)
+    tables.admit(3, 3, 4)
+    assert tables.found(1, 2, 3, 4) == [1, 2, 3, 0]
+    tables.admit(*[4] * 12)  # 13 to 2 are less than three deviations apart: 3 * sqrt(15) is 11.6
+    assert tables.found(1, 2, 3, 4) == [1, 2, 3, 0]
+    tables.admit(4, 4)
+    assert tables.found(1, 2, 3, 4) == [1, 2, 0, 3]
+
+
+def test_of_equally_rare_ones_the_one_not_seen_for_longest_gives_way() -> None:
+    tables = Watched(Growing(capacity=2, admit_after=1, evict="lfu"))
+    tables.admit(1)
+    tables.admit(2)
+    tables.admit(*[3] * 20)
+    assert tables.found(1, 2, 3) == [0, 2, 1]
+
+
+@pytest.mark.parametrize("equally", [True, False])
+def test_ids_that_are_as_frequent_as_others_keep_their_rows(equally: bool) -> None:
+    """Forty ids for twenty rows: where all occur alike, those that came first stay; else frequent ones come."""
+    tables, drawn = (
+        Watched(Growing(capacity=20, admit_after=2, evict="lfu")),
+        torch.Generator().manual_seed(0),
+    )
+    odds = torch.ones(40) if equally else torch.cat([torch.ones(20), torch.full((20,), 12.0)])
+    tables.admit(*range(1, 21), *range(1, 21))
+    changed = 0
+    for _ in range(60):
+        tables.admit(*(1 + odds.multinomial(20, replacement=True, generator=drawn)).tolist())
+        changed += 0 if tables.begun is None else len(tables.begun.rows)
+    first, later = (sum(row > 0 for row in tables.found(*its)) for its in (range(1, 21), range(21, 41)))
+    assert (changed <= 2) if equally else (later >= 17)
+    assert first + later == 20
 
 
 def test_lru_takes_the_rows_of_those_not_seen_for_longest() -> None:
@@ -133,11 +159,19 @@ def test_what_was_popular_once_does_not_stay_for_ever() -> None:
     assert tables.found(1) == [0]
 
 
-def test_a_sixteenth_gives_way_at_once() -> None:
-    tables = Watched(Growing(capacity=64, admit_after=1, evict="lru"))
-    tables.admit(*range(1, 65))
-    tables.admit(100)
-    assert sum(row > 0 for row in tables.found(*range(1, 65))) == 60
+@pytest.mark.parametrize("evict", ["lfu", "lru"])
+def test_all_rows_are_looked_at_in_turn(evict: str) -> None:
+    """Of a large table some at a time; the least of them is among the least of all."""
+    tables = Watched(Growing.model_validate({"capacity": 1000, "admit_after": 1, "evict": evict}))
+    tables.admit(*range(1, 1001))
+    for key in range(1, 1001):
+        if key % 8 == 0:
+            tables.admit(*[key] * 3)
+    for key in range(2001, 2251):
+        tables.admit(*[key] * 40)
+    kept = [row > 0 for row in tables.found(*range(8, 1001, 8))]
+    assert sum(kept) >= 0.95 * len(kept)
+    assert all(tables.found(*range(2001, 2251)))
 
 
 def test_ttl_takes_back_the_rows_of_those_not_seen_for_so_many_steps() -> None:
@@ -154,7 +188,7 @@ def test_ttl_takes_back_the_rows_of_those_not_seen_for_so_many_steps() -> None:
 def test_a_batch_larger_than_the_table_goes_on_with_its_most_frequent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tables = Watched(Growing(capacity=2, admit_after=1))
+    tables = Watched(Growing(capacity=2, admit_after=1, evict="lru"))
     with caplog.at_level(logging.WARNING):
         rows = tables.admit(1, 2, 2, 3, 3, 4)
     assert [row > 0 for row in rows] == [False, True, True, True, True, False]

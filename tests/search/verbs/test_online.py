@@ -1,0 +1,255 @@
+"""`online` and `apply`: a bundle learns newer rows, and copies of it follow by increments."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import Run, write_log
+
+from search.bundles.bundle import read_bundle
+from search.bundles.increments import IncrementInfo
+from search.online import online_training
+from search.online.online_training import CHECKPOINTS
+
+MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"
+TRAINED, LATER = 3000, 6600
+"""Numbers of the rows that the bundle is trained on, and of those and the later ones; a row is a minute."""
+PERIODS = ["2026-01-03 02:00", "2026-01-04 00:00", "2026-01-05 00:00"]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Earlier rows, and later ones."""
+    folder = tmp_path_factory.mktemp("logs")
+    header, *rows = write_log(folder / "all.csv", LATER).read_text().splitlines()
+    earlier, later = folder / "earlier.csv", folder / "later.csv"
+    earlier.write_text("\n".join([header, *rows[:TRAINED]]) + "\n")
+    later.write_text("\n".join([header, *rows[TRAINED:]]) + "\n")
+    return earlier, later
+
+
+@pytest.fixture(scope="module")
+def bundle(dhen_search: Run, logs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network with a growing table of users, whose rows are too few for all."""
+    folder = tmp_path_factory.mktemp("bundle")
+    (folder / "model.yaml").write_text(MODEL)
+    dhen_search("prepare", logs[0], "--out", folder / "inferred")
+    schema = (folder / "inferred" / "schema.yaml").read_text()
+    fixed = "user: {role: categorical, min_count: 2, hash_buckets: auto}"
+    assert fixed in schema
+    (folder / "log").mkdir()
+    growing = "user: {role: categorical, table: {growing: {capacity: 12, evict: lru}}}"
+    (folder / "log" / "schema.yaml").write_text(schema.replace(fixed, growing))
+    dhen_search("prepare", logs[0], "--out", folder / "log")
+    out = folder / "bundle"
+    dhen_search("train", folder / "model.yaml", "--data", folder / "log", "--out", out, "training.epochs=1")
+    return out
+
+
+@pytest.fixture(scope="module")
+def live(
+    dhen_search: Run, logs: tuple[Path, Path], bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("online") / "live"
+    said = dhen_search("online", bundle, "--data", logs[1], "--out", out).stdout
+    assert [line[:16] for line in said.splitlines() if "as it was" in line] == PERIODS
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads sum in another order, to the bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def infos(folder: Path) -> list[IncrementInfo]:
+    return [one.info for one in read_bundle(folder).increments]
+
+
+def scores(dhen_search: Run, bundle: Path, log: Path, out: Path) -> list[float]:
+    dhen_search("predict", bundle, "--data", log, "--out", out)
+    return [float(line.split(",")[1]) for line in out.read_text().splitlines()[1:]]
+
+
+def test_each_period_is_scored_before_it_is_trained_on(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path]
+) -> None:
+    made = infos(live)
+    assert [one.number for one in made] == [1, 2, 3]
+    assert sum(one.period.online.examples for one in made) == LATER - TRAINED
+    assert made[0].period.online.ne == pytest.approx(made[0].period.frozen.ne, abs=1e-9)
+    assert all(one.period.online.ne != one.period.frozen.ne for one in made[1:])
+    assert made[-1].period.online.ne < made[-1].period.frozen.ne
+    assert sum(one.begun for one in made) > 0
+    assert sum(one.gone for one in made) > 0
+    page = (live / "online.html").read_text()
+    assert "as it was" in page
+    assert "http://" not in page.split("</style>")[0]
+
+
+def test_a_bundle_with_increments_scores_with_the_newest_and_verifies(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    newest = scores(dhen_search, live, logs[1], tmp_path / "live.csv")
+    assert newest != scores(dhen_search, bundle, logs[1], tmp_path / "bundle.csv")
+    said = dhen_search("verify", live, "--data", logs[0]).stdout
+    assert "version 3" in said
+    last = infos(live)[-1]
+    assert len(newest) == LATER - TRAINED
+    assert last.period.last is not None
+
+
+def test_a_copy_follows_by_increments_and_is_written_whole(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    served, whole = tmp_path / "served", tmp_path / "whole"
+    shutil.copytree(bundle, served)
+    folders = [live / "increments" / f"{number:06d}" for number in (1, 2, 3)]
+    said = dhen_search("apply", served, folders[1], code=2).stderr
+    assert "version 1 is missing" in said
+    dhen_search("apply", served, folders[0])
+    dhen_search("apply", served, *folders[1:2], "--out", whole)
+    assert infos(served) == infos(live)[:2]
+    dhen_search("verify", whole)
+    assert scores(dhen_search, whole, logs[1], tmp_path / "a") == scores(
+        dhen_search, served, logs[1], tmp_path / "b"
+    )
+    dhen_search("apply", whole, folders[2])  # which goes on from the version that it has in its weights
+    assert scores(dhen_search, whole, logs[1], tmp_path / "a") == scores(
+        dhen_search, live, logs[1], tmp_path / "b"
+    )
+    assert "passed" in dhen_search("apply", whole, folders[0], code=2).stderr
+    assert "apply" in dhen_search("apply", whole, "--help").stdout
+    assert "nothing to do" in dhen_search("apply", whole, code=2).stderr
+
+
+def test_a_bundle_with_increments_says_how_it_is_trained_from_its_weights(
+    dhen_search: Run, live: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    words = ("--data", logs[0], "--from-weights", "--out", tmp_path / "on")
+    assert f"apply {live} --out" in dhen_search("train", live, *words, code=2).stderr
+
+
+@pytest.mark.parametrize("when", ["trained", "saved"])
+def test_it_goes_on_from_the_last_period_to_the_bit(
+    dhen_search: Run,
+    bundle: Path,
+    live: Path,
+    logs: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+) -> None:
+    """Ctrl-C in the second period, or when it has been trained on and its increment has not been written."""
+    out = tmp_path / "live"
+    name = "_train" if when == "trained" else "_serve"
+    whole, calls = getattr(online_training.OnlineTraining, name), []
+
+    def interrupted(self: object, *given: object) -> object:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(online_training.OnlineTraining, name, interrupted)
+        said = dhen_search("online", bundle, "--data", logs[1], "--out", out, code=130).stdout
+    assert "the same command goes on" in said
+    assert len(infos(out)) == 1
+    dhen_search("online", bundle, "--data", logs[1], "--out", out)
+    assert [one.period for one in infos(out)] == [one.period for one in infos(live)]
+    alike = zip(read_bundle(out).increments, read_bundle(live).increments, strict=True)
+    for one, other in alike:
+        changes = other.changes()
+        assert one.changes().keys() == changes.keys()
+        assert all(torch.equal(tensor, changes[key]) for key, tensor in one.changes().items())
+
+
+def test_the_same_command_again_trains_nothing_twice(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path]
+) -> None:
+    before = read_bundle(live).version
+    said = dhen_search("online", bundle, "--data", logs[1], "--out", live).stdout
+    assert [line[:16] for line in said.splitlines() if "as it was" in line] == PERIODS
+    assert read_bundle(live).version == before
+
+
+def test_without_its_checkpoint_it_goes_on_with_fresh_optimizers(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "live"
+    shutil.copytree(live, out)
+    shutil.rmtree(out / CHECKPOINTS)
+    shutil.rmtree(out / "increments" / "000003")
+    dhen_search("online", bundle, "--data", logs[1], "--out", out)
+    assert len(infos(out)) == 3
+
+
+def test_rows_may_be_counted_where_there_is_no_time(
+    dhen_search: Run, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    def without_time(log: Path, name: str) -> Path:
+        rows = [line.split(",") for line in log.read_text().splitlines()]
+        path = tmp_path / name
+        path.write_text("\n".join(",".join([row[0], *row[2:]]) for row in rows) + "\n")
+        return path
+
+    earlier, later = without_time(logs[0], "a.csv"), without_time(logs[1], "b.csv")
+    (tmp_path / "model.yaml").write_text(MODEL)
+    base, out = tmp_path / "base", tmp_path / "live"
+    dhen_search("train", tmp_path / "model.yaml", "--data", earlier, "--out", base, "training.epochs=1")
+    said = dhen_search("online", base, "--data", later, "--out", out, code=2).stderr
+    assert "period=50000" in said
+    assert not out.exists()
+    dhen_search("online", base, "--data", later, "--out", out, "period=2000")
+    assert [one.period.online.examples for one in infos(out)] == [2000, 1600]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["period=soon"], "expected a time such as 1d"),
+        (["periods=1d"], "Did you mean 'period'"),
+        (["training.learning_rate=0"], "learning_rate"),
+        (["period=12h"], "period=1d"),
+        (["training.learning_rate=0.1"], "another job"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], words: list[str], says: str
+) -> None:
+    before = read_bundle(live).version
+    assert says in dhen_search("online", bundle, "--data", logs[1], "--out", live, *words, code=2).stderr
+    assert read_bundle(live).version == before
+
+
+def test_time_does_not_go_back_and_other_folders_stay(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    said = dhen_search("online", bundle, "--data", logs[0], "--out", live, code=2).stderr
+    assert "time goes back" in said
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.txt").write_text("mine")
+    dhen_search("online", bundle, "--data", logs[1], "--out", other, code=2)
+    assert (other / "mine.txt").read_text() == "mine"
+
+
+def test_a_training_that_diverges_exports_nothing(
+    dhen_search: Run, bundle: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "live"
+    words = ("training.learning_rate=1e30", "training.embedding_learning_rate=1e30")
+    said = dhen_search("online", bundle, "--data", logs[1], "--out", out, *words, code=2).stderr
+    assert "diverged" in said
+    assert "version 0" in said
+    assert json.loads((out / "bundle.json").read_text())["job"]
+    assert not infos(out)
