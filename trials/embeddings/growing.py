@@ -6,10 +6,10 @@ with the lowest number. Where there is none, it may take another's, never one of
 `lru`: the row of the key that was not seen for longest.
 `lfu`: the row of the key that occurs least often, if the new one surely occurs more often: by more than three
 standard deviations of the difference of their counts. One that is merely as frequent would lose what the other
-has learnt, and soon lose its own to the next. A key whose count has come to nothing gives way to any that is not
-rarer than a quarter of those that still occur. As in TinyLFU (arXiv 1512.00727) counts of keys with and without
-rows are halved together, when ten times as many ids have occurred as there are rows, so that they are of late,
-and comparable.
+has learnt, and soon lose its own to the next. A key whose count has come to nothing gives way to any but those as
+rare as the rarest twentieth of the keys that still occur. As in TinyLFU (arXiv 1512.00727) counts of keys with and
+without rows are halved together, so that they are of late, and comparable: when ten times as many ids have
+occurred as there are rows, once a table is full.
 
 Which key gives way is found among some rows, eight for each that is wanted, that are spread over the table and
 others each time; where that is all rows, it is the least of all.
@@ -44,7 +44,7 @@ from trials.ranks import Ranks
 LOG = logging.getLogger(__name__)
 LOOKED_AT, LOOKED_AT_LEAST = 8, 64
 """Rows that are looked at for each that has to give way, and at least."""
-RARE = 0.25
+RARE = 0.05
 """Quantile of the counts of keys that still occur, below which a key is too rare to have a row."""
 SURE = 3.0
 """Standard deviations of the difference of two counts by which one is surely higher."""
@@ -163,8 +163,11 @@ class GrowingTables:
 
     def _halve(self) -> None:
         """Halves all counts, where enough ids have occurred since, or too many different ones."""
+        full = any(
+            rule.evict == "lfu" and not len(free) for rule, free in zip(self._rules, self._free, strict=True)
+        )
         crowded = self._filter is not None and self._filter.crowded
-        if not crowded and int(self._ids) <= HALVED_AFTER * len(self._occurred):
+        if not crowded and not (full and int(self._ids) > HALVED_AFTER * len(self._occurred)):
             return
         self._occurred >>= 1
         self._ids.zero_()
