@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ne.add_argument("--seeds", type=int, default=3)
     ne.add_argument("--passes", type=int, default=1)
     ne.add_argument("--table-decay", type=float, default=0.0)
+    ne.add_argument(
+        "--in-order", action="store_true", help="rows in the order of the log, scored at the end alone"
+    )
     options = parser.parse_args(arguments)
     print(f"{machine()}, one thread\n")
     torch.set_num_threads(1)
@@ -76,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(stream_table(options.distinct, options.capacity))
     else:
         training = TrainingConfig(epochs=options.passes, table_decay=options.table_decay)
+        if options.in_order:
+            training = training.replace(order="log", evaluate_every=sys.maxsize)
         print(ne_table(options.log, options.columns, options.shares, options.seeds, training))
 
 

@@ -11,7 +11,7 @@ rare as the rarest twentieth of the keys that still occur. As in TinyLFU (arXiv 
 without rows are halved together, so that they are of late, and comparable: when ten times as many ids have
 occurred as there are rows, once a table is full.
 
-Which key gives way is found among some rows, eight for each that is wanted, that are spread over the table and
+Which key gives way is found among some rows, four for each that is wanted, that are spread over the table and
 others each time; where that is all rows, it is the least of all.
 
 All ranks see the keys of the whole batch, and so do the same without asking each other.
@@ -42,7 +42,7 @@ from trials.memory.limit import count_on_host, on_host
 from trials.ranks import Ranks
 
 LOG = logging.getLogger(__name__)
-LOOKED_AT, LOOKED_AT_LEAST = 8, 64
+LOOKED_AT, LOOKED_AT_LEAST = 4, 64
 """Rows that are looked at for each that has to give way, and at least."""
 RARE = 0.05
 """Quantile of the counts of keys that still occur, below which a key is too rare to have a row."""
