@@ -21,8 +21,8 @@ class Growing(Value):
     """Number of occurrences of an id, within one pass, from which on it has a row of its own. Before, and where it
     is missing or was never seen, it shares the default row, which is learnt."""
     evict: Literal["lfu", "lru"] = "lfu"
-    """Ids that give way where the table is full: lfu (those that occurred least often, of equals those that were
-    not seen for longest) or lru (those that were not seen for longest)."""
+    """Ids that give way where the table is full: lfu (those that occur least often, to ids that surely occur more
+    often; a newcomer as frequent as they waits) or lru (those that were not seen for longest, to any)."""
     ttl: int | None = Field(default=None, gt=0)
     """Number of training steps without an occurrence after which an id gives its row back; null: never."""
 

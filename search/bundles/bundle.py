@@ -204,7 +204,8 @@ def check_place(directory: Path) -> None:
     Raises:
         UserError: where `directory` is something else than a bundle.
     """
-    if directory.exists() and not (directory / MANIFEST).exists() and any(directory.iterdir()):
+    there = directory.exists() and not is_bundle(directory)
+    if there and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} exists and is not a bundle; choose another --out.")
 
 

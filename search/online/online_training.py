@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dhen.errors import UserError
-from search.bundles.bundle import Bundle, read_bundle
+from search.bundles.bundle import Bundle, check_place, is_bundle, read_bundle
 from search.bundles.increments import (
     Increment,
     IncrementInfo,
@@ -75,16 +75,15 @@ def opened(bundle: Path, out: Path) -> Bundle:
     Raises:
         UserError: where `out` is another bundle, or none, or the bundle is an average.
     """
-    if out.exists() and any(out.iterdir()):
-        there, given = read_bundle(out), read_bundle(bundle)
-        if there.version.base != given.version.base:
-            raise UserError(f"{out} is a bundle that does not come from {bundle}; choose another --out.")
-        there.job()
-        return there
+    check_place(out)
     source = read_bundle(bundle)
     source.job()
-    copy_whole(source, out)
-    return read_bundle(out)
+    if not is_bundle(out):
+        copy_whole(source, out)
+    there = read_bundle(out)
+    if there.version.base != source.version.base:
+        raise UserError(f"{out} is a bundle that does not come from {bundle}; choose another --out.")
+    return there
 
 
 class OnlineTraining:

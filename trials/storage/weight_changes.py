@@ -54,7 +54,8 @@ def apply_changes(weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
             if name in found:
                 tensor.copy_(found[name])
             elif f"{name}{ROWS}" in found:
-                tensor[found[f"{name}{ROWS}"]] = found[f"{name}{VALUES}"]
+                rows, values = found[f"{name}{ROWS}"], found[f"{name}{VALUES}"]
+                tensor[rows.to(tensor.device)] = values.to(tensor.device)
 
 
 def without_rows(old_R: Tensor, new_R: Tensor) -> Tensor:

@@ -239,7 +239,9 @@ def test_time_does_not_go_back_and_other_folders_stay(
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
-    dhen_search("online", bundle, "--data", logs[1], "--out", other, code=2)
+    for place in (other, other / "mine.txt"):
+        said = dhen_search("online", bundle, "--data", logs[1], "--out", place, code=2).stderr
+        assert "is not a bundle" in said
     assert (other / "mine.txt").read_text() == "mine"
 
 
