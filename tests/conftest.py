@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from trials.cluster.machine import Precision, cores
 from trials.cluster.part_costs import PartCosts
@@ -25,6 +26,15 @@ KEPT, SHARED = FILE.replace(shared=None), FILE.shared
 assert SHARED is not None
 MOST_RANKS = 4
 """Hosts, and ranks per host, up to which tests let ranks of this machine share a training."""
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads sum in another order, to the bit; processes that are started have one each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.hookimpl(wrapper=True)

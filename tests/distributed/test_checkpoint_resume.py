@@ -10,7 +10,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -57,14 +57,7 @@ ON_TWO = (
 )
 TOLERANCE = 1e-4
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the processes started here have: threads sum in another order, to the bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def a_job(log: PreparedLog, *, dropout: float = 0.0, **training: object) -> Job:

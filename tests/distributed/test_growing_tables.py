@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +30,7 @@ from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
 BATCH, STEPS = 42, 40
@@ -163,15 +163,6 @@ def test_ids_have_rows_that_occur_often_enough_within_a_pass(tmp_path: Path) -> 
         model.features.growing.salted(Keys(torch.from_numpy(keys)[:, None], ()))
     )
     assert ((rows > 0).numpy() == (counts >= 3)).all()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads sum in another order, to the bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("examples", [800, 1600, 3500], ids="after {} examples".format)

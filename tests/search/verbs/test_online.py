@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ from search.bundles.bundle import read_bundle
 from search.bundles.increments import IncrementInfo
 from search.online import online_training
 from search.online.online_training import CHECKPOINTS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"
 TRAINED, LATER = 3000, 6600
@@ -59,15 +60,6 @@ def live(
     said = dhen_search("online", bundle, "--data", logs[1], "--out", out).stdout
     assert [line[:16] for line in said.splitlines() if "as it was" in line] == PERIODS
     return out
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads sum in another order, to the bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def infos(folder: Path) -> list[IncrementInfo]:
