@@ -50,6 +50,8 @@ SURE = 3.0
 """Standard deviations of the difference of two counts by which one is surely higher."""
 HALVED_AFTER = 10
 """Ids that occur, for each row of all tables, until counts are halved (TinyLFU's sample size)."""
+MOST_IDS = 1 << 30
+"""Ids that occur until counts are halved in any case: they are of 32 bits."""
 LOOKED_THROUGH = 1 / 16
 """Share of `ttl` after which rows are looked through."""
 KEYS, PROGRESS = "keys", "growing"
@@ -167,7 +169,7 @@ class GrowingTables:
             rule.evict == "lfu" and not len(free) for rule, free in zip(self._rules, self._free, strict=True)
         )
         crowded = self._filter is not None and self._filter.crowded
-        if not crowded and not (full and int(self._ids) > HALVED_AFTER * len(self._occurred)):
+        if not crowded and int(self._ids) <= (HALVED_AFTER * len(self._occurred) if full else MOST_IDS):
             return
         self._occurred >>= 1
         self._ids.zero_()
@@ -193,6 +195,7 @@ class GrowingTables:
         sizes = number.bincount(minlength=len(self._rules)).tolist()
         by_table = zip(once[order].split(sizes), times[order].split(sizes), strict=True)
         given = {table: self._rows_for(table, *its) for table, its in enumerate(by_table) if sizes[table]}
+        given = {table: its for table, its in given.items() if len(its[0])}
         if not given:
             return None
         row_N, key_N, time_N = (torch.cat(parts) for parts in zip(*given.values(), strict=True))
