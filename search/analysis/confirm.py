@@ -84,9 +84,10 @@ def confirming(
     study: StudyRecord, log: PreparedLog, *, seeds: int, winners: Sequence[int] | None = None
 ) -> list[RetrainingRequest]:
     """The retrainings that compare the winners (all of them, or these) with the baseline, seed by seed, each
-    network once per seed."""
+    network once per seed: the baseline's first, then the best's, so that whatever ends them, it is compared."""
     assert study.baseline is not None
-    compared = [study.networks(study.trial(number)) for number in (study.baseline, *_winners(study, winners))]
+    ordered = [number for number in most_important_first(study) if winners is None or number in winners]
+    compared = [study.networks(study.trial(number)) for number in (study.baseline, *ordered)]
     networks = {network.job.fingerprint: network for networks in compared for network in networks}
     return wanted_from(networks.values(), study, log, fresh_seeds(study.seed, seeds))
 

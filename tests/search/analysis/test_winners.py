@@ -20,7 +20,7 @@ from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.analysis.ablate import without_parts
-from search.analysis.confirm import better
+from search.analysis.confirm import better, confirming
 from search.analysis.slices import slices
 from search.bundles.bundle import read_bundle
 from search.bundles.export import study_log
@@ -28,6 +28,7 @@ from search.config import read_study_config
 from search.read_study import read_study
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
+from trials.choice import Winner
 from trials.metrics import entropy
 from trials.record import Outcome, TrialRecord
 from trials.study_record import Better, Comparison, StudyRecord
@@ -70,6 +71,21 @@ def test_winners_carry_a_verdict(confirmed: Path) -> None:
     assert looks(confirmed) == (1 + BOTH) * (1 + len(winners))
     assert read_bundle(confirmed / "best").info.comparison == record.comparison(record.best)
     assert {trial.number for trial in record.trials} == {0, 1, 2, 3}
+
+
+def test_the_best_is_retrained_before_the_other_winners(confirmed: Path) -> None:
+    """Whatever its FLOPs: where time or a signal ends a confirmation, the best is compared first."""
+    record = read_study(confirmed)
+    assert record.choice is not None
+    numbers = [trial.number for trial in record.candidates][:3]
+    for best in numbers:
+        winners = tuple(
+            Winner(trial=number, reasons=("best",) if number == best else ("knee",)) for number in numbers
+        )
+        study = record.replace(choice=record.choice.replace(winners=winners))
+        wanted = [each.of.number for each in confirming(study, study_log(confirmed), seeds=BOTH)]
+        assert wanted[:2] == [record.baseline, best]
+        assert wanted[len(wanted) // BOTH :][:2] == [record.baseline, best]
 
 
 @pytest.mark.parametrize(
