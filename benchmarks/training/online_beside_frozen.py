@@ -48,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{machine()}\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        os.environ["DHEN_SEARCH_CACHE"] = str(folder / "cache")
         halves = _halves(folder, options.rows)
         capacity = int(LOG[0].partition("=")[2]) * 2
         kinds = {"a vocabulary": (), "growing tables": (f"growing.capacity={capacity}", "growing.evict=lru")}
@@ -59,14 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{_costs(bundles[0], folder)}\n")
 
 
-def _run(*words: object) -> None:
-    subprocess.run([*COMMAND, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+def _run(folder: Path, *words: object) -> None:
+    """Runs a command whose cache lies in the folder."""
+    environment = os.environ | {"DHEN_SEARCH_CACHE": str(folder / "cache")}
+    subprocess.run([*COMMAND, *map(str, words)], check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def _halves(folder: Path, rows: int) -> tuple[Path, Path]:
     """Writes a log and returns its first and its second half."""
     whole = folder / "whole.csv"
-    _run("demo", "--out", whole, f"rows={rows}", *LOG)
+    _run(folder, "demo", "--out", whole, f"rows={rows}", *LOG)
     header, *lines = whole.read_text().splitlines()
     halves = folder / "first.csv", folder / "second.csv"
     for path, part in zip(halves, (lines[: rows // 2], lines[rows // 2 :]), strict=True):
@@ -76,7 +77,7 @@ def _halves(folder: Path, rows: int) -> tuple[Path, Path]:
 
 def _prepared(folder: Path, log: Path, growing: Sequence[str]) -> Path:
     """Prepares the first half; growing tables are asked for in its schema."""
-    _run("prepare", log, "--out", folder / "log")
+    _run(folder, "prepare", log, "--out", folder / "log")
     if growing:
         given = {word.partition("=")[0].removeprefix("growing."): word.partition("=")[2] for word in growing}
         schema = folder / "log" / "schema.yaml"
@@ -85,7 +86,7 @@ def _prepared(folder: Path, log: Path, growing: Sequence[str]) -> Path:
             rule = {"capacity": int(given["capacity"]), "evict": given["evict"]}
             data["columns"][column] = {"role": "categorical", "table": {"growing": rule}}
         schema.write_text(yaml.safe_dump(data, sort_keys=False))
-        _run("prepare", log, "--out", folder / "log")
+        _run(folder, "prepare", log, "--out", folder / "log")
     return folder / "log"
 
 
@@ -93,8 +94,8 @@ def _trained(folder: Path, log: Path, later: Path, seed: int) -> Bundle:
     """Trains a network on the first half, and goes on online with the second."""
     model, base, live = folder / "model.yaml", folder / f"base{seed}", folder / f"live{seed}"
     model.write_text(yaml.safe_dump({"model": stacked("dlrm", "linear")}))
-    _run("train", model, "--data", log, "--out", base, "training.epochs=1", f"seed={seed}")
-    _run("online", base, "--data", later, "--out", live)
+    _run(folder, "train", model, "--data", log, "--out", base, "training.epochs=1", f"seed={seed}")
+    _run(folder, "online", base, "--data", later, "--out", live)
     return read_bundle(live)
 
 

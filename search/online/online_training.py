@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
+import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,14 +21,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from search.bundles.bundle import Bundle, check_place, is_bundle, read_bundle
-from search.bundles.increments import (
-    Increment,
-    IncrementInfo,
-    TrainedPeriod,
-    write_increment,
-)
+from search.bundles.increments import Increment, IncrementInfo, TrainedPeriod, write_increment
 from search.bundles.whole_copy import copy_whole
 from search.online.periods import Period, Periods
 from trials.checkpoint.checkpointer import Checkpoints
@@ -48,6 +45,8 @@ from trials.training.loop import Step, fresh_step
 LOG = logging.getLogger(__name__)
 CHECKPOINTS = ".online"
 """Folder in the bundle of the checkpoint from which training goes on."""
+LATEST = "latest-period.json"
+"""File in it that says which period the checkpoint has been trained on last."""
 FIXED = {
     "epochs": 1,
     "schedule": "constant",
@@ -138,12 +137,14 @@ class OnlineTraining:
                     self._metrics(net, period, periods.log) for net in (self._served, self._frozen)
                 )
                 ahead = self._state.steps > exported  # it was trained on before a process ended
-                if not ahead:
+                if ahead:
+                    self._check_latest(periods.log, number)
+                else:
                     self._train(period)
                 if writing is not None:
                     yield self._written(writing)
                 if not ahead:
-                    self._checkpoints.save(self._step, self._state, None)
+                    self._save(periods.log, number)
                 trained = TrainedPeriod(
                     log=periods.log.fingerprint,
                     length=periods.length,
@@ -173,6 +174,23 @@ class OnlineTraining:
             return step, state
         LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
         return fresh_step(self._job, start, Ranks(), Strategy(), None), fresh
+
+    def _save(self, log: PreparedLog, number: int) -> None:
+        """Makes a checkpoint after a period; which one it was is on disk first."""
+        latest = {"steps": self._state.steps, "log": log.fingerprint, "number": number}
+        folder = self._directory / CHECKPOINTS
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / LATEST, json.dumps(latest))
+        self._checkpoints.save(self._step, self._state, None)
+
+    def _check_latest(self, log: PreparedLog, number: int) -> None:
+        """Checks that a checkpoint that is ahead of the increments is ahead by this period."""
+        latest = json.loads((self._directory / CHECKPOINTS / LATEST).read_text())
+        if latest != {"steps": self._state.steps, "log": log.fingerprint, "number": number}:
+            raise UserError(
+                f"{self._directory} was trained on a period of another log when its process ended, and has no "
+                "increment of it: give that --data again first, or another --out."
+            )
 
     def _metrics(self, network: nn.Module, period: Period, log: PreparedLog) -> Metrics:
         with torch.no_grad():

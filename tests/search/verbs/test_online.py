@@ -156,6 +156,12 @@ def test_it_goes_on_from_the_last_period_to_the_bit(
         said = dhen_search("online", bundle, "--data", logs[1], "--out", out, code=130).stdout
     assert "the same command goes on" in said
     assert len(infos(out)) == 1
+    if when == "saved":
+        header, *rows = logs[1].read_text().splitlines()
+        (tmp_path / "latest.csv").write_text("\n".join([header, *rows[-900:]]) + "\n")
+        words = ("--data", tmp_path / "latest.csv", "--out", out)
+        assert "that --data again first" in dhen_search("online", bundle, *words, code=2).stderr
+        assert len(infos(out)) == 1
     dhen_search("online", bundle, "--data", logs[1], "--out", out)
     assert [one.period for one in infos(out)] == [one.period for one in infos(live)]
     alike = zip(read_bundle(out).increments, read_bundle(live).increments, strict=True)
