@@ -515,3 +515,24 @@ if __name__ == "__main__":
         by_itself()
     else:
         as_rank(CASES[os.environ["CASE"]])
+
+
+def test_a_process_that_is_killed_while_it_removes_checkpoints_leaves_no_half_of_one(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = PreparedLog.open(shared / "log")
+    job, folder = a_job(log), tmp_path / "kept"
+    with pytest.raises(Interrupted):
+        run(job, log, Told(at=2500), folder)
+    assert made(folder)
+
+    def killed(path: Path, **_: object) -> None:
+        if path.exists():
+            raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Interrupted):
+            Checkpoints(folder, job, Ranks(), 0.0).drop()
+    assert not made(folder)
+    assert run(job, log, Told(), folder).answer == run(job, log, Told(), None).answer

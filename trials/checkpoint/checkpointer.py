@@ -257,7 +257,10 @@ class Checkpoints:
         assert self._folder is not None
         for path in _made(self._folder):
             if path.name != name:
-                shutil.rmtree(path, ignore_errors=True)
+                leaving = self._folder / f".{path.name}.partial"
+                shutil.rmtree(leaving, ignore_errors=True)
+                path.rename(leaving)  # a process that is killed while it removes leaves no half of one
+                shutil.rmtree(leaving, ignore_errors=True)
 
 
 def _made(folder: Path) -> list[Path]:
