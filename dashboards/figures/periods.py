@@ -18,7 +18,7 @@ class PeriodPoint:
     """One period."""
 
     name: str
-    """When it begins, or its number."""
+    """The time at which it begins, or its number."""
     examples: int
     online: float
     """NE of the model that had been trained on all periods before."""
@@ -50,9 +50,10 @@ def _line(
     name: str, points: Sequence[PeriodPoint], y: Sequence[float | None], color: str, dash: str, symbol: str
 ) -> go.Scatter:
     hover = [
-        text(f"{point.name}, {name}", f"NE {value:.5f}", f"{point.examples:,} examples")
+        ""
+        if value is None
+        else text(f"{point.name}, {name}", f"NE {value:.5f}", f"{point.examples:,} examples")
         for point, value in zip(points, y, strict=True)
-        if value is not None
     ]
     return go.Scatter(
         x=[point.name for point in points],

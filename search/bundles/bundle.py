@@ -11,7 +11,6 @@ Shapes: B examples, T categorical tables, K numeric inputs, N numbers with bucke
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import shutil
@@ -34,6 +33,7 @@ from dhen.errors import UserError
 from dhen.model import build_model
 from dhen.values import Value, parse
 from search.bundles.increments import Increment, Version, base_version, read_increments, replay
+from search.bundles.manifest import MANIFEST, first_fault, write_manifest
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
 from trials.data.loader import feature_batch
@@ -47,7 +47,7 @@ from trials.storage.weights_file import load_weights
 from trials.study_record import Comparison, LogSummary
 from trials.training.latency import forward_time
 
-INFO, MANIFEST, ENCODING, CHECK = "bundle.json", "manifest.json", "encoding", "check.safetensors"
+INFO, ENCODING, CHECK = "bundle.json", "encoding", "check.safetensors"
 CHECK_EXAMPLES = 64
 CHECK_TOLERANCE = 1e-4
 """Largest difference of a score in fp32 from one machine to another that still counts as the same."""
@@ -62,7 +62,7 @@ class Member(Value):
 
 
 class BundleInfo(Value):
-    """What `bundle.json` holds."""
+    """The content of `bundle.json`."""
 
     bundle_version: int = 1
     study: str
@@ -114,7 +114,7 @@ class Bundle:
     info: BundleInfo
     encoding: Encoding
     increments: tuple[Increment, ...] = ()
-    """What was learnt since the export, in order."""
+    """The increments that were learnt since the export, in order."""
 
     @property
     def version(self) -> Version:
@@ -244,21 +244,16 @@ def read_bundle(directory: Path) -> Bundle:
     Raises:
         UserError: naming the missing or altered file, or where the folder is no bundle.
     """
-    manifest = directory / MANIFEST
-    if not manifest.is_file():
+    if not is_bundle(directory):
         raise UserError(
             f"{directory}: no bundle here ({MANIFEST} is missing); `dhen-search export` makes one."
         )
     try:
-        expected = dict(json.loads(manifest.read_text(encoding="utf-8")))
+        fault = first_fault(directory)
     except ValueError:
-        raise UserError(f"{manifest} is damaged; export the bundle again.") from None
-    for name, digest in expected.items():
-        path = directory / name
-        if not path.is_file():
-            raise UserError(f"{directory}: the bundle's file {name} is missing; export it again.")
-        if _sha256(path) != digest:
-            raise UserError(f"{directory}: the bundle's file {name} was altered; export it again.")
+        raise UserError(f"{directory / MANIFEST} is damaged; export the bundle again.") from None
+    if fault:
+        raise UserError(f"{directory}: the bundle's file {fault}; export it again.")
     info = parse(BundleInfo, json.loads((directory / INFO).read_text(encoding="utf-8")), INFO)
     increments = read_increments(directory, _exported(directory, info))
     encoding = Encoding.load(directory / ENCODING)
@@ -288,13 +283,6 @@ def _write_files(
     info = info.replace(forward=forward)
     (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     write_manifest(building)
-
-
-def write_manifest(building: Path) -> None:
-    """Writes the hashes of all files of a bundle; the last of them."""
-    paths = sorted(path for path in building.rglob("*") if path.is_file() and path.name != MANIFEST)
-    files = {str(path.relative_to(building)): _sha256(path) for path in paths}
-    (building / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
 
 
 def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
@@ -351,8 +339,3 @@ def _forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -
 @torch.no_grad()
 def _scores(model: nn.Module, batch: FeatureBatch) -> Tensor:
     return torch.sigmoid(model(batch))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

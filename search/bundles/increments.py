@@ -11,7 +11,6 @@ at all, so a reader finds the version before or the one after.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,17 +23,18 @@ from torch import Tensor
 
 from dhen.atomic_write import atomic_folder
 from dhen.errors import UserError
+from dhen.fingerprint import file_hash
 from dhen.values import Value, parse
+from search.bundles.manifest import MANIFEST, first_fault, write_manifest
 from trials.record import NAN_AS_WORD, Metrics
 from trials.storage.weight_changes import apply_changes
 from trials.storage.weights_file import Weights, read_weights
 
-INCREMENTS, INFO, CHANGES, CHECK, MANIFEST = (
+INCREMENTS, INFO, CHANGES, CHECK = (
     "increments",
     "increment.json",
     "changes.safetensors",
     "check.safetensors",
-    "manifest.json",
 )
 DIGITS = 6
 
@@ -58,9 +58,9 @@ class TrainedPeriod(Value):
     log: str
     """Fingerprint of the log."""
     length: str
-    """How long periods are, such as `1d`."""
+    """The length of periods, such as `1d`."""
     number: int
-    """Its number among the log's periods, from 0."""
+    """The period's number among those of the log, from 0."""
     first: int | None
     """Time stamp of its first row, milliseconds since 1970; None where the log has none."""
     last: int | None
@@ -74,7 +74,7 @@ class TrainedPeriod(Value):
 
 
 class IncrementInfo(Value):
-    """What `increment.json` holds."""
+    """The content of `increment.json`."""
 
     increment_version: int = 1
     number: int = Field(gt=0)
@@ -148,16 +148,13 @@ def read_increment(folder: Path) -> Increment:
             f"{INCREMENTS}/ of a bundle that `dhen-search online` has trained."
         )
     try:
-        digests = dict(json.loads(manifest.read_text(encoding="utf-8")))
+        fault = first_fault(folder)
         info = parse(IncrementInfo, json.loads((folder / INFO).read_text(encoding="utf-8")), INFO)
     except ValueError:
         raise UserError(f"{folder}: the increment is damaged; take it from its origin again.") from None
-    for name, digest in digests.items():
-        if not (folder / name).is_file() or _sha256(folder / name) != digest:
-            raise UserError(
-                f"{folder}: the increment's file {name} is missing or was altered; take it from its origin again."
-            )
-    return Increment(directory=folder, info=info, identity=_sha256(manifest))
+    if fault:
+        raise UserError(f"{folder}: the increment's file {fault}; take it from its origin again.")
+    return Increment(directory=folder, info=info, identity=file_hash(manifest))
 
 
 def check_follows(increment: Increment, current: Version, bundle: str) -> None:
@@ -197,9 +194,8 @@ def write_increment(
         save_file({name: tensor.contiguous() for name, tensor in found.items()}, building / CHANGES)
         save_file({"score": scores.contiguous()}, building / CHECK)
         (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
-        digests = {name: _sha256(building / name) for name in (INFO, CHANGES, CHECK)}
-        (building / MANIFEST).write_text(json.dumps(digests, indent=1), encoding="utf-8")
-    return read_increment(folder)
+        write_manifest(building)
+    return Increment(directory=folder, info=info, identity=file_hash(folder / MANIFEST))
 
 
 def take_increments(bundle: Path, current: Version, folders: Sequence[Path]) -> Version:
@@ -234,10 +230,5 @@ def increment_folder(bundle: Path, number: int) -> Path:
 
 def base_version(manifest: Path) -> Version:
     """Returns version 0 of the bundle with this manifest."""
-    identity = _sha256(manifest)
+    identity = file_hash(manifest)
     return Version(number=0, base=identity, identity=identity)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

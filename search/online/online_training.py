@@ -33,7 +33,7 @@ from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.loader import eval_batches
 from trials.data.prefetch import on_device
-from trials.job import Job, TrainingConfig
+from trials.job import DELAY_AFTER, Job, TrainingConfig
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weight_changes import KEYS, apply_changes, changes, without_rows
@@ -56,6 +56,7 @@ FIXED = {
     "warmup_share": 0.0,
     "train_fraction": 1.0,
     "delayed_update": False,
+    "delayed_update_after": DELAY_AFTER,
     "frequency_decay": 0.0,
 }
 """Settings that follow from the order of time: every row is trained on once, at a constant rate."""
@@ -64,24 +65,24 @@ FIXED = {
 def online_job(bundle: Bundle, training: TrainingConfig) -> Job:
     """Returns the job of training a bundle's network online: with what the order of time leaves open."""
     job = bundle.job()
-    delay = TrainingConfig.model_fields["delayed_update_after"].default
-    return job.replace(training=training.replace(**FIXED, delayed_update_after=delay))
+    return job.replace(training=training.replace(**FIXED))
 
 
-def opened(bundle: Path, out: Path) -> Bundle:
+def opened(source: Bundle, out: Path) -> Bundle:
     """Returns the bundle that is trained: the one in `out`, or a copy of the first there.
 
     Raises:
         UserError: where `out` is another bundle, or none, or the bundle is an average.
     """
     check_place(out)
-    source = read_bundle(bundle)
     source.job()
     if not is_bundle(out):
         copy_whole(source, out)
     there = read_bundle(out)
     if there.version.base != source.version.base:
-        raise UserError(f"{out} is a bundle that does not come from {bundle}; choose another --out.")
+        raise UserError(
+            f"{out} is a bundle that does not come from {source.directory}; choose another --out."
+        )
     return there
 
 

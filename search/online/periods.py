@@ -29,7 +29,7 @@ UNITS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Length(NamedTuple):
-    """How long a period is: one of the two."""
+    """The length of a period: one of the two."""
 
     milliseconds: int = 0
     rows: int = 0
@@ -69,14 +69,14 @@ class Periods:
 
     log: PreparedLog
     length: str
-    """How long they are, in the words that `parse_length` reads."""
+    """The length of each, in the words that `parse_length` reads."""
     parts: tuple[Split, ...]
     stamps: NDArray[np.int64] | None
     """Time stamps (N) in order of time."""
     rows: NDArray[np.int64]
     """Numbers of the rows (N) in that order, counted over all splits, one after another."""
     starts: tuple[int, ...]
-    """Where each period begins among them, and at the end their number."""
+    """The place among them where each period begins, and at the end their number."""
 
     @classmethod
     def of(cls, log: PreparedLog, text: str) -> Periods:
@@ -89,25 +89,24 @@ class Periods:
         parts = tuple(log.split(name) for name in SPLITS)
         stamped = [part.timestamp for part in parts if part.timestamp is not None]
         if not stamped:
-            total = sum(part.rows for part in parts)
             if not length.rows:
                 raise UserError(
                     "the log has no time stamps to cut periods by: give a number of rows, such as period=50000."
                 )
-            starts = (*range(0, total, length.rows), total)
-            return cls(log, text, parts, None, np.arange(total), starts)
-        stamps = np.concatenate(stamped)
-        rows = np.argsort(stamps, kind="stable")
-        rows = rows[np.searchsorted(stamps[rows], MISSING_STAMP, side="right") :]
-        if not len(rows):
-            raise UserError("no row of the log has a time stamp.")
-        stamps = stamps[rows]
-        if length.rows:
-            starts = (*range(0, len(rows), length.rows), len(rows))
+            stamps, rows = None, np.arange(sum(part.rows for part in parts))
+        else:
+            stamps = np.concatenate(stamped)
+            rows = np.argsort(stamps, kind="stable")
+            rows = rows[np.searchsorted(stamps[rows], MISSING_STAMP, side="right") :]
+            if not len(rows):
+                raise UserError("no row of the log has a time stamp.")
+            stamps = stamps[rows]
+        if length.rows or stamps is None:
+            starts = list(range(0, len(rows), length.rows))
         else:
             cells = stamps // length.milliseconds
-            starts = (0, *(np.flatnonzero(np.diff(cells)) + 1).tolist(), len(rows))
-        return cls(log, text, parts, stamps, rows, starts)
+            starts = [0, *(np.flatnonzero(np.diff(cells)) + 1).tolist()]
+        return cls(log, text, parts, stamps, rows, (*starts, len(rows)))
 
     def __len__(self) -> int:
         return len(self.starts) - 1

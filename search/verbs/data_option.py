@@ -1,16 +1,27 @@
-"""The option `--data demo` where the current folder holds something named `demo`: that is read, and said."""
+"""The option `--data`: a log's files, or the built-in `demo` log."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+LOG = "The log: files, a folder, a prepared log, `demo`."
+"""Help of a command that takes any log."""
 
-def files_first(
+
+def data_option(help_text: str = LOG, *, required: bool = False) -> Callable[[Command], Command]:
+    """Returns the decorator that gives a command the option."""
+    return click.option("--data", multiple=True, callback=_files_first, required=required, help=help_text)
+
+
+def _files_first(
     context: click.Context, parameter: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """A callback of `--data`: the built-in log has the name `demo` where nothing here has it."""
+    """Reads what the current folder holds under the name `demo` rather than the built-in log, and says so."""
     from search.config import DEMO
 
     if names != (DEMO,) or not Path(DEMO).exists():

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from dhen.errors import UserError
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 from trials.processes.launcher import Launcher
 
 
@@ -21,9 +21,7 @@ Examples:
 """
 )
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
-@click.option(
-    "--data", multiple=True, callback=files_first, help="The log: files, a folder, a prepared log, `demo`."
-)
+@data_option()
 @click.option(
     "--from", "directory", type=click.Path(path_type=Path), help="A finished study, whose candidates to take."
 )

@@ -14,14 +14,14 @@ from dashboards.report.page import write_figure
 from dashboards.units import byte_size
 from dhen.errors import unknown_name
 from dhen.values import parse
-from search.bundles.bundle import read_bundle
+from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.increments import Increment
 from search.config import set_override
 from search.dataset import log_files
 from search.online.online_training import OnlineTraining, online_job, opened, time_of
 from search.online.periods import Periods, parse_length
 from search.terminal import print_notes, resumable, step_progress
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.job import TrainingConfig
@@ -41,13 +41,7 @@ Examples:
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
-@click.option(
-    "--data",
-    multiple=True,
-    callback=files_first,
-    required=True,
-    help="Rows that came after those the bundle was trained on: files or a folder.",
-)
+@data_option("Rows that came after those the bundle was trained on: files or a folder.", required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle that is trained.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read.")
@@ -66,17 +60,18 @@ def command(
     command goes on after Ctrl-C, and with newer --data later.
     """
     console = Console()
-    length, training = _settings(bundle, overrides)
+    source = read_bundle(bundle)
+    length, training = _settings(source, overrides)
     with resumable(console, out), step_progress(console) as progress:
         log = prepare(
             log_files(data),
-            encoding=read_bundle(bundle).encoding,
+            encoding=source.encoding,
             format=log_format,
             skip_bad_rows=skip_bad_rows,
             progress=progress,
         )
         periods = Periods.of(log, length)
-        opened_bundle = opened(bundle, out)
+        opened_bundle = opened(source, out)
         _say(console, log, periods, training)
         online = OnlineTraining(opened_bundle, online_job(opened_bundle, training))
         for increment in online.increments[len(online.increments) - online.done(periods) :]:
@@ -92,9 +87,9 @@ def command(
     )
 
 
-def _settings(bundle: Path, overrides: Sequence[str]) -> tuple[str, TrainingConfig]:
+def _settings(bundle: Bundle, overrides: Sequence[str]) -> tuple[str, TrainingConfig]:
     """The length of a period, and the bundle's training with the overrides applied."""
-    given = read_bundle(bundle).job().training
+    given = bundle.job().training
     data: dict[str, Any] = {"period": PERIOD, "training": given.to_dict()}
     for word in overrides:
         set_override(data, word)

@@ -26,7 +26,7 @@ from dhen.values import parse
 from search.config import HELD_KEYS, StudyConfig, set_override
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_cluster, precision_here
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 from search.verbs.depth_sweep import depths, sweep
 from search.verbs.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
 from trials.cluster.cluster import Cluster
@@ -70,12 +70,7 @@ Examples:
 @click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4.")
 @click.option("--hbm", callback=size, help="Memory per rank in place of the cluster's own, e.g. 24GiB.")
 @click.option("--prefer", type=click.Choice(["least", "fastest"]), help="least is the default.")
-@click.option(
-    "--data",
-    multiple=True,
-    callback=files_first,
-    help="A log that gives the inputs, where CONFIG has no schema.",
-)
+@data_option("A log that gives the inputs, where CONFIG has no schema.")
 @click.option("--all", "everything", is_flag=True, help="Every strategy of the ladder.")
 @click.option("--json", "as_json", is_flag=True, help="All of it, in bytes and seconds.")
 @click.option("--sweep", "swept", metavar="depth=A..B", help="Throughput and memory against depth, a figure.")

@@ -12,18 +12,12 @@ from search.bundles.bundle import read_bundle
 from search.bundles.score_rows import score_rows
 from search.dataset import log_files
 from search.terminal import step_progress
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 
 
 @click.command(epilog="Example: dhen-search predict runs/demo/best --data new.csv --out scores.csv")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--data",
-    multiple=True,
-    callback=files_first,
-    required=True,
-    help="Raw rows, files or a folder; no label needed.",
-)
+@data_option("Raw rows, files or a folder; no label needed.", required=True)
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV of row,score.")
 def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 from trials.processes.launcher import Launcher
 
 
@@ -21,13 +21,7 @@ Examples:
 )
 @click.argument("table", metavar="table1|table2|table3")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
-@click.option(
-    "--data",
-    multiple=True,
-    callback=files_first,
-    required=True,
-    help="The log: files, a folder, a prepared log, `demo`.",
-)
+@data_option(required=True)
 @click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/reproduce-NAME).")
 @click.option("--json", "as_json", is_flag=True, help="The table as JSON (search.analysis.reproduce.result).")
 def command(

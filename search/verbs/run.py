@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from search.budget.clock import StudyClock
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 from trials.processes.launcher import Launcher
 
 
@@ -25,9 +25,7 @@ Examples:
 """,
 )
 @click.argument("words", nargs=-1, metavar="[STUDY.yaml] [key=value ...]")
-@click.option(
-    "--data", multiple=True, callback=files_first, help="The log: files, a folder, a prepared log, or `demo`."
-)
+@data_option()
 @click.option("--out", type=click.Path(path_type=Path), help="The run directory (default runs/NAME).")
 def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> None:
     """Search for the DHEN with the best NE for its FLOPs; the same command resumes it.

@@ -15,7 +15,7 @@ from search.bundles.export import study_log
 from search.pareto import picked
 from search.read_study import read_study
 from search.terminal import print_table
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 from search.verbs.verify import log_of
 from trials.study_record import Better
 
@@ -44,12 +44,7 @@ Examples:
 """
 )
 @click.argument("what", metavar="DIR|BUNDLE", type=click.Path(path_type=Path))
-@click.option(
-    "--data",
-    multiple=True,
-    callback=files_first,
-    help="Of a bundle: the log on whose test split it is scored.",
-)
+@data_option("Of a bundle: the log on whose test split it is scored.")
 @click.option("--column", required=True, help="Categorical: its values; numeric: ten slices of equal size.")
 @click.option(
     "--pick", "how", help=f"Of a study: best, lowest, knee, 'flops<=X', 'ms<=X', a number.  [default: {PICK}]"

@@ -29,7 +29,7 @@ from search.planning.plan_trial import LOCAL, declared_cluster, planned
 from search.study.baseline import read_configuration
 from search.study.passes import DECAYS, MOST_PASSES, many_passes, open_decays
 from search.terminal import print_notes, step_progress
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
@@ -55,13 +55,7 @@ Examples:
 )
 @click.argument("what", metavar="BUNDLE|CONFIG.yaml|MODEL")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
-@click.option(
-    "--data",
-    multiple=True,
-    callback=files_first,
-    required=True,
-    help="The log: files, a folder, a prepared log, `demo`.",
-)
+@data_option(required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The new bundle's folder.")
 @click.option("--from-weights", is_flag=True, help="Go on from the bundle's weights, in its encoding.")
 @click.option("--member", type=int, help="Which network of a bundle that is an average: 0, 1 ...")

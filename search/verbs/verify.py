@@ -13,7 +13,7 @@ from dhen.errors import UserError
 from dhen.model import model_cost
 from search.bundles.bundle import Bundle, read_bundle
 from search.dataset import log_files
-from search.verbs.data_option import files_first
+from search.verbs.data_option import data_option
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.record import Metrics
@@ -25,9 +25,7 @@ NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
 
 @click.command(epilog="Example: dhen-search verify runs/demo/best --data log.csv")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--data", multiple=True, callback=files_first, help="The log, to evaluate again: files, a folder, `demo`."
-)
+@data_option("The log, to evaluate again: files, a folder, `demo`.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--skip-bad-rows", is_flag=True, help="As the log was prepared.")
 def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_bad_rows: bool) -> None:

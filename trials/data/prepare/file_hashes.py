@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from dhen.atomic_write import write_atomically
+from dhen.fingerprint import file_hash
 
 _SETTLED_NS = 2_000_000_000
 """Age in ns below which a file may change again within the clock's resolution: its hash is not remembered."""
@@ -23,7 +23,7 @@ def hash_files(paths: Sequence[Path], memory: Path) -> list[str]:
         key, settled = _key(path)
         digest = remembered.get(key)
         if digest is None:
-            digest = _sha256(path)
+            digest = file_hash(path)
             if settled:
                 fresh[key] = digest
         hashes.append(digest)
@@ -39,11 +39,6 @@ def _key(path: Path) -> tuple[str, bool]:
         f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}",
         time.time_ns() - stat.st_mtime_ns > _SETTLED_NS,
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load(store: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ def test_hashes_are_of_content_and_remembered(tmp_path: Path, monkeypatch: pytes
     expected = [hashlib.sha256(b"one").hexdigest()]
     assert hash_files([path], memory) == expected
     with monkeypatch.context() as patch:
-        patch.setattr(file_hashes, "_sha256", None)  # calling it would fail
+        patch.setattr(file_hashes, "file_hash", None)  # calling it would fail
         assert hash_files([path], memory) == expected
     path.write_text("two")
     assert hash_files([path], memory) == [hashlib.sha256(b"two").hexdigest()]

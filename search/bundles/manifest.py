@@ -1,0 +1,44 @@
+"""The manifest of a folder: SHA-256 of every file in it, by which a reader knows that they are whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dhen.fingerprint import file_hash
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the hashes of all files of a folder; the last of them."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {str(path.relative_to(folder)): file_hash(path) for path in paths}
+    (folder / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def listed_files(folder: Path) -> list[str]:
+    """Names of the files in a folder's manifest.
+
+    Raises:
+        ValueError: for a damaged manifest.
+    """
+    return list(_hashes(folder))
+
+
+def first_fault(folder: Path) -> str | None:
+    """The first file that is not as it was written, with the reason, in words; None where all are.
+
+    Raises:
+        ValueError: for a damaged manifest.
+    """
+    for name, expected in _hashes(folder).items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if file_hash(folder / name) != expected:
+            return f"{name} was altered"
+    return None
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
