@@ -246,6 +246,10 @@ class Measured(Value):
     """Seconds of training, evaluation excluded."""
     evaluate_seconds: float | None = None
     """Seconds of evaluation."""
+    table_hit_rate: float | None = Field(default=None, exclude_if=lambda rate: rate is None)
+    """Share of the ids looked up in training whose row was in the cache on the device, where tables lie below."""
+    table_rows_copied: float | None = Field(default=None, exclude_if=lambda rows: rows is None)
+    """Rows copied to the cache and from it, per training step."""
 
     @property
     def whole_seconds(self) -> float:

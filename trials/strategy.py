@@ -1,34 +1,39 @@
 """Strategies: every way to hold a model while it trains, from plain DP upwards.
 
-A strategy is a set of techniques: one way to hold the dense state, with or without activation checkpointing,
-CPU offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
+A strategy is a set of techniques: one way to hold the dense state, with or without activation checkpointing, CPU
+offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
 DistributedDataParallel (dp), `fully_shard` that keeps gathered parameters after forward (shard_grad_op, as
 PyTorch calls it: parameters are sharded from one step to the next) or frees them (fsdp), on a mesh of hosts x
 ranks (hsdp: sharded inside a host, replicated across hosts). ZeRO's stages 1 and 2, in which parameters stay on
 every rank, are built on its collectives (`trials.distributed.zero`), and so is ZeRO-Offload, in which optimizer
-state and update are the host's (`trials.distributed.zero_offload`).
+state and update are the host's (`trials.distributed.zero_offload`). Where one rank trains, its embedding tables
+may lie on a level of storage below the device, in the host's memory or on an SSD, with the rows that are looked
+up most in a cache on the device (`trials.embeddings.levels.cached_tables`).
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from dhen.values import Value
+from trials.cluster.quantity import parse_bytes
 
 Dense = Literal["dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
+TableLevel = Literal["device", "host", "ssd"]
 FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
 DELAYING: Dense = "zero_offload"
 """The value of `dense` whose updates can be delayed (`training.delayed_update`)."""
-CHECKPOINTING = "_checkpointing"
+CHECKPOINTING, TABLES, KIB = "_checkpointing", "_tables", 1024
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
-    f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone) and +micro_batches=N, "
-    "which +no_sync may follow"
+    f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone), +host_tables or +ssd_tables (one rank alone) and "
+    "+micro_batches=N, which +no_sync may follow"
 )
 """What names of strategies are made of, for messages."""
 Prefer = Literal["least", "fastest"]
@@ -50,6 +55,11 @@ class Strategy(Value):
     """Activation checkpointing by layer: every second layer (selective) or every layer (full) is recomputed."""
     offload: bool = False
     """Whether sharded parameters, gradients and optimizer state live in host memory (`CPUOffloadPolicy`)."""
+    tables: TableLevel = Field(default="device", exclude_if=lambda level: level == "device")
+    """Level of storage on which embedding tables lie with their optimizer's state; below the device it has a
+    cache of their rows."""
+    table_cache: int = Field(default=0, ge=0, exclude_if=lambda size: not size)
+    """Size of that cache in KiB; 0 where there is none, or where its size follows from the memory that is left."""
     micro_batches: int = Field(default=1, gt=0)
     """Number of parts of a rank's batch that go forward and backward one after another before the update."""
     no_sync: bool = False
@@ -59,6 +69,12 @@ class Strategy(Value):
     meaning for one micro-batch, nor for dp and zero1, which always wait, nor for zero2 and zero_offload, whose
     gradients would have to stay whole."""
 
+    @model_validator(mode="after")
+    def _caches_what_lies_below(self) -> Strategy:
+        if self.table_cache and self.tables == "device":
+            raise ValueError("tables on the device need no cache")
+        return self
+
     @cached_property
     def techniques(self) -> tuple[str, ...]:
         """The techniques that the strategy consists of; plain DP is the empty set."""
@@ -66,6 +82,7 @@ class Strategy(Value):
             self.dense if self.dense != "dp" else "",
             f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
             "cpu_offload" if self.offload else "",
+            self._tables_word,
             f"micro_batches={self.micro_batches}" if self.micro_batches > 1 else "",
         )
         return tuple(filter(None, words))
@@ -77,10 +94,17 @@ class Strategy(Value):
         words = ("dp", *self.techniques) if self.dense == "dp" else self.techniques
         return "+".join((*words, "no_sync") if self.no_sync else words)
 
+    @property
+    def _tables_word(self) -> str:
+        if self.tables == "device":
+            return ""
+        return f"{self.tables}{TABLES}" + (f"={self.table_cache}KiB" if self.table_cache else "")
+
     @cached_property
     def held_as(self) -> str:
-        """The name without micro-batches: two strategies hold the model in the same way where these are equal."""
-        return self.replace(micro_batches=1, no_sync=False).name
+        """The name without micro-batches and the size of a cache: two strategies hold the model in the same way
+        where these are equal."""
+        return self.replace(micro_batches=1, no_sync=False, table_cache=0).name
 
     @property
     def updated_on_host(self) -> bool:
@@ -101,10 +125,10 @@ def named(name: str) -> Strategy:
     """
     fields: dict[str, object] = {}
     for technique in name.split("+"):
-        field, value = _field_of(technique.strip())
-        if field in fields:
+        found = _fields_of(technique.strip())
+        for field in found.keys() & fields.keys():
             raise ValueError(f"{name!r} says {field} twice; a strategy is one of {TECHNIQUES}")
-        fields[field] = value
+        fields |= found
     return Strategy.model_validate(fields)
 
 
@@ -116,20 +140,26 @@ StrategyName = Annotated[str, BeforeValidator(_canonical)]
 """A strategy's name as `Strategy.name` has it, from a name whose techniques stand in any order."""
 
 
-def _field_of(technique: str) -> tuple[str, object]:
-    """Returns the field of `Strategy` that a technique sets, and its value."""
+def _fields_of(technique: str) -> dict[str, object]:
+    """Returns the fields of `Strategy` that a technique sets, with their values."""
     word, _, count = technique.partition("=")
-    checkpointing = word.removesuffix(CHECKPOINTING)
+    checkpointing, level = word.removesuffix(CHECKPOINTING), word.removesuffix(TABLES)
     if word in get_args(Dense):
-        return "dense", word
+        return {"dense": word}
     if checkpointing != word and checkpointing in get_args(Checkpointing):
-        return "checkpointing", checkpointing
+        return {"checkpointing": checkpointing}
     if technique == "cpu_offload":
-        return "offload", True
+        return {"offload": True}
     if technique == "no_sync":
-        return technique, True
+        return {technique: True}
     if word == "micro_batches" and count.isdecimal() and int(count) > 0:
-        return word, int(count)
+        return {word: int(count)}
+    if level != word and level in ("host", "ssd"):
+        if not count:
+            return {"tables": level}
+        with suppress(ValueError):  # what is no size is no technique
+            if kib := parse_bytes(count) // KIB:
+                return {"tables": level, "table_cache": kib}
     raise ValueError(f"{technique!r} is no memory technique; a strategy is one of {TECHNIQUES}")
 
 

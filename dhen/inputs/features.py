@@ -67,19 +67,24 @@ class EmbeddingTables(nn.Module):
         self.register_buffer("row_offsets", firsts, persistent=False)
         self.ids = CategoricalIds(schema, columns)
         self.weight = nn.Parameter(_fresh(self.tables, starts, dim))
+        self.slots: Tensor | None = None
+        """Where each row lies in `weight` (int32, in host memory), where that has only some of them; None where it
+        has all, in order."""
 
     def forward(self, batch: FeatureBatch) -> list[Tensor]:
         """[e_BTD, e_B1D, ...]: the categorical tables together, then each multi-hot one."""
         looked_up = []
         if self.row_offsets.numel():
-            looked_up.append(F.embedding(self._categorical_rows(batch), self.weight, sparse=True))
+            looked_up.append(F.embedding(self._held(self._categorical_rows(batch)), self.weight, sparse=True))
         for rows, offsets_B in self._bag_rows(batch):
-            bag_BD = F.embedding_bag(rows, self.weight, offsets_B.long(), mode="mean", sparse=True)
+            bag_BD = F.embedding_bag(
+                self._held(rows), self.weight, offsets_B.long(), mode="mean", sparse=True
+            )
             looked_up.append(bag_BD.unsqueeze(1))
         return looked_up
 
     def rows(self, batch: FeatureBatch) -> Tensor:
-        """The rows of `weight` that a batch reads, in any order, some several times: int64, one dimension."""
+        """The rows of the tables that a batch reads, in any order, some several times: int64, one dimension."""
         return torch.cat(
             [self._categorical_rows(batch).flatten(), *(rows for rows, _ in self._bag_rows(batch))]
         )
@@ -87,6 +92,10 @@ class EmbeddingTables(nn.Module):
     def _categorical_rows(self, batch: FeatureBatch) -> Tensor:
         rows_BT: Tensor = self.ids(batch.ids_BT) + self.row_offsets
         return rows_BT
+
+    def _held(self, rows: Tensor) -> Tensor:
+        """Rows of `weight` in place of rows of the tables."""
+        return rows if self.slots is None else self.slots[rows.cpu()].long().to(rows.device)
 
     def _bag_rows(self, batch: FeatureBatch) -> list[tuple[Tensor, Tensor]]:
         """Rows and the offsets at which examples start, of each multi-hot table."""

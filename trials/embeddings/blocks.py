@@ -54,14 +54,18 @@ class HeldBlock(NamedTuple):
 
 def whole_blocks(tables: Sequence[EmbeddingTables], optimizer: RowWiseAdagrad) -> list[HeldBlock]:
     """Returns each of these tables as one part, with what its optimizer has of it."""
+    return blocks_of(tables, [optimizer.state_of(matrix.weight)["sum"] for matrix in tables])
+
+
+def blocks_of(tables: Sequence[EmbeddingTables], sums: Sequence[Tensor]) -> list[HeldBlock]:
+    """Returns each of these tables as one part, with its rows of the sums of each matrix."""
     parts = []
-    for matrix in tables:
+    for matrix, sum_R in zip(tables, sums, strict=True):
         rows, dim = [table.rows for table in matrix.tables], matrix.weight.shape[1]
-        weights = torch.split(matrix.weight.detach(), rows)
-        sums = torch.split(optimizer.state_of(matrix.weight)["sum"], rows)
+        weights, sums_R = torch.split(matrix.weight.detach(), rows), torch.split(sum_R, rows)
         parts += [
-            HeldBlock(Block(table.name, 0, dim), weight_RD, sum_R)
-            for table, weight_RD, sum_R in zip(matrix.tables, weights, sums, strict=True)
+            HeldBlock(Block(table.name, 0, dim), weight_RD, its_sum_R)
+            for table, weight_RD, its_sum_R in zip(matrix.tables, weights, sums_R, strict=True)
         ]
     return parts
 

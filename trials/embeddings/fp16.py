@@ -26,7 +26,7 @@ class HalfTables(EmbeddingTables):
         nn.Module.__init__(self)  # the parent's would draw fresh weights
         self.tables, self.bags, self.bag_offsets = tables.tables, tables.bags, tables.bag_offsets
         self.register_buffer("row_offsets", tables.row_offsets, persistent=False)
-        self.ids = tables.ids
+        self.ids, self.slots = tables.ids, tables.slots
         self.weight = nn.Parameter(tables.weight.detach().half())
         self.weight.grad_dtype = torch.float32
 
@@ -35,10 +35,14 @@ class HalfTables(EmbeddingTables):
         looked_up = []
         if self.row_offsets.numel():
             rows_BT = self._categorical_rows(batch)
-            looked_up.append(self._rows_of(rows_BT.flatten()).view(*rows_BT.shape, self.weight.shape[1]))
+            looked_up.append(
+                self._rows_of(self._held(rows_BT).flatten()).view(*rows_BT.shape, self.weight.shape[1])
+            )
         for rows_N, offsets_B in self._bag_rows(batch):
             places_N = torch.arange(len(rows_N), device=rows_N.device)
-            bag_BD = F.embedding_bag(places_N, self._rows_of(rows_N), offsets_B.long(), mode="mean")
+            bag_BD = F.embedding_bag(
+                places_N, self._rows_of(self._held(rows_N)), offsets_B.long(), mode="mean"
+            )
             looked_up.append(bag_BD.unsqueeze(1))
         return looked_up
 

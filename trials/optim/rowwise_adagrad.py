@@ -38,6 +38,8 @@ class RowWiseAdagrad(Optimizer):
         defaults = {"lr": lr, "decay": decay, "table_decay": table_decay, LOG_SHRINK: 0.0, SETTLED: 0.0}
         super().__init__(tables, defaults)
         self._rounding = StochasticRounding(torch.initial_seed())
+        self.row_numbers: dict[Tensor, Tensor] = {}
+        """Of a table that is a cache: the number of each row among all of them, in host memory."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -94,7 +96,9 @@ class RowWiseAdagrad(Optimizer):
 
     def _write(self, table: Tensor, rows: Tensor, weights_RD: Tensor) -> None:
         if table.dtype == torch.float16:
-            self._rounding.write(table, rows, weights_RD)
+            numbers = self.row_numbers.get(table)
+            given = None if numbers is None else numbers[rows.cpu()].to(rows.device)
+            self._rounding.write(table, rows, weights_RD, given)
         else:
             table.index_copy_(0, rows, weights_RD)
 

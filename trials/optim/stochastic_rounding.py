@@ -39,12 +39,18 @@ class StochasticRounding:
         self.state = torch.tensor(_signed(_mixed(seed)), dtype=torch.int64)
         """The counter, to save and to load into."""
 
-    def write(self, table_RD: Tensor, rows_N: Tensor, values_ND: Tensor) -> None:
-        """Puts values into rows; where a row comes several times, it must be with the same values."""
+    def write(
+        self, table_RD: Tensor, rows_N: Tensor, values_ND: Tensor, number_N: Tensor | None = None
+    ) -> None:
+        """Puts values into rows; where a row comes several times, it must be with the same values.
+
+        Random bits follow from the rows' numbers; `number_N` are others to take, for rows of a cache.
+        """
         self.state.add_(1)
         key, size = self._key(0), _rows_at_once(table_RD)
-        for rows, values in zip(torch.split(rows_N, size), torch.split(values_ND, size), strict=True):
-            bits = random_bits(rows, table_RD.shape[1], key)
+        parts = (rows_N, rows_N if number_N is None else number_N, values_ND)
+        for rows, numbers, values in zip(*(torch.split(part, size) for part in parts), strict=True):
+            bits = random_bits(numbers, table_RD.shape[1], key)
             table_RD.index_copy_(0, rows, rounded(values, bits))
 
     def multiply(self, tables: Sequence[Tensor], factor: Tensor | float) -> None:

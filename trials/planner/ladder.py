@@ -10,35 +10,38 @@ from collections.abc import Iterable
 from functools import cache
 
 from trials.planner.estimates import PricedStrategy
-from trials.strategy import FULLY_SHARDED, Dense, Prefer, Strategy
+from trials.strategy import FULLY_SHARDED, Dense, Prefer, Strategy, TableLevel
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Numbers of micro-batches (steps of gradient accumulation) that are considered."""
 ALONE: tuple[Dense, ...] = ("dp", "zero_offload")
 """Values of `dense` that make sense on one rank."""
+LEVELS: tuple[TableLevel, ...] = ("device", "host", "ssd")
+"""Levels of storage on which one rank may have its tables."""
 
 
 @cache
 def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Strategy, ...]:
     """Returns every strategy that makes sense on so many ranks, fewer techniques first.
 
-    One rank has nothing to shard: zero_offload is there, and `fully_shard` for CPU offload alone. HSDP needs
-    several hosts of several ranks. A micro-batch has at least one example. Whole gradients are kept until the
-    last micro-batch (`no_sync`) where they are not offloaded: they would stay on the device, for which offload
-    makes room.
-    """
+    One rank has nothing to shard: zero_offload is there, `fully_shard` for CPU offload alone, and tables may lie
+    below the device. HSDP needs several hosts of several ranks. A micro-batch has at least one example. Whole
+    gradients are kept until the last micro-batch (`no_sync`) where they are not offloaded: they would stay on
+    the device, for which offload makes room."""
     ranks = hosts * gpus_per_host
     strategies = [
         Strategy(
             dense=dense,
             checkpointing=checkpointing,
             offload=offload,
+            tables=tables,
             micro_batches=micro_batches,
             no_sync=no_sync,
         )
         for dense in ways_to_hold(hosts, gpus_per_host)
         for checkpointing in ("none", "selective", "full")
         for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
+        for tables in (LEVELS if ranks == 1 else LEVELS[:1])
         for micro_batches in MICRO_BATCHES
         for no_sync in ((False, True) if _may_wait(dense, offload, micro_batches, ranks) else (False,))
         if micro_batches <= examples_per_rank and (ranks > 1 or dense in ALONE or offload)

@@ -25,7 +25,7 @@ class PlanOptions(Value):
         if self.technique is None:
             return True
         if self.technique.micro_batches > 1:
-            return strategy == self.technique
+            return strategy == self.technique.replace(table_cache=0)
         waits = strategy.no_sync or not self.technique.no_sync
         return strategy.held_as == self.technique.held_as and waits
 

@@ -98,16 +98,15 @@ def plan(
             f"training.batch_size={pricing.batch_size} is less than one example for each of {cluster.ranks} "
             f"ranks; give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
         )
-    try:
-        strategies = _allowed(options, cluster, pricing)
-        priced = tuple(_priced(pricing, strategy) for strategy in strategies)
-        chosen, remedy, lacking = choose(priced, options.prefer), None, 0
-        if chosen is None:
-            closest = min(priced, key=lambda strategy: strategy.lacking_bytes)
-            lacking = closest.lacking_bytes
-            remedy = f"{lacking_sentence(closest, pricing)} {nearest_change(pricing, closest.strategy)}"
-    except PlacementError as error:
-        priced, chosen, remedy, lacking = (), None, str(error), error.lacking_bytes
+    strategies, too_large = _with_room_for_tables(_allowed(options, cluster, pricing), pricing)
+    priced = tuple(_priced(pricing, strategy) for strategy in strategies)
+    chosen, remedy, lacking = choose(priced, options.prefer), None, 0
+    if chosen is None and priced:
+        closest = min(priced, key=lambda strategy: strategy.lacking_bytes)
+        lacking = closest.lacking_bytes
+        remedy = f"{lacking_sentence(closest, pricing)} {nearest_change(pricing, closest.strategy)}"
+    elif too_large is not None and not priced:
+        remedy, lacking = str(too_large), too_large.lacking_bytes
     return Plan(
         cluster=cluster.name,
         hosts=cluster.hosts,
@@ -122,7 +121,12 @@ def plan(
         lacking_bytes=lacking,
         remedy=remedy,
         faster=faster_sentence(chosen, choose(priced, "fastest")),
-        notes=(*option_sentences(options), *delay_sentences(training), *pricing.notes),
+        notes=(
+            *option_sentences(options),
+            *delay_sentences(training),
+            *([f"Tables on the device: {too_large}"] if too_large is not None and priced else []),
+            *pricing.notes,
+        ),
         options=options,
     )
 
@@ -131,6 +135,8 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     """Returns the ladder, or the part of it that it is restricted to."""
     examples_per_rank = pricing.examples_per_rank
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank)
+    if not pricing.may_lie_below:
+        strategies = tuple(strategy for strategy in strategies if strategy.tables == "device")
     allowed = tuple(filter(options.allows, strategies))
     if pricing.training.delayed_update and allowed:
         return _delaying(allowed, options)
@@ -143,6 +149,27 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
             "+no_sync) or without."
         )
     return allowed
+
+
+def _with_room_for_tables(
+    strategies: tuple[Strategy, ...], pricing: Pricing
+) -> tuple[tuple[Strategy, ...], PlacementError | None]:
+    """Returns the strategies under which tables fit beside nothing, with the sizes of caches, and why the device
+    cannot have the tables, where it cannot."""
+    given = pricing.options.technique.table_cache if pricing.options.technique is not None else 0
+    below = tuple(
+        pricing.sized(strategy.replace(table_cache=given))
+        for strategy in strategies
+        if strategy.tables != "device"
+    )
+    on_device = tuple(strategy for strategy in strategies if strategy.tables == "device")
+    try:
+        if on_device:
+            _ = pricing.placement
+    except PlacementError as error:
+        return below, error
+    sized = {strategy.replace(table_cache=0).name: strategy for strategy in below}
+    return tuple(sized.get(strategy.name, strategy) for strategy in strategies), None
 
 
 def _delaying(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:

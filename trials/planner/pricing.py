@@ -27,6 +27,7 @@ from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.segments import Segment, segments_at, taped
+from trials.planner.tables.levels import LEFT_FREE, Below
 from trials.planner.tables.lookup_memory import (
     Lookup,
     kept_bytes,
@@ -42,7 +43,7 @@ from trials.planner.tables.table_cost import (
     TABLE_DECAY_ROW_BYTES,
 )
 from trials.planner.time.step_time import Step, prepare, price
-from trials.strategy import Checkpointing, Strategy
+from trials.strategy import KIB, Checkpointing, Strategy
 
 ID_BYTES = 4
 """Bytes of an id, which the loader has as int32."""
@@ -89,29 +90,65 @@ class Pricing:
         self._taped = taped(model, schema, self.precision, cluster.device)
         self._segments: dict[int, tuple[Segment, ...]] = {}
         self._activations: dict[tuple[int, Checkpointing], Activations] = {}
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[tuple[int, bool], Step] = {}
+        self._without_tables: dict[Strategy, MemoryEstimate] = {}
+
+    @cached_property
+    def below(self) -> Below:
+        """The tables as they lie below the device, where one rank trains."""
+        groups, stored = table_groups(self.model, self.schema), self.training.table_precision
+        return Below(groups, self._tables, self.examples_per_rank, NUMBER_BYTES[stored])
+
+    @property
+    def may_lie_below(self) -> bool:
+        """Whether there are tables that may lie below the device: one rank has them, and no step reads every
+        row."""
+        return bool(self._tables) and self.cluster.ranks == 1 and not self.training.table_decay
+
+    def sized(self, strategy: Strategy) -> Strategy:
+        """Returns a strategy whose tables lie below the device with the size of their cache: what is left of the
+        device's memory, and at least the rows of a batch; any other strategy, and one that has a size, as it
+        is."""
+        if strategy.tables == "device" or strategy.table_cache:
+            return strategy
+        least = -(-self.below.least_bytes // KIB)
+        memory = self.memory(strategy.replace(table_cache=least))
+        left = int((1 - LEFT_FREE) * self.cluster.hbm) - memory.needed
+        if self.cluster.device == "cpu":
+            left = min(left, self.cluster.host_memory_bytes - self.host_bytes(memory))
+        whole = -(-self.below.whole_bytes // KIB)
+        return strategy.replace(table_cache=max(1, least, min(whole, least + left // KIB)))
 
     @cached_property
     def placement(self) -> Placement:
-        """Placement of the embedding tables in the memory that a rank has for them.
+        """Placement of the embedding tables in the memory that a rank has for them, on the device.
 
         Raises:
             PlacementError: where they do not fit beside nothing.
         """
-        alone, beside = self.cluster.ranks == 1, self.context_bytes + self.reserve_bytes
+        beside = self.context_bytes + self.reserve_bytes
         if self.cluster.hbm <= beside:
             raise PlacementError(
                 f"a rank has {byte_words(self.cluster.hbm)}, of which context, workspaces and allocator "
                 f"alone take {byte_words(beside)}; give a rank more memory.",
                 beside - self.cluster.hbm,
             )
+        return self._placed(self.cluster.hbm - beside)
+
+    @cached_property
+    def _placed_below(self) -> Placement:
+        """Placement of tables for whose bytes the device needs no room."""
+        return self._placed(None)
+
+    def _placed(self, memory_bytes: int | None) -> Placement:
+        alone = self.cluster.ranks == 1
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
         return place(
             self._tables,
             self._dims,
             self.cluster,
             global_batch=self.batch_size,
-            memory_bytes=self.cluster.hbm - beside,
+            memory_bytes=memory_bytes,
             row_state_bytes=state + TABLE_DECAY_ROW_BYTES * (alone and self.training.table_decay > 0),
             weight_bytes=NUMBER_BYTES[self.training.table_precision],
             sent_bytes=NUMBER_BYTES[self.training.all_to_all_precision],
@@ -155,16 +192,37 @@ class Pricing:
 
     def time(self, strategy: Strategy) -> StepTime:
         """Returns the time of one step of the whole batch."""
-        micro = self.micro_batch(strategy)
-        if micro not in self._steps:
-            self._steps[micro] = prepare(
-                self.segments(micro), self.cluster, self.placement, examples=micro, training=self.training
+        micro, below = self.micro_batch(strategy), strategy.tables != "device"
+        if (micro, below) not in self._steps:
+            placement = self._placed_below if below else self.placement
+            self._steps[micro, below] = prepare(
+                self.segments(micro), self.cluster, placement, examples=micro, training=self.training
             )
-        return price(self._steps[micro], strategy)
+        time = price(self._steps[micro, below], strategy)
+        if not below:
+            return time
+        cluster = self.cluster
+        link = cluster.memory_bandwidth if cluster.device == "cpu" else cluster.host_link_bandwidth
+        seconds = self.below.seconds(strategy, link)
+        return time.replace(host_transfer=time.host_transfer + seconds, total=time.total + seconds)
 
     def memory(self, strategy: Strategy) -> MemoryEstimate:
         """Returns the memory of the fullest rank: at the dense part's peak, or at the moment when tables are
         read and updated."""
+        if strategy.tables == "device":
+            return self._with_tables_of(strategy, self.placement.heaviest_bytes)
+        alike = strategy.replace(tables="host", table_cache=0)
+        if alike not in self._without_tables:
+            self._without_tables[alike] = self._with_tables_of(alike, 0)
+        rest = self._without_tables[alike]
+        return rest.replace(
+            embedding_shards=self.below.cache_bytes(strategy.table_cache),
+            host=rest.host + self.below.host_bytes(strategy),
+            margin=self.options.margin_bytes(strategy),
+        )
+
+    def _with_tables_of(self, strategy: Strategy, table_bytes: int) -> MemoryEstimate:
+        """Returns the memory of the fullest rank whose tables take so much of it."""
         micro = self.micro_batch(strategy)
         dense = dense_peak(
             self.segments(micro),
@@ -186,7 +244,7 @@ class Pricing:
             optimizer_state=dense.optimizer_state,
             activations=sum(size for _, size in activations),
             activations_by_layer=activations,
-            embedding_shards=self.placement.heaviest_bytes,
+            embedding_shards=table_bytes,
             unsharded_layer=moment.unsharded,
             communication_buffers=dense.buckets + self._kept_of_lookup + moment.buffers,
             input_batch=dense.batch,
@@ -210,8 +268,13 @@ class Pricing:
         """Returns by how much an estimate exceeds the device's memory, or its ranks together the host's; 0
         where it fits."""
         device = memory.needed - self.cluster.hbm
-        host = memory.host * self.cluster.gpus_per_host - self.cluster.host_memory_bytes
-        return max(device, host, 0)
+        return max(device, self.host_bytes(memory) - self.cluster.host_memory_bytes, 0)
+
+    def host_bytes(self, memory: MemoryEstimate) -> int:
+        """Returns what the ranks of a host need of its memory where they take any for offload or tables; a CPU's
+        device memory is part of it."""
+        own = memory.needed if self.cluster.device == "cpu" and memory.host else 0
+        return (memory.host + own) * self.cluster.gpus_per_host
 
     def segments(self, micro: int) -> tuple[Segment, ...]:
         """Returns the model's segments for a micro-batch of so many examples."""

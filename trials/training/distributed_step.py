@@ -31,6 +31,8 @@ from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
 from trials.embeddings.frequency_decay import FrequencyDecay
 from trials.embeddings.growing import Begun, GrowingTables
+from trials.embeddings.levels.cached_tables import CachedTables
+from trials.embeddings.levels.row_cache import CacheUse
 from trials.embeddings.make_engine import table_engine
 from trials.job import Job
 from trials.memory.limit import (
@@ -88,10 +90,14 @@ class DistributedStep:
         # these engines move one layer after another, as they hold it
         if not strategy.fully_sharded and strategy.dense != "zero_offload":
             on_device_for_good(model, where)
-        cluster = _cluster(cluster, ranks) if ranks.world > 1 else None
+        given, cluster = cluster, _cluster(cluster, ranks) if ranks.world > 1 else None
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
         held = held_schema(job.model, job.features)
-        self._tables = table_engine(tables, held, config, ranks, placement, where)
+        level, cached_rows = strategy.tables, tuple[int, ...]()
+        if tables is not None and level != "device":
+            pricing = pricing_of(job, given or this_machine())
+            cached_rows = pricing.below.cached_rows(pricing.sized(strategy).table_cache)
+        self._tables = table_engine(tables, held, config, ranks, placement, where, level, cached_rows)
         self._growing: GrowingTables | None = None
         if self._rows is not None:
             self._rows.build_index()  # its keys may have come from another rank
@@ -122,8 +128,11 @@ class DistributedStep:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy that the dense part is held with, read from what wraps it."""
-        return executed_strategy(self._dense)
+        """The strategy that the model is held with, read from what wraps its dense part and holds its tables."""
+        found = executed_strategy(self._dense)
+        if not isinstance(self._tables, CachedTables):
+            return found
+        return found.replace(tables=self._tables.level, table_cache=self._tables.table_cache)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Runs one update; returns this rank's loss, detached, whose mean over ranks is that of the global
@@ -145,6 +154,11 @@ class DistributedStep:
         with on_host() if self._offload else nullcontext():
             self._dense.update()
         return loss
+
+    @property
+    def cache_use(self) -> CacheUse | None:
+        """What the cache of tables that lie below the device has done so far; None where there is none."""
+        return self._tables.cache_use if isinstance(self._tables, CachedTables) else None
 
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""

@@ -84,6 +84,11 @@ class TrainStep:
             table.weight.grad = None
         return loss.detach()
 
+    @property
+    def cache_use(self) -> None:
+        """None: all tables are on the device."""
+        return None
+
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""
         if self._growing is not None:

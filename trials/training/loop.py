@@ -36,6 +36,7 @@ from trials.data.id_counts import IdCounts
 from trials.data.loader import Batch, rank_slice, train_batches
 from trials.data.prefetch import on_device
 from trials.embeddings.fp16 import store_tables_in_half
+from trials.embeddings.levels.row_cache import CacheUse
 from trials.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
 from trials.job import Job, TrainingConfig
 from trials.memory.limit import on_device_for_good, on_host
@@ -74,6 +75,10 @@ class Step(Resumable, Protocol):
 
     def __call__(self, batch: Batch) -> Tensor:
         """Runs one update on this rank's slice; returns its loss, whose mean over ranks is the batch's."""
+
+    @property
+    def cache_use(self) -> CacheUse | None:
+        """What the cache of tables that lie below the device has done so far; None where there is none."""
 
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""
@@ -193,7 +198,7 @@ def train(
         assert run.best_weights is not None
         if ranks.first:
             keep(run.best_weights)
-        trained = _trained(state, job.training)
+        trained = _trained(state, job.training, step.cache_use)
         emit(trained)
         LOG.info(
             "training ended: best NE %.6f after %s examples; %s examples/s",
@@ -236,7 +241,7 @@ def fresh_step(
     return step
 
 
-def _trained(state: TrainingState, config: TrainingConfig) -> Trained:
+def _trained(state: TrainingState, config: TrainingConfig, cache: CacheUse | None) -> Trained:
     assert state.best is not None
     speed = statistics.median(state.speeds)
     measured = Measured(
@@ -245,6 +250,8 @@ def _trained(state: TrainingState, config: TrainingConfig) -> Trained:
         peak_memory_bytes=_peak_memory_bytes(device()),
         train_seconds=state.curve[-1].seconds - state.evaluate_seconds,
         evaluate_seconds=state.evaluate_seconds,
+        table_hit_rate=cache.hit_rate if cache else None,
+        table_rows_copied=cache.rows_a_step if cache else None,
     )
     return Trained(best=state.best, measured=measured)
 

@@ -23,6 +23,8 @@ def test_every_technique_is_there_and_offload_with_fully_shard_alone(
     offloaded = dense & {"shard_grad_op", "hsdp", "fsdp"} if hosts * ranks > 1 else {"fsdp"}
     names = {f"{held}{how}" for held in dense for how in CHECKPOINTING}
     names |= {f"{held}{how}+cpu_offload" for held in offloaded for how in CHECKPOINTING}
+    if hosts * ranks == 1:
+        names |= {f"{name}+{level}_tables" for name in names for level in ("host", "ssd")}
     found = ladder(hosts, ranks, 64)
     assert {strategy.held_as for strategy in found} == names
     for name in names:

@@ -15,7 +15,7 @@ from trials.cluster.cluster import Cluster
 from trials.data.loader import Batch
 from trials.job import Job, TrainingConfig
 from trials.memory.counter import MemoryCounter
-from trials.memory.limit import counted_by
+from trials.memory.limit import counted_by, on_device_for_good, on_host
 from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.strategy import Strategy
@@ -74,7 +74,16 @@ def batch(seed: int, *, counted: bool) -> Batch:
     )
 
 
-@pytest.mark.parametrize("strategy", [Strategy(), Strategy(checkpointing="full")], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(),
+        Strategy(checkpointing="full"),
+        Strategy(tables="host", table_cache=1100),
+        Strategy(tables="ssd", table_cache=700, micro_batches=2),
+    ],
+    ids=lambda each: each.name,
+)
 @pytest.mark.parametrize(
     "settings", [{}, {"clip_norm": 0.1}, {"frequency_decay": 0.1}], ids=["plain", "clipped", "decayed"]
 )
@@ -87,10 +96,11 @@ def test_one_rank_holds_what_was_predicted(
     job = Job(model=config, features=SCHEMA, log="x", training=training, seed=0)
     predicted = pricing_of(job, CLUSTER).memory(strategy).total
     with MemoryCounter() as counter, counted_by(counter):
-        built = build_model(config, SCHEMA).train()
+        with on_host():
+            built = build_model(config, SCHEMA).train()
         step: TrainStep | DistributedStep
         if strategy == Strategy() and not training.frequency_decay:
-            step = TrainStep(built, training)
+            step = TrainStep(on_device_for_good(built, torch.device("cpu")), training)
         else:
             step = DistributedStep(built, job, strategy, Ranks(), where=torch.device("cpu"))
         del built  # its tables, which the step has

@@ -1,0 +1,170 @@
+"""Where tables lie that the device has no room for: how large their cache is, which level is taken, and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dhen.errors import UserError
+from dhen.model import parse_model
+from dhen.schema import FeatureSchema, Table
+from dhen.values import parse
+from trials.cluster.cluster import Cluster
+from trials.cluster.quantity import parse_bytes
+from trials.job import TrainingConfig
+from trials.planner.options import PlanOptions
+from trials.planner.plan import Plan, plan
+from trials.planner.pricing import Pricing
+from trials.planner.tables.levels import LEFT_FREE, zipf_share
+from trials.strategy import KIB, Strategy, named
+
+SCHEMA = FeatureSchema(
+    tables=(Table(name="user", rows=200_000), Table(name="item", rows=50_000), Table(name="day", rows=7)),
+    numeric=("x",),
+)
+MODEL = parse_model({"embedding_dim": 16, "layers": [{"modules": ["mlp"], "out_embeddings": 4}]}, "test")
+TRAINING = TrainingConfig(batch_size=512, precision="fp32", epochs=1)
+WHOLE = 250_007 * (16 * 4 + 12)
+"""Bytes of all rows with what their optimizer has."""
+STORED = 250_007 * (16 * 4 + 4)
+
+
+def cluster(hbm: str, host: str = "64GB", device: str = "cuda") -> Cluster:
+    return parse(
+        Cluster,
+        {
+            "hosts": 1,
+            "gpus_per_host": 1,
+            "device": device,
+            "hbm": hbm,
+            "host_memory_bytes": host,
+            "memory_bandwidth": "1TB/s",
+            "peak_flops": {"fp32": "10TFLOP/s", "bf16": "100TFLOP/s"},
+            "host_link_bandwidth": "20GB/s",
+        },
+        "test",
+    )
+
+
+def made(hbm: str, host: str = "64GB", device: str = "cpu", technique: str | None = None) -> Plan:
+    options = PlanOptions(technique=named(technique) if technique else None)
+    return plan(MODEL, SCHEMA, TRAINING, cluster(hbm, host, device), options=options)
+
+
+def test_tables_stay_on_the_device_as_long_as_they_fit() -> None:
+    assert made("1GiB").chosen == Strategy()
+
+
+def test_tables_that_the_device_has_no_room_for_lie_in_host_memory_and_the_plan_says_why() -> None:
+    found = made("8MiB")
+    assert found.chosen is not None
+    assert found.best is not None
+    assert found.chosen.tables == "host"
+    assert {priced.strategy.tables for priced in found.strategies} == {"host", "ssd"}
+    assert "Tables on the device: table 'user' fits on no rank" in found.notes[0]
+    assert found.best.memory.needed <= (1 - LEFT_FREE) * found.hbm
+    assert found.best.memory.needed > (1 - LEFT_FREE) * found.hbm - 2 * KIB  # the cache takes what is left
+    assert found.best.memory.host == STORED + 8 * 250_007
+    assert found.remedy is None
+
+
+def test_tables_that_host_memory_has_no_room_for_lie_on_the_ssd() -> None:
+    found = made("8MiB", host="16MiB")
+    assert found.chosen is not None
+    assert found.chosen.tables == "ssd"
+    alike = found.chosen.replace(tables="host", table_cache=0).name
+    (in_memory,) = [each for each in found.strategies if each.strategy.replace(table_cache=0).name == alike]
+    assert not in_memory.fits
+    assert "of a host's memory, which has 16" in in_memory.reason
+
+
+def test_a_cpus_memory_is_the_hosts() -> None:
+    """A cache does not take what the tables below it need."""
+    both = STORED + 8 * 250_007 + 8 * 2**20
+    fits, lacks = (made("64MiB", host=str(size), technique="host_tables") for size in (both, STORED))
+    assert fits.best is not None
+    assert fits.best.memory.needed + fits.best.memory.host <= both
+    assert lacks.best is None
+    apart = made("8GiB", host=str(both), device="cuda", technique="host_tables").best
+    assert apart is not None
+    assert apart.memory.embedding_shards == WHOLE  # an accelerator's is not
+
+
+def test_no_level_makes_room_for_a_batch_that_does_not_fit() -> None:
+    found = made("512KiB")
+    assert found.chosen is None
+    assert found.remedy is not None
+    assert "Nothing fits 512 KiB per rank" in found.remedy
+
+
+def test_a_step_that_reads_every_row_and_several_ranks_keep_tables_on_the_device() -> None:
+    decayed = TRAINING.replace(table_decay=0.1)
+    pair = cluster("8MiB", device="cpu").replace(
+        gpus_per_host=2, nvlink={"bandwidth": "1GB/s", "latency": "1us"}
+    )
+    for training, where in ((decayed, cluster("8MiB", device="cpu")), (TRAINING, pair)):
+        assert plan(MODEL, SCHEMA, training, where).strategies == ()
+        with pytest.raises(UserError, match="technique=dp\\+host_tables is not on the ladder"):
+            plan(MODEL, SCHEMA, training, where, options=PlanOptions(technique=named("dp+host_tables")))
+
+
+def test_the_size_of_the_cache_can_be_given() -> None:
+    found = made("1GiB", technique="ssd_tables=2MiB")
+    assert found.chosen == Strategy(tables="ssd", table_cache=2048)
+    assert found.best is not None
+    assert 0 <= 2**21 - found.best.memory.embedding_shards < 100
+
+
+def test_a_cache_shares_its_rows_among_matrices_and_never_holds_fewer_than_a_batch() -> None:
+    model = MODEL.replace(table_dim_exponent=0.3)
+    below = Pricing(model, SCHEMA, TRAINING, cluster("1GiB")).below
+    assert below.cached_rows(0) == (7, 2 * 512)
+    assert below.cached_rows(-(-below.whole_bytes // KIB)) == (7, 250_000)
+    for size in (100, 1000, 5000):
+        assert below.cache_bytes(size) <= max(size * KIB, below.least_bytes)
+    assert below.cached_rows(1000)[1] < below.cached_rows(2000)[1]
+
+
+def test_a_smaller_cache_makes_a_longer_step() -> None:
+    pricing = Pricing(MODEL, SCHEMA, TRAINING, cluster("8GiB"))
+    times = [
+        pricing.time(Strategy(tables=level, table_cache=size)).total
+        for level in ("host", "ssd")
+        for size in (16_000, 4000, 1000, 100)
+    ]
+    assert pricing.time(Strategy()).total < times[0]
+    assert times[:4] == sorted(times[:4])
+    assert times[4:] == sorted(times[4:])
+    assert all(ssd > host for host, ssd in zip(times[:4], times[4:], strict=True))
+
+
+def test_the_share_of_lookups_is_that_of_ids_drawn_by_zipfs_law() -> None:
+    rows = 10_000
+    places = torch.multinomial(
+        1.0 / torch.arange(1, rows + 1), 200_000, replacement=True, generator=torch.Generator().manual_seed(0)
+    )
+    for cached in (1, 100, 1000, 5000):
+        assert zipf_share(cached, rows) == pytest.approx(float((places < cached).float().mean()), abs=0.01)
+    assert zipf_share(rows, rows) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("disk_tables", "'disk_tables' is no memory technique"),
+        ("host_tables=10", "'host_tables=10' is no memory technique"),
+        ("host_tables=much", "'host_tables=much' is no memory technique"),
+        ("host_tables+ssd_tables", "says tables twice"),
+    ],
+)
+def test_levels_that_there_are_not_are_refused(word: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        named(word)
+
+
+def test_a_name_says_level_and_cache() -> None:
+    strategy = named("ssd_tables=1.5MiB+micro_batches=4")
+    assert strategy.name == "dp+ssd_tables=1536KiB+micro_batches=4"
+    assert named(strategy.name) == strategy
+    assert strategy.held_as == "dp+ssd_tables"
+    assert strategy.table_cache * KIB == parse_bytes("1.5MiB")

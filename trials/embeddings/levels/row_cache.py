@@ -1,0 +1,199 @@
+"""A cache on the device of the rows of one matrix, which lie on a level of storage below it.
+
+What is trained is the cache. Rows that a batch reads are brought in before its lookup, with their optimizer
+state, and take the places of those that have occurred least often so far; these are written back, where they
+have changed since. A row keeps the number of times it has occurred while it is not in the cache, so the cache
+comes to hold the rows that occur most (least frequently used, with exact counts).
+
+Shapes: N ids of a batch, R rows of the matrix, C of which are in the cache, D columns.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dhen.errors import UserError
+from dhen.inputs.features import EmbeddingTables
+from trials.strategy import TableLevel
+from trials.user_cache import user_cache
+
+LOOKED_FOR = 16
+"""Parts of the cache, one of which is looked for at a time: the slots whose rows occur least, to be given away."""
+
+
+@dataclass
+class CacheUse:
+    """What a cache has done in training so far, counted."""
+
+    steps: int = 0
+    looked_up: int = 0
+    """Number of ids looked up."""
+    missed: int = 0
+    """Number of them whose row was not in the cache."""
+    copied_in: int = 0
+    """Rows copied from the level below."""
+    copied_out: int = 0
+    """Rows copied to it."""
+
+    @classmethod
+    def of_all(cls, uses: Iterable[CacheUse]) -> CacheUse:
+        """Returns what caches that serve the same steps have done together."""
+        uses = list(uses)
+        steps = max((use.steps for use in uses), default=0)
+        counted = ("looked_up", "missed", "copied_in", "copied_out")
+        return cls(steps, *(sum(getattr(use, name) for use in uses) for name in counted))
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the ids whose row was in the cache; None before there were any."""
+        return 1.0 - self.missed / self.looked_up if self.looked_up else None
+
+    @property
+    def rows_a_step(self) -> float | None:
+        """Rows copied to and from the cache per step; None before there was one."""
+        return (self.copied_in + self.copied_out) / self.steps if self.steps else None
+
+
+class RowCache:
+    """The rows of a matrix that are on the device, and those below."""
+
+    def __init__(
+        self, whole: EmbeddingTables, held: EmbeddingTables, sum_C: Tensor, level: TableLevel
+    ) -> None:
+        """Begins with an empty cache; to be made `on_host`.
+
+        Args:
+            whole: all rows, in host memory; an `ssd` takes them over.
+            held: the same tables, with a weight of C rows on the device.
+            sum_C: row-wise Adagrad's sums of these.
+            level: where the rows lie.
+        """
+        rows, slots = len(whole.weight), len(held.weight)
+        self.sum_R = torch.zeros(rows) if level == "host" else on_ssd(torch.zeros(rows))
+        """Row-wise Adagrad's sum of each row, beside the rows."""
+        if level == "ssd":
+            whole.weight.data = on_ssd(whole.weight.detach())
+        self._weight_RD, self._weight_CD, self._sum_C = whole.weight.detach(), held.weight.detach(), sum_C
+        self._names = ", ".join(table.name for table in whole.tables)
+        self._slot_R = torch.full((rows,), -1, dtype=torch.int32)
+        held.slots = self._slot_R
+        self._occurred_R = torch.zeros(rows, dtype=torch.int32)
+        self.row_C = torch.full((slots,), -1)
+        """Row in each slot of the cache, -1 where it is free."""
+        self._changed_C = torch.zeros(slots, dtype=torch.bool)
+        self._batch_C = torch.zeros(slots, dtype=torch.int64)
+        """Number of the batch that last read the slot."""
+        self._batch = self._queued = 0
+        self._queue = self.row_C[:0]
+        """Slots to be given away, the one whose row has occurred least first, as they were at batch `_queued`."""
+        self._slot_N = self.row_C[:0]
+        self.use = CacheUse()
+
+    def hold(self, row_N: Tensor) -> None:
+        """Brings in the rows that a batch reads; duplicates do no harm.
+
+        Raises:
+            UserError: where the cache has too few rows for the batch.
+        """
+        self._batch += 1
+        self._occurred_R.index_add_(0, row_N, torch.ones_like(row_N, dtype=torch.int32))
+        slot_N = self._slot_R[row_N]
+        missed_N = row_N[slot_N < 0]
+        self._batch_C[slot_N[slot_N >= 0].long()] = self._batch
+        self.use.steps += 1
+        self.use.looked_up += len(row_N)
+        if len(missed_N):
+            self.use.missed += len(missed_N)
+            self._bring_in(torch.unique(missed_N))
+            slot_N = self._slot_R[row_N]
+        self._slot_N = slot_N.long()
+
+    def changed(self) -> None:
+        """Notes that the rows of the last batch have been updated."""
+        self._changed_C[self._slot_N] = True
+
+    def write_back(self) -> None:
+        """Brings the level below up to date."""
+        self._write_back(self._changed_C.nonzero().squeeze(1))
+
+    def drop(self, rows: Tensor) -> None:
+        """Forgets rows that are given other values below."""
+        slots = self._slot_R[rows]
+        slots = slots[slots >= 0].long()
+        self.row_C[slots], self._changed_C[slots] = -1, False
+        self._slot_R[rows], self._occurred_R[rows] = -1, 0
+
+    def forget(self) -> None:
+        """Empties the cache, after all rows were given other values below."""
+        self.row_C.fill_(-1)
+        self._slot_R.fill_(-1)
+        self._changed_C.fill_(False)
+        self._queue = self._queue[:0]
+
+    def _bring_in(self, rows: Tensor) -> None:
+        slots = self._given_away(len(rows))
+        self._write_back(slots[self._changed_C[slots]])
+        before = self.row_C[slots]
+        self._slot_R[before[before >= 0]] = -1
+        self.row_C[slots], self._slot_R[rows] = rows, slots.int()
+        there, device = slots.to(self._weight_CD.device), self._weight_CD.device
+        self._weight_CD.index_copy_(0, there, self._weight_RD[rows].to(device))
+        self._sum_C.index_copy_(0, there, self.sum_R[rows].to(device))
+        self.use.copied_in += len(rows)
+
+    def _write_back(self, slots: Tensor) -> None:
+        rows, there = self.row_C[slots], slots.to(self._weight_CD.device)
+        self._weight_RD.index_copy_(0, rows, self._weight_CD[there].to(self._weight_RD.device))
+        self.sum_R.index_copy_(0, rows, self._sum_C[there].to(self.sum_R.device))
+        self._changed_C[slots] = False
+        self.use.copied_out += len(slots)
+
+    def _given_away(self, count: int) -> Tensor:
+        """Returns so many slots that the batch does not read, those first whose rows have occurred least; the
+        batch reads them from here on."""
+        found: list[Tensor] = []
+        while count:
+            if not len(self._queue):
+                self._look_for(count)
+            unread = self._queue[self._batch_C[self._queue] <= self._queued]
+            found.append(unread[:count])
+            self._batch_C[found[-1]] = self._batch
+            self._queue = unread[count:]
+            count -= len(found[-1])
+        return torch.cat(found)
+
+    def _look_for(self, count: int) -> None:
+        free = self._batch_C < self._batch
+        there = int(free.sum())
+        if there < count:
+            raise UserError(
+                f"a batch reads more rows than the cache of tables {self._names} has, which are "
+                f"{len(self.row_C):,}: give a smaller training.batch_size, or more memory."
+            )
+        most = torch.iinfo(torch.int32).max
+        occurred_C = torch.where(self.row_C < 0, -1, self._occurred_R[self.row_C.clamp(min=0)])
+        wanted = min(there, max(count, len(occurred_C) // LOOKED_FOR))
+        self._queue = occurred_C.masked_fill_(~free, most).topk(wanted, largest=False).indices
+        self._queued = self._batch - 1
+
+
+def on_ssd(tensor: Tensor) -> Tensor:
+    """Returns a copy that lies in a file, mapped into memory, below `user_cache()`; its space is free again when
+    the process ends, in whatever way.
+
+    Raises:
+        OSError: where there is no space for it, before anything is written.
+    """
+    folder = user_cache() / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:  # its name goes, and the mapping stays
+        os.posix_fallocate(file.fileno(), 0, max(1, tensor.numel() * tensor.element_size()))
+        mapped = torch.from_file(file.name, shared=True, size=math.prod(tensor.shape), dtype=tensor.dtype)
+    return mapped.view(tensor.shape).copy_(tensor)
