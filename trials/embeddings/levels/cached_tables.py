@@ -1,9 +1,8 @@
 """Tables of one process that lie on a level of storage below its device: in host memory, or on an SSD.
 
 Training reads and updates a cache on the device (`trials.embeddings.levels.row_cache`), so that the bytes of a
-table do not count to the device's memory; evaluation reads the level below directly, and leaves the cache as it is.
-Where rows lie changes no number: training is equal to the bit to that of `trials.embeddings.local`.
-"""
+table do not count to the device's memory; evaluation reads the level below directly, and leaves the cache as it
+is. Where rows lie changes no number: training is equal to the bit to that of `trials.embeddings.local`."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Matrix(NamedTuple):
     """Bytes of a row in the cache, with its optimizer's state."""
     stored_bytes: int
     """Bytes of a row below the device."""
-    ids: float
-    """Ids that a batch looks up."""
+    tables: tuple[tuple[int, float], ...]
+    """Rows of each table, and the ids that a batch looks up there."""
 
 
 class Below:
@@ -83,9 +83,10 @@ class Below:
         memory of so many bytes/s."""
         seconds = 0.0
         for matrix, held in zip(self._matrices, self.cached_rows(strategy.table_cache), strict=True):
-            missed = matrix.ids * (1.0 - zipf_share(held, matrix.rows))
+            ids = sum(count for _, count in matrix.tables)
+            missed = ids * (1.0 - hit_rate(matrix.tables, held))
             copied = ROW_SECONDS[strategy.tables] + 2 * matrix.row_bytes / bandwidth
-            seconds += matrix.ids * FIND_SECONDS + missed * copied
+            seconds += ids * FIND_SECONDS + missed * copied
         return seconds
 
 
@@ -97,18 +98,35 @@ def _matrix(group: TableGroup, tables: Sequence[Table], examples: int, weight_by
         least=sum(min(table.rows, math.ceil(most)) for table, most in zip(its, read, strict=True)),
         row_bytes=group.dim * weight_bytes + ONE_PROCESS_ROW_STATE_BYTES,
         stored_bytes=group.dim * weight_bytes + STORED_STATE_BYTES,
-        ids=examples * sum(table.mean_ids for table in its),
+        tables=tuple((table.rows, examples * table.mean_ids) for table in its),
     )
 
 
-def zipf_share(cached: int, rows: int) -> float:
-    """Returns the share of lookups that the most frequent rows have, H(C) / H(R), where the frequency of a row
-    falls as 1 / its place."""
-    if cached >= rows:
-        return 1.0
-    return _harmonic(cached) / _harmonic(rows)
+def hit_rate(tables: Sequence[tuple[int, float]], cached: int) -> float:
+    """Returns the share of lookups whose row is among the most frequent ones of all tables together.
+
+    The k-th row of a table of R rows with n ids occurs n / (k H(R)) times in a batch. Rows above one frequency
+    are in the cache: of each table a number in proportion to n / H(R), and all rows of a table that has fewer.
+
+    Args:
+        tables: rows of each table, and ids that are looked up there.
+        cached: rows in the cache.
+    """
+    wanted = [(rows, ids, ids / _harmonic(rows)) for rows, ids in tables if ids]
+    found, left = 0.0, float(cached)
+    while wanted:
+        per_weight = left / sum(weight for _, _, weight in wanted)
+        whole = [each for each in wanted if per_weight * each[2] >= each[0]]
+        if not whole:
+            found += sum(weight * _harmonic(per_weight * weight) for _, _, weight in wanted)
+            break
+        found += sum(ids for _, ids, _ in whole)
+        left -= sum(rows for rows, _, _ in whole)
+        wanted = [each for each in wanted if each not in whole]
+    total = sum(ids for _, ids in tables)
+    return found / total if total else 1.0
 
 
-def _harmonic(n: int) -> float:
-    """H(n), by Euler's expansion."""
-    return math.log(n) + 0.5772156649 + 0.5 / n if n else 0.0
+def _harmonic(n: float) -> float:
+    """H(n), by Euler's expansion; below 1, where there is part of a row, that part."""
+    return math.log(n) + 0.5772156649 + 0.5 / n - 1 / (12 * n * n) if n >= 1 else n

@@ -15,7 +15,7 @@ from trials.job import TrainingConfig
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.planner.tables.levels import LEFT_FREE, zipf_share
+from trials.planner.tables.levels import LEFT_FREE, hit_rate
 from trials.strategy import KIB, Strategy, named
 
 SCHEMA = FeatureSchema(
@@ -138,14 +138,17 @@ def test_a_smaller_cache_makes_a_longer_step() -> None:
     assert all(ssd > host for host, ssd in zip(times[:4], times[4:], strict=True))
 
 
-def test_the_share_of_lookups_is_that_of_ids_drawn_by_zipfs_law() -> None:
-    rows = 10_000
-    places = torch.multinomial(
-        1.0 / torch.arange(1, rows + 1), 200_000, replacement=True, generator=torch.Generator().manual_seed(0)
-    )
-    for cached in (1, 100, 1000, 5000):
-        assert zipf_share(cached, rows) == pytest.approx(float((places < cached).float().mean()), abs=0.01)
-    assert zipf_share(rows, rows) == 1.0
+@pytest.mark.parametrize(
+    "tables", [[(10_000, 1.0)], [(10_000, 1.0), (300, 1.0), (5, 2.0), (40_000, 0.2)]], ids=len
+)
+def test_the_hit_rate_is_the_share_of_the_most_frequent_rows(tables: list[tuple[int, float]]) -> None:
+    """Where rows of every table occur by Zipf's law."""
+    shares = [1.0 / torch.arange(1, rows + 1) for rows, _ in tables]
+    of_all = torch.cat([ids * share / share.sum() for share, (_, ids) in zip(shares, tables, strict=True)])
+    of_all = (of_all / of_all.sum()).sort(descending=True).values
+    for cached in (100, 1000, 5000, len(of_all) - 1):
+        assert hit_rate(tables, cached) == pytest.approx(float(of_all[:cached].sum()), abs=0.01)
+    assert hit_rate(tables, len(of_all)) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
