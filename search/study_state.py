@@ -256,8 +256,9 @@ class StudyState:
             trial for trial in candidates if self._averages and trial.job.fingerprint not in fingerprints
         ]
         distinct = {trial.job.fingerprint: trial for trial in reversed(candidates)}
-        on_fronts = {trial.number: trial for trial in (*front, *by_table_bytes)}
-        on_fronts = {number: trial for number, trial in on_fronts.items() if trial.kind is TrialKind.AVERAGE}
+        on_fronts = {
+            trial.number: trial for trial in (*front, *by_table_bytes) if trial.kind is TrialKind.AVERAGE
+        }
         return Selection(
             baseline=min(tuned, key=ne_of, default=None),
             front=tuple(front),

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from dashboards.figures.front import FrontInfo, Price, drawn_against, info_against
 from dashboards.figures.style import empty
-from dashboards.units import byte_size, percent
+from dashboards.units import byte_size, decimals
 from trials.study_record import StudyRecord, relative_ne_percent
 
 TABLE_BYTES = Price(
@@ -53,8 +53,8 @@ def _title(info: FrontInfo) -> str:
     smallest, lowest = info.front[0], info.front[-1]
     if smallest is lowest:
         return f"The lowest NE needs no larger tables than {byte_size(lowest.price)}"
-    more = percent(relative_ne_percent(smallest.ne, lowest.ne))
-    return f"Tables of {byte_size(smallest.price)} in place of {byte_size(lowest.price)} change NE by {more}"
+    more = decimals(relative_ne_percent(smallest.ne, lowest.ne), 2)
+    return f"Tables of {byte_size(smallest.price)} in place of {byte_size(lowest.price)} raise NE by {more} %"
 
 
 def _ticks(info: FrontInfo) -> list[float]:
