@@ -55,6 +55,12 @@ class Selection:
         return tuple({trial.number: trial for trial in together}.values())
 
     @property
+    def averages(self) -> tuple[TrialRecord, ...]:
+        """Averages on the front, or on that of table bytes."""
+        on_fronts = {trial.number: trial for trial in (*self.front, *self.by_table_bytes)}
+        return tuple(trial for trial in on_fronts.values() if trial.kind is TrialKind.AVERAGE)
+
+    @property
     def exported(self) -> tuple[TrialRecord, ...]:
         """Trials that must have weights because they may be exported: the trained ones, and networks on the front
         of table bytes, which no later stage trains again or scores."""

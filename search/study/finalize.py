@@ -116,9 +116,7 @@ class Finals:
             pool, self._log, "validation", self._logits("validation"), most=self._config.most_averaged
         )
         averages = [members for members in chosen if meets(self._config.limits, members)]
-        standing = [
-            self._state.networks(average) for average in selection.front if average.kind is TrialKind.AVERAGE
-        ]
+        standing = [self._state.networks(average) for average in selection.averages]
         for members in (*averages, *standing):
             self._take_in(members)
         if not averages:
