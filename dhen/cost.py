@@ -24,6 +24,8 @@ RMS_NORM_FLOPS = 4
 """The same in root mean square normalization (square, sum, scale, weight)."""
 SOFTMAX_FLOPS = 5
 """Elementwise operations a value in a softmax (maximum, subtraction, exponential, sum, division)."""
+NUMBER_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""Bytes per number, by the precision that tables are stored in or embeddings sent in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +88,10 @@ def dense_parameters(rows: Iterable[CostRow]) -> int:
 def embedding_parameters(rows: Iterable[CostRow]) -> int:
     """Parameters of the embedding tables."""
     return sum(row.parameters for row in rows if row.kind == LOOKUP)
+
+
+def table_bytes(parameters: int, precision: str) -> int:
+    """Bytes of embedding tables with so many parameters, as they are stored while they train: all rows that the
+    model holds, of a growing table as many as its capacity, and its default row. Optimizer state, and the keys by
+    which growing tables know their ids, come on top."""
+    return parameters * NUMBER_BYTES[precision]

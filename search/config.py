@@ -19,7 +19,7 @@ from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.demo.spec import DemoLog
 from trials.data.log_schema import GivenGrowing, GivenSplit
 from trials.job import TrainingConfig
-from trials.serving_limits import ServingConfig
+from trials.serving_limits import Limits, ServingConfig
 from trials.strategy import Prefer, StrategyName
 
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
@@ -104,6 +104,10 @@ class StudyConfig(LogConfig):
     """Training settings of every trial; the training axes of the space come on top."""
     serving: ServingConfig = ServingConfig()
     """A request to the exported model, and limits on serving it; a candidate over a limit is not trained."""
+    max_table_bytes: Bytes | None = None
+    """Limit on the bytes of a candidate's embedding tables as training stores them, such as 1GiB: rows x columns x
+    bytes of `training.table_precision`, growing tables with their whole capacity. A candidate over it is not
+    trained."""
     parallel: int | None = Field(default=None, gt=0)
     """Number of trials that train side by side; by default one on an accelerator, and on a CPU as
     many as the cores allow with `threads` times ranks each, at most four."""
@@ -169,6 +173,11 @@ class StudyConfig(LogConfig):
     among the first candidates, with the settings that they were trained with, as near as the space has them."""
     name: str | None = None
     """Name of the study in the database and in MLflow; the run directory's name where not given."""
+
+    @property
+    def limits(self) -> Limits:
+        """All that candidates may take, but for memory."""
+        return Limits(serving=self.serving, max_table_bytes=self.max_table_bytes)
 
     @property
     def most_trials(self) -> int | None:

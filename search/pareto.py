@@ -1,17 +1,20 @@
-"""The NE-FLOPs Pareto front of a study's candidates, its best and its knee, and picks from it."""
+"""The Pareto fronts of a study's candidates, NE against FLOPs and against table bytes, its best and its knee, and
+picks from them."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
 from dhen.errors import UserError
+from trials.cluster.quantity import byte_words, parse_bytes
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 _FIRST_THREE = itemgetter(0, 1, 2)
+_NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 
 def eligible(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -42,12 +45,20 @@ def pareto_front(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     return front_of(eligible(trials))
 
 
-def front_of(comparable: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """The front of trials that are all `eligible`."""
+def table_bytes_front_of(comparable: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Trials, of those that are all `eligible`, that no other beats in both NE and table bytes, by table bytes."""
+    return front_of((trial for trial in comparable if trial.job.table_bytes is not None), _table_bytes)
+
+
+def front_of(
+    comparable: Iterable[TrialRecord], price: Callable[[TrialRecord], float] | None = None
+) -> list[TrialRecord]:
+    """The front of trials that are all `eligible`; `price` is what NE is held against, by default FLOPs."""
+    price = price or _flops
     front: list[TrialRecord] = []
     lowest_ne = math.inf
     ascending = sorted(
-        ((_flops(trial), ne_of(trial), trial.number, trial) for trial in comparable), key=_FIRST_THREE
+        ((price(trial), ne_of(trial), trial.number, trial) for trial in comparable), key=_FIRST_THREE
     )
     for _, ne, _, trial in ascending:
         if ne < lowest_ne or not front:
@@ -72,7 +83,7 @@ def knee(front: list[TrialRecord]) -> TrialRecord | None:
 
 
 def picked(record: StudyRecord, how: str) -> TrialRecord:
-    """The trial that `how` names: the study's `best`, one of its front (see `pick`), or by its number another
+    """The trial that `how` names: the study's `best`, one of its fronts (see `pick`), or by its number another
     whose weights are kept: the baseline, the front of networks alone, and members of averages.
 
     Raises:
@@ -81,17 +92,20 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
     front = [record.trial(number) for number in record.front]
     if how == "best" and record.best is not None:
         return record.trial(record.best)
-    others = [record.trial(number) for number in record.networks_front]
+    by_tables = [record.trial(number) for number in record.table_bytes_front]
+    others = [*(record.trial(number) for number in record.networks_front), *by_tables]
     others += [record.trial(record.baseline)] if record.baseline is not None else []
     networks = (network for trial in (*front, *others) for network in record.networks(trial))
     named = {network.number: network for network in networks if network.kind is not TrialKind.RETRAINING}
+    named |= {trial.number: trial for trial in by_tables}
     if how.isdigit() and int(how) in named:
         return named[int(how)]
-    return pick(front, how)
+    return pick(front, how, by_tables)
 
 
-def pick(front: list[TrialRecord], how: str) -> TrialRecord:
-    """The trial of the front that `lowest`, `knee`, `flops<=X`, `ms<=X` or a trial number names.
+def pick(front: list[TrialRecord], how: str, by_tables: Sequence[TrialRecord] = ()) -> TrialRecord:
+    """The trial of the front that `lowest`, `knee`, `flops<=X`, `ms<=X` or a trial number names, or the one of the
+    front of table bytes, `by_tables`, that `table_bytes<=X` names.
 
     Raises:
         UserError: where nothing on the front fits, saying what is there.
@@ -110,11 +124,15 @@ def pick(front: list[TrialRecord], how: str) -> TrialRecord:
                 return trial
         numbers = ", ".join(str(trial.number) for trial in front)
         raise UserError(f"trial {how} is not on the front; the front is {numbers} (others keep no weights).")
-    limit = re.fullmatch(r"(flops|ms)\s*<=\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", how.strip())
-    if limit is None:
-        expected = "best, lowest, knee, 'flops<=5e6', 'ms<=2.5', or the number of a trial"
+    what, _, limit = (word.strip() for word in how.partition("<="))
+    if what == "table_bytes" and limit:
+        return _within_table_bytes(by_tables, how, limit)
+    if what not in ("flops", "ms") or not _NUMBER.fullmatch(limit):
+        expected = (
+            "best, lowest, knee, 'flops<=5e6', 'ms<=2.5', 'table_bytes<=1GiB', or the number of a trial"
+        )
         raise UserError(f"--pick {how!r}: expected {expected}.")
-    return _within(front, how, limit[1], float(limit[2]))
+    return _within(front, how, what, float(limit))
 
 
 def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> TrialRecord:
@@ -135,6 +153,25 @@ def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> Tria
     return fitting[-1]
 
 
+def _within_table_bytes(by_tables: Sequence[TrialRecord], how: str, limit: str) -> TrialRecord:
+    """The trial of the lowest NE whose embedding tables take no more than `limit`."""
+    try:
+        most = parse_bytes(limit)
+    except ValueError as error:
+        raise UserError(f"--pick {how!r}: {error}.") from None
+    fitting = [trial for trial in by_tables if _table_bytes(trial) <= most]
+    if not fitting:
+        least = min(map(_table_bytes, by_tables), default=None)
+        smallest = f"{byte_words(least)} ({least:,} bytes)" if least is not None else "not known"
+        raise UserError(f"--pick {how!r}: the smallest embedding tables on the front take {smallest}.")
+    return fitting[-1]
+
+
 def _flops(trial: TrialRecord) -> float:
     assert trial.job.flops is not None
     return trial.job.flops
+
+
+def _table_bytes(trial: TrialRecord) -> int:
+    assert trial.job.table_bytes is not None
+    return trial.job.table_bytes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dhen.errors import UserError
-from search.pareto import eligible, front_of, knee, ne_of
+from search.pareto import eligible, front_of, knee, ne_of, table_bytes_front_of
 from trials.choice import Choice
 from trials.events import Progress
 from trials.record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
@@ -36,12 +36,14 @@ class Selection:
     """The front of candidates alone, by FLOPs, which averages are made of."""
     singles: tuple[TrialRecord, ...]
     """The front of all networks by themselves, by FLOPs: candidates, and what learnt from an average."""
+    by_table_bytes: tuple[TrialRecord, ...]
+    """What no other beats in both NE and table bytes, of all that the front is of; by table bytes."""
     runners_up: tuple[TrialRecord, ...]
     """The front of all other candidates, where averages are to be made, which may have these networks too."""
     contenders: tuple[TrialRecord, ...]
     """Candidates of the lowest NE, whatever their FLOPs."""
     members: tuple[TrialRecord, ...]
-    """Networks of which averages on the front consist."""
+    """Networks of which averages on the front, or on that of table bytes, consist."""
 
     @property
     def trained(self) -> tuple[TrialRecord, ...]:
@@ -53,9 +55,23 @@ class Selection:
         return tuple({trial.number: trial for trial in together}.values())
 
     @property
+    def averages(self) -> tuple[TrialRecord, ...]:
+        """Averages on the front, or on that of table bytes."""
+        on_fronts = {trial.number: trial for trial in (*self.front, *self.by_table_bytes)}
+        return tuple(trial for trial in on_fronts.values() if trial.kind is TrialKind.AVERAGE)
+
+    @property
+    def exported(self) -> tuple[TrialRecord, ...]:
+        """Trials that must have weights because they may be exported: the trained ones, and networks on the front
+        of table bytes, which no later stage trains again or scores."""
+        by_tables = (trial for trial in self.by_table_bytes if trial.kind is not TrialKind.AVERAGE)
+        return tuple({trial.number: trial for trial in (*self.trained, *by_tables)}.values())
+
+    @property
     def kept(self) -> tuple[TrialRecord, ...]:
-        """Trials whose weights are not dropped: the trained ones, and others that are averaged or compared."""
-        return (*self.trained, *self.runners_up, *self.contenders)
+        """Trials whose weights are not dropped: those that may be exported, and others that are averaged or
+        compared."""
+        return (*self.exported, *self.runners_up, *self.contenders)
 
 
 class StudyState:
@@ -198,6 +214,7 @@ class StudyState:
             baseline=selection.baseline.number if selection.baseline else None,
             front=tuple(trial.number for trial in selection.front),
             networks_front=tuple(trial.number for trial in selection.singles),
+            table_bytes_front=tuple(trial.number for trial in selection.by_table_bytes),
             choice=choice,
             best=choice.best if choice else lowest,
             knee=selection.knee.number if selection.knee else None,
@@ -237,22 +254,27 @@ class StudyState:
         averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
         taught = [trial for trial in done if trial.kind is TrialKind.DISTILLED]
         networks = front_of(candidates)
-        front = front_of(candidates + averages + taught) if averages else networks
+        field = candidates + averages + taught if averages else candidates
+        front = front_of(field) if averages else networks
+        by_table_bytes = table_bytes_front_of(field)
         fingerprints = {trial.job.fingerprint for trial in networks}
         others = [
             trial for trial in candidates if self._averages and trial.job.fingerprint not in fingerprints
         ]
         distinct = {trial.job.fingerprint: trial for trial in reversed(candidates)}
-        on_front = (trial for trial in front if trial.kind is TrialKind.AVERAGE)
+        on_fronts = {
+            trial.number: trial for trial in (*front, *by_table_bytes) if trial.kind is TrialKind.AVERAGE
+        }
         return Selection(
             baseline=min(tuned, key=ne_of, default=None),
             front=tuple(front),
             knee=knee(front),
             networks=tuple(networks),
             singles=tuple(front_of(candidates + taught) if taught else networks),
+            by_table_bytes=tuple(by_table_bytes),
             runners_up=tuple(front_of(others)),
             contenders=tuple(heapq.nsmallest(CONTENDERS, distinct.values(), key=ne_of)),
-            members=tuple(network for average in on_front for network in self.networks(average)),
+            members=tuple(network for average in on_fronts.values() for network in self.networks(average)),
         )
 
     def _is_whole(self, average: TrialRecord) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
-from dhen.cost import CostRow
+from dhen.cost import CostRow, table_bytes
 from dhen.values import Value
 from trials.strategy import named
 
@@ -132,10 +132,23 @@ class JobSummary(Value):
     """Number of parameters in embedding tables."""
     weights_bytes: int | None = None
     """Size of the exported weights."""
+    table_bytes: int | None = None
+    """Size of the embedding tables as training stores them (`dhen.cost.table_bytes`). It follows from the fields
+    above; an average, which has no training of its own, says the sum over its networks."""
     origin: int | None = Field(default=None, exclude_if=lambda rows: rows is None)
     """Number of the training rows that it is trained on as if the log had ended there; None: the whole log."""
     teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
     """Fingerprint of the average that has softened the labels; None: they are the log's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_table_bytes(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("table_bytes") is not None:
+            return data
+        parameters, training = data.get("embedding_parameters"), data.get("training")
+        if parameters is None or not training:
+            return data
+        return data | {"table_bytes": table_bytes(parameters, training.get("table_precision", "fp32"))}
 
 
 class RejectedStrategy(Value):
@@ -224,8 +237,8 @@ class TrialPlan(Value):
     serving_ms: float | None = None
     """Measured forward time of a request (`StudyRecord.serving`), where that has a limit."""
     serving_excess: float | None = None
-    """Part by which the model exceeds the worst limit of serving, over that limit, which the sampler learns; 0 or
-    less where it meets all that was judged."""
+    """Part by which the model exceeds the worst limit of serving or of table bytes, over that limit, which the
+    sampler learns; 0 or less where it meets all that was judged."""
     summary: PlanSummary | None = None
     """The plan that the trial is held by: its items, its reasons, what it passed over. Each attempt keeps its own
     (`Attempt.plan`)."""

@@ -1,6 +1,7 @@
-"""What serving asks of a model: limits on its forward time, its size and its FLOPs (torch-free).
+"""What a candidate may take: serving's limits on its forward time, its size and its FLOPs, and one on the bytes of
+its embedding tables (torch-free).
 
-Size and FLOPs follow from the model; the forward time is measured (`trials.training.latency`).
+Sizes and FLOPs follow from the model; the forward time is measured (`trials.training.latency`).
 """
 
 from __future__ import annotations
@@ -59,12 +60,6 @@ class ServingConfig(Value):
         rows = "1 row" if self.batch == 1 else f"{self.batch:,} rows"
         return f"{rows}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
-    def excess(self, *, flops: float, weights_bytes: int, ms: float | None = None) -> float | None:
-        """Returns by how much a model exceeds the worst of the limits, over that limit; None where no known
-        quantity has one."""
-        demands = self.demands(flops=flops, weights_bytes=weights_bytes, ms=ms)
-        return max((demand.excess for demand in demands), default=None)
-
     def demands(self, *, flops: float, weights_bytes: int, ms: float | None = None) -> tuple[Demand, ...]:
         """Returns the quantities of a model that are known and have a limit."""
         candidates = (
@@ -77,6 +72,48 @@ class ServingConfig(Value):
             for value, limit, words, text in candidates
             if value is not None and limit is not None
         )
+
+
+class Limits(Value):
+    """All that a study's candidates may take, but for memory."""
+
+    serving: ServingConfig = ServingConfig()
+    max_table_bytes: int | None = None
+    """Limit on the bytes of the embedding tables; None for no limit."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit."""
+        return self.serving.limited or self.max_table_bytes is not None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The limits in words, those of serving together: `limit max_table_bytes=1 GiB`."""
+        words = []
+        if self.serving.limited:
+            words.append(f"limits of serving ({self.serving.request}: {self.serving.limits})")
+        if self.max_table_bytes is not None:
+            words.append(f"limit max_table_bytes={byte_words(self.max_table_bytes)}")
+        return tuple(words)
+
+    def excess(
+        self, *, flops: float, weights_bytes: int, table_bytes: int | None, ms: float | None = None
+    ) -> float | None:
+        """Returns by how much a model exceeds the worst of the limits, over that limit; None where no known
+        quantity has one."""
+        demands = self.demands(flops=flops, weights_bytes=weights_bytes, table_bytes=table_bytes, ms=ms)
+        return max((demand.excess for demand in demands), default=None)
+
+    def demands(
+        self, *, flops: float, weights_bytes: int, table_bytes: int | None, ms: float | None = None
+    ) -> tuple[Demand, ...]:
+        """Returns the quantities of a model that are known and have a limit."""
+        demands = self.serving.demands(flops=flops, weights_bytes=weights_bytes, ms=ms)
+        limit = self.max_table_bytes
+        if limit is None or table_bytes is None:
+            return demands
+        words = f"embedding tables take {byte_words(table_bytes)}, over max_table_bytes={byte_words(limit)}"
+        return (*demands, Demand(table_bytes / limit - 1.0, words))
 
 
 class Demand(NamedTuple):

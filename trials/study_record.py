@@ -16,7 +16,7 @@ from dhen.values import Value
 from trials.choice import Choice
 from trials.ordered_axis import OrderedAxis, Setting
 from trials.record import MADE_OF_WINNERS, CurvePoint, TrialKind, TrialRecord
-from trials.serving_limits import ServingConfig
+from trials.serving_limits import Limits, ServingConfig
 
 
 class Better(StrEnum):
@@ -209,6 +209,8 @@ class StudyRecord(Value):
     cluster: ClusterSummary | None = None
     serving: ServingConfig = ServingConfig()
     """Request to an exported model, and its limits."""
+    max_table_bytes: int | None = None
+    """Limit on the bytes of a candidate's embedding tables; None for no limit."""
     earlier: tuple[EarlierStudy, ...] = ()
     """Earlier studies that the study was started from."""
     passes: FoundPasses | None = None
@@ -229,6 +231,9 @@ class StudyRecord(Value):
     FLOPs."""
     networks_front: tuple[int, ...] = ()
     """Numbers of the networks on the front of networks alone, which averages are no part of, by FLOPs."""
+    table_bytes_front: tuple[int, ...] = ()
+    """Numbers of the candidates, of their averages, and of what learnt from one, that no other beats in both NE
+    and the bytes of embedding tables, by those bytes."""
     choice: Choice | None = None
     """What was chosen of the front before test was looked at; None before that, and once the front has changed."""
     best: int | None = None
@@ -247,6 +252,11 @@ class StudyRecord(Value):
     """Retrainings of winners and the baseline after selection, for intervals and ablations; no candidates."""
     comparisons: tuple[Comparison, ...] = ()
     """Comparisons of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
+
+    @property
+    def limits(self) -> Limits:
+        """All that candidates may take, but for memory."""
+        return Limits(serving=self.serving, max_table_bytes=self.max_table_bytes)
 
     def comparison(self, number: int | None) -> Comparison | None:
         """Returns the comparison of a winner with the baseline; None where the winner was not retrained."""

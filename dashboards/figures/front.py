@@ -1,7 +1,11 @@
-"""NE on validation against FLOPs, and the Pareto front between them."""
+"""NE on validation against FLOPs, and the Pareto front between them.
+
+Points and their drawing also serve a front against another price than FLOPs (`dashboards.figures.table_bytes`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -10,7 +14,7 @@ from dashboards.figures.frame import Frame, frame
 from dashboards.figures.style import BLUE, GREY, VERMILION, drawing, empty, text
 from dashboards.rows import TrialRow, trial_rows
 from dashboards.units import decimals, known, milliseconds, percent, ratio, si
-from trials.record import Outcome, TrialKind
+from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 HEIGHT = 470
@@ -19,12 +23,26 @@ NEAR_FLOOR = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What NE is drawn against."""
+
+    of: Callable[[TrialRecord], float | None]
+    """A trial's price; None where it is not known."""
+    words: Callable[[float], str]
+    """A price in words: `1.23 M FLOPs`."""
+
+
+FLOPS = Price(of=lambda trial: trial.job.flops, words=lambda flops: f"{si(flops)} FLOPs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
     """One trial in the plane."""
 
     row: TrialRow
     ne: float
-    flops: float
+    price: float
+    """FLOPs, or what else NE is drawn against."""
 
     @property
     def number(self) -> int:
@@ -46,10 +64,11 @@ class FrontPoint:
 class FrontInfo:
     """What the figure shows."""
 
+    price: Price
     candidates: tuple[FrontPoint, ...]
-    """Finished candidates and averages that have an NE and FLOPs, in order of number."""
+    """Finished candidates and averages that have an NE and a price, in order of number."""
     front: tuple[FrontPoint, ...]
-    """Points on the front, in order of FLOPs."""
+    """Points on the front, in order of price."""
     networks_front: tuple[FrontPoint, ...]
     """The front without averages, in order of FLOPs; empty where no average is on the front."""
     baseline: FrontPoint | None
@@ -64,23 +83,44 @@ class FrontInfo:
 
 def front_info(record: StudyRecord) -> FrontInfo:
     """What the figure shows; which trials are on the front is read from the record, not worked out here."""
-    drawn = (_point(row) for row in trial_rows(record))
+    return info_against(FLOPS, record, record.front, networks=record.networks_front, knee=record.knee)
+
+
+def info_against(
+    price: Price,
+    record: StudyRecord,
+    on_front: Sequence[int],
+    *,
+    networks: Sequence[int] = (),
+    knee: int | None = None,
+) -> FrontInfo:
+    """What a figure of NE against a price shows.
+
+    Args:
+        price: what NE is drawn against.
+        record: the study's record.
+        on_front: numbers of the trials on the front.
+        networks: numbers of the networks on the front without averages, where it is drawn too.
+        knee: number of the trial where the front bends most, where it is marked.
+    """
+    drawn = (_point(row, price) for row in trial_rows(record))
     points = {point.number: point for point in drawn if point is not None}
     numbers = {trial.number for trial in (*record.field, *record.averages)}
     candidates = tuple(point for number, point in points.items() if number in numbers)
-    front = [points[number] for number in record.front if number in points]
-    alone = [points[number] for number in record.networks_front if number in points]
+    front = [points[number] for number in on_front if number in points]
+    alone = [points[number] for number in networks if number in points]
     baseline = points.get(record.baseline) if record.baseline is not None else None
     floor = (record.log.ne_floor or {}).get("validation")
     frame_without_floor = _frame(candidates, front, baseline, None)
     near = frame_without_floor is not None and floor is not None and _near(floor, frame_without_floor)
     return FrontInfo(
+        price=price,
         candidates=candidates,
-        front=tuple(sorted(front, key=lambda point: point.flops)),
+        front=tuple(sorted(front, key=lambda point: point.price)),
         networks_front=tuple(alone) if any(point.average for point in front) else (),
         baseline=baseline,
         best=points.get(record.best) if record.best is not None else None,
-        knee=points.get(record.knee) if record.knee is not None else None,
+        knee=points.get(knee) if knee is not None else None,
         floor=floor,
         frame=_frame(candidates, front, baseline, floor if near else None),
         floor_in_frame=near,
@@ -92,18 +132,21 @@ def front_figure(info: FrontInfo) -> go.Figure:
     if info.frame is None:
         reason = "Shown as soon as a trial has an NE on validation."
         return empty(reason, title="NE against FLOPs")
+    figure = drawn_against(
+        info, title=_title(info), subtitle="NE on validation against FLOPs per example; lower left is better."
+    )
+    figure.update_xaxes(title_text="forward FLOPs per example", tickformat=".2~s", dtick="D2")
+    return figure
+
+
+def drawn_against(info: FrontInfo, *, title: str, subtitle: str) -> go.Figure:
+    """The figure of points that there are, with their price on a logarithmic axis."""
+    assert info.frame is not None
     traces = [_field(info), *_networks_line(info), _front_line(info), *_marked(info)]
-    subtitle = "NE on validation against FLOPs per example; lower left is better."
     if info.frame.above:
         subtitle += f" {info.frame.above} above this frame; a double click shows all."
-    figure = drawing(traces, title=_title(info), subtitle=subtitle, height=HEIGHT)
-    figure.update_xaxes(
-        type="log",
-        title_text="forward FLOPs per example",
-        tickformat=".2~s",
-        dtick="D2",
-        minor_showgrid=False,
-    )
+    figure = drawing(traces, title=title, subtitle=subtitle, height=HEIGHT)
+    figure.update_xaxes(type="log", minor_showgrid=False)
     figure.update_yaxes(title_text="NE on validation", range=[info.frame.low, info.frame.high])
     if info.baseline:
         figure.add_hline(
@@ -113,12 +156,12 @@ def front_figure(info: FrontInfo) -> go.Figure:
     return figure
 
 
-def _point(row: TrialRow) -> FrontPoint | None:
+def _point(row: TrialRow, price: Price) -> FrontPoint | None:
     """The trial's point; None where a coordinate is missing, and while the trial still trains."""
-    ne, flops = row.ne, row.trial.job.flops
-    if row.trial.result.outcome is Outcome.RUNNING or ne is None or not flops or not known(flops):
+    ne, value = row.ne, price.of(row.trial)
+    if row.trial.result.outcome is Outcome.RUNNING or ne is None or not value or not known(value):
         return None
-    return FrontPoint(row=row, ne=ne, flops=flops)
+    return FrontPoint(row=row, ne=ne, price=value)
 
 
 def _frame(
@@ -138,9 +181,10 @@ def _near(floor: float, frame_without_floor: Frame) -> bool:
     )
 
 
-def _hover(point: FrontPoint, baseline: FrontPoint | None) -> str:
-    row, serving_ms = point.row, point.row.trial.plan.serving_ms
-    times = ratio(point.flops / baseline.flops) if baseline else ""
+def _hover(point: FrontPoint, info: FrontInfo) -> str:
+    row, baseline = point.row, info.baseline
+    flops, serving_ms = row.trial.job.flops, row.trial.plan.serving_ms
+    times = ratio(point.price / baseline.price) if baseline else ""
     relative = (
         f" ({percent(row.relative_percent)} to the baseline)" if row.relative_percent is not None else ""
     )
@@ -149,16 +193,17 @@ def _hover(point: FrontPoint, baseline: FrontPoint | None) -> str:
         row.name,
         f"NE {decimals(point.ne, 5)}{relative}",
         "stopped before its budget was used up" if point.stopped else "",
-        f"{si(point.flops)} FLOPs" + (f" ({times} the baseline's)" if times else ""),
+        info.price.words(point.price) + (f" ({times} the baseline's)" if times else ""),
+        FLOPS.words(flops) if info.price is not FLOPS and flops is not None else "",
         f"{milliseconds(serving_ms)} forward" if serving_ms is not None else "",
     )
 
 
 def _scatter(points: tuple[FrontPoint, ...], info: FrontInfo, **style: object) -> go.Scatter:
     return go.Scatter(
-        x=[point.flops for point in points],
+        x=[point.price for point in points],
         y=[point.ne for point in points],
-        hovertext=[_hover(point, info.baseline) for point in points],
+        hovertext=[_hover(point, info) for point in points],
         hoverinfo="text",
         **style,
     )
@@ -174,7 +219,7 @@ def _field(info: FrontInfo) -> go.Scatter:
 
 
 def _front_line(info: FrontInfo) -> go.Scatter:
-    """A step line: between two points of the front the cheaper one is the best that those FLOPs buy."""
+    """A step line: between two points of the front the cheaper one is the best that such a price buys."""
     return _scatter(
         info.front,
         info,
@@ -233,7 +278,7 @@ def _title(info: FrontInfo) -> str:
     if best.number == baseline.number:
         return "No candidate is better than the baseline beyond the noise of choosing"
     where = "below" if relative < 0 else "above"
-    times = ratio(best.flops / baseline.flops)
+    times = ratio(best.price / baseline.price)
     return f"The best candidate is {abs(relative):.2f} % {where} the baseline at {times} its FLOPs"
 
 

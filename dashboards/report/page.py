@@ -18,6 +18,7 @@ from dashboards import accuracy, attempts
 from dashboards.figures.axes import axes_figure, axes_info
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
+from dashboards.figures.table_bytes import table_bytes_differ, table_bytes_figure, table_bytes_info
 from dashboards.figures.time import time_figure, time_info
 from dashboards.names import trial_name
 from dashboards.rows import TrialRow, find, trial_rows
@@ -58,6 +59,7 @@ class Column:
 
 
 SERVING_MS = "trial.plan.serving_ms"
+TABLE_BYTES = "trial.job.table_bytes"
 # what a study is about comes first, so that it is seen without scrolling; a model's name may be long
 COLUMNS = (
     Column(title="Trial", help="in the order of starting", value="trial.number", text=str),
@@ -86,6 +88,12 @@ COLUMNS = (
     ),
     Column(title="Parameters", help="dense ones", value="trial.job.parameters", text=si),
     Column(title="Weights", help="size exported, fp32", value="trial.job.weights_bytes", text=byte_size),
+    Column(
+        title="Tables",
+        help="size of embedding tables as training stores them",
+        value=TABLE_BYTES,
+        text=byte_size,
+    ),
     Column(title="Forward", help="measured time of a request", value=SERVING_MS, text=milliseconds),
     Column(title="Examples/s", help="trained", value="trial.result.measured.examples_per_second", text=si),
     Column(title="Time", help="wall clock", value="trial.result.seconds", text=duration),
@@ -170,15 +178,22 @@ def render(record: StudyRecord) -> str:
 
 
 def columns_of(record: StudyRecord) -> tuple[Column, ...]:
-    """Columns of the table of trials; the forward time is left out where none was measured."""
-    measured = any(trial.plan.serving_ms is not None for trial in record.trials)
-    return tuple(column for column in COLUMNS if measured or column.value != SERVING_MS)
+    """Columns of the table of trials, without the forward time where none was measured, and without table bytes
+    where all candidates have the same."""
+    left_out = set()
+    if all(trial.plan.serving_ms is None for trial in record.trials):
+        left_out.add(SERVING_MS)
+    if not table_bytes_differ(record):
+        left_out.add(TABLE_BYTES)
+    return tuple(column for column in COLUMNS if column.value not in left_out)
 
 
 def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:
     axes = (("axes", axes_figure(axes_info(record))),) if record.axes else ()
+    tables = (("table-bytes", table_bytes_figure(table_bytes_info(record))),)
     return (
         ("front", front_figure(front_info(record))),
+        *(tables if table_bytes_differ(record) else ()),
         ("curves", curves_figure(curves_info(record))),
         ("time", time_figure(time_info(record))),
         *axes,

@@ -1,4 +1,4 @@
-"""What single stages of a study have to say, a sentence each: where it was started from, what serving refused,
+"""What single stages of a study have to say, a sentence each: where it was started from, what was over a limit,
 what its last stage has tuned, how the ranking on a part of the log held on all of it."""
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ def _credit(trial: TrialRecord, record: StudyRecord) -> str:
 
 
 def over_limits(record: StudyRecord) -> str | None:
-    """How many candidates are over serving's limits; where all are, the least seen of each limited quantity."""
+    """How many candidates are over a limit of serving or of table bytes; where all are, the least seen of each
+    limited quantity."""
     judged = [trial for trial in record.candidates if trial.plan.serving_excess is not None]
     over = sum((trial.plan.serving_excess or 0.0) > 0 for trial in judged)
-    limits = f"limits of serving ({record.serving.request}: {record.serving.limits})"
     if not over:
         return None
     if over < len(judged):
+        limits = " or the ".join(record.limits.words)
         return f"{over} of {len(judged)} candidates are over the {limits} and were not trained."
+    limits, least = " and the ".join(record.limits.words), ", ".join(_least(record, judged))
     return (
-        f"No candidate meets the {limits}: of {len(judged)} that were seen, {', '.join(_least(record, judged))}. "
+        f"No candidate meets the {limits}: of {len(judged)} that were seen, {least}. "
         "Raise the limits, or search a space with smaller models."
     )
 
@@ -142,6 +144,9 @@ def _least(record: StudyRecord, judged: list[TrialRecord]) -> Iterator[str]:
         yield f"the smallest has {byte_size(min(trial.job.weights_bytes or 0 for trial in judged))} of weights"
     if record.serving.max_flops is not None:
         yield f"the cheapest needs {si(min(trial.job.flops or 0.0 for trial in judged))} FLOPs per example"
+    if record.max_table_bytes is not None:
+        smallest = min(trial.job.table_bytes or 0 for trial in judged)
+        yield f"the smallest has {byte_size(smallest)} of embedding tables"
 
 
 def _gain(first: TrialRecord | None, trials: list[TrialRecord]) -> str | None:

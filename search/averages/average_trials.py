@@ -19,7 +19,7 @@ from search.execution.jobs import now
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import example_weights
 from trials.record import JobSummary, Metrics, Origin, Outcome, Result, TrialKind, TrialPlan, TrialRecord
-from trials.serving_limits import ServingConfig, summed_ms
+from trials.serving_limits import Limits, summed_ms
 from trials.training.evaluation import logit_metrics
 
 AVERAGE = "average"
@@ -45,8 +45,8 @@ def choose(
     return [tuple(sorted(networks, key=_sort_key)) for networks in sets]
 
 
-def meets(limits: ServingConfig, members: Members) -> bool:
-    """Whether all members together, one after another, are within the limits of serving."""
+def meets(limits: Limits, members: Members) -> bool:
+    """Whether all members together, one after another, are within the limits."""
     return (limits.excess(**_price(members)) or 0.0) <= 0
 
 
@@ -92,6 +92,7 @@ def average_record(number: int, members: Members, validation: Metrics) -> TrialR
             parameters=sum(member.job.parameters or 0 for member in members),
             embedding_parameters=sum(member.job.embedding_parameters or 0 for member in members),
             weights_bytes=price["weights_bytes"],
+            table_bytes=price["table_bytes"],
         ),
         plan=TrialPlan(technique=None, serving_ms=price["ms"]),
         result=Result(outcome=Outcome.COMPLETED, validation=validation, seconds=0.0),
@@ -99,10 +100,11 @@ def average_record(number: int, members: Members, validation: Metrics) -> TrialR
 
 
 def _price(members: Members) -> dict[str, Any]:
-    """Quantities that serving has limits on, for all members one after another."""
+    """Quantities that may have limits, for all members one after another."""
     return {
         "flops": sum(member.job.flops or 0.0 for member in members),
         "weights_bytes": sum(member.job.weights_bytes or 0 for member in members),
+        "table_bytes": sum(member.job.table_bytes or 0 for member in members),
         "ms": summed_ms(member.plan.serving_ms for member in members),
     }
 

@@ -79,7 +79,7 @@ class Growth:
         Args:
             space: the study's space, as it is now.
             state: state of the study, whose head says whether it grows at all.
-            admission: plans candidates, and holds them against the limits of serving.
+            admission: plans candidates, and holds them against the limits of serving and of table bytes.
             job_of: makes the study's job of a candidate.
             minutes: the study's budget; None for no limit.
             commit: notes a step in the ledger, and has all know it who hold what follows from the space.
@@ -173,7 +173,7 @@ class Growth:
         record = new_record(len(self._state.trials), TrialKind.CANDIDATE, point, job)
         record = self._admission.admit_by_size(record, job)
         if record.result.outcome is Outcome.INFEASIBLE:
-            return record.result.error or "it is over a limit of serving"
+            return record.result.error or "it is over a limit of serving or of table bytes"
         seconds, most = _expected_seconds(record, job, before), self._most_seconds(completed)
         if most is not None and seconds > most:
             return f"a training is expected to take {seconds:.0f} s, at most {most:.0f} s are given to it"

@@ -1,4 +1,5 @@
-"""Whether a trial may train, and how: planned for the study's cluster, then judged by what serving asks.
+"""Whether a trial may train, and how: planned for the study's cluster, then judged by the limits on
+serving and on tables.
 
 A trial that runs out of memory although it was admitted shows by how much plans are too low; plans that follow
 leave as much memory free.
@@ -17,7 +18,7 @@ from trials.job import Job
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan
 from trials.record import Outcome, TrialRecord
-from trials.serving_limits import ServingConfig
+from trials.serving_limits import Limits
 
 AdmittedTrial = tuple[TrialRecord, Job | None]
 """A trial whose turn it is, and its job; no job where its point gives no model, or one not to be trained."""
@@ -33,7 +34,7 @@ class Admission:
         *,
         cluster: Cluster,
         execution: Execution,
-        serving: ServingConfig,
+        limits: Limits,
         measure_ms: MeasureMs,
         trials: Collection[TrialRecord],
     ) -> None:
@@ -42,12 +43,12 @@ class Admission:
         Args:
             cluster: the cluster that trials are planned for.
             execution: how attempts are executed, and which one follows another.
-            serving: limits on the models that are admitted.
+            limits: limits on the models that are admitted.
             measure_ms: measures a forward time.
             trials: trials of earlier sessions.
         """
         self._cluster, self._execution = cluster, execution
-        self._serving = ServingGate(serving, measure_ms, trials) if serving.limited else None
+        self._gate = ServingGate(limits, measure_ms, trials) if limits.limited else None
         self._learnt = learnt_margins(trials)
 
     def plan(self, job: Job) -> Plan:
@@ -59,7 +60,7 @@ class Admission:
         return plan_of(job, self._cluster, self._options)
 
     def admit(self, record: TrialRecord, job: Job, earlier: TrialRecord | None = None) -> AdmittedTrial:
-        """The trial with its plan; a trial that fits nowhere or is over a limit of serving has ended.
+        """The trial with its plan; a trial that fits nowhere or is over a limit has ended.
 
         `earlier` is the same trial as an earlier session left it: if an attempt of it was cut short or ran out of
         memory, the trial goes on with its next attempt.
@@ -69,15 +70,15 @@ class Admission:
             if resumed is not None:
                 return resumed, job
         record = self._with_plan(record, job)
-        if self._serving is not None:
-            record = self._serving.judge(record, job)
+        if self._gate is not None:
+            record = self._gate.judge(record, job)
         LOG.info("trial %d: %s, planned as %s", record.number, record.result.outcome, record.plan.technique)
         return record, job if record.result.outcome is Outcome.RUNNING else None
 
     def admit_by_size(self, record: TrialRecord, job: Job) -> TrialRecord:
         """A trial that another study has trained, with a plan for this study; its forward time is not measured."""
         record = self._with_plan(record, job)
-        return record if self._serving is None else self._serving.judge_by_size(record)
+        return record if self._gate is None else self._gate.judge_by_size(record)
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None where none is left (see `Execution.next_attempt`)."""

@@ -1,6 +1,7 @@
-"""A study's candidates against what serving may take: judged before they train, so that none trains in vain.
+"""A study's candidates against what serving and their tables may take: judged before they train, so that none
+trains in vain.
 
-Size and FLOPs are known from the model. The forward time is measured, in a fresh process and once per
+Sizes and FLOPs are known from the model. The forward time is measured, in a fresh process and once per
 network: equal networks, also of a resumed study, have the same time, or its noise would judge them
 differently. What is over another limit already, or fits in no memory, is not measured.
 """
@@ -15,7 +16,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.serving_limits import ServingConfig
+from trials.serving_limits import Limits, ServingConfig
 
 MeasureMs = Callable[[Job, ServingConfig], float]
 """Milliseconds that a request to a job's model takes; raises UserError where it cannot be measured."""
@@ -24,7 +25,7 @@ MeasureMs = Callable[[Job, ServingConfig], float]
 class ServingGate:
     """The judge of one study's trials."""
 
-    def __init__(self, limits: ServingConfig, measure_ms: MeasureMs, trials: Iterable[TrialRecord]) -> None:
+    def __init__(self, limits: Limits, measure_ms: MeasureMs, trials: Iterable[TrialRecord]) -> None:
         """`trials`: of earlier sessions, whose measured times hold."""
         self._limits, self._measure_ms = limits, measure_ms
         self._ms = {
@@ -58,11 +59,11 @@ class ServingGate:
     def _measured(self, record: TrialRecord, job: Job) -> TrialRecord:
         """The trial with its forward time, where that decides or is the baseline's."""
         decided = record.result.outcome is Outcome.INFEASIBLE or self._excess(record) > 0
-        if self._limits.max_ms is None or (decided and record.kind is not TrialKind.BASELINE):
+        if self._limits.serving.max_ms is None or (decided and record.kind is not TrialKind.BASELINE):
             return record
         network = fingerprint(record.job.model)
         if network not in self._ms:
-            self._ms[network] = self._measure_ms(job, self._limits)
+            self._ms[network] = self._measure_ms(job, self._limits.serving)
         return record.with_plan(serving_ms=self._ms[network])
 
     def _verdict(self, record: TrialRecord, began: float) -> TrialRecord:
@@ -80,11 +81,16 @@ class ServingGate:
 
 
 def _taken(record: TrialRecord) -> dict[str, Any]:
-    """What serving has limits on, for a trial, as far as it is known."""
+    """What may have limits, for a trial, as far as it is known."""
     job = record.job
     assert job.flops is not None
     assert job.weights_bytes is not None
-    return {"flops": job.flops, "weights_bytes": job.weights_bytes, "ms": record.plan.serving_ms}
+    return {
+        "flops": job.flops,
+        "weights_bytes": job.weights_bytes,
+        "table_bytes": job.table_bytes,
+        "ms": record.plan.serving_ms,
+    }
 
 
 def _ended(record: TrialRecord, outcome: Outcome, error: str, began: float) -> TrialRecord:

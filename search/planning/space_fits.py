@@ -1,4 +1,5 @@
-"""Whether anything in a space fits a cluster, and what the nearest candidate lacks where nothing does."""
+"""Whether anything in a space fits a cluster and the limit on table bytes, and what the nearest candidate lacks
+where nothing does."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from typing import NamedTuple
 from dashboards.names import short_name
 from dashboards.units import byte_size
 from dhen.errors import UserError
-from search.samplers.draw import DrawnPoint, evenly
-from search.samplers.static_cost import CandidatePricer
+from search.samplers.draw import MOST_OVER, DrawnPoint, evenly
+from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.space import Candidate
 from trials.cluster.cluster import Cluster
+from trials.cluster.quantity import byte_words
 from trials.planner.plan import Plan
 
 DRAWN = 200
@@ -53,6 +55,34 @@ def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Ca
         raise too_little_memory(pricer.space.name, "nothing fits", cluster, DRAWN, nearest)
     if trouble is not None:
         raise trouble
+
+
+def check_some_tables_fit(pricer: CandidatePricer) -> None:
+    """Draws candidates of the space of `pricer` until the embedding tables of one are within the study's limit.
+
+    Raises:
+        UserError: where none are, naming the smallest.
+    """
+    limit, rng = pricer.limits.max_table_bytes, random.Random(0)
+    if limit is None:
+        return
+    smallest: PricedCandidate | None = None
+    for _ in range(MOST_OVER):
+        priced = pricer.price(pricer.space.random_point(rng))
+        if priced is None:
+            continue
+        if priced.table_bytes <= limit:
+            return
+        if smallest is None or priced.table_bytes < smallest.table_bytes:
+            smallest = priced
+    if smallest is not None:
+        raise UserError(
+            f"space {pricer.space.name!r}: no candidate has embedding tables within max_table_bytes="
+            f"{byte_words(limit)}, among {MOST_OVER} drawn. The smallest are those of "
+            f"{short_name(smallest.candidate.model.to_dict())}, and would be with max_table_bytes="
+            f"{smallest.table_bytes}. Shorter embeddings (embedding_dim, table_dim_exponent), a smaller "
+            "growing.capacity or training.table_precision=fp16 make tables smaller."
+        )
 
 
 def too_little_memory(

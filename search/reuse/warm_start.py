@@ -213,7 +213,7 @@ def _here(
 
 
 def _to_be_judged(trial: TrialRecord) -> TrialRecord:
-    """The trial without what only that study's memory and limits of serving said of it."""
+    """The trial without what only that study's memory and limits said of it."""
     judged = trial.with_plan(serving_ms=None, serving_excess=None)
     if trial.result.outcome is not Outcome.INFEASIBLE:
         return judged

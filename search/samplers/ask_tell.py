@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 MEMORY = "memory"
 """Name of the constraint that a candidate fits: `TrialRecord.memory_excess`, a ratio, feasible at 0 or less."""
 SERVING = "serving"
-"""Name of the constraint `TrialRecord.serving_excess`, where serving has limits: samplers add up both excesses."""
+"""Name of the constraint `TrialPlan.serving_excess`, where serving or table bytes have limits: samplers add up
+both excesses."""
 NE_OF_INFEASIBLE = 1.0
 """NE of a candidate that never trained: that of the base rate alone, 1 by definition of NE. Samplers go by the
 constraint there."""
@@ -160,8 +161,8 @@ class Proposals:
         """State and values of a trial for Optuna; trials that cannot be trained do not count as failed.
 
         Else samplers would go on proposing their corner. A trial that does not fit in memory, or is over a limit
-        of serving, is complete and violates the constraint, which both TPE and NSGA-II rank below all that fit, by
-        how much they lack; TPE alone learns from pruned ones.
+        of serving or of table bytes, is complete and violates the constraint, which both TPE and NSGA-II rank
+        below all that fit, by how much they lack; TPE alone learns from pruned ones.
         """
         state = self._optuna.trial.TrialState
         if record.result.outcome.unfinished:

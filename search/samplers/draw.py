@@ -16,8 +16,8 @@ TRIES = 50
 """Number of known points in a row after which there seems to be nothing new to draw, since a space may be small:
 an assumption, not measured."""
 MOST_OVER = 1000
-"""Number of drawn points over a limit of serving after which no more are drawn, since limits may leave little: an
-assumption, not measured."""
+"""Number of drawn points over a limit of serving or of table bytes after which no more are drawn, since limits may
+leave little: an assumption, not measured."""
 MOST_CHANGED = 4
 """Largest number of axes in which a point near another differs from it: an assumption, not measured."""
 STEP = 0.15
@@ -64,7 +64,7 @@ def _new(pricer: CandidatePricer, draw: Callable[[], Point], taken: set[str]) ->
     while fruitless < TRIES and over < MOST_OVER:
         point = draw()
         priced = pricer.price(point)
-        if priced is not None and not pricer.serves(priced):
+        if priced is not None and not pricer.is_within_limits(priced):
             over += 1
             continue
         fruitless += 1

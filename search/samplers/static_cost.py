@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dhen.cost import dense_parameters, headline_flops
+from dhen.cost import dense_parameters, embedding_parameters, headline_flops, table_bytes
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.model import model_cost
 from dhen.schema import FeatureSchema
 from spaces.space import Candidate, Point, Space
-from trials.serving_limits import ServingConfig, weights_bytes
+from trials.job import TrainingConfig
+from trials.serving_limits import Limits, weights_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class PricedCandidate:
     """Parameters of the dense part."""
     weights_bytes: int
     """Size of the exported weights."""
+    table_bytes: int
+    """Size of the embedding tables as training stores them."""
 
 
 class CandidatePricer:
@@ -37,14 +40,24 @@ class CandidatePricer:
         space: Space,
         features: FeatureSchema,
         fits: Callable[[Candidate], bool],
-        serving: ServingConfig | None = None,
+        limits: Limits | None = None,
+        training: TrainingConfig | None = None,
     ) -> None:
-        """A pricer; `fits` says whether some strategy makes a candidate fit (the planner takes milliseconds), in a
-        time that the study has."""
+        """A pricer of a study's candidates.
+
+        Args:
+            space: the study's space.
+            features: the log's inputs.
+            fits: says whether some strategy makes a candidate fit (the planner takes milliseconds), in a time that
+                the study has.
+            limits: limits on candidates; None for no limits.
+            training: training settings that all candidates share; None for the defaults.
+        """
         self.space, self.fits = space, fits
-        self.serving = serving or ServingConfig()
+        self.limits = limits or Limits()
+        self._precision: str = (training or TrainingConfig()).table_precision
         self._features = features
-        self._costs: dict[str, tuple[float, int, int]] = {}
+        self._costs: dict[str, tuple[float, int, int, int]] = {}
 
     def price(self, point: Point) -> PricedCandidate | None:
         """The priced candidate of a point; None where the point gives no model."""
@@ -53,23 +66,28 @@ class CandidatePricer:
         except UserError:
             return None
         model = candidate.model.to_dict()
-        flops, parameters, size = self._cost(fingerprint(model), candidate)
+        flops, parameters, in_tables, size = self._cost(fingerprint(model), candidate)
         return PricedCandidate(
             candidate=candidate,
             fingerprint=fingerprint([model, candidate.training]),
             flops=flops,
             parameters=parameters,
             weights_bytes=size,
+            table_bytes=table_bytes(in_tables, candidate.training.get("table_precision", self._precision)),
         )
 
-    def serves(self, priced: PricedCandidate) -> bool:
-        """Whether a candidate meets the limits of serving on size and FLOPs; its forward time is not yet known."""
-        excess = self.serving.excess(flops=priced.flops, weights_bytes=priced.weights_bytes)
+    def is_within_limits(self, priced: PricedCandidate) -> bool:
+        """Whether a candidate meets the limits on sizes and FLOPs; its forward time is not yet known."""
+        excess = self.limits.excess(
+            flops=priced.flops, weights_bytes=priced.weights_bytes, table_bytes=priced.table_bytes
+        )
         return (excess or 0.0) <= 0
 
-    def _cost(self, key: str, candidate: Candidate) -> tuple[float, int, int]:
-        """Cost of a network, worked out once: many points differ in training settings alone."""
+    def _cost(self, key: str, candidate: Candidate) -> tuple[float, int, int, int]:
+        """FLOPs, parameters of the dense part and of the tables, and bytes of weights, worked out once for a
+        network: many points differ in training settings alone."""
         if key not in self._costs:
             rows = model_cost(candidate.model, self._features)
-            self._costs[key] = headline_flops(rows), dense_parameters(rows), weights_bytes(rows)
+            parameters = dense_parameters(rows), embedding_parameters(rows)
+            self._costs[key] = headline_flops(rows), *parameters, weights_bytes(rows)
         return self._costs[key]

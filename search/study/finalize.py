@@ -89,7 +89,7 @@ class Finals:
 
         A winner that is trained again has a result of its own, which may differ: then others may have won.
         """
-        while lost := [trial for trial in self._state.selection.trained if not self._weights.has(trial)]:
+        while lost := [trial for trial in self._state.selection.exported if not self._weights.has(trial)]:
             self._runner.train(self._again(lost, "won, its weights are gone: trained here before its test"))
         self._state.require_baseline()
         self._recover_retrained_members()
@@ -115,16 +115,12 @@ class Finals:
         chosen = choose(
             pool, self._log, "validation", self._logits("validation"), most=self._config.most_averaged
         )
-        averages = [members for members in chosen if meets(self._config.serving, members)]
-        standing = [
-            self._state.networks(average) for average in selection.front if average.kind is TrialKind.AVERAGE
-        ]
+        averages = [members for members in chosen if meets(self._config.limits, members)]
+        standing = [self._state.networks(average) for average in selection.averages]
         for members in (*averages, *standing):
             self._take_in(members)
         if not averages:
-            lacking = (
-                "is within the limits of serving" if chosen else "is better than they are, for its FLOPs"
-            )
+            lacking = "is within the limits" if chosen else "is better than they are, for its FLOPs"
             self._state.say(f"no average of the {len(pool)} best networks {lacking}")
         self._weights.drop()
 

@@ -23,7 +23,7 @@ from search.growth.replay import widen_again, widen_as_earlier
 from search.ordered_axes import ordered_axes
 from search.planning.admission import Admission
 from search.planning.attempts import execution, ranks_here
-from search.planning.space_fits import check_some_fit
+from search.planning.space_fits import check_some_fit, check_some_tables_fit
 from search.proposals.lines import Lines, Proposer, lines_of_file, lines_of_function
 from search.proposals.outside import OutsideProposals
 from search.read_study import read_study
@@ -111,7 +111,7 @@ def open_study(
     admission = Admission(
         cluster=settings.cluster,
         execution=executed,
-        serving=config.serving,
+        limits=config.limits,
         measure_ms=trainer.forward_ms,
         trials=trials,
     )
@@ -152,7 +152,7 @@ def open_study(
         tunable=is_tunable(space),
     )
     fits = partial(_fits, admission, candidate_job, budget)
-    pricer = CandidatePricer(space, log.features, fits, config.serving)
+    pricer = CandidatePricer(space, log.features, fits, config.limits, config.training)
     proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
     proposals.remember(
         [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
@@ -187,6 +187,7 @@ def open_study(
     )
     candidates.check_baseline()
     if not state.candidates:
+        check_some_tables_fit(pricer)
         check_some_fit(pricer, settings.cluster, lambda candidate: admission.plan(candidate_job(candidate)))
     runner = TrialRunner(
         ledger=ledger,

@@ -88,6 +88,7 @@ class StudySettings:
             log=log.summary(),
             cluster=cluster_summary(self.cluster),
             serving=config.serving,
+            max_table_bytes=config.max_table_bytes,
             refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
             axes=ordered_axes(space),
             grows=config.grow,

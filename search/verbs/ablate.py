@@ -28,7 +28,7 @@ COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its
     "how",
     default="best",
     show_default=True,
-    help="best, lowest, knee, 'flops<=X', 'ms<=X', a number.",
+    help="best, lowest, knee, 'flops<=X', 'ms<=X', 'table_bytes<=X', a number.",
 )
 @click.option(
     "--seeds", default=SEEDS, show_default=True, help="Trainings of the whole and without each part."

@@ -18,7 +18,7 @@ from search.read_study import read_study
     "--pick",
     default="best",
     show_default=True,
-    help="best, lowest, knee, 'flops<=X', 'ms<=X', or a trial number.",
+    help="best, lowest, knee, 'flops<=X', 'ms<=X', 'table_bytes<=X', or a trial number.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle's folder.")
 def command(directory: Path, pick: str, out: Path) -> None:

@@ -37,7 +37,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
       proposals   sampler, seed, proposals, stopping
       trainings   training.KEY, baseline, baseline_trials
       winners     averages, average_seeds, distil, origins, confirm, block_by
-      serving     serving.KEY
+      serving     serving.KEY, max_table_bytes
       machines    parallel, threads, cluster, ranks, hbm, address
       memory      prefer, technique, memory_margin
       log         format, label, schema_file, split.KEY, growing.KEY, skip_bad_rows, demo.KEY

@@ -47,7 +47,9 @@ Examples:
 @data_option("Of a bundle: the log on whose test split it is scored.")
 @click.option("--column", required=True, help="Categorical: its values; numeric: ten slices of equal size.")
 @click.option(
-    "--pick", "how", help=f"Of a study: best, lowest, knee, 'flops<=X', 'ms<=X', a number.  [default: {PICK}]"
+    "--pick",
+    "how",
+    help=f"Of a study: best, lowest, knee, 'flops<=X', 'ms<=X', 'table_bytes<=X', a number.  [default: {PICK}]",
 )
 @click.option(
     "--top", default=MOST, show_default=True, type=click.IntRange(min=1), help="Values; others are joined."

@@ -277,6 +277,7 @@ def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
         "parameters": trial.job.parameters,
         "embedding_parameters": trial.job.embedding_parameters,
         "weights_bytes": trial.job.weights_bytes,
+        "table_bytes": trial.job.table_bytes,
         "predicted_peak_bytes": trial.plan.peak_bytes,
         "predicted_step_seconds": trial.plan.step_seconds,
         "serving_ms": trial.plan.serving_ms,

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import ceil
 
 from dhen.config import ModelConfig
+from dhen.cost import NUMBER_BYTES
 from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
 from dhen.ops.dropout import POOL_WORDS
@@ -37,7 +38,6 @@ from trials.planner.tables.lookup_memory import (
 from trials.planner.tables.placement import Placement, PlacementError, place, table_notes
 from trials.planner.tables.table_cost import (
     FP32_BYTES,
-    NUMBER_BYTES,
     ONE_PROCESS_ROW_STATE_BYTES,
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,

@@ -119,7 +119,7 @@ def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
 
 
 def _is_over_limits(baseline: TrialRecord) -> bool:
-    """Whether the baseline, which is trained all the same, fits no memory or is over the limits of serving."""
+    """Whether the baseline, which is trained all the same, fits no memory or is over a limit."""
     plan = baseline.plan
     return any(excess is not None and excess > 0.0 for excess in (plan.memory_excess, plan.serving_excess))
 

@@ -70,7 +70,7 @@ def propose(context: SamplerContext, seed: int) -> Point:
     """The proposed point, which follows from the seed and what is known of the study."""
     observations, rng, pricer = observations_of(context), random.Random(seed), context.pricer
     anywhere = evenly(pricer, observations.taken, rng, context.fixed)
-    max_ms = pricer.serving.max_ms
+    max_ms = pricer.limits.serving.max_ms
     if len(observations.finished) < STARTUP:
         in_time = likely_in_time(
             observations.timed, list(islice(anywhere, STARTUP_DRAWS if max_ms else 0)), max_ms

@@ -13,9 +13,11 @@ from records import FLOOR, judged, metrics, study, trial
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.frame import frame
 from dashboards.figures.front import front_figure, front_info
+from dashboards.figures.table_bytes import table_bytes_differ, table_bytes_figure, table_bytes_info
 from dashboards.figures.time import time_figure, time_info
+from search.pareto import eligible, table_bytes_front_of
 from trials.record import Measured, Outcome, TrialKind
-from trials.study_record import relative_ne_percent
+from trials.study_record import StudyRecord, relative_ne_percent
 
 
 def names(figure) -> list[str]:
@@ -72,6 +74,55 @@ def test_front_figure_marks_baseline_best_and_knee() -> None:
     assert any("floor" in note.text for note in figure.layout.annotations)
     hovers = " ".join(text for trace in figure.data for text in trace.hovertext)
     assert "to the baseline" in hovers
+
+
+def with_tables(*sizes: int) -> StudyRecord:
+    """A study whose trials have tables of these sizes in turn, and the front that follows."""
+    record = study()
+    trials = [each.with_job(table_bytes=sizes[each.number % len(sizes)]) for each in record.trials]
+    field = [each for each in trials if each.kind is TrialKind.CANDIDATE]
+    front = table_bytes_front_of(eligible(field))
+    return record.replace(trials=tuple(trials), table_bytes_front=tuple(each.number for each in front))
+
+
+def test_table_bytes_have_the_records_front() -> None:
+    record = with_tables(3 * 2**20, 2**20, 40 * 2**20)
+    info = table_bytes_info(record)
+    assert table_bytes_differ(record)
+    assert tuple(point.number for point in info.front) == record.table_bytes_front
+    assert len(info.front) > 1
+    assert [point.price for point in info.front] == sorted({point.price for point in info.front})
+    for point in info.candidates:
+        assert point.price == record.trial(point.number).job.table_bytes
+        assert point.ne == record.trial(point.number).result.validation.ne
+    assert {point.number for point in info.candidates} == {
+        point.number for point in front_info(record).candidates
+    }
+    assert (info.best.number, info.knee) == (record.best, None)
+    # the front of FLOPs stays what it is
+    assert front_info(record).front == front_info(record.replace(table_bytes_front=())).front
+
+
+def test_table_bytes_are_drawn_with_hovers_and_sizes_at_the_axis() -> None:
+    figure = table_bytes_figure(table_bytes_info(with_tables(3 * 2**20, 2**20, 40 * 2**20)))
+    assert figure.layout.xaxis.type == "log"
+    assert figure.layout.xaxis.ticktext[:3] == ("1 MiB", "2 MiB", "4 MiB")
+    assert figure.layout.xaxis.tickvals[-1] == 64 * 2**20
+    hovers = [text for trace in figure.data for text in trace.hovertext]
+    assert all("MiB of embedding tables" in hover and "FLOPs" in hover for hover in hovers)
+    assert figure.layout.title.text.startswith("Tables of 1.0 MiB in place of")
+    assert " raise NE by 0." in figure.layout.title.text
+    narrow = table_bytes_figure(table_bytes_info(with_tables(3000, 4000)))
+    assert narrow.layout.xaxis.tickvals[0] == 3000
+    assert narrow.layout.xaxis.tickvals[-1] == pytest.approx(4000)
+
+
+def test_equal_tables_are_no_figure() -> None:
+    assert not table_bytes_differ(with_tables(1000))
+    assert not table_bytes_differ(judged([]))
+    assert table_bytes_figure(table_bytes_info(judged([]))).layout.title.subtitle.text.startswith("Shown as")
+    alone = table_bytes_figure(table_bytes_info(with_tables(1024)))
+    assert alone.layout.title.text == "The lowest NE needs no larger tables than 1.0 KiB"
 
 
 def test_a_far_floor_is_said_and_does_not_stretch_the_frame() -> None:

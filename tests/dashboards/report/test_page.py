@@ -66,6 +66,15 @@ def test_the_page_holds_all_it_needs() -> None:
     assert Reader(render(study(axes=axes))).ids("figure-")[-2:] == ["figure-time", "figure-axes"]
 
 
+def test_table_bytes_are_shown_where_candidates_differ_in_them() -> None:
+    record = study()
+    trials = [each.with_job(table_bytes=1000 * (1 + each.number % 2)) for each in record.trials]
+    differ = Reader(render(record.replace(trials=tuple(trials))))
+    assert differ.ids("figure-")[:2] == ["figure-front", "figure-table-bytes"]
+    for reader, shown in ((differ, True), (Reader(render(record)), False)):
+        assert ("size of embedding tables as training stores them" in str(reader.tags)) == shown
+
+
 def test_every_trial_is_in_the_table_with_its_error() -> None:
     record = study(60)
     reader = Reader(render(record))

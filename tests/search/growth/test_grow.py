@@ -211,6 +211,17 @@ def test_what_serving_refuses_is_not_offered(tmp_path: Path, log: PreparedLog, l
     assert of_lengths(limited) == []
 
 
+def test_what_has_too_large_tables_is_not_offered(
+    tmp_path: Path, log: PreparedLog, lengths_alone: str
+) -> None:
+    words = (lengths_alone, "trials=14", "sampler=random")
+    free = run(tmp_path / "free", log, *words)
+    sizes = {trial.job.model["embedding_dim"]: trial.job.table_bytes or 0 for trial in free.candidates}
+    assert of_lengths(free)
+    assert of_lengths(run(tmp_path / "limited", log, *words, f"max_table_bytes={sizes[16] - 1}")) == []
+    assert of_lengths(run(tmp_path / "wide", log, *words, f"max_table_bytes={sizes[16]}"))
+
+
 def test_what_would_take_too_much_of_the_time_left_is_not_offered(
     tmp_path: Path, log: PreparedLog, lengths_alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

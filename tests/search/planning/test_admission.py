@@ -14,7 +14,7 @@ from search.planning.attempts import Execution
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.record import Attempt, Outcome, Result, TrialKind, TrialRecord
-from trials.serving_limits import ServingConfig
+from trials.serving_limits import Limits, ServingConfig
 
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1").replace(device="cpu")
 
@@ -25,7 +25,7 @@ def admission(
     return Admission(
         cluster=cluster,
         execution=Execution(cluster if executed else None),
-        serving=ServingConfig(**serving),
+        limits=Limits(serving=ServingConfig(**serving)),
         measure_ms=lambda *_: 5.0,
         trials=trials,
     )
@@ -118,7 +118,7 @@ def test_what_another_study_has_trained_is_judged_without_a_measurement() -> Non
     its = Admission(
         cluster=ONE_RANK,
         execution=Execution(),
-        serving=ServingConfig(max_flops=1.0, max_ms=1.0),
+        limits=Limits(serving=ServingConfig(max_flops=1.0, max_ms=1.0)),
         measure_ms=lambda *given: calls.append(given) or 5.0,
         trials=[bare(0, ne=0.9, flops=1.0)],
     )

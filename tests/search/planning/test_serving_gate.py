@@ -22,7 +22,7 @@ from search.samplers.draw import evenly
 from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.serving_limits import ServingConfig, summed_ms
+from trials.serving_limits import Limits, ServingConfig, summed_ms
 
 LIMITS = ("serving.max_flops=10000", "serving.max_bytes=10KiB", "serving.max_ms=1e6", "serving.batch=64")
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))
@@ -125,13 +125,15 @@ def test_several_networks_take_the_sum_of_their_times() -> None:
     assert summed_ms([0.5, None]) is None
 
 
-def judged(number: int, limits: ServingConfig, asked: Proposals, pricer: CandidatePricer) -> TrialRecord:
+def judged(number: int, limits: Limits, asked: Proposals, pricer: CandidatePricer) -> TrialRecord:
     """A proposal with its excess, its forward time by its FLOPs, and a made-up NE where it meets the limits."""
     point, notes = asked.ask(number, {})
     found = pricer.price(point)
     assert found is not None
     ms = found.flops / 1000
-    demands = limits.demands(flops=found.flops, weights_bytes=found.weights_bytes, ms=ms)
+    demands = limits.demands(
+        flops=found.flops, weights_bytes=found.weights_bytes, table_bytes=found.table_bytes, ms=ms
+    )
     excess = max(demand.excess for demand in demands)
     record = bare(number, ne=Random(number).uniform(0.7, 0.8), flops=found.flops, point=point)
     record = changed(record, serving_ms=ms, serving_excess=excess, memory_excess=-0.5, sampler_notes=notes)
@@ -141,7 +143,7 @@ def judged(number: int, limits: ServingConfig, asked: Proposals, pricer: Candida
 @pytest.mark.parametrize("sampler", ["gp", "nsga2", "tpe"])
 def test_samplers_learn_the_limits_and_remember_them(sampler: str) -> None:
     """A resumed study proposes what an undisturbed one would, with both constraints."""
-    limits = ServingConfig(max_ms=4.0)
+    limits = Limits(serving=ServingConfig(max_ms=4.0))
     pricer = CandidatePricer(load_space("tiny"), FEATURES, lambda _: True, limits)
     asked = Proposals(sampler=sampler, seed=5, pricer=pricer)
     records: list[TrialRecord] = []
@@ -158,20 +160,20 @@ def test_samplers_learn_the_limits_and_remember_them(sampler: str) -> None:
 def test_the_ranker_draws_only_what_meets_size_and_flops() -> None:
     space = load_space("tiny")
     free = CandidatePricer(space, FEATURES, lambda _: True)
-    limits = ServingConfig(max_flops=2000, max_bytes=8000)
+    limits = Limits(serving=ServingConfig(max_flops=2000, max_bytes=8000))
     bound = CandidatePricer(space, FEATURES, lambda _: True, limits)
     for pricer in (free, bound):
         drawn = [each.priced for each in islice(evenly(pricer, set(), Random(0), {}), 30)]
         within = [each.flops <= 2000 and each.weights_bytes <= 8000 for each in drawn]
         assert all(within) == (pricer is bound)
         assert drawn
-    impossible = CandidatePricer(space, FEATURES, lambda _: True, ServingConfig(max_flops=1))
+    impossible = CandidatePricer(space, FEATURES, lambda _: True, Limits(serving=ServingConfig(max_flops=1)))
     assert list(evenly(impossible, set(), Random(0), {})) == []
 
 
 def test_the_ranker_learns_the_forward_time() -> None:
     """Of its proposals, fewer are too slow once it has seen some."""
-    limits = ServingConfig(max_ms=2.0)
+    limits = Limits(serving=ServingConfig(max_ms=2.0))
     pricer = CandidatePricer(load_space("tiny"), FEATURES, lambda _: True, limits)
     asked = Proposals(sampler="ranker", seed=1, pricer=pricer)
     slow = []

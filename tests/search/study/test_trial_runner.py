@@ -37,7 +37,7 @@ from trials.cluster.load import load_cluster
 from trials.events import Event, Failed
 from trials.job import Job, TrainingConfig
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.serving_limits import ServingConfig
+from trials.serving_limits import Limits
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
 
@@ -110,7 +110,7 @@ class Study:
         self.admission = Admission(
             cluster=cluster or ONE_RANK,
             execution=execution,
-            serving=ServingConfig(),
+            limits=Limits(),
             measure_ms=lambda *_: 1.0,
             trials=self.ledger.trials(),
         )

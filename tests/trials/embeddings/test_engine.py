@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
+from dhen.cost import NUMBER_BYTES
 from dhen.errors import UserError
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
@@ -26,7 +27,7 @@ from trials.embeddings.requirements import INSTALL, check_tables
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.planner.tables.placement import Placement, TableShard
-from trials.planner.tables.table_cost import NUMBER_BYTES, ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
+from trials.planner.tables.table_cost import ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
 from trials.ranks import Ranks
 
 DIM, ROWS = 12, 5

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dhen.cost import NUMBER_BYTES
 from dhen.schema import Table
 from trials.cluster.cluster import Cluster
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import MEMORY_SHARE
 
-NUMBER_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-"""Bytes per number, by the precision that tables are stored in or embeddings sent in."""
 FP32_BYTES = NUMBER_BYTES["fp32"]
 """Bytes of a pooled embedding's number before it is sent and after, and of its gradient's."""
 ID_BYTES = 8
