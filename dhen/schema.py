@@ -25,6 +25,10 @@ class Growing(Value):
     often; a newcomer as frequent as they waits) or lru (those that were not seen for longest, to any)."""
     ttl: int | None = Field(default=None, gt=0)
     """Number of training steps without an occurrence after which an id gives its row back; null: never."""
+    # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
+    missing: Literal["default", "own"] = Field(default="default", exclude_if=lambda row: row == "default")
+    """Row of a missing value: the default row, or one of its own, which it gets and loses as an id does. Tables
+    that were static have it of their own (`dhen-search convert`)."""
 
 
 class Table(Value):
