@@ -5,11 +5,28 @@ The other half, what a search decides, is `dhen.config`. Pure values: no data, n
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from dhen.values import Value
+from dhen.values import Value, milliseconds_of
+
+
+def parse_ttl(value: Any) -> int | str:
+    """Returns a number of steps, or a length of time such as `3d`, as it was given.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(value, str) and milliseconds_of(value):
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise ValueError("expected a time such as 3d, 6h or 30m, or a number of training steps above 0")
+
+
+Ttl = Annotated[int | str, BeforeValidator(parse_ttl)]
+"""How long an id may not occur before it gives its row back: a number of training steps, or a length of time."""
 
 
 class Growing(Value):
@@ -23,8 +40,25 @@ class Growing(Value):
     evict: Literal["lfu", "lru"] = "lfu"
     """Ids that give way where the table is full: lfu (those that occur least often, to ids that surely occur more
     often; a newcomer as frequent as they waits) or lru (those that were not seen for longest, to any)."""
-    ttl: int | None = Field(default=None, gt=0)
-    """Number of training steps without an occurrence after which an id gives its row back; null: never."""
+    ttl: Ttl | None = None
+    """Time without an occurrence after which an id gives its row back, at most a sixteenth later: `3d`, `6h` or
+    `30m` by the log's time stamps, or a number of training steps; null: never. By time stamps, now is the newest
+    one of the rows trained on so far, all over again in each pass; it needs a log that has them, and
+    `training.order: log`."""
+    # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
+    missing: Literal["default", "own"] = Field(default="default", exclude_if=lambda row: row == "default")
+    """Row of a missing value: the default row, or one of its own, which it gets and loses as an id does. Tables
+    that were static have it of their own (`dhen-search convert`)."""
+
+    @property
+    def ttl_milliseconds(self) -> int | None:
+        """The same in milliseconds of the log's time; None where it is of steps, or never."""
+        return milliseconds_of(self.ttl) if isinstance(self.ttl, str) else None
+
+    @property
+    def ttl_steps(self) -> int | None:
+        """The same in training steps; None where it is of the log's time, or never."""
+        return self.ttl if isinstance(self.ttl, int) else None
 
 
 class Table(Value):
@@ -91,6 +125,12 @@ class FeatureSchema(Value):
     def growing(self) -> tuple[Table, ...]:
         """Tables whose ids get rows while they train, in order: categorical ones, then multi-hot ones."""
         return tuple(table for table in self.tables if table.growing is not None)
+
+    @property
+    def timed(self) -> bool:
+        """Whether ids give their rows back by the log's time stamps, so that training needs those of its
+        batches."""
+        return any(table.growing.ttl_milliseconds for table in self.growing if table.growing is not None)
 
     @property
     def growing_columns(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ pydantic's errors into a `UserError` that lists unknown keys with the nearest kn
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
@@ -98,6 +99,16 @@ def _value_class(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_value_class, get_args(annotation))), None)
+
+
+TIME_UNITS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
+"""Milliseconds of the units of a length of time."""
+
+
+def milliseconds_of(text: str) -> int | None:
+    """Returns the milliseconds of a length of time such as `3d`, `6h` or `30m`; None for any other text."""
+    match = re.fullmatch(r"([0-9]+)([mhd])", text.strip())
+    return int(match[1]) * TIME_UNITS[match[2]] or None if match else None
 
 
 def load_yaml(path: Path) -> Any:

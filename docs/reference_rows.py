@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from dhen.blocks.base import BlockConfig
 from dhen.ensembles.base import EnsembleConfig
+from dhen.schema import parse_ttl
 from dhen.values import Value
 from search.field_docs import field_docs
 from trials.cluster.quantity import (
@@ -34,9 +35,10 @@ QUANTITIES = {
     parse_rate: "rate such as `300GB/s` or `200Gb/s`, or a number of bytes per second",
     parse_flops: "rate such as `312TFLOP/s`, or a number of FLOP/s",
     parse_share: "percentage such as `0.1%`, or a number below 0.01",
+    parse_ttl: "time such as `3d`, `6h` or `30m`, or a whole number above 0",
     parse_time: "time such as `5us`, or a number of seconds",
 }
-"""What fields are written as that a function of `trials.cluster.quantity` reads."""
+"""What fields are written as that a function reads."""
 WRITTEN_AS = {"hbm": SIZE, "max_bytes": SIZE, "ranks": "hosts x ranks per host, such as `2x4`"}
 """The same of fields whose class reads them with a validator of its own."""
 NOUNS = {

@@ -240,3 +240,18 @@ class Job(Value):
     def fingerprint(self) -> str:
         """The job's identity: 16 hex digits over all its fields."""
         return fingerprint(self.to_dict())
+
+
+def check_order(features: FeatureSchema, training: TrainingConfig) -> None:
+    """Checks that the log's time goes forward in a training whose tables go by it.
+
+    Raises:
+        UserError: where examples are shuffled, and ids give their rows back after a time without an occurrence.
+    """
+    if features.timed and training.order == "shuffled":
+        timed = next(table for table in features.growing if table.growing and table.growing.ttl_milliseconds)
+        assert timed.growing is not None
+        raise UserError(
+            f"the ttl of {timed.name}, {timed.growing.ttl}, is of the log's time, which does not go forward where "
+            "examples are shuffled: give training.order=log too, or the ttl as a number of training steps."
+        )

@@ -59,6 +59,19 @@ class GrowingRows(nn.Module):
         row_N = self.keys.nonzero().squeeze(1)
         self.index.add(self.keys[row_N], row_N)
 
+    def held(self, number: int) -> tuple[Tensor, Tensor]:
+        """Returns the keys that have a row of a table, as `Keys` has them, and their rows as the table counts
+        them."""
+        salted_R = self.keys[self.spans[number]]
+        place_N = salted_R.nonzero().squeeze(1)
+        return salted_R[place_N] ^ self._salts[number], place_N + 1
+
+    def give(self, number: int, key_N: Tensor) -> None:
+        """Gives the first rows of a table, which are free, to keys in their order; `build_index` is called after
+        it."""
+        start = self.spans[number].start
+        self.keys[start : start + len(key_N)] = _salted(key_N, self._salts[number])
+
     def salted(self, keys: Keys) -> Tensor:
         """Returns key_N as the index has them: equal values of two tables differ. Missing ones stay 0."""
         bags = zip(keys.bags, self._salts[len(self._columns) :], strict=True)

@@ -19,6 +19,7 @@ from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
 from search.analysis.row_slices import categorical_ids
 from trials.data.cache import PreparedLog, Split
+from trials.data.encoding.hashing import MISSING_KEY
 from trials.data.encoding.vocabulary import MISSING_ID, UNKNOWN_ID
 from trials.data.example_weights import Floats, example_weights
 from trials.metrics import PROBABILITY_FLOOR
@@ -114,5 +115,5 @@ def _by_value(
         )
     id_N = ids[column]
     hashed_N = ((id_N.astype(np.uint64) * HASH) >> np.uint64(32)) % np.uint64(count)
-    known_N = (id_N != MISSING_ID) & (id_N != UNKNOWN_ID)
+    known_N = (id_N != MISSING_ID) & (id_N != UNKNOWN_ID) & (id_N != np.int64(MISSING_KEY))
     return np.where(known_N, hashed_N.astype(np.int32), in_time_N)

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from dhen.atomic_write import atomic_folder
 from dhen.averaging import MeanOfNetworks
-from dhen.batch import FeatureBatch
 from dhen.cost import CostRow
 from dhen.errors import UserError
 from dhen.model import build_model
@@ -90,6 +89,9 @@ class BundleInfo(Value):
     version: Version | None = Field(default=None, exclude_if=lambda version: version is None)
     """The version of another bundle that this one has the weights of, increments included; None for one that
     increments begin with."""
+    converted: Version | None = Field(default=None, exclude_if=lambda version: version is None)
+    """The version of another bundle from which this one was made, with other kinds of tables (`convert`); None for
+    one that was trained as it is."""
     planned_technique: str | None = None
     executed_technique: str | None = None
     versions: dict[str, str]
@@ -158,10 +160,21 @@ class Bundle:
         """The trained model, in evaluation mode; in fp32, or in the precision that it was trained in."""
         return _model(self.directory, self.info, self.increments, as_trained=as_trained)
 
+    def examples(self) -> EncodedRows:
+        """The stored examples, encoded."""
+        return _rows_of(load_file(self.directory / CHECK))
+
     def scores(self, model: nn.Module) -> Tensor:
         """The scores of the stored examples by a model in fp32, in host memory."""
-        batch = feature_batch(_rows_of(load_file(self.directory / CHECK)))
-        return _scores(model, batch.to(next(model.parameters()).device)).cpu()
+        return scores(model, self.examples())
+
+    @property
+    def serving(self) -> ServingConfig:
+        """The request whose forward time was measured at export."""
+        at_export = self.info.forward
+        return (
+            ServingConfig(batch=at_export.batch, threads=at_export.threads) if at_export else ServingConfig()
+        )
 
     def check(self) -> float:
         """The largest difference between the scores of the stored examples now and when exported.
@@ -185,12 +198,8 @@ class Bundle:
 
         None where memory runs out.
         """
-        rows = log.split("validation").inputs if log else _rows_of(load_file(self.directory / CHECK))
-        at_export = self.info.forward
-        serving = (
-            ServingConfig(batch=at_export.batch, threads=at_export.threads) if at_export else ServingConfig()
-        )
-        return _forward_time(self.model(), rows, serving)
+        rows = log.split("validation").inputs if log else self.examples()
+        return _forward_time(self.model(), rows, self.serving)
 
 
 def library_versions() -> dict[str, str]:
@@ -234,7 +243,10 @@ def write_bundle(
     """
     check_place(directory)
     with atomic_folder(directory) as building:
-        _write_files(building, info, weights, log, serving or ServingConfig())
+        for file, name in zip(weights, weights_names(info), strict=True):
+            shutil.copyfile(file, building / name)
+        inputs = log.split("validation").inputs
+        write_beside_weights(building, info, log.encoding, inputs, serving or ServingConfig())
     return directory
 
 
@@ -270,30 +282,29 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _write_files(
-    building: Path, info: BundleInfo, weights: Sequence[Path], log: PreparedLog, serving: ServingConfig
+def write_beside_weights(
+    building: Path, info: BundleInfo, encoding: Encoding, rows: EncodedRows, serving: ServingConfig
 ) -> None:
-    """Writes all files of a bundle; the manifest last."""
-    for file, name in zip(weights, weights_names(info), strict=True):
-        shutil.copyfile(file, building / name)
-    log.encoding.save(building / ENCODING)
+    """Writes all files of a bundle but its weights, which are there; the manifest last.
+
+    The first of the rows are stored with their scores, and the forward time is measured on all.
+    """
+    encoding.save(building / ENCODING)
     model = _model(building, info)
-    _write_check(building, model, log)
-    forward = _forward_time(model, log.split("validation").inputs, serving)
-    info = info.replace(forward=forward)
+    _write_check(building, model, rows)
+    info = info.replace(forward=_forward_time(model, rows, serving))
     (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     write_manifest(building)
 
 
-def _write_check(building: Path, model: nn.Module, log: PreparedLog) -> None:
-    """Writes a few validation examples, encoded, with the scores that the weights give them in fp32."""
-    inputs = log.split("validation").inputs
-    rows = inputs.slice(0, min(CHECK_EXAMPLES, inputs.rows))
+def _write_check(building: Path, model: nn.Module, rows: EncodedRows) -> None:
+    """Writes a few examples, encoded, with the scores that the weights give them in fp32."""
+    rows = rows.slice(0, min(CHECK_EXAMPLES, rows.rows))
     arrays = {"ids": rows.categorical, "numeric": rows.numeric, "share": rows.share, "keys": rows.keys}
     for index, bags in enumerate(rows.bags):
         arrays |= {f"bag{index}.ids": bags.ids, f"bag{index}.offsets": bags.offsets[:-1]}
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items() if array is not None}
-    tensors["score"] = _scores(model, feature_batch(rows)).contiguous()
+    tensors["score"] = scores(model, rows).contiguous()
     save_file(tensors, building / CHECK)
 
 
@@ -337,5 +348,7 @@ def _forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -
 
 
 @torch.no_grad()
-def _scores(model: nn.Module, batch: FeatureBatch) -> Tensor:
-    return torch.sigmoid(model(batch))
+def scores(model: nn.Module, rows: EncodedRows) -> Tensor:
+    """The scores of encoded rows by a model in fp32, in host memory."""
+    batch = feature_batch(rows).to(next(model.parameters()).device)
+    return torch.sigmoid(model(batch)).cpu()

@@ -12,7 +12,7 @@ from dhen.values import parse
 from spaces.space import Candidate, Point, Space
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
-from trials.job import Job, TrainingConfig
+from trials.job import Job, TrainingConfig, check_order
 from trials.record import JobSummary, Origin, TrialKind, TrialRecord
 from trials.serving_limits import weights_bytes
 
@@ -20,7 +20,12 @@ from trials.serving_limits import weights_bytes
 def job_on(
     log: PreparedLog, model: ModelConfig, training: TrainingConfig, seed: int, precision: Precision
 ) -> Job:
-    """The job of training a model on a log; `precision` is what `auto` means."""
+    """The job of training a model on a log; `precision` is what `auto` means.
+
+    Raises:
+        UserError: for settings that do not go together.
+    """
+    check_order(log.features, training)
     return Job(
         model=model,
         features=log.features,

@@ -202,7 +202,11 @@ class OnlineTraining:
         most = self._job.training.batch_size
         assert most is not None
         steps = -(-period.rows.rows // most)
-        parts = (eval_batches(period.rows, batch_size=most, rank=part, ranks=steps) for part in range(steps))
+        timed = self._job.features.timed
+        parts = (
+            eval_batches(period.rows, batch_size=most, rank=part, ranks=steps, timed=timed)
+            for part in range(steps)
+        )
         losses = []
         for batch in on_device(itertools.chain.from_iterable(parts), device()):
             losses.append(self._step(batch))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
+from dhen.values import milliseconds_of
 from trials.data.cache import PreparedLog, Split
 from trials.data.example_weights import ClickTotals, WeightedRows
 from trials.data.log_schema import SPLITS
@@ -24,8 +25,6 @@ from trials.data.raw.stamps import MISSING_STAMP
 from trials.data.rows import EncodedRows
 
 Number = TypeVar("Number", bound=np.generic)
-UNITS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
-"""Milliseconds of the units of a length."""
 
 
 class Length(NamedTuple):
@@ -54,13 +53,13 @@ def parse_length(text: str) -> Length:
     Raises:
         UserError: for anything else.
     """
-    match = re.fullmatch(r"([0-9]+)([mhd]?)", text.strip())
-    count = int(match[1]) if match else 0
-    if not match or not count:
+    rows = int(text) if re.fullmatch(r"\s*[0-9]+\s*", text) else 0
+    milliseconds = milliseconds_of(text) or 0
+    if not rows and not milliseconds:
         raise UserError(
             f"period={text}: expected a time such as 1d, 6h or 30m, or a number of rows such as 50000."
         )
-    return Length(milliseconds=count * UNITS[match[2]]) if match[2] else Length(rows=count)
+    return Length(milliseconds=milliseconds, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)

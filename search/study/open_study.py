@@ -53,7 +53,7 @@ from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
 from trials.data.origin import check_origins
 from trials.embeddings.requirements import check_torchrec
-from trials.job import Job, TrainingConfig
+from trials.job import Job, TrainingConfig, check_order
 from trials.processes.launcher import AnyLauncher
 from trials.storage.ledger import Ledger
 from trials.study_record import FoundPasses, GrownAxis, RefusedProposal
@@ -236,6 +236,7 @@ def open_study(
 def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
     """Checks that the settings go together, before anything is opened."""
     check_training_axes(space, config.training)
+    check_order(log.features, config.training)
     if ranks_here(config) > 1 and log.features.tables:
         check_torchrec()  # before this CPU is measured, which takes a minute
     if config.tune_trials:

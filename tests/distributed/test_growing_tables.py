@@ -38,6 +38,8 @@ LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER], "dropout": 0.0}, "test")
 GIVEN = GivenGrowing(capacity=30, columns=("user", "tags", "site"), evict="lru")
 """More users than rows, so that many give way."""
+IN_TIME = GIVEN.replace(ttl="3h")
+"""Rows are given back by the time stamps; a row of the log is a minute."""
 KEYS = "features.growing.keys"
 
 
@@ -50,8 +52,8 @@ def a_job(log: PreparedLog, **training: object) -> Job:
     return job.replace(training=job.training.resolved(log.split("train").rows, "fp32"))
 
 
-def grown_log(folder: Path) -> None:
-    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log", growing=GIVEN)
+def grown_log(folder: Path, given: GivenGrowing = GIVEN) -> None:
+    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log", growing=given)
 
 
 @cache
@@ -62,7 +64,14 @@ def log() -> PreparedLog:
 def trained(step: TrainStep | DistributedStep, ranks: Ranks) -> dict[str, Any]:
     """What a training of some steps gives; the evaluation in between must admit nothing."""
     batches = train_batches(
-        log().split("train"), batch_size=BATCH, seed=0, epoch=0, rank=ranks.rank, ranks=ranks.world
+        log().split("train"),
+        batch_size=BATCH,
+        seed=0,
+        epoch=0,
+        rank=ranks.rank,
+        ranks=ranks.world,
+        shuffle=not log().features.timed,
+        timed=log().features.timed,
     )
     losses = []
     for number, batch in enumerate(itertools.islice(batches, STEPS)):
@@ -115,8 +124,9 @@ def compared(mine: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
 
 
 @needs_torchrec
-def test_ranks_give_the_rows_that_one_process_gives(tmp_path: Path) -> None:
-    grown_log(tmp_path)
+@pytest.mark.parametrize("given", [GIVEN, IN_TIME], ids=["in steps", "in time"])
+def test_ranks_give_the_rows_that_one_process_gives(tmp_path: Path, given: GivenGrowing) -> None:
+    grown_log(tmp_path, given)
     answers: dict[str, Any] = on_ranks(__file__, 2, tmp_path)
     assert len(answers) == 2
     for name, found in answers.items():
@@ -165,6 +175,27 @@ def test_ids_have_rows_that_occur_often_enough_within_a_pass(tmp_path: Path) -> 
     assert ((rows > 0).numpy() == (counts >= 3)).all()
 
 
+def test_ids_lose_their_rows_that_were_not_seen_for_so_long(tmp_path: Path) -> None:
+    """In batches of forty minutes, after each of which rows are looked through."""
+    given = GivenGrowing(capacity=3000, columns=("user",), admit_after=1, ttl="6h")
+    grown_log(tmp_path, given)
+    whole, batch_size = PreparedLog.open(tmp_path / "log"), 40
+    split = whole.split("train")
+    assert split.inputs.keys is not None
+    assert split.timestamp is not None
+    assert split.rows % batch_size == 0
+    job = a_job(whole, batch_size=batch_size, order="log", epochs=1, evaluate_every=split.rows)
+    told = run(job, whole, Told(), None)
+    last_seen = dict(zip(split.inputs.keys[:, 0].tolist(), np.arange(split.rows) // batch_size, strict=True))
+    newest = split.timestamp.reshape(-1, batch_size).max(axis=1)
+    kept = [key for key, batch in last_seen.items() if newest[batch] > newest[-1] - 6 * 3_600_000]
+    model = build_model(MODEL, whole.features)
+    model.load_state_dict(told.weights)
+    held, _ = model.features.growing.held(0)
+    assert 1 < len(kept) < len(last_seen)
+    assert sorted(held.tolist()) == sorted(kept)
+
+
 @pytest.mark.parametrize("examples", [800, 1600, 3500], ids="after {} examples".format)
 @pytest.mark.parametrize(
     ("settings", "strategy"),
@@ -173,13 +204,14 @@ def test_ids_have_rows_that_occur_often_enough_within_a_pass(tmp_path: Path) -> 
         ({"table_decay": 0.02, "order": "log"}, Strategy()),
         ({"table_precision": "fp16"}, Strategy(checkpointing="full")),
         ({"frequency_decay": 0.1}, Strategy()),
+        ({"order": "log"}, Strategy()),
     ],
-    ids=["average", "table decay", "fp16, checkpointing", "frequency decay"],
+    ids=["average", "table decay", "fp16, checkpointing", "frequency decay", "ttl in time"],
 )
 def test_one_rank_goes_on_to_the_bit(
     tmp_path: Path, settings: dict[str, object], strategy: Strategy, examples: int
 ) -> None:
-    grown_log(tmp_path)
+    grown_log(tmp_path, IN_TIME if settings == {"order": "log"} else GIVEN)
     log = PreparedLog.open(tmp_path / "log")
     job = a_job(log, **settings)
     undisturbed = run(job, log, Told(), None, strategy=strategy)
@@ -191,7 +223,7 @@ def test_one_rank_goes_on_to_the_bit(
     assert again.weights.keys() == undisturbed.weights.keys()
     for name, weight in undisturbed.weights.items():
         assert torch.equal(again.weights[name], weight), name
-    assert (undisturbed.weights[KEYS] != 0).sum() > 30
+    assert (undisturbed.weights[KEYS] != 0).sum() > (10 if log.features.timed else 30)
 
 
 if __name__ == "__main__":

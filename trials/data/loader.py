@@ -15,6 +15,7 @@ from dhen.batch import FeatureBatch, Keys
 from trials.data.cache import Split
 from trials.data.id_counts import IdCounts
 from trials.data.order import GLOBAL_SHUFFLE_BYTES, row_batches, sequential, shuffled
+from trials.data.raw.stamps import MISSING_STAMP
 from trials.data.rows import EncodedRows
 
 
@@ -30,6 +31,9 @@ class Batch:
     inverse_count_BT: Tensor | None = None
     """1 / the number of training rows that have the id, for each categorical and then each multi-hot table
     (`trials.data.id_counts`), in float32; None where nobody asked for it."""
+    time: int | None = None
+    """Newest time stamp of the global batch, milliseconds since 1970, the same on all ranks; None where nobody
+    asked for it, or no row of it has one."""
 
     @property
     def size(self) -> int:
@@ -51,6 +55,7 @@ class Batch:
             label_B=function(self.label_B),
             weight_B=None if weight_B is None else function(weight_B),
             inverse_count_BT=None if inverse_BT is None else function(inverse_BT),
+            time=self.time,
         )
 
 
@@ -87,6 +92,7 @@ def train_batches(
     rank: int = 0,
     ranks: int = 1,
     counts: IdCounts | None = None,
+    timed: bool = False,
 ) -> Iterator[Batch]:
     """Yields batches of one pass over a split; each row at most once.
 
@@ -104,6 +110,7 @@ def train_batches(
         rank: which part of each global batch to yield.
         ranks: number of parts (equal up to one row, `rank_slice`) that a global batch is divided into.
         counts: how often ids occur, where batches are to say so.
+        timed: whether batches are to say their newest time stamp, which the split must have.
     """
     used = split.rows if last_rows is None else last_rows
     first_row = split.rows - used
@@ -113,7 +120,8 @@ def train_batches(
     for rows in islice(row_batches(order, batch_size, start_batch), max(0, batches)):
         row_numbers = first_row + rows[rank_slice(len(rows), rank, ranks)]
         weight = None if split.weight is None else split.weight[row_numbers]
-        yield _batch(split.inputs.take(row_numbers), split.labels[row_numbers], weight, counts)
+        time = _newest(split, first_row + rows) if timed else None
+        yield _batch(split.inputs.take(row_numbers), split.labels[row_numbers], weight, counts, time)
 
 
 def rank_slice(size: int, rank: int, ranks: int) -> slice:
@@ -127,13 +135,26 @@ def _bytes(split: Split) -> int:
     return sum(array.nbytes for array in (*arrays, *some) if array is not None)
 
 
-def eval_batches(split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-    """Yields all rows of a split in their order; of several ranks, each yields the batches of its own part."""
+def _newest(split: Split, rows: NDArray[np.int64]) -> int | None:
+    """Returns the newest time stamp of some rows; None where all are missing."""
+    assert split.timestamp is not None, "a schema with a ttl in the log's time has a time stamp"
+    newest = int(split.timestamp[rows].max())
+    return newest if newest != MISSING_STAMP else None
+
+
+def eval_batches(
+    split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1, timed: bool = False
+) -> Iterator[Batch]:
+    """Yields all rows of a split in their order; of several ranks, each yields the batches of its own part.
+
+    Where `timed`, each batch says its own newest time stamp, which is that of no other rank's.
+    """
     mine = rank_slice(split.rows, rank, ranks)
     for start in range(mine.start, mine.stop, batch_size):
         stop = min(start + batch_size, mine.stop)
         weight = None if split.weight is None else split.weight[start:stop]
-        yield _batch(split.inputs.slice(start, stop), split.labels[start:stop], weight)
+        time = _newest(split, np.arange(start, stop)) if timed else None
+        yield _batch(split.inputs.slice(start, stop), split.labels[start:stop], weight, time=time)
 
 
 def _batch(
@@ -141,10 +162,12 @@ def _batch(
     label: NDArray[np.float32],
     weight: NDArray[np.float32] | None,
     counts: IdCounts | None = None,
+    time: int | None = None,
 ) -> Batch:
     return Batch(
         features=feature_batch(inputs),
         label_B=_tensor(label),
         weight_B=None if weight is None else _tensor(weight),
         inverse_count_BT=None if counts is None else _tensor(counts.inverse(inputs)),
+        time=time,
     )

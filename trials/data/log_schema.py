@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dhen.errors import unknown_name
-from dhen.schema import Growing, node_names
-from dhen.values import Value
+from dhen.schema import Growing, Ttl, node_names
+from dhen.values import Value, parse
 
 StampFormat = Literal[
     "iso",
@@ -308,8 +308,9 @@ class GivenGrowing(Value):
     """Number of occurrences of an id from which on it has a row of its own, as in the schema."""
     evict: Literal["lfu", "lru"] = "lfu"
     """Ids that give way where a table is full, as in the schema."""
-    ttl: int | None = Field(default=None, gt=0)
-    """Number of training steps without an occurrence after which an id gives its row back; null: never."""
+    ttl: Ttl | None = None
+    """Time without an occurrence after which an id gives its row back, as in the schema: `3d`, `6h` or `30m` by
+    the log's time stamps, which needs `training.order=log`, or a number of training steps; null: never."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -323,7 +324,7 @@ class GivenGrowing(Value):
         """Returns a schema whose tables grow as this says.
 
         Raises:
-            UserError: for a column that has no table.
+            UserError: for a column that has no table, or a `ttl` in the time of a log without time stamps.
         """
         if self.capacity is None or self.columns is None:
             return schema
@@ -333,7 +334,8 @@ class GivenGrowing(Value):
         rule = Growing(capacity=self.capacity, admit_after=self.admit_after, evict=self.evict, ttl=self.ttl)
         kept = {"table": TableKind(growing=rule), "min_count": MIN_COUNT, "hash_buckets": "auto"}
         columns = {name: schema.tables[name].replace(**kept) for name in self.columns}
-        return schema.replace(columns={**schema.columns, **columns})
+        data = {name: column.to_dict() for name, column in {**schema.columns, **columns}.items()}
+        return parse(LogSchema, schema.to_dict() | {"columns": data}, "growing")
 
 
 class LogSchema(Value):
@@ -362,6 +364,13 @@ class LogSchema(Value):
             raise ValueError(
                 "split by column needs a column with the role split; or use `by: timestamp` or `by: order`"
             )
+        for name in self.tables:
+            growing = self.growing(name)
+            if growing is not None and growing.ttl_milliseconds and self.timestamp is None:
+                raise ValueError(
+                    f"the ttl of {name}, {growing.ttl}, is of the log's time, and no column has the role "
+                    "timestamp: give one the role, or the ttl as a number of training steps"
+                )
         if not self.tables and not self.numeric:
             raise ValueError("no column is a feature; give one the role categorical, multi_hot or numeric")
         self._check_derived_names()

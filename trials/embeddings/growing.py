@@ -14,6 +14,10 @@ occurred as there are rows, once a table is full.
 Which key gives way is found among some rows, four for each that is wanted, that are spread over the table and
 others each time; where that is all rows, it is the least of all.
 
+By `ttl` a key gives its row back that was not seen for so many steps, or for so long by the log's time stamps. Now
+is then the newest stamp of the batches so far, so that rows which come late take nothing back; it begins anew with
+each pass, as the log does, and rows that keys had before count as seen when it begins.
+
 All ranks see the keys of the whole batch, and so do the same without asking each other.
 
 Shapes: N keys of a batch, M of those that are new in a table, T growing tables, R rows, C columns of a part.
@@ -54,6 +58,8 @@ MOST_IDS = 1 << 30
 """Ids that occur until counts are halved in any case: they are of 32 bits."""
 LOOKED_THROUGH = 1 / 16
 """Share of `ttl` after which rows are looked through."""
+NO_TIME = -(2**63)
+"""Time before the first stamp of a pass."""
 KEYS, PROGRESS = "keys", "growing"
 """Prefixes of the names in checkpoints: of the keys of each table, and of all else."""
 TABLE_WEIGHTS = ("weight.", f"{KEYS}.")
@@ -90,6 +96,12 @@ class GrowingTables:
             self._steps = torch.zeros(1, dtype=torch.int64)
             self._next = torch.zeros(tables, dtype=torch.int64)
             """Number of rows of each table that have been looked at."""
+            self._timed = any(rule.ttl_milliseconds is not None for rule in self._rules)
+            self._now = torch.full((1,), NO_TIME)
+            self._seen_at = torch.full((total if self._timed else 0,), NO_TIME)
+            """Newest time stamp so far when the key of each row was seen last."""
+            self._looked_at_time = torch.zeros(tables, dtype=torch.int64)
+            """Time at which each table was looked through last."""
             self._ids = torch.zeros(1, dtype=torch.int64)
             """Number of ids that have occurred since counts were halved."""
             waiting = [rule.capacity for rule in self._rules if _counts_newcomers(rule)]
@@ -102,9 +114,9 @@ class GrowingTables:
         self._said: set[str] = set()
 
     @torch.no_grad()
-    def admit(self, batch: FeatureBatch) -> tuple[FeatureBatch, Begun | None]:
+    def admit(self, batch: FeatureBatch, time: int | None = None) -> tuple[FeatureBatch, Begun | None]:
         """Returns a batch of this rank with rows in place of keys, and the rows that begin anew, None where there
-        are none; a collective."""
+        are none; a collective. `time` is the newest time stamp of all ranks' parts of the batch."""
         assert batch.keys is not None
         with on_host():
             mine_N, number_N = self._rows.salted(batch.keys), self._rows.table_of(batch.keys)
@@ -112,6 +124,7 @@ class GrowingTables:
             if self._ranks.world > 1:
                 key_N, number_N = gathered(self._ranks, torch.stack([mine_N, number_N], dim=1)).unbind(1)
             self._steps += 1
+            self._go_forward(time)
             row_N = self._rows.index.find(key_N)
             self._note(row_N)
             self._halve()
@@ -125,9 +138,11 @@ class GrowingTables:
             return self._rows.with_rows(batch, row_N), begun
 
     def begin_pass(self) -> None:
-        """Forgets the occurrences of keys without a row: what is rare in one pass is rare in the next."""
+        """Forgets the occurrences of keys without a row, since what is rare in one pass is rare in the next, and
+        the time, which begins anew."""
         if self._filter is not None:
             self._filter.clear()
+        self._now.fill_(NO_TIME)
 
     def state(self) -> State:
         """Returns all that decides about rows, for a checkpoint; loading into it needs `restored` afterwards."""
@@ -140,6 +155,8 @@ class GrowingTables:
             "next": self._next,
             "ids": self._ids,
         }
+        if self._timed:
+            named |= {"now": self._now, "seen_at": self._seen_at, "looked_at_time": self._looked_at_time}
         if self._filter is not None:
             named |= {"filter": self._filter.counts, "filtered": self._filter.keys}
         return keys | {f"{PROGRESS}.{name}": tensor for name, tensor in named.items()}
@@ -157,11 +174,24 @@ class GrowingTables:
         self._free = list(free)
         """Free rows of each table, in order."""
 
+    def _go_forward(self, time: int | None) -> None:
+        if not self._timed or time is None:
+            return
+        if int(self._now) == NO_TIME:
+            self._seen_at.fill_(time)
+            self._looked_at_time.fill_(time)
+        self._now.clamp_(min=time)
+
     def _note(self, row_N: Tensor) -> None:
         self._occurred.index_add_(0, row_N, torch.ones_like(row_N, dtype=torch.int32))
         self._occurred[0] = 0
-        self._seen[row_N] = self._steps
+        self._see(row_N)
         self._ids += len(row_N)
+
+    def _see(self, row_N: Tensor) -> None:
+        self._seen[row_N] = self._steps
+        if self._timed:
+            self._seen_at[row_N] = self._now
 
     def _halve(self) -> None:
         """Halves all counts, where enough ids have occurred since, or too many different ones."""
@@ -178,9 +208,15 @@ class GrowingTables:
 
     def _expire(self) -> None:
         for number, rule in enumerate(self._rules):
-            if rule.ttl is not None and int(self._steps) % max(1, round(rule.ttl * LOOKED_THROUGH)) == 0:
+            steps, time = rule.ttl_steps, rule.ttl_milliseconds
+            if steps is not None and int(self._steps) % max(1, round(steps * LOOKED_THROUGH)) == 0:
                 taken = self._taken(number)
-                self._take_back(number, taken[self._seen[taken] <= self._steps - rule.ttl])
+                self._take_back(number, taken[self._seen[taken] <= self._steps - steps])
+            now, looked_at = int(self._now), int(self._looked_at_time[number])
+            if time is not None and now != NO_TIME and now - looked_at >= time * LOOKED_THROUGH:
+                self._looked_at_time[number] = now
+                taken = self._taken(number)
+                self._take_back(number, taken[self._seen_at[taken] <= now - time])
 
     def _begin(self, key_N: Tensor, number_N: Tensor) -> Begun | None:
         """Gives rows to keys that have none and occurred often enough; None where there are none such."""
@@ -202,7 +238,7 @@ class GrowingTables:
         self._rows.index.add(key_N, row_N)
         self._rows.keys[row_N] = key_N
         self._occurred[row_N] = time_N.to(torch.int32)
-        self._seen[row_N] = self._steps
+        self._see(row_N)
         local = [row_M - self._rows.starts[table] for table, (row_M, _, _) in given.items()]
         ends = itertools.pairwise(itertools.accumulate(map(len, local), initial=0))
         tables = {self._rows.tables[table].name: slice(*its) for table, its in zip(given, ends, strict=True)}

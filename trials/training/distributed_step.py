@@ -139,7 +139,7 @@ class DistributedStep:
         batch."""
         features, begun = batch.features, None
         if self._growing is not None:
-            features, begun = self._growing.admit(features)
+            features, begun = self._growing.admit(features, batch.time)
         embeddings = self._lookup(features, begun)
         inputs = DenseInputs.of(embeddings, features)
         weight = batch.size * self._ranks.world / self._batch_size

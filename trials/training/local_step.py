@@ -69,7 +69,7 @@ class TrainStep:
         """Runs one update; returns the batch's loss, detached."""
         features, begun = batch.features, None
         if self._growing is not None:
-            features, begun = self._growing.admit(features)
+            features, begun = self._growing.admit(features, batch.time)
         if self._lazy:
             self._catch_up(features)
         begin_rows(self._parts, begun)

@@ -448,6 +448,7 @@ def _epochs(run: _Run) -> Iterator[Batch]:
             rank=run.ranks.rank,
             ranks=run.ranks.world,
             counts=counts,
+            timed=features.timed,
         )
 
 

@@ -96,6 +96,9 @@ def test_ranks_train_it_too(dhen_search: Run, click_log: Path, tmp_path: Path) -
         (("growing.capacity=-1", "growing.columns=[user]"), "growing.capacity.*received -1"),
         ((*GROWING[:2], "growing.evict=fifo"), "growing.evict.*received 'fifo'"),
         ((*GROWING[:2], "growing.tll=3"), "Did you mean 'growing.ttl'"),
+        ((*GROWING[:2], "growing.ttl=soon"), "growing.ttl: expected a time such as 3d.*received 'soon'"),
+        ((*GROWING[:2], "growing.ttl=0h"), "growing.ttl: expected a time such as 3d.*received '0h'"),
+        ((*GROWING[:2], "growing.ttl=6h"), "ttl of user, 6h.*training.order=log"),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -103,3 +106,36 @@ def test_what_cannot_be_is_said(
 ) -> None:
     said = dhen_search("run", "--data", click_log, "--out", tmp_path / "no", *SMALL, *words, code=2).stderr
     assert re.search(message, said), said
+
+
+def test_a_ttl_in_time_needs_time_stamps(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    rows = [line.split(",") for line in click_log.read_text().splitlines()]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(",".join([row[0], *row[2:]]) for row in rows) + "\n")
+    words = (
+        "--data",
+        log,
+        "--out",
+        tmp_path / "no",
+        *SMALL,
+        *GROWING,
+        "growing.ttl=6h",
+        "training.order=log",
+    )
+    said = dhen_search("run", *words, code=2).stderr
+    assert "the ttl of user, 6h, is of the log's time, and no column has the role timestamp" in said
+
+
+def test_a_study_trains_with_a_ttl_in_time(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    out, growing = tmp_path / "study", ("growing.capacity=3000", "growing.columns=[user]", "growing.ttl=3h")
+    words = ("--data", click_log, "--out", out, *SMALL, "trials=1", "confirm=2", *growing)
+    assert "training.order=log" in dhen_search("run", *words, code=2).stderr
+    dhen_search("run", *words, "training.order=log")
+    assert all(trial.result.validation is not None for trial in read_study(out).trials)
+    keys = load_file(out / "best" / "weights.safetensors")["features.growing.keys"]
+    assert 0 < (keys != 0).sum() < 100  # of several hundred users
+    dhen_search("verify", out / "best", "--data", click_log)
+    dhen_search("train", out / "best", "--data", click_log, "--out", tmp_path / "again", "training.epochs=1")
+    shuffled = ("--out", tmp_path / "no", "training.order=shuffled")
+    said = dhen_search("train", out / "best", "--data", click_log, *shuffled, code=2).stderr
+    assert "training.order=log" in said

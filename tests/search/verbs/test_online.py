@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from command_line import Run, write_log
@@ -14,6 +15,7 @@ from search.bundles.bundle import read_bundle
 from search.bundles.increments import IncrementInfo
 from search.online import online_training
 from search.online.online_training import CHECKPOINTS
+from trials.data.encoding.hashing import hash64
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -209,6 +211,35 @@ def test_rows_may_be_counted_where_there_is_no_time(
     assert not out.exists()
     dhen_search("online", base, "--data", later, "--out", out, "period=2000")
     assert [one.period.online.examples for one in infos(out)] == [2000, 1600]
+
+
+def test_rows_are_given_back_by_the_time_stamps(
+    dhen_search: Run, bundle: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Time goes on from one period, and from one command, to the next."""
+    log, base, out = tmp_path / "log", tmp_path / "base", tmp_path / "live"
+    schema = (bundle.parent / "log" / "schema.yaml").read_text()
+    ttl = "growing: {capacity: 3000, admit_after: 1, ttl: 12h}"
+    log.mkdir()
+    (log / "schema.yaml").write_text(schema.replace("growing: {capacity: 12, evict: lru}", ttl))
+    dhen_search("prepare", logs[0], "--out", log)
+    words = ("training.epochs=1", "training.order=log", "training.batch_size=20")
+    dhen_search("train", bundle.parent / "model.yaml", "--data", log, "--out", base, *words)
+    header, *rows = logs[1].read_text().splitlines()
+    for name, part in (("a.csv", rows[:2000]), ("b.csv", rows[2000:])):
+        (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
+        dhen_search("online", base, "--data", tmp_path / name, "--out", out, "period=6h")
+    assert sum(one.gone for one in infos(out)) > 0
+    opened = read_bundle(out)
+    held = opened.model().features.growing.held(0)[0].tolist()
+    users = [row.split(",")[3] for row in rows]
+
+    def keys(names: list[str]) -> set[int]:
+        return set(hash64(pa.array(names)).view("int64").tolist())
+
+    assert keys(users[-12 * 60 + 20 :]) <= set(held)  # a row is a minute, a batch has twenty
+    assert set(held) <= keys(users[-12 * 60 - 45 - 20 :])
+    assert len(set(held)) < len(keys(users))
 
 
 @pytest.mark.parametrize(

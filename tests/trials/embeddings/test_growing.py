@@ -53,9 +53,9 @@ class Watched:
         self.tables = GrowingTables(self.rows, Ranks())
         self.begun: Begun | None = None
 
-    def admit(self, *keys: int) -> list[int]:
+    def admit(self, *keys: int, time: int | None = None) -> list[int]:
         """The rows of keys of the only table, an example each."""
-        batch, self.begun = self.tables.admit(features([[key] for key in keys]))
+        batch, self.begun = self.tables.admit(features([[key] for key in keys]), time)
         assert batch.keys is None
         return list(batch.ids_BT[:, 0].tolist())
 
@@ -185,6 +185,38 @@ def test_ttl_takes_back_the_rows_of_those_not_seen_for_so_many_steps() -> None:
     assert tables.admit(1) == [1]
 
 
+HOUR = 3_600_000
+
+
+def test_ttl_takes_back_the_rows_of_those_not_seen_for_so_long_by_time_stamps() -> None:
+    tables = Watched(Growing(capacity=8, admit_after=1, ttl="2h"))
+    tables.admit(1, 2, time=None)  # before the first stamp
+    tables.admit(3, 3, time=10 * HOUR)
+    tables.admit(2, time=11 * HOUR)
+    tables.admit(2, time=None)
+    assert tables.found(1, 2, 3) == [1, 2, 3]
+    tables.admit(2, time=12 * HOUR - 1)
+    assert tables.found(1, 2, 3) == [1, 2, 3]
+    tables.admit(3, time=9 * HOUR)  # which comes late, and is seen now
+    tables.admit(2, time=12 * HOUR + HOUR // 8)
+    assert tables.found(1, 2, 3) == [0, 2, 3]
+    assert tables.admit(1, time=12 * HOUR + HOUR // 8) == [1]
+    tables.admit(9, time=20 * HOUR)
+    assert tables.found(1, 2, 3, 9) == [0, 0, 0, 1]
+
+
+def test_time_begins_anew_with_each_pass() -> None:
+    tables = Watched(Growing(capacity=8, admit_after=1, ttl="2h"))
+    tables.admit(1, 2, time=10 * HOUR)
+    tables.admit(1, time=11 * HOUR)
+    tables.tables.begin_pass()
+    tables.admit(3, time=5 * HOUR)
+    assert tables.found(1, 2, 3) == [1, 2, 3]
+    tables.admit(1, time=6 * HOUR)
+    tables.admit(3, time=7 * HOUR)
+    assert tables.found(1, 2, 3) == [1, 0, 3]
+
+
 def test_a_batch_larger_than_the_table_goes_on_with_its_most_frequent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -204,7 +236,7 @@ RULES = st.builds(
     capacity=st.integers(1, 12),
     admit_after=st.integers(1, 3),
     evict=st.sampled_from(["lfu", "lru"]),
-    ttl=st.none() | st.integers(1, 6),
+    ttl=st.none() | st.integers(1, 6) | st.sampled_from(["1h", "3h"]),
 )
 HISTORY = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12), min_size=1, max_size=12)
 
@@ -236,12 +268,14 @@ def test_it_goes_on_alike_from_its_state(
     rule: Growing, before: list[list[int]], after: list[list[int]]
 ) -> None:
     first, second = Watched(rule), Watched(rule)
-    for keys in before:
-        first.admit(*keys)
+    for hour, keys in enumerate(before):
+        first.admit(*keys, time=hour * HOUR)
     for name, tensor in first.tables.state().items():
         second.tables.state()[name].copy_(tensor)
     second.tables.restored()
-    assert [second.admit(*keys) for keys in after] == [first.admit(*keys) for keys in after]
+    hours = list(enumerate(after, start=len(before)))
+    goes_on = [[each.admit(*keys, time=hour * HOUR) for hour, keys in hours] for each in (first, second)]
+    assert goes_on[0] == goes_on[1]
 
 
 def batch(*keys: int) -> Batch:

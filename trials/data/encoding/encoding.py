@@ -26,8 +26,15 @@ from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema, Table
 from dhen.values import Value, parse
 from trials.data.encoding.buckets import Buckets
-from trials.data.encoding.hashing import hash64
-from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID, Vocabulary, hashed_ids
+from trials.data.encoding.hashing import MISSING_KEY, hash64
+from trials.data.encoding.vocabulary import (
+    FIRST_ID,
+    MISSING_ID,
+    UNKNOWN_ID,
+    AnyVocabulary,
+    hashed_ids,
+    load_vocabulary,
+)
 from trials.data.log_schema import LogSchema
 from trials.data.raw.stamps import cycle_of
 from trials.data.raw.text import Codes
@@ -90,7 +97,7 @@ class Encoding:
         self,
         *,
         schema: LogSchema,
-        vocabularies: Mapping[str, Vocabulary],
+        vocabularies: Mapping[str, AnyVocabulary],
         scales: Mapping[str, NumericScale],
         mean_ids: Mapping[str, float],
     ) -> None:
@@ -144,7 +151,8 @@ class Encoding:
         Keys of a growing table, which keeps no values, are named as hashes.
         """
         if table in self.schema.categorical and self.schema.growing(table):
-            return [f"hash {key & (2**64 - 1):016x}" if key else "(missing)" for key in ids]
+            missing = (0, MISSING_KEY)
+            return ["(missing)" if key in missing else f"hash {key & (2**64 - 1):016x}" for key in ids]
         shared = {MISSING_ID: "(missing)", UNKNOWN_ID: "(not in training)"}
         vocabulary = self._vocabularies.get(table)
         word = "" if table in CYCLE_LENGTH else "bucket "
@@ -152,7 +160,7 @@ class Encoding:
         def name(index: int) -> str:
             if table in self._buckets:
                 return self._buckets[table].name(index)
-            return str(vocabulary.values[index]) if vocabulary is not None else f"{word}{index}"
+            return vocabulary.name(index) if vocabulary is not None else f"{word}{index}"
 
         return [shared.get(row) or name(row - FIRST_ID) for row in ids]
 
@@ -168,6 +176,17 @@ class Encoding:
         """Returns the same encoding for a log that differs in columns that are no input."""
         return Encoding(
             schema=schema, vocabularies=self._vocabularies, scales=self._scales, mean_ids=self._mean_ids
+        )
+
+    @property
+    def vocabularies(self) -> Mapping[str, AnyVocabulary]:
+        """Vocabularies by column, of tables that have one."""
+        return self._vocabularies
+
+    def with_tables(self, schema: LogSchema, vocabularies: Mapping[str, AnyVocabulary]) -> Encoding:
+        """Returns an encoding that differs in kinds of tables: those of a schema, with these vocabularies."""
+        return Encoding(
+            schema=schema, vocabularies=vocabularies, scales=self._scales, mean_ids=self._mean_ids
         )
 
     @property
@@ -191,7 +210,7 @@ class Encoding:
         """Encodes typed columns (see `trials.data.raw.typed`) of N rows; columns that are no input are not looked
         at."""
         growing = [name for name in self.schema.categorical if self.schema.growing(name)]
-        hashed = pool.map(lambda name: _keys(columns[name]), growing)
+        hashed = pool.map(lambda name: self._keys(name, columns[name]), growing)
         categorical = pool.map(lambda name: self._ids(name, columns[name]), self.schema.categorical)
         bags = pool.map(lambda name: self._bags(name, columns[name]), self.schema.multi_hot)
         numbers = {name: columns[name].to_numpy() for name in self._scales}
@@ -230,8 +249,15 @@ class Encoding:
     def _bags(self, name: str, column: pa.ListArray) -> Bags:
         offsets = column.offsets.to_numpy().astype(np.int64)
         values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-        ids = _keys(values) if self.schema.growing(name) else self._ids(name, values)
+        ids = self._keys(name, values) if self.schema.growing(name) else self._ids(name, values)
         return Bags(ids=ids, offsets=offsets - offsets[0])
+
+    def _keys(self, name: str, column: pa.DictionaryArray) -> NDArray[np.int64]:
+        """Returns 64-bit hashes of values (N); where they are missing 0, or the key that has a row for them."""
+        growing = self.schema.growing(name)
+        assert growing is not None
+        missing = np.int64(MISSING_KEY if growing.missing == "own" else 0)
+        return _of_rows(column, hash64(column.dictionary).view(np.int64), missing)
 
     def _cycle_ids(self, cycle: str, columns: Mapping[str, pa.Array]) -> Codes:
         assert self.schema.timestamp is not None
@@ -263,7 +289,7 @@ class Encoding:
         return cls(
             schema=read_schema(directory / "schema.yaml"),
             vocabularies={
-                name: Vocabulary.load(directory / "vocabulary" / file)
+                name: load_vocabulary(directory / "vocabulary" / file)
                 for name, file in tables.vocabularies.items()
             },
             scales={
@@ -271,11 +297,6 @@ class Encoding:
             },
             mean_ids=tables.mean_ids,
         )
-
-
-def _keys(column: pa.DictionaryArray) -> NDArray[np.int64]:
-    """Returns 64-bit hashes of values (N), 0 where they are missing."""
-    return _of_rows(column, hash64(column.dictionary).view(np.int64), np.int64(0))
 
 
 def _of_rows(column: pa.DictionaryArray, of_values: NDArray[Id], missing: Id) -> NDArray[Id]:

@@ -17,6 +17,8 @@ from trials.data.raw.text import Codes
 
 MISSING_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
 """Id of missing values; after it that of out-of-vocabulary values, and the first of all other values."""
+HASH = "hash"
+"""Name of the column that has the values' hashes, in the file of a vocabulary without values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,27 +60,81 @@ class Vocabulary:
         equal = pc.equal(self.values.take(pa.array(position)), values).to_numpy(zero_copy_only=False)
         return np.where(equal, position + FIRST_ID, UNKNOWN_ID).astype(np.int32)
 
+    @property
+    def hashes(self) -> Hashes:
+        """The hashes of the values, in the order of their ids."""
+        found = np.empty_like(self._hashes)
+        found[self._positions] = self._hashes
+        return found
+
+    def name(self, index: int) -> str:
+        """Returns a value, to be read; the first has the index 0."""
+        return str(self.values[index])
+
     def checksum(self) -> list[str]:
         """Returns texts that differ where a value has another id."""
-        ids = np.arange(FIRST_ID, FIRST_ID + len(self), dtype=np.uint64)
-        return [str(len(self)), str((hash64(self.values) * ids).sum())]
+        return [str(len(self)), _sum_of(self.hashes)]
 
     def save(self, path: Path) -> None:
         """Writes a Parquet file of `value` and `count`; the row number plus 2 is the id."""
         pq.write_table(pa.table({"value": self.values, "count": self.counts}), path)
 
-    @classmethod
-    def load(cls, path: Path) -> Vocabulary:
-        """Reads what `save` wrote.
 
-        Raises:
-            UserError: when the file is missing or damaged.
-        """
-        try:
-            table = pq.read_table(path, columns=["value", "count"])
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{path}: the vocabulary cannot be read ({error}).") from None
-        return cls(_one_array(table["value"]), table["count"].to_numpy())
+@dataclass(frozen=True, eq=False)
+class HashVocabulary:
+    """Values that are known by their hashes alone: they had rows of a growing table, which keeps no values."""
+
+    hashes: Hashes
+    """Hashes of the values in the order of their ids, ascending."""
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def ids(self, values: pa.Array) -> Codes:
+        """Returns the ids (N) of N values without nulls."""
+        return self.ids_of_hashes(hash64(values))
+
+    def ids_of_hashes(self, hashes: Hashes) -> Codes:
+        """Returns the ids (N) of N values by their hashes."""
+        if not len(self):
+            return np.full(len(hashes), UNKNOWN_ID, dtype=np.int32)
+        position = np.minimum(np.searchsorted(self.hashes, hashes), len(self) - 1)
+        return np.where(self.hashes[position] == hashes, position + FIRST_ID, UNKNOWN_ID).astype(np.int32)
+
+    def name(self, index: int) -> str:
+        """Returns a value's hash, to be read; the first has the index 0."""
+        return f"hash {self.hashes[index]:016x}"
+
+    def checksum(self) -> list[str]:
+        """Returns texts that differ where a value has another id, and from those of a `Vocabulary`."""
+        return ["hashes", str(len(self)), _sum_of(self.hashes)]
+
+    def save(self, path: Path) -> None:
+        """Writes a Parquet file of `hash`; the row number plus 2 is the id."""
+        pq.write_table(pa.table({HASH: self.hashes}), path)
+
+
+AnyVocabulary = Vocabulary | HashVocabulary
+
+
+def load_vocabulary(path: Path) -> AnyVocabulary:
+    """Reads what `save` of either kind wrote.
+
+    Raises:
+        UserError: when the file is missing or damaged.
+    """
+    try:
+        table = pq.read_table(path)
+        if HASH in table.column_names:
+            return HashVocabulary(table[HASH].to_numpy())
+        return Vocabulary(_one_array(table["value"]), table["count"].to_numpy())
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise UserError(f"{path}: the vocabulary cannot be read ({error}).") from None
+
+
+def _sum_of(hashes: Hashes) -> str:
+    ids = np.arange(FIRST_ID, FIRST_ID + len(hashes), dtype=np.uint64)
+    return str((hashes * ids).sum())
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
