@@ -14,6 +14,7 @@ from trials.data.cache import MANIFEST, VERSION, Manifest
 from trials.data.encoding.encoding import Encoding
 from trials.data.example_weights import ClickTotals
 from trials.data.log_schema import SPLITS, LabelColumn, LogSchema
+from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.fit import fit
 from trials.data.prepare.splits import plan_splits
 from trials.data.prepare.staging import Progress, Staged, stage
@@ -78,7 +79,8 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         staged = stage(request.log, schema, staging, bad_rows=bad_rows, pool=pool, progress=progress)
         plan = plan_splits(schema.split, sum(staged.open_rows), staged.stamps)
         totals = count_clicks(staged, plan, schema)
-        encoding = request.encoding or fit(staged, plan, schema, pool, progress)
+        collisions = {name: HashCollisions() for name in schema.tables if schema.growing(name)}
+        encoding = request.encoding or fit(staged, plan, schema, pool, progress, collisions)
         write_splits(staged, plan, encoding, directory, pool, progress)
     staging.unlink()
     encoding.save(directory / "encoding")
@@ -93,7 +95,12 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         base_rate={name: totals[name].base_rate for name in SPLITS},
         chronological=staged.stamps is not None and staged.stamps.chronological,
         ne_floor=_ne_floors(totals) if schema.oracle else None,
-        notes=(*request.sentences, *bad_rows.notes(), *_notes(staged, schema, encoding.schema)),
+        notes=(
+            *request.sentences,
+            *bad_rows.notes(),
+            *_notes(staged, schema, encoding.schema),
+            *_collision_notes(collisions),
+        ),
         sizes=dict(sorted(sizes.items())),
     )
     (directory / "schema.yaml").write_text(request.schema_text, encoding="utf-8")
@@ -132,3 +139,14 @@ def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
                 f"{name!r} has so many values that they are hashed into {table.hash_buckets:,} buckets"
             )
     return notes
+
+
+def _collision_notes(collisions: Mapping[str, HashCollisions]) -> list[str]:
+    """Returns which growing tables have values that share a row because they share a hash."""
+    counted = {name: (each.hashes, each.share) for name, each in collisions.items()}
+    return [
+        f"{name!r}: {hashes:,} hashes stand for several values each, which share a row"
+        + (f" (counted in {100 * share:.2g} % of its values)" if share < 1 else "")
+        for name, (hashes, share) in counted.items()
+        if hashes
+    ]

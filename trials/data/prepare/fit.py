@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trials.data.encoding.encoding import Encoding, NumericScale
 from trials.data.encoding.vocabulary import Vocabulary
 from trials.data.log_schema import LogSchema, TableColumn, TimestampColumn
+from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.splits import TRAIN, SplitPlan
 from trials.data.prepare.staging import Progress, Staged
 from trials.data.prepare.statistics import Moments, Quantiles, StampRange, ValueCounts
@@ -23,9 +24,16 @@ AUTO_BUCKETS = 1 << 22
 """Number of buckets of a table that `auto` hashes."""
 
 
-def fit(staged: Staged, plan: SplitPlan, schema: LogSchema, pool: Executor, progress: Progress) -> Encoding:
-    """Fits an encoding on the training rows of a staged log."""
-    fitting = _Fitting(schema)
+def fit(
+    staged: Staged,
+    plan: SplitPlan,
+    schema: LogSchema,
+    pool: Executor,
+    progress: Progress,
+    collisions: Mapping[str, HashCollisions],
+) -> Encoding:
+    """Fits an encoding on the training rows of a staged log; `collisions` are told of growing tables' values."""
+    fitting = _Fitting(schema, collisions)
     rows_done = 0
     for file, first_open, batch in staged.batches():
         train = split_of(plan, schema, file, first_open, batch) == TRAIN
@@ -47,8 +55,8 @@ def split_of(
 class _Fitting:
     """The statistics of all columns, from which an encoding is fitted."""
 
-    def __init__(self, schema: LogSchema) -> None:
-        self._schema = schema
+    def __init__(self, schema: LogSchema, collisions: Mapping[str, HashCollisions]) -> None:
+        self._schema, self._collisions = schema, collisions
         self._rows = 0
         self._counts = {name: ValueCounts() for name in schema.tables}
         self._moments = {name: Moments(column.transform) for name, column in schema.numeric.items()}
@@ -67,6 +75,8 @@ class _Fitting:
             hashed = isinstance(self._schema.tables[name].hash_buckets, int)
             uncounted = hashed or self._schema.growing(name)
             tasks.append(pool.submit(counts.add_total if uncounted else counts.add, values))
+            if name in self._collisions:
+                tasks.append(pool.submit(self._collisions[name].add, values.dictionary))
         if self._schema.timestamp:
             self._span.add(batch.column(self._schema.timestamp).to_numpy())
         self._rows += batch.num_rows
