@@ -49,6 +49,32 @@ def test_cost_grows_along_an_axis(axis: str, points: tuple[int, int], names: tup
     assert "needs two points" not in said
 
 
+def test_tables_below_the_device_stand_beside_those_on_it() -> None:
+    (rows,) = tables(
+        run_benchmark(
+            "benchmarks.training.table_levels",
+            "--rows",
+            300,
+            "--batch",
+            32,
+            "--shares",
+            1.0,
+            0.3,
+            "--exponents",
+            1.1,
+            "--warm-up",
+            5,
+            "--steps",
+            5,
+        )
+    )
+    assert [row["cache"] for row in rows] == ["100%", "30%"]
+    for row in rows:
+        assert 0 < number(row["hit rate"].rstrip("%")) < 100
+        assert number(row["host, ms"]) > 0
+    assert rows[0]["predicted"] == "100.0%"
+
+
 def test_growing_tables_stand_beside_fixed_ones(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.csv", 600)
     ((row,),) = tables(
