@@ -93,7 +93,7 @@ def accuracy(record: StudyRecord) -> tuple[AccuracyRow, ...]:
     attempts = [attempt for trial in record.trials for attempt in trial.attempts]
     by_technique: dict[str, list[Attempt]] = {}
     for attempt in attempts:
-        by_technique.setdefault(attempt.strategy, []).append(attempt)
+        by_technique.setdefault(attempt.unsized_strategy, []).append(attempt)
     ordered = sorted(by_technique.items(), key=lambda item: (-len(item[1]), item[0]))
     rows = [_row(name, group) for name, group in ordered]
     return (*rows, _row(ALL, attempts)) if attempts else ()

@@ -162,7 +162,7 @@ class RejectedStrategy(Value):
 
     @property
     def held_as(self) -> str:
-        """The strategy without its micro-batches: how it holds the model."""
+        """The strategy without its micro-batches and the size of a cache: how it holds the model."""
         return named(self.strategy).held_as
 
 
@@ -242,6 +242,11 @@ class TrialPlan(Value):
     summary: PlanSummary | None = None
     """The plan that the trial is held by: its items, its reasons, what it passed over. Each attempt keeps its own
     (`Attempt.plan`)."""
+
+    @property
+    def unsized_technique(self) -> str | None:
+        """The strategy without the size of a cache, by which trials are counted; None: nothing fits."""
+        return named(self.technique).unsized_name if self.technique is not None else None
 
 
 class Measured(Value):
@@ -330,6 +335,11 @@ class Attempt(Value):
     evaluations: int | None = None
     """Number of evaluations after which the stopping rule ended it; None where nothing did."""
     error: str | None = None
+
+    @property
+    def unsized_strategy(self) -> str:
+        """The strategy without the size of a cache, by which attempts are counted."""
+        return named(self.strategy).unsized_name
 
 
 class StudyTrial(Value):

@@ -14,7 +14,7 @@ up most in a cache on the device (`trials.embeddings.levels.cached_tables`).
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -94,6 +94,11 @@ class Strategy(Value):
         words = ("dp", *self.techniques) if self.dense == "dp" else self.techniques
         return "+".join((*words, "no_sync") if self.no_sync else words)
 
+    @cached_property
+    def unsized_name(self) -> str:
+        """The name without the size of a cache, which is every model's own."""
+        return self.replace(table_cache=0).name
+
     @property
     def _tables_word(self) -> str:
         if self.tables == "device":
@@ -117,6 +122,7 @@ class Strategy(Value):
         return self.dense in FULLY_SHARDED
 
 
+@lru_cache(maxsize=4096)
 def named(name: str) -> Strategy:
     """Returns the strategy with this `name`; its techniques may stand in any order.
 

@@ -276,7 +276,7 @@ def _examples(record: StudyRecord, outcome: Outcome) -> list[int]:
 def _techniques(record: StudyRecord) -> str | None:
     """How often each memory technique was planned; nothing where plain DP on this machine does for all."""
     planned = [trial for trial in record.candidates if trial.plan.summary is not None]
-    counts = Counter(trial.plan.technique for trial in planned)
+    counts = Counter(trial.plan.unsized_technique for trial in planned)
     if record.cluster is None or not planned or (record.cluster.name == "this" and set(counts) == {"dp"}):
         return None
     cluster = record.cluster

@@ -16,7 +16,14 @@ BEST_PER_SIZE = 3
 REASONS_PER_SIZE = 5
 """Sentences on rejected strategies of each number of techniques; one where nothing fits, so that more is said
 of what would."""
-NUMBERS = ("no technique", "one technique", "two techniques", "three techniques", "four techniques")
+NUMBERS = (
+    "no technique",
+    "one technique",
+    "two techniques",
+    "three techniques",
+    "four techniques",
+    "five techniques",
+)
 
 
 def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None) -> list[PricedStrategy]:
@@ -29,7 +36,7 @@ def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | Non
         priced for priced in strategies if not set(priced.strategy.techniques) - {priced.strategy.dense}
     ]
     for _, group in groupby(strategies, key=_size):
-        families: dict[tuple[str, str, bool], PricedStrategy] = {}
+        families: dict[tuple[str, str, bool, str], PricedStrategy] = {}
         for priced in sorted(group, key=_rank):
             families.setdefault(_but_micro_batches(priced), priced)
         wanted += list(families.values())[:BEST_PER_SIZE]
@@ -103,9 +110,9 @@ def _size(priced: PricedStrategy) -> int:
     return len(priced.strategy.techniques)
 
 
-def _but_micro_batches(priced: PricedStrategy) -> tuple[str, str, bool]:
+def _but_micro_batches(priced: PricedStrategy) -> tuple[str, str, bool, str]:
     strategy = priced.strategy
-    return strategy.dense, strategy.checkpointing, strategy.offload
+    return strategy.dense, strategy.checkpointing, strategy.offload, strategy.tables
 
 
 def _rank(priced: PricedStrategy) -> tuple[float, float]:

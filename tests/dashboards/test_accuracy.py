@@ -50,6 +50,19 @@ def test_a_row_for_each_technique_and_one_for_all() -> None:
     assert accuracy(judged([])) == ()
 
 
+def test_attempts_are_counted_without_the_sizes_of_caches() -> None:
+    record = tried(
+        attempt("dp+host_tables=3629KiB", 100, 100),
+        attempt("dp+host_tables=3683KiB", 100, 100),
+        attempt("dp+ssd_tables=3683KiB", 100, 100),
+    )
+    assert [(row.technique, row.attempts) for row in accuracy(record)] == [
+        ("dp+host_tables", 2),
+        ("dp+ssd_tables", 1),
+        (ALL, 3),
+    ]
+
+
 def test_the_page_and_the_summary_say_the_same() -> None:
     page, said = render(RECORD), " ".join(sentences(RECORD))
     table = page.split("Predicted against measured</h2>")[1].split("</table>")[0]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("dhen", "spaces", "trials", "search", "dashboards")
 CONTRACT = Path("trials/record.py")
 NUMBER, VALUE = "watts", 41.5
-LAST_FIELD = f"    {list(Measured.model_fields)[-1]}: float | None = None\n"
+FIRST_FIELD = f"    {next(iter(Measured.model_fields))}: float | None = None\n"
 MEASURES = {"trials/training/loop.py"}
 """What makes a `Measured` of numbers of its own."""
 HAND_KEPT = 3
@@ -84,8 +84,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         if entry.name not in (CONTRACT.name, "__pycache__"):
             (code / CONTRACT.parent / entry.name).symlink_to(entry)
     text = (ROOT / CONTRACT).read_text()
-    assert text.count(LAST_FIELD) == 1
-    (code / CONTRACT).write_text(text.replace(LAST_FIELD, f"{LAST_FIELD}    {NUMBER}: float | None = None\n"))
+    assert text.count(FIRST_FIELD) == 1
+    (code / CONTRACT).write_text(
+        text.replace(FIRST_FIELD, f"    {NUMBER}: float | None = None\n{FIRST_FIELD}")
+    )
     done = subprocess.run(
         [sys.executable, "-c", WAY, str(study), NUMBER, str(VALUE)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (code, ROOT / "tests")))},

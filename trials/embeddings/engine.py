@@ -63,6 +63,9 @@ def leaves(looked_up: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def backward(looked_up: list[Tensor], embeddings: tuple[Tensor, ...]) -> None:
-    """Carries the gradients of the leaves on into the lookup."""
+    """Carries the gradients of the leaves on into the lookup; the leaves have none afterwards, so that their
+    memory is there for the update."""
     assert looked_up, "an update needs a lookup before it, with gradients recorded"
     torch.autograd.backward(looked_up, [embedding.grad for embedding in embeddings])
+    for embedding in embeddings:
+        embedding.grad = None

@@ -105,6 +105,8 @@ def plan(
         closest = min(priced, key=lambda strategy: strategy.lacking_bytes)
         lacking = closest.lacking_bytes
         remedy = f"{lacking_sentence(closest, pricing)} {nearest_change(pricing, closest.strategy)}"
+        if too_large is not None:
+            remedy += f" Tables on the device: {too_large}"
     elif too_large is not None and not priced:
         remedy, lacking = str(too_large), too_large.lacking_bytes
     return Plan(
@@ -124,7 +126,7 @@ def plan(
         notes=(
             *option_sentences(options),
             *delay_sentences(training),
-            *([f"Tables on the device: {too_large}"] if too_large is not None and priced else []),
+            *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
         ),
         options=options,

@@ -61,8 +61,11 @@ COLUMNS_PER_ROW = 3
 ROWS_BESIDE_ROUNDING = 2
 """Widths of those `COLUMNS_PER_ROW` that are still held while new weights are rounded."""
 INDICES_AN_ID = 2
-"""Integers (int64) held for each id beside the gradient's own index: places and representatives
-(trials/optim/rowwise_adagrad.py)."""
+"""Integers (int64) held for each id beside the gradient's own index while gradients are summed: places and
+representatives (trials/optim/rowwise_adagrad.py)."""
+ROW_NUMBERS = 2
+"""Integers (int64) held for each row that is updated: while gradients are summed, its number and the place of its
+first lookup; then its number, the optimizer's sum and the mean of squares that is added to it, in fp32."""
 POOL_BYTES = 2 * POOL_WORDS * 8
 """Random bits that dropout draws on, on a CPU."""
 
@@ -261,7 +264,7 @@ class Pricing:
         left, several = dense.left, self.cluster.ranks > 1
         looked_up = FP32_BYTES * sum(self._dims) * self.examples_per_rank
         lookup = max(lookup_bytes(self._lookup) - looked_up, 0) if several else 0
-        update = left._replace(buffers=left.buffers + self._tables_workspace)
+        update = left._replace(buffers=left.buffers + self._tables_workspace - self._saved_of_lookup)
         return LiveMemory("lookup in the tables", 0, 0, buffers=lookup), update
 
     def lacking_bytes(self, memory: MemoryEstimate) -> int:
@@ -306,16 +309,21 @@ class Pricing:
             round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         )
         within = self.cluster.ranks == 1 and not strategy.techniques and not self.training.frequency_decay
-        if self.cluster.ranks == 1:
-            # row numbers are saved for the gradient; of bags also what `embedding_bag` keeps
-            saved = sum(table.mean_ids for table in self._tables)
-            saved += sum(table.mean_ids + BAG_INDICES for table in self.schema.multi_hot)
-            other_bytes += round(self.examples_per_rank * INDEX_BYTES * saved)
         return Batch(
             embeddings=(self._lifted_bytes if within else width) * examples,
             micro_embeddings=width * micro,
-            other=other_bytes,
+            other=other_bytes + self._saved_of_lookup,
         )
+
+    @cached_property
+    def _saved_of_lookup(self) -> int:
+        """Bytes that one rank's lookup saves for its gradient, until that is there: row numbers, and of bags also
+        what `embedding_bag` keeps."""
+        if self.cluster.ranks > 1:
+            return 0
+        saved = sum(table.mean_ids for table in self._tables)
+        saved += sum(table.mean_ids + BAG_INDICES for table in self.schema.multi_hot)
+        return round(self.examples_per_rank * INDEX_BYTES * saved)
 
     @property
     def _lifted_bytes(self) -> int:
@@ -376,7 +384,10 @@ class Pricing:
         rows = [min(table.rows, count) for table, count in zip(tables, ids, strict=True)]
         joined = len({table.multi_hot for table in tables}) - 1
         gradients = round(sum(ids) * (width + INDEX_BYTES))
-        summing = round(sum(rows) * COLUMNS_PER_ROW * width + sum(ids) * INDICES_AN_ID * INDEX_BYTES)
+        summing = round(sum(rows) * (width + ROW_NUMBERS * INDEX_BYTES))
+        summing += round(
+            max(sum(rows) * (COLUMNS_PER_ROW - 1) * width, sum(ids) * INDICES_AN_ID * INDEX_BYTES)
+        )
         numbers = round(sum(rows)) * group.dim
         rounding = ROWS_BESIDE_ROUNDING * numbers * FP32_BYTES + self._rounding_bytes(numbers)
         return gradients, max(summing, rounding, joined * gradients)

@@ -149,8 +149,6 @@ class DistributedStep:
             self._frequency_decay(embeddings, batch.inverse_count_BT)
         if self._tables is not None:
             self._tables.update(embeddings)
-        for embedding in embeddings:
-            embedding.grad = None  # so that its memory is there for the dense part's update
         with on_host() if self._offload else nullcontext():
             self._dense.update()
         return loss

@@ -5,7 +5,8 @@ from random import Random
 from records import judged, study, trial
 
 from dashboards.sentences.summary import progress, sentences
-from trials.record import Outcome, TrialKind
+from trials.record import Outcome, PlanSummary, TrialKind
+from trials.study_record import ClusterSummary
 
 
 def test_the_best_comes_first_in_percent_and_flops() -> None:
@@ -70,6 +71,19 @@ def test_studies_without_a_result_say_why() -> None:
     assert "1 failed" in failed[1]
     assert "exit code 1" in failed[2]
     assert "no baseline yet" in sentences(judged([trial(0, Random(0))]))[0]
+
+
+def test_techniques_are_counted_without_the_sizes_of_caches() -> None:
+    techniques = ("dp+host_tables=3629KiB", "dp+host_tables=3683KiB", "dp")
+    planned = [
+        trial(number, Random(number)).with_plan(
+            technique=technique, summary=PlanSummary(strategy=technique, fits=True, examples_per_rank=8)
+        )
+        for number, technique in enumerate(techniques)
+    ]
+    cluster = ClusterSummary(name="small", hosts=1, gpus_per_host=1, hbm=1, verified=True)
+    said = " ".join(sentences(judged(planned).replace(cluster=cluster)))
+    assert "dp+host_tables for 2, dp for 1 of 3 candidates" in said
 
 
 def test_progress_counts_candidates_that_ended() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 
 import pytest
-from priced import BATCH_SIZE, GIB, priced_ladder
+from priced import BATCH_SIZE, EXAMPLES_PER_RANK, GIB, priced, priced_ladder
 from rich.console import Console
 
-from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, seconds, selection
+from dashboards.terminal.plan_ladder import NUMBERS, ladder_table, parts_table, reasons, seconds, selection
 from trials.planner.estimates import PricedStrategy
+from trials.planner.ladder import ladder
 
 ENOUGH, SCARCE, NOTHING = 9 * GIB, 3 * GIB, GIB
 
@@ -71,6 +72,13 @@ def test_reasons_where_nothing_fits_stay_few() -> None:
     said = reasons(priced_ladder(NOTHING), None)
     assert said[0].startswith("dp needs")
     assert len(said) <= 9
+
+
+def test_one_rank_has_a_reason_for_each_number_of_techniques_where_nothing_fits() -> None:
+    strategies = tuple(priced(strategy, 1) for strategy in ladder(1, 1, EXAMPLES_PER_RANK))
+    said = reasons(strategies, None)
+    most = max(len(each.strategy.techniques) for each in strategies)
+    assert f"more with {NUMBERS[most]}: lack" in said[-1]
 
 
 def test_parts_sum_to_what_is_shown_below_them() -> None:
