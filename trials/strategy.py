@@ -78,38 +78,39 @@ class Strategy(Value):
     @cached_property
     def techniques(self) -> tuple[str, ...]:
         """The techniques that the strategy consists of; plain DP is the empty set."""
-        words = (
-            self.dense if self.dense != "dp" else "",
-            f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
-            "cpu_offload" if self.offload else "",
-            self._tables_word,
-            f"micro_batches={self.micro_batches}" if self.micro_batches > 1 else "",
-        )
-        return tuple(filter(None, words))
+        return self._techniques(sized=True, in_micro_batches=True)
 
     @cached_property
     def name(self) -> str:
         """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`; `no_sync` comes
         last."""
-        words = ("dp", *self.techniques) if self.dense == "dp" else self.techniques
-        return "+".join((*words, "no_sync") if self.no_sync else words)
+        return self._joined(self.techniques, no_sync=self.no_sync)
 
     @cached_property
     def unsized_name(self) -> str:
         """The name without the size of a cache, which is every model's own."""
-        return self.replace(table_cache=0).name
-
-    @property
-    def _tables_word(self) -> str:
-        if self.tables == "device":
-            return ""
-        return f"{self.tables}{TABLES}" + (f"={self.table_cache}KiB" if self.table_cache else "")
+        return self._joined(self._techniques(sized=False, in_micro_batches=True), no_sync=self.no_sync)
 
     @cached_property
     def held_as(self) -> str:
         """The name without micro-batches and the size of a cache: two strategies hold the model in the same way
         where these are equal."""
-        return self.replace(micro_batches=1, no_sync=False, table_cache=0).name
+        return self._joined(self._techniques(sized=False, in_micro_batches=False), no_sync=False)
+
+    def _techniques(self, *, sized: bool, in_micro_batches: bool) -> tuple[str, ...]:
+        size = f"={self.table_cache}KiB" if sized and self.table_cache else ""
+        words = (
+            self.dense if self.dense != "dp" else "",
+            f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
+            "cpu_offload" if self.offload else "",
+            f"{self.tables}{TABLES}{size}" if self.tables != "device" else "",
+            f"micro_batches={self.micro_batches}" if in_micro_batches and self.micro_batches > 1 else "",
+        )
+        return tuple(filter(None, words))
+
+    def _joined(self, techniques: tuple[str, ...], *, no_sync: bool) -> str:
+        words = ("dp", *techniques) if self.dense == "dp" else techniques
+        return "+".join((*words, "no_sync") if no_sync else words)
 
     @property
     def updated_on_host(self) -> bool:

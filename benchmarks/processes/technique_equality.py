@@ -4,7 +4,8 @@ A DHEN on a generated log, fp32, no dropout, 50 steps at one learning rate; gloo
 Tables are four columns wide, so that none is cut: column blocks have an Adagrad sum each, and would differ by
 design (docs/decisions/0010-tables-through-torchrec.md). Bytes are of the fullest rank, counted storage by storage;
 `held` are weights, optimizer state and tables between steps, without what lies on the host. A technique that
-shards must hold less than plain DP on as many ranks, any other must have a lower peak: else it has failed.
+shards must hold less than plain DP on as many ranks, any other must have a lower peak: else it has failed. Tables
+below the device have a cache of the rows of one batch.
 
     python -m benchmarks.processes.technique_equality
         each technique by itself, and all together, on each number of ranks
@@ -33,7 +34,7 @@ from trials.data.cache import PreparedLog
 from trials.events import Trained
 from trials.job import Job, TrainingConfig
 from trials.planner.ladder import ladder
-from trials.planner.plan import plan
+from trials.planner.pricing import pricing_of
 from trials.processes.launcher import Launcher, wait_for
 from trials.processes.task import Task
 from trials.ranks import Ranks
@@ -49,6 +50,8 @@ TRAINING = TrainingConfig(
 """At the default learning rate rounding grows: one process with micro-batches is 1e-7 apart at step 12 and 2e-3 at
 step 40 (2 cores, 2026-11-21)."""
 MICRO_BATCHES = (1, 4)
+SMALLEST = 1
+"""KiB of a cache: it has the rows of a batch then, and no more."""
 ENOUGH = 64 * 2**30
 TOLERANCE = 1e-4
 
@@ -79,7 +82,6 @@ class Bench:
     def measured(self, ranks: Ranks, strategy: Strategy) -> Finding:
         """A training on fresh ranks."""
         cluster = this_machine().with_ranks(f"{ranks.hosts}x{ranks.gpus_per_host}").with_hbm(ENOUGH)
-        priced = plan(self._job.model, self._job.features, self._job.training, cluster).strategies
         folder = self._folder / f"{ranks.world}-{strategy.name}"
         folder.mkdir()
         task = Task(
@@ -98,14 +100,18 @@ class Bench:
             events += run.new_events()
         assert isinstance(events[-1], Trained), events
         answer = equality_job.Answer.model_validate_json((folder / equality_job.ANSWER).read_bytes())
-        (planned,) = (each.memory.total for each in priced if each.strategy == strategy)
-        return Finding(ranks, strategy, answer, planned)
+        planned = pricing_of(self._job, cluster).memory(strategy)
+        return Finding(ranks, strategy, answer, planned.total)
 
 
 def strategies(ranks: Ranks, *, everything: bool) -> Iterator[Strategy]:
     """Plain DP first; each technique by itself, and of each way of holding all that goes with it."""
     rungs = ladder(ranks.hosts, ranks.gpus_per_host, BATCH // ranks.world)
-    found = [each for each in rungs if each.micro_batches in MICRO_BATCHES]
+    found = [
+        each.replace(table_cache=SMALLEST if each.tables != "device" else 0)
+        for each in rungs
+        if each.micro_batches in MICRO_BATCHES
+    ]
     alone = {1} if ranks.world > 1 else {1, 2}  # on one rank offload comes with fsdp
     for dense in dict.fromkeys(each.dense for each in found):
         its = [each for each in found if each.dense == dense]

@@ -15,12 +15,12 @@ from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
 from trials.events import Trained
-from trials.memory.limit import limited_memory
+from trials.memory.limit import limited_memory, on_device_for_good, on_host
 from trials.processes.task import Task
 from trials.processes.worker import Emit, run_rank
 from trials.ranks import Ranks
 from trials.record import Measured
-from trials.strategy import Strategy
+from trials.strategy import KIB, Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 from trials.training.loop import Step
@@ -49,7 +49,10 @@ def _body(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     log = PreparedLog.open(Path(task.log_directory))
     with limited_memory(task.hbm, device()) as peak_bytes:
         torch.manual_seed(task.job.seed)
-        step = _step(build_model(task.job.model, task.job.features).train(), task, ranks)
+        with on_host():
+            model = build_model(task.job.model, task.job.features).train()
+        step = _step(model, task, ranks)
+        del model  # its tables, which the step has
         losses = _losses(step, log, task, ranks)
         held_bytes = _held_bytes(step, task.strategy)
         most = _most(ranks, held_bytes, peak_bytes())
@@ -73,7 +76,7 @@ def _body(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
 
 def _step(model: nn.Module, task: Task, ranks: Ranks) -> TrainStep | DistributedStep:
     if ranks.world == 1 and task.strategy == Strategy():
-        return TrainStep(model, task.job.training)
+        return TrainStep(on_device_for_good(model, device()), task.job.training)
     return DistributedStep(model, task.job, task.strategy, ranks, task.cluster, where=device())
 
 
@@ -84,7 +87,9 @@ def _losses(step: Step, log: PreparedLog, task: Task, ranks: Ranks) -> list[floa
         log.split("train"), batch_size=size, seed=0, epoch=0, rank=ranks.rank, ranks=ranks.world
     )
     losses = []
-    for batch in itertools.islice(batches, STEPS):
+    ahead = itertools.chain(itertools.islice(batches, STEPS), (None,))
+    for batch, _ in itertools.pairwise(ahead):  # a training has the next one too
+        assert batch is not None
         loss = step(batch)
         if ranks.world > 1:
             dist.all_reduce(loss)
@@ -93,11 +98,13 @@ def _losses(step: Step, log: PreparedLog, task: Task, ranks: Ranks) -> list[floa
 
 
 def _held_bytes(step: TrainStep | DistributedStep, strategy: Strategy) -> int:
-    """Of this rank, without what lies on the host; under zero_offload the device has all weights, in fp32 here."""
+    """Of this rank, without what lies below the device; under zero_offload that has all weights, in fp32 here."""
     state = step.dense_state()
     dense = sum(piece.values.nbytes for held in state.values() for piece in held.pieces)
     if strategy.updated_on_host:
         dense = 4 * state["weight"].length if strategy.dense == "zero_offload" else 0
+    if strategy.tables != "device":
+        return dense + KIB * step.strategy.table_cache
     return dense + sum(each.nbytes for each in step.table_state().values())
 
 
