@@ -72,6 +72,10 @@ class Table(Value):
     """Whether an example has any number of ids, whose embeddings are averaged (none gives zeros)."""
     mean_ids: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Mean number of ids per example (the pooling factor); 1 where the column is not multi-hot."""
+    repeats: tuple[float, ...] = Field(default=(), exclude_if=lambda shares: not shares)
+    """Shares of the ids looked up in one pass that find one of the 1, 2, 4, ... rows that occur most (the last
+    share: any row) and are not its first lookup: how often a cache of so many rows has the row of an id. Empty
+    where ids were not counted."""
     # left out of plain data where false, so that jobs of before it was a field keep their fingerprint
     buckets: bool = Field(default=False, exclude_if=lambda buckets: not buckets)
     """Whether its ids are the buckets of a number, which is a numeric input as well (the model's
@@ -79,6 +83,17 @@ class Table(Value):
     growing: Growing | None = Field(default=None, exclude_if=lambda growing: growing is None)
     """How ids get rows while the table trains; None where every id has its row from the start. Row 0 of a growing
     table is the default row, so it has one row more than its capacity."""
+
+    @model_validator(mode="after")
+    def _has_a_share_for_each_number_of_rows(self) -> Self:
+        if self.repeats and len(self.repeats) != len(kept_rows(self.rows)):
+            raise ValueError(f"repeats of {self.rows} rows are {len(kept_rows(self.rows))} shares")
+        return self
+
+
+def kept_rows(rows: int) -> tuple[int, ...]:
+    """The numbers of rows that `Table.repeats` is about: powers of two, and all rows."""
+    return (*(2**power for power in range((rows - 1).bit_length())), rows)
 
 
 def node_names(table: str) -> tuple[str, str]:

@@ -238,8 +238,12 @@ class Job(Value):
 
     @property
     def fingerprint(self) -> str:
-        """The job's identity: 16 hex digits over all its fields."""
-        return fingerprint(self.to_dict())
+        """The job's identity: 16 hex digits over all its fields but counts of ids, which decide what a training
+        costs and not what it comes to."""
+        job = self.to_dict()
+        for table in job["features"]["tables"]:
+            table.pop("repeats", None)
+        return fingerprint(job)
 
 
 def check_order(features: FeatureSchema, training: TrainingConfig) -> None:

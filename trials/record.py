@@ -183,6 +183,8 @@ class PlanSummary(Value):
     """The moment of the peak."""
     step_seconds: dict[str, float] = Field(default_factory=dict)
     """Predicted seconds of a step, by item; `hidden` is to be taken off."""
+    table_hit_rate: float | None = Field(default=None, exclude_if=lambda rate: rate is None)
+    """Predicted share of the ids looked up whose row is in the cache, where tables lie below the device."""
     reason: str = ""
     """Why the strategy was chosen, or what it lacks, in a sentence."""
     rejected: tuple[RejectedStrategy, ...] = ()

@@ -195,6 +195,7 @@ def plan_summary(job_plan: Plan, priced: PricedStrategy | None, ran_out: Collect
         host_bytes=priced.memory.host,
         peak_at=priced.memory.peak_at,
         step_seconds=priced.time.model_dump(exclude={"total"}),
+        table_hit_rate=priced.table_hit_rate,
         reason=priced.reason,
         rejected=tuple(_rejected(job_plan, priced, ran_out)),
         **common,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from dhen.values import Value
 from trials.strategy import Strategy
 
@@ -105,3 +107,5 @@ class PricedStrategy(Value):
     fits."""
     reason: str
     """One sentence: what the strategy needs, why it fits or not, what takes most."""
+    table_hit_rate: float | None = Field(default=None, exclude_if=lambda rate: rate is None)
+    """Share of the ids looked up whose row is in the cache, where tables lie below the device."""

@@ -196,4 +196,7 @@ def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:
         fits=lacking == 0,
         lacking_bytes=lacking,
         reason=reason(strategy, memory, pricing),
+        table_hit_rate=(
+            pricing.below.hit_rate(strategy.table_cache) if strategy.tables != "device" else None
+        ),
     )

@@ -39,7 +39,11 @@ def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
     if host > host_available:
         have = f"{byte_words(host)} of a host's memory, which has {byte_words(host_available)}"
         return f"{needs}, which fits, but {have}."
-    return f"{needs} of {byte_words(available)}: {most} (in the {memory.peak_at})."
+    fits = f"{needs} of {byte_words(available)}: {most} (in the {memory.peak_at})."
+    if strategy.tables == "device":
+        return fits
+    found = pricing.below.hit_rate(strategy.table_cache)
+    return f"{fits} About {found:.0%} of the ids looked up find their row in the cache."
 
 
 def lacking_sentence(closest: PricedStrategy, pricing: Pricing) -> str:

@@ -67,6 +67,20 @@ def test_where_tables_lie_changes_no_result(
     assert on_device.trials[0].result.measured.table_hit_rate is None
 
 
+def test_the_hit_rate_is_predicted_from_the_logs_counts(
+    dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    """Within five points."""
+    words = ("trials=1", "sampler=random", "technique=host_tables=4KiB", "hbm=1GiB")
+    dhen_search("run", "--data", click_log, "--out", tmp_path / "study", *SMALL, *words)
+    for trial in read_study(tmp_path / "study").trials:
+        summary = trial.plan.summary
+        assert summary is not None
+        assert summary.table_hit_rate is not None
+        assert "of the ids looked up find their row in the cache" in summary.reason
+        assert trial.result.measured.table_hit_rate == pytest.approx(summary.table_hit_rate, abs=0.05)
+
+
 def test_its_bundle_is_as_any_other(
     dhen_search: Run, click_log: Path, in_memory: Path, tmp_path: Path
 ) -> None:

@@ -83,6 +83,8 @@ class _Tables(Value):
     """File names of vocabularies, by column."""
     mean_ids: dict[str, float]
     """Mean number of ids per example, by multi-hot column."""
+    repeats: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """What `Table.repeats` is, by column whose values were counted; logs of before it was kept have none."""
 
 
 def transformed(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
@@ -100,6 +102,7 @@ class Encoding:
         vocabularies: Mapping[str, AnyVocabulary],
         scales: Mapping[str, NumericScale],
         mean_ids: Mapping[str, float],
+        repeats: Mapping[str, tuple[float, ...]],
     ) -> None:
         """Takes what `fit` found.
 
@@ -109,18 +112,25 @@ class Encoding:
             vocabularies: vocabularies by column, for tables that are not hashed.
             scales: scales by numeric column; with buckets where the schema has them.
             mean_ids: mean number of ids per example, by multi-hot column.
+            repeats: what `Table.repeats` is, by column whose values were counted.
         """
         self.schema = schema
         self._vocabularies = dict(vocabularies)
         self._scales = dict(scales)
-        self._mean_ids = dict(mean_ids)
+        self._mean_ids, self._repeats = dict(mean_ids), dict(repeats)
 
     @cached_property
     def features(self) -> FeatureSchema:
         """The inputs of a model, in the order in which rows are encoded."""
         growing = self.schema.growing
         tables = [
-            Table(name=name, rows=self._rows(name), growing=growing(name)) for name in self.schema.categorical
+            Table(
+                name=name,
+                rows=self._rows(name),
+                growing=growing(name),
+                repeats=self._repeats.get(name, ()),
+            )
+            for name in self.schema.categorical
         ]
         tables += [Table(name=cycle, rows=FIRST_ID + CYCLE_LENGTH[cycle]) for cycle in self.schema.cycles]
         tables += [
@@ -134,6 +144,7 @@ class Encoding:
                 multi_hot=True,
                 mean_ids=self._mean_ids[name],
                 growing=growing(name),
+                repeats=self._repeats.get(name, ()),
             )
             for name in self.schema.multi_hot
         ]
@@ -175,7 +186,11 @@ class Encoding:
     def with_schema(self, schema: LogSchema) -> Encoding:
         """Returns the same encoding for a log that differs in columns that are no input."""
         return Encoding(
-            schema=schema, vocabularies=self._vocabularies, scales=self._scales, mean_ids=self._mean_ids
+            schema=schema,
+            vocabularies=self._vocabularies,
+            scales=self._scales,
+            mean_ids=self._mean_ids,
+            repeats=self._repeats,
         )
 
     @property
@@ -185,8 +200,17 @@ class Encoding:
 
     def with_tables(self, schema: LogSchema, vocabularies: Mapping[str, AnyVocabulary]) -> Encoding:
         """Returns an encoding that differs in kinds of tables: those of a schema, with these vocabularies."""
+        as_before = {
+            name: shares
+            for name, shares in self._repeats.items()
+            if self.schema.growing(name) is None and schema.growing(name) is None
+        }
         return Encoding(
-            schema=schema, vocabularies=vocabularies, scales=self._scales, mean_ids=self._mean_ids
+            schema=schema,
+            vocabularies=vocabularies,
+            scales=self._scales,
+            mean_ids=self._mean_ids,
+            repeats=as_before,
         )
 
     @property
@@ -272,7 +296,7 @@ class Encoding:
             directory / "numeric.json", {name: scale.to_dict() for name, scale in self._scales.items()}
         )
         files = {name: _file_name(i, name) for i, name in enumerate(self._vocabularies)}
-        tables = _Tables(vocabularies=files, mean_ids=self._mean_ids)
+        tables = _Tables(vocabularies=files, mean_ids=self._mean_ids, repeats=self._repeats)
         _write_json(directory / "tables.json", tables.to_dict())
         for name, vocabulary in self._vocabularies.items():
             vocabulary.save(directory / "vocabulary" / files[name])
@@ -296,6 +320,7 @@ class Encoding:
                 name: parse(NumericScale, data, f"{directory}/numeric.json") for name, data in scales.items()
             },
             mean_ids=tables.mean_ids,
+            repeats=tables.repeats,
         )
 
 

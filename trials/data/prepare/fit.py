@@ -16,7 +16,7 @@ from trials.data.log_schema import LogSchema, TableColumn, TimestampColumn
 from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.splits import TRAIN, SplitPlan
 from trials.data.prepare.staging import Progress, Staged
-from trials.data.prepare.statistics import Moments, Quantiles, StampRange, ValueCounts
+from trials.data.prepare.statistics import Moments, Quantiles, StampRange, ValueCounts, repeats
 
 MAX_VOCABULARY = 5_000_000
 """Number of values that reach `min_count` above which `hash_buckets: auto` hashes."""
@@ -96,7 +96,19 @@ class _Fitting:
             vocabularies={name: table for name, table in tables.items() if isinstance(table, Vocabulary)},
             scales=scales,
             mean_ids={name: self._counts[name].total / self._rows for name in self._schema.multi_hot},
+            repeats={
+                name: self._repeats(name, table)
+                for name, table in tables.items()
+                if isinstance(table, Vocabulary)
+            },
         )
+
+    def _repeats(self, name: str, vocabulary: Vocabulary) -> tuple[float, ...]:
+        """Returns `Table.repeats` of a column; missing values and rare ones have a row each."""
+        present = self._counts[name].total
+        missing = 0 if name in self._schema.multi_hot else self._rows - present
+        rare = present - int(vocabulary.counts.sum())
+        return repeats(np.append(vocabulary.counts, (missing, rare)))
 
     def _scale(self, name: str) -> NumericScale:
         """Returns the scale of a numeric column; with buckets where they were asked for and the column varies."""

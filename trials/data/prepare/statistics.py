@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from dhen.schema import kept_rows
 from trials.data.encoding.buckets import Buckets, quantile_buckets
 from trials.data.encoding.encoding import CYCLE_LENGTH, NumericScale, transformed
 from trials.data.log_schema import Cycle
@@ -52,6 +54,15 @@ class ValueCounts:
             return pa.table({"value": pa.array([], pa.string()), "count": pa.array([], pa.int64())})
         summed = pa.concat_tables(self._waiting).group_by("value").aggregate([("count", "sum")])
         return summed.rename_columns({"count_sum": "count"}).select(["value", "count"])
+
+
+def repeats(count_R: NDArray[np.int64]) -> tuple[float, ...]:
+    """Returns `Table.repeats` of a table whose rows (R) occur so often; empty where none does."""
+    descending = np.sort(count_R)[::-1]
+    if not len(descending) or not descending[0]:
+        return ()
+    found = np.cumsum(np.maximum(descending - 1, 0))
+    return tuple(round(float(found[rows - 1] / descending.sum()), 4) for rows in kept_rows(len(descending)))
 
 
 class Moments:

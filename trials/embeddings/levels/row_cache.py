@@ -10,7 +10,7 @@ Shapes: N ids of a batch, R rows of the matrix, C of which are in the cache, D c
 
 from __future__ import annotations
 
-import math
+import mmap
 import os
 import tempfile
 from collections.abc import Iterable
@@ -186,7 +186,7 @@ class RowCache:
 
 def on_ssd(tensor: Tensor) -> Tensor:
     """Returns a copy that lies in a file, mapped into memory, below `user_cache()`; its space is free again when
-    the process ends, in whatever way.
+    the process ends, in whatever way. Rows that are not in memory are read one by one.
 
     Raises:
         OSError: where there is no space for it, before anything is written.
@@ -194,6 +194,10 @@ def on_ssd(tensor: Tensor) -> Tensor:
     folder = user_cache() / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder) as file:  # its name goes, and the mapping stays
-        os.posix_fallocate(file.fileno(), 0, max(1, tensor.numel() * tensor.element_size()))
-        mapped = torch.from_file(file.name, shared=True, size=math.prod(tensor.shape), dtype=tensor.dtype)
-    return mapped.view(tensor.shape).copy_(tensor)
+        size = max(1, tensor.numel() * tensor.element_size())
+        os.posix_fallocate(file.fileno(), 0, size)
+        mapped = mmap.mmap(file.fileno(), size)
+    # reading ahead brings in megabytes for a row (docs/benchmarks/table-levels.md)
+    mapped.madvise(mmap.MADV_RANDOM)
+    there = torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel())
+    return there.view(tensor.shape).copy_(tensor)

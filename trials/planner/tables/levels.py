@@ -1,21 +1,25 @@
 """Tables below the device, in host memory or on an SSD: the cache of their rows, and what it costs.
 
 A cache has at least the rows of one batch, and otherwise what is left of the device's memory; each matrix of
-tables has its share. How often a row is found there depends on how unevenly ids occur, which a schema does not
-tell: ids are taken to follow Zipf's law with exponent 1 over the rows of their table, as ids of click logs about
-do.
+tables has its share. How often a row is found there depends on how unevenly ids occur: where a log's ids were
+counted, its tables tell (`Table.repeats`); elsewhere ids are taken to follow Zipf's law with exponent 1 over the
+rows of their table, as ids of click logs about do, and to have been seen before.
 
-Shapes: R rows of a table, C of them in the cache.
+Shapes: S stretches of rows that occur about equally often.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dhen.inputs.table_dims import TableGroup
-from dhen.schema import Table
+from dhen.schema import Table, kept_rows
 from trials.planner.tables.table_cost import ONE_PROCESS_ROW_STATE_BYTES
 from trials.strategy import KIB, Strategy
 
@@ -35,6 +39,20 @@ measured there; an SSD is as fast as long as its pages are in memory, and is tak
 not be."""
 
 
+class Hits(NamedTuple):
+    """How often a cache that has the most frequent rows of some tables has the row of an id; straight lines
+    between the sizes that are given."""
+
+    row_S: NDArray[np.float64]
+    """Sizes of caches in rows, ascending."""
+    share_S: NDArray[np.float64]
+    """The share of all ids whose row is there."""
+
+    def share(self, cached: int) -> float:
+        """Returns the share of ids whose row is in a cache of so many rows."""
+        return float(np.interp(cached, self.row_S, self.share_S))
+
+
 class Matrix(NamedTuple):
     """A matrix of tables of one embedding length."""
 
@@ -45,8 +63,10 @@ class Matrix(NamedTuple):
     """Bytes of a row in the cache, with its optimizer's state."""
     stored_bytes: int
     """Bytes of a row below the device."""
-    tables: tuple[tuple[int, float], ...]
-    """Rows of each table, and the ids that a batch looks up there."""
+    ids: float
+    """Number of ids that a batch looks up."""
+    hits: Hits
+    """How often a cache has the row of an id."""
 
 
 class Below:
@@ -85,50 +105,52 @@ class Below:
         memory of so many bytes/s."""
         seconds = 0.0
         for matrix, held in zip(self._matrices, self.cached_rows(strategy.table_cache), strict=True):
-            ids = sum(count for _, count in matrix.tables)
-            missed = ids * (1.0 - hit_rate(matrix.tables, held))
+            missed = matrix.ids * (1.0 - matrix.hits.share(held))
             copied = ROW_SECONDS[strategy.tables] + 2 * matrix.row_bytes / bandwidth
-            seconds += ids * FIND_SECONDS + missed * copied
+            seconds += matrix.ids * FIND_SECONDS + missed * copied
         return seconds
+
+    def hit_rate(self, cache_kib: int) -> float:
+        """Returns the share of all ids whose row is in a cache of this size."""
+        rows = zip(self._matrices, self.cached_rows(cache_kib), strict=True)
+        found = sum(matrix.ids * matrix.hits.share(held) for matrix, held in rows)
+        return found / max(sum(matrix.ids for matrix in self._matrices), 1e-9)
 
 
 def _matrix(group: TableGroup, tables: Sequence[Table], examples: int, weight_bytes: int) -> Matrix:
-    its = [tables[place] for place in group.places]
+    its = tuple(tables[place] for place in group.places)
     read = (examples * table.mean_ids * (MOST_BAG if table.multi_hot else 1) for table in its)
     return Matrix(
         rows=sum(table.rows for table in its),
         least=sum(min(table.rows, math.ceil(most)) for table, most in zip(its, read, strict=True)),
         row_bytes=group.dim * weight_bytes + ONE_PROCESS_ROW_STATE_BYTES,
         stored_bytes=group.dim * weight_bytes + STORED_STATE_BYTES,
-        tables=tuple((table.rows, examples * table.mean_ids) for table in its),
+        ids=examples * sum(table.mean_ids for table in its),
+        hits=hits_of(its),
     )
 
 
-def hit_rate(tables: Sequence[tuple[int, float]], cached: int) -> float:
-    """Returns the share of lookups whose row is among the most frequent ones of all tables together.
+@lru_cache(maxsize=64)
+def hits_of(tables: tuple[Table, ...]) -> Hits:
+    """Returns how often a cache of the rows that occur most, of all these tables together, has the row of an id.
 
-    The k-th row of a table of R rows with n ids occurs n / (k H(R)) times in a batch. Rows above one frequency
-    are in the cache: of each table a number in proportion to n / H(R), and all rows of a table that has fewer.
-
-    Args:
-        tables: rows of each table, and ids that are looked up there.
-        cached: rows in the cache.
+    Rows of a table between two numbers that are known are taken to occur equally often. Then the stretches of all
+    tables come into the cache in the order of how often their rows occur.
     """
-    wanted = [(rows, ids, ids / _harmonic(rows)) for rows, ids in tables if ids]
-    found, left = 0.0, float(cached)
-    while wanted:
-        per_weight = left / sum(weight for _, _, weight in wanted)
-        whole = [each for each in wanted if per_weight * each[2] >= each[0]]
-        if not whole:
-            found += sum(weight * _harmonic(per_weight * weight) for _, _, weight in wanted)
-            break
-        found += sum(ids for _, ids, _ in whole)
-        left -= sum(rows for rows, _, _ in whole)
-        wanted = [each for each in wanted if each not in whole]
-    total = sum(ids for _, ids in tables)
-    return found / total if total else 1.0
+    stretches = [_stretches(table) for table in tables]
+    rows, found = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
+    order = np.argsort(-found / rows, kind="stable")
+    share_S = np.append(0.0, np.cumsum(found[order])) / max(sum(table.mean_ids for table in tables), 1e-9)
+    return Hits(np.append(0.0, np.cumsum(rows[order])), share_S)
+
+
+def _stretches(table: Table) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the number of rows in each stretch (S), and how many ids of an example it has (S)."""
+    rows = np.array(kept_rows(table.rows), dtype=np.float64)
+    shares = np.array(table.repeats or [_harmonic(each) / _harmonic(table.rows) for each in rows])
+    return np.diff(rows, prepend=0.0), table.mean_ids * np.diff(shares, prepend=0.0)
 
 
 def _harmonic(n: float) -> float:
-    """H(n), by Euler's expansion; below 1, where there is part of a row, that part."""
-    return math.log(n) + 0.5772156649 + 0.5 / n - 1 / (12 * n * n) if n >= 1 else n
+    """H(n) of a whole number above 0, by Euler's expansion."""
+    return math.log(n) + 0.5772156649 + 0.5 / n - 1 / (12 * n * n)

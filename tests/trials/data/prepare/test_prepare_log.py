@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import resource
 import shutil
@@ -18,7 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dhen.errors import UserError
+from dhen.schema import kept_rows
 from trials.data.cache import MANIFEST, VERSION, PreparedLog, Split
+from trials.data.encoding.encoding import Encoding
 from trials.data.log_schema import CategoricalColumn, GivenSplit, IgnoredColumn, LogSchema, SplitRule
 from trials.data.prepare import locked_directory as atomic
 from trials.data.prepare import prepare_log as prepare_module
@@ -412,6 +415,33 @@ def test_a_split_of_one_class(clicks: Columns, write_csv: WriteCsv) -> None:
     clicks["example_weight"] = [1.0 if i < 540 else i % 2 for i in range(600)]
     with pytest.raises(UserError, match=r"the test split .* whose weights leave only one class"):
         prepare([write_csv(clicks)])
+
+
+def test_how_often_ids_come_again_is_counted(clicks: Columns, write_csv: WriteCsv) -> None:
+    """Shares of the ids of the train split whose row occurs among the most frequent ones, but for its first time;
+    missing and rare values have a row each."""
+    clicks["user_id"] = [None if i % 7 == 0 else user for i, user in enumerate(clicks["user_id"])]
+    log = prepare([write_csv(clicks)])
+    counted = {table.name: table for table in log.features.tables}
+    places = {table.name: place for place, table in enumerate(log.features.tables)}
+    assert counted["user_id"].repeats
+    for name in log.schema.categorical:
+        ids = log.split("train").categorical[:, places[name]]
+        again = np.sort(np.bincount(ids, minlength=counted[name].rows))[::-1].clip(min=1) - 1
+        shares = [again[:rows].sum() / len(ids) for rows in kept_rows(counted[name].rows)]
+        assert counted[name].repeats == pytest.approx(shares, abs=1e-4)
+    assert all(not counted[name].repeats for name in log.schema.cycles)
+
+
+def test_an_encoding_of_before_ids_were_counted(clicks: Columns, write_csv: WriteCsv, tmp_path: Path) -> None:
+    log = prepare([write_csv(clicks)])
+    log.encoding.save(tmp_path)
+    file = tmp_path / "tables.json"
+    kept = json.loads(file.read_text())
+    assert kept.pop("repeats")
+    file.write_text(json.dumps(kept))
+    tables = Encoding.load(tmp_path).features.tables
+    assert tables == tuple(table.replace(repeats=()) for table in log.features.tables)
 
 
 def test_schemas_that_do_not_fit(clicks: Columns, write_csv: WriteCsv) -> None:

@@ -11,11 +11,12 @@ from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import parse_bytes
-from trials.job import TrainingConfig
+from trials.data.prepare.statistics import repeats
+from trials.job import Job, TrainingConfig
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.planner.tables.levels import LEFT_FREE, hit_rate
+from trials.planner.tables.levels import LEFT_FREE, hits_of
 from trials.strategy import KIB, Strategy, named
 
 SCHEMA = FeatureSchema(
@@ -138,17 +139,70 @@ def test_a_smaller_cache_makes_a_longer_step() -> None:
     assert all(ssd > host for host, ssd in zip(times[:4], times[4:], strict=True))
 
 
-@pytest.mark.parametrize(
-    "tables", [[(10_000, 1.0)], [(10_000, 1.0), (300, 1.0), (5, 2.0), (40_000, 0.2)]], ids=len
-)
-def test_the_hit_rate_is_the_share_of_the_most_frequent_rows(tables: list[tuple[int, float]]) -> None:
-    """Where rows of every table occur by Zipf's law."""
-    shares = [1.0 / torch.arange(1, rows + 1) for rows, _ in tables]
-    of_all = torch.cat([ids * share / share.sum() for share, (_, ids) in zip(shares, tables, strict=True)])
+def drawn(rows: int, exponent: float, count: int) -> torch.Tensor:
+    """How often each row of a table occurs among so many ids, by Zipf's law."""
+    weights = torch.arange(1, rows + 1).double() ** -exponent
+    ids = torch.multinomial(weights, count, replacement=True, generator=torch.Generator().manual_seed(rows))
+    return torch.bincount(ids, minlength=rows)
+
+
+@pytest.mark.parametrize("exponents", [(1.1, 0.8), (0.0, 2.0)], ids=str)
+def test_hits_are_those_of_the_most_frequent_rows_after_their_first_time(
+    exponents: tuple[float, float],
+) -> None:
+    counts = [drawn(30_000, exponents[0], 200_000), drawn(500, exponents[1], 200_000)]
+    tables = tuple(
+        Table(name=f"t{place}", rows=len(each), repeats=repeats(each.numpy()))
+        for place, each in enumerate(counts)
+    )
+    again = torch.cat(counts).sort(descending=True).values.sub(1).clamp(min=0)
+    for cached in (30, 100, 1000, 5000, 30_500):
+        assert hits_of(tables).share(cached) == pytest.approx(float(again[:cached].sum()) / 400_000, abs=0.01)
+
+
+def test_ids_that_were_not_counted_follow_zipfs_law() -> None:
+    tables = Table(name="a", rows=10_000), Table(name="b", rows=300, multi_hot=True, mean_ids=2.0)
+    shares = [1.0 / torch.arange(1, table.rows + 1) for table in tables]
+    of_all = torch.cat(
+        [table.mean_ids * each / each.sum() for table, each in zip(tables, shares, strict=True)]
+    )
     of_all = (of_all / of_all.sum()).sort(descending=True).values
-    for cached in (100, 1000, 5000, len(of_all) - 1):
-        assert hit_rate(tables, cached) == pytest.approx(float(of_all[:cached].sum()), abs=0.01)
-    assert hit_rate(tables, len(of_all)) == pytest.approx(1.0)
+    for cached in (100, 1000, 5000, len(of_all)):
+        assert hits_of(tables).share(cached) == pytest.approx(float(of_all[:cached].sum()), abs=0.02)
+
+
+def test_counts_of_ids_change_what_a_plan_says_and_not_the_job() -> None:
+    counted = Table(name="user", rows=200_000, repeats=repeats(drawn(200_000, 0.8, 300_000).numpy()))
+    known = SCHEMA.replace(
+        tables=tuple(counted if table.name == "user" else table for table in SCHEMA.tables)
+    )
+    zipf, better = (
+        plan(
+            MODEL,
+            features,
+            TRAINING,
+            cluster("1GiB", device="cpu"),
+            options=PlanOptions(technique=named("host_tables=1MiB")),
+        )
+        for features in (SCHEMA, known)
+    )
+    rates = []
+    for found in (zipf, better):
+        assert found.best is not None
+        assert found.best.table_hit_rate is not None
+        rates.append(found.best.table_hit_rate)
+        assert f"About {rates[-1]:.0%} of the ids looked up find their row in the cache." in found.best.reason
+    assert rates[1] < rates[0] - 0.05
+    jobs = [
+        Job(model=MODEL, features=features, log="demo", training=TRAINING, seed=0)
+        for features in (SCHEMA, known)
+    ]
+    assert jobs[0].fingerprint == jobs[1].fingerprint
+
+
+def test_shares_that_do_not_fit_the_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="repeats of 300 rows are 10 shares"):
+        Table(name="user", rows=300, repeats=(0.5, 0.7))
 
 
 @pytest.mark.parametrize(
