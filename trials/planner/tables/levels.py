@@ -36,7 +36,8 @@ FIND_SECONDS = 0.13e-6
 ROW_SECONDS = {"host": 0.35e-6, "ssd": 1e-6}
 """Seconds in which a row is brought in and another one written back, beside their bytes: in host memory as
 measured there; an SSD is as fast as long as its pages are in memory, and is taken to be slower because they may
-not be."""
+not be. A row that has to be read from a cold file took 33e-6 to 105e-6 (docs/benchmarks/table-levels.md): how many
+have to be is not known to a plan."""
 
 
 class Hits(NamedTuple):
