@@ -18,6 +18,7 @@ from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.demo.spec import DemoLog
 from trials.data.log_schema import GivenGrowing, GivenSplit
+from trials.data.periods import parse_length
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, ServingConfig
 from trials.strategy import Prefer, StrategyName
@@ -104,6 +105,13 @@ class StudyConfig(LogConfig):
     """Training settings of every trial; the training axes of the space come on top."""
     serving: ServingConfig = ServingConfig()
     """A request to the exported model, and limits on serving it; a candidate over a limit is not trained."""
+    objective: Literal["validation", "next_period"] = "validation"
+    """What NE of a candidate is of: validation (its network as it was trained scores validation), or next_period
+    (it goes on learning: each period of validation is scored, then trained on once, as `dhen-search online` does).
+    With next_period NE on test is of periods too, after those of validation."""
+    period: str | None = None
+    """Length of a period with `objective=next_period`: 1d where nothing is said; 6h, 30m, or a number of rows,
+    which a log without time stamps needs."""
     max_table_bytes: Bytes | None = None
     """Limit on the bytes of a candidate's embedding tables as training stores them, such as 1GiB: rows x columns x
     bytes of `training.table_precision`, growing tables with their whole capacity. A candidate over it is not
@@ -175,6 +183,11 @@ class StudyConfig(LogConfig):
     """Name of the study in the database and in MLflow; the run directory's name where not given."""
 
     @property
+    def next_period(self) -> str | None:
+        """Length of the periods that are scored ahead; None where the objective is validation as it is."""
+        return (self.period or DAY) if self.objective == "next_period" else None
+
+    @property
     def limits(self) -> Limits:
         """All that candidates may take, but for memory."""
         return Limits(serving=self.serving, max_table_bytes=self.max_table_bytes)
@@ -231,6 +244,22 @@ class StudyConfig(LogConfig):
         match = RANKS.fullmatch((self.ranks or "").strip())
         return (int(match[1]), int(match[2])) if match else None
 
+    @field_validator("period", mode="before")
+    @classmethod
+    def _rows_as_words(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _periods_are_wanted(self) -> StudyConfig:
+        if self.period is not None and self.objective != "next_period":
+            raise ValueError(
+                f"period={self.period} is the length of periods that are scored ahead, which none are: give "
+                "objective=next_period too, or leave it out"
+            )
+        if self.period is not None:
+            parse_length(self.period)
+        return self
+
     @field_validator("ranks", mode="before")
     @classmethod
     def _hosts_by_ranks(cls, value: Any) -> Any:
@@ -276,6 +305,8 @@ class StudyConfig(LogConfig):
         return self
 
 
+DAY = "1d"
+"""Length of a period where none is given."""
 DEFAULT_TRIALS = 20
 """Number of candidates of a study that has neither `trials` nor `minutes`."""
 DEFAULT_AVERAGED = 3

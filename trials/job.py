@@ -235,6 +235,9 @@ class Job(Value):
     after them stand for validation (`trials.data.origin`). None: the whole log."""
     teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
     """Fingerprint of the average that has softened the labels (`trials.data.teacher`); None: the log's own."""
+    period: str | None = Field(default=None, exclude_if=lambda length: length is None)
+    """Length of the periods in which validation and test are gone through, each scored before it is trained on
+    (`trials.training.progressive`); None: the trained weights score them as they are."""
 
     @property
     def fingerprint(self) -> str:

@@ -139,6 +139,9 @@ class JobSummary(Value):
     """Number of the training rows that it is trained on as if the log had ended there; None: the whole log."""
     teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
     """Fingerprint of the average that has softened the labels; None: they are the log's."""
+    period: str | None = Field(default=None, exclude_if=lambda length: length is None)
+    """Length of the periods of validation and test, each scored before it is trained on; None: they are scored by
+    the trained weights as they are."""
 
     @model_validator(mode="before")
     @classmethod
@@ -286,7 +289,8 @@ class Result(Value):
     curve: tuple[CurvePoint, ...] = ()
     """Evaluations on validation, ascending in examples."""
     validation: Metrics | None = None
-    """Metrics at the best point of the curve, whose weights are kept."""
+    """Metrics at the best point of the curve, whose weights are kept; of a job with a `period`, those of the
+    periods that these weights have scored ahead."""
     test: Metrics | None = None
     """Metrics on the test split: only of the baseline and the winners, after selection."""
     expected_ne: float | None = None

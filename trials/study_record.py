@@ -211,6 +211,9 @@ class StudyRecord(Value):
     """Request to an exported model, and its limits."""
     max_table_bytes: int | None = None
     """Limit on the bytes of a candidate's embedding tables; None for no limit."""
+    period: str | None = None
+    """Length of the periods of validation and test, each scored before it is trained on; None where trained
+    networks score them as they are."""
     earlier: tuple[EarlierStudy, ...] = ()
     """Earlier studies that the study was started from."""
     passes: FoundPasses | None = None

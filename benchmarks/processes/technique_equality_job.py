@@ -23,7 +23,7 @@ from trials.record import Measured
 from trials.strategy import KIB, Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
-from trials.training.loop import Step
+from trials.training.step import Step
 
 STEPS = 50
 ANSWER = "answer.json"

@@ -45,7 +45,7 @@ from trials.ranks import Ranks
 from trials.strategy import Strategy, named
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
-from trials.training.loop import Step
+from trials.training.step import Step
 
 TABLES, TABLE_ROWS, NUMERIC = 26, 100_000, 13
 WARM_STEPS, REPEATS = 5, 5

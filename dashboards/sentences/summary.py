@@ -39,6 +39,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
     best, baseline = find(record, record.best), find(record, record.baseline)
     drafts = (
         _best(best, baseline, record),
+        _objective(record),
         best_not_lowest(record),
         noise(record),
         _knee(record, baseline),
@@ -94,6 +95,20 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
     relative = relative_ne_percent(best.result.validation.ne, baseline.result.validation.ne)
     against = f"trial {baseline.number} ({trial_name(baseline)}, NE {_ne(baseline)})"
     return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
+
+
+def _objective(record: StudyRecord) -> str | None:
+    """What NE is of, where it is not of the splits as trained networks score them."""
+    if record.period is None:
+        return None
+    return (
+        f"NE is of periods of {_length(record.period)}, each scored before the network was trained on it "
+        "(objective=next_period); curves are of validation as it was scored during training, all at once."
+    )
+
+
+def _length(period: str) -> str:
+    return f"{int(period):,} rows" if period.strip().isdigit() else period
 
 
 def _no_result(record: StudyRecord) -> str:

@@ -68,6 +68,7 @@ def trained_job(
         seed=trial.job.seed + seed_shift,
         origin=origin if origin is not None else trial.job.origin,
         teacher=trial.job.teacher,
+        period=trial.job.period,
     )
 
 
@@ -91,6 +92,7 @@ def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: A
             weights_bytes=weights_bytes(cost),
             origin=job.origin,
             teacher=job.teacher,
+            period=job.period,
         ),
     )
 

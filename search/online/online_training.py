@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -26,46 +25,33 @@ from dhen.errors import UserError
 from search.bundles.bundle import Bundle, check_place, is_bundle, read_bundle
 from search.bundles.increments import Increment, IncrementInfo, TrainedPeriod, write_increment
 from search.bundles.whole_copy import copy_whole
-from search.online.periods import Period, Periods
 from trials.checkpoint.checkpointer import Checkpoints
 from trials.checkpoint.training_state import TrainingState
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
-from trials.data.loader import eval_batches
-from trials.data.prefetch import on_device
-from trials.job import DELAY_AFTER, Job, TrainingConfig
+from trials.data.periods import Period, Periods
+from trials.job import Job, TrainingConfig
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weight_changes import KEYS, apply_changes, changes, without_rows
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
 from trials.training.evaluation import logit_metrics, split_logits
-from trials.training.loop import Step, fresh_step
+from trials.training.progressive import in_order_of_time, train_once
+from trials.training.step import DivergenceError, Step, fresh_step
 
 LOG = logging.getLogger(__name__)
+ONE_RANK = Ranks()
 CHECKPOINTS = ".online"
 """Folder in the bundle of the checkpoint from which training goes on."""
 LATEST = "latest-period.json"
 """File in it that says which period the checkpoint has been trained on last."""
-FIXED = {
-    "epochs": 1,
-    "schedule": "constant",
-    "order": "log",
-    "weight_average": 0,
-    "warmup_examples": 0,
-    "warmup_share": 0.0,
-    "train_fraction": 1.0,
-    "delayed_update": False,
-    "delayed_update_after": DELAY_AFTER,
-    "frequency_decay": 0.0,
-}
-"""Settings that follow from the order of time: every row is trained on once, at a constant rate."""
 
 
 def online_job(bundle: Bundle, training: TrainingConfig) -> Job:
     """Returns the job of training a bundle's network online: with what the order of time leaves open."""
     job = bundle.job()
-    return job.replace(training=training.replace(**FIXED))
+    return job.replace(training=in_order_of_time(training))
 
 
 def opened(source: Bundle, out: Path) -> Bundle:
@@ -97,7 +83,7 @@ class OnlineTraining:
         self._version = bundle.version
         self._frozen = dataclasses.replace(bundle, increments=()).model().to(device())
         self._served = bundle.model().to(device())
-        self._checkpoints = Checkpoints(bundle.directory / CHECKPOINTS, job, Ranks(), 0.0)
+        self._checkpoints = Checkpoints(bundle.directory / CHECKPOINTS, job, ONE_RANK, 0.0)
         self._step, self._state = self._restored()
 
     def done(self, periods: Periods) -> int:
@@ -169,12 +155,12 @@ class OnlineTraining:
         exported = self.increments[-1].info.steps if self.increments else 0
         fresh = TrainingState(next_evaluation=0, steps=exported)
         start = {name: tensor.cpu() for name, tensor in self._served.state_dict().items()}
-        step = fresh_step(self._job, start, Ranks(), Strategy(), None)
+        step = fresh_step(self._job, start, ONE_RANK, Strategy(), None)
         state, _ = self._checkpoints.restore(step) or (fresh, None)
         if state.steps >= exported:
             return step, state
         LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
-        return fresh_step(self._job, start, Ranks(), Strategy(), None), fresh
+        return fresh_step(self._job, start, ONE_RANK, Strategy(), None), fresh
 
     def _save(self, log: PreparedLog, number: int) -> None:
         """Makes a checkpoint after a period; which one it was is on disk first."""
@@ -198,26 +184,15 @@ class OnlineTraining:
             return logit_metrics(split_logits(network, period.rows), period.rows, log)
 
     def _train(self, period: Period) -> None:
-        """Trains on a period's rows, once, in steps of equal sizes up to one row."""
-        most = self._job.training.batch_size
-        assert most is not None
-        steps = -(-period.rows.rows // most)
-        timed = self._job.features.timed
-        parts = (
-            eval_batches(period.rows, batch_size=most, rank=part, ranks=steps, timed=timed)
-            for part in range(steps)
-        )
-        losses = []
-        for batch in on_device(itertools.chain.from_iterable(parts), device()):
-            losses.append(self._step(batch))
-            self._state.steps += 1
-            self._state.examples += batch.size
-        self._step.settle()
-        if not (torch.stack(losses).isfinite().all() and self._step.is_finite()):
+        """Trains on a period's rows, once."""
+        try:
+            self._state.steps += train_once(self._step, period.rows, self._job, ONE_RANK)
+        except DivergenceError:
             raise UserError(
                 f"training diverged in the period that begins at {time_of(period.first)}; {self._directory} stays "
                 f"at version {self._version.number}. Give a lower training.learning_rate= and another --out."
-            )
+            ) from None
+        self._state.examples += period.rows.rows
 
     def _serve(self, trained: TrainedPeriod) -> tuple[IncrementInfo, Weights, Tensor]:
         """Gives the served network what training has changed; returns what makes an increment of it."""

@@ -236,6 +236,7 @@ def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
     if job.fingerprint != trial.job.fingerprint:
         raise _NotReusedError(OTHERWISE, "by another version of dhen-search")
     pairs = {key: (getattr(job.training, key), here) for key, here in own.training}
+    pairs["period"] = job.period, own.period
     differ = [f"{key} {there}, here {here}" for key, (there, here) in pairs.items() if there != here]
     if differ:
         raise _NotReusedError(OTHERWISE, "; ".join(differ))

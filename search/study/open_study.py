@@ -57,6 +57,7 @@ from trials.job import Job, TrainingConfig, check_order
 from trials.processes.launcher import AnyLauncher
 from trials.storage.ledger import Ledger
 from trials.study_record import FoundPasses, GrownAxis, RefusedProposal
+from trials.training.progressive import check_periods
 
 
 def open_study(
@@ -118,7 +119,7 @@ def open_study(
     passes = _passes(config, baseline, settings)
 
     def job_of(model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
-        return trainer.job(model, passes.applied(training), seed)
+        return trainer.job(model, passes.applied(training), seed).replace(period=config.next_period)
 
     candidate_job = CandidateJobs(config, passes, job_of)
     warm_start = _warm_start(config, log, space, settings, candidate_job, admission)
@@ -241,6 +242,8 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
         check_torchrec()  # before this CPU is measured, which takes a minute
     if config.tune_trials:
         check_tunable(space)
+    if config.next_period is not None:
+        check_periods(log, config.next_period, ranks_here(config))
     if config.origins:
         check_origins(log, config.origins)
     if config.confirm_seeds[0] == config.confirm_seeds[1] > 0 or config.block_by:

@@ -89,6 +89,7 @@ class StudySettings:
             cluster=cluster_summary(self.cluster),
             serving=config.serving,
             max_table_bytes=config.max_table_bytes,
+            period=config.next_period,
             refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
             axes=ordered_axes(space),
             grows=config.grow,

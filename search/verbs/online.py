@@ -16,19 +16,17 @@ from dhen.errors import unknown_name
 from dhen.values import parse
 from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.increments import Increment
-from search.config import set_override
+from search.config import DAY, set_override
 from search.dataset import log_files
 from search.online.online_training import OnlineTraining, online_job, opened, time_of
-from search.online.periods import Periods, parse_length
 from search.terminal import print_notes, resumable, step_progress
 from search.verbs.data_option import data_option
 from trials.data.cache import PreparedLog
+from trials.data.periods import Periods, parse_length
 from trials.data.prepare.prepare_log import prepare
 from trials.job import TrainingConfig
 
 FIGURE = "online.html"
-PERIOD = "1d"
-"""Length of a period where none is given."""
 
 
 @click.command(
@@ -90,7 +88,7 @@ def command(
 def _settings(bundle: Bundle, overrides: Sequence[str]) -> tuple[str, TrainingConfig]:
     """The length of a period, and the bundle's training with the overrides applied."""
     given = bundle.job().training
-    data: dict[str, Any] = {"period": PERIOD, "training": given.to_dict()}
+    data: dict[str, Any] = {"period": bundle.job().period or DAY, "training": given.to_dict()}
     for word in overrides:
         set_override(data, word)
     known = ("period", "training")

@@ -36,6 +36,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
       space       space, grow, warm_start, start_from
       proposals   sampler, seed, proposals, stopping
       trainings   training.KEY, baseline, baseline_trials
+      objective   objective, period
       winners     averages, average_seeds, distil, origins, confirm, block_by
       serving     serving.KEY, max_table_bytes
       machines    parallel, threads, cluster, ranks, hbm, address

@@ -37,6 +37,7 @@ from trials.events import WEIGHTS
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
+from trials.training.progressive import check_periods
 
 RECORD = "record.json"
 """The record of a training that has ended, in its folder, while another one goes on."""
@@ -67,8 +68,8 @@ def command(
     from_weights: bool,
     member: int | None,
 ) -> None:
-    """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, ranks, hbm,
-    prefer, technique, memory_margin.
+    """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, objective, period,
+    ranks, hbm, prefer, technique, memory_margin.
 
     With one of these it is planned, and held as a study holds its candidates. After Ctrl-C the same command
     goes on.
@@ -87,10 +88,13 @@ def command(
             log = _open(what, data, progress)
     print_notes(console, log.notes)
     start = read_bundle(Path(what)).weights(member) if from_weights else None
+    if config.next_period is not None:
+        check_periods(log, config.next_period, ranks_here(config))
     trained: list[_Trained] = []
     folders: list[Path] = []
     while (settings := _next(training, trained, len(folders))) is not None:
         job = job_on(log, model, settings, config.seed, preferred_precision())
+        job = job.replace(period=config.next_period)
         folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
         folders.append(folder)
         try:
@@ -192,14 +196,14 @@ def _configuration(
 ) -> tuple[ModelConfig, TrainingConfig, StudyConfig]:
     """Model and training of a bundle, a file or a shipped model, with the overrides applied; and its seed and how
     the model is held, as a study's settings."""
-    path, seed = Path(what), 0
+    path, seed, period = Path(what), 0, None
     if member is not None and not is_bundle(path):
         raise UserError(
             f"--member {member} names a network of a bundle that is an average; {what} is no bundle."
         )
     if is_bundle(path):
         job = read_bundle(path).job(member)
-        model, training, seed = job.model, job.training, job.seed
+        model, training, seed, period = job.model, job.training, job.seed, job.period
     elif path.exists():
         model, training = read_configuration(path, TrainingConfig())
     elif what in catalog():
@@ -208,15 +212,17 @@ def _configuration(
         names = ", ".join(sorted(catalog()))
         raise UserError(f"{what!r} is no bundle, no configuration file and no shipped model ({names}).")
     data: dict[str, Any] = {"model": model.to_dict(), "training": training.to_dict(), "seed": seed}
+    data |= {"objective": "next_period", "period": period} if period is not None else {}
     for word in overrides:
         set_override(data, word)
-    known = ("model", "training", "seed", *HELD_KEYS)
+    own = ("seed", "objective", "period", *HELD_KEYS)
+    known = ("model", "training", *own)
     for unknown in sorted(set(data) - set(known)):
         raise unknown_name("key", unknown, known)
     return (
         parse_model(data["model"], "model"),
         parse(TrainingConfig, data["training"], "training"),
-        parse(StudyConfig, {key: data[key] for key in ("seed", *HELD_KEYS) if key in data}, "train"),
+        parse(StudyConfig, {key: data[key] for key in own if key in data}, "train"),
     )
 
 

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from dhen.averaging import mean_of_logits
 from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost
@@ -16,8 +20,11 @@ from search.dataset import log_files
 from search.verbs.data_option import data_option
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
+from trials.ranks import Ranks
 from trials.record import Metrics
-from trials.training.evaluation import evaluate
+from trials.strategy import Strategy
+from trials.training.evaluation import evaluate, logit_metrics
+from trials.training.score_weights import score
 
 NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
 """Absolute tolerances by precision: what another machine's matmul order and precision may change."""
@@ -63,10 +70,15 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
     click.echo(
         "log: the one it was trained on" if same else f"log: {_other(bundle)}; nothing to compare with"
     )
-    model = bundle.model(as_trained=True)
+    model, period = bundle.model(as_trained=True), bundle.info.jobs[0].period
+    if period is not None:
+        learnt = (
+            f"periods of {period}, each scored before it is trained on" if same else "the bundle as it is"
+        )
+        click.echo(f"NE is of {learnt}")
     worst = 0.0
     for split, exported in (("validation", bundle.info.validation), ("test", bundle.info.test)):
-        now = evaluate(model, log, split)
+        now = _ahead(bundle, log, split) if same and period is not None else evaluate(model, log, split)
         click.echo(_line(split, now, exported if same else None))
         if same and exported is not None:
             worst = max(worst, abs(now.ne - exported.ne))
@@ -74,6 +86,17 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
     if worst > tolerance:
         click.echo(f"NE differs by {worst:.2g} from the export's (tolerance {tolerance})", err=True)
         sys.exit(1)
+
+
+def _ahead(bundle: Bundle, log: PreparedLog, split_name: str) -> Metrics:
+    """Metrics of the periods of a split, each scored before the bundle's networks are trained on it."""
+    logits = list[NDArray[np.float32]]()
+    for member, job in enumerate(bundle.info.jobs):
+        weights = bundle.weights(member)
+        alone: dict[str, Any] = {"ranks": Ranks(), "strategy": Strategy(), "cluster": None}
+        score(job, weights, log, split_name, keep=lambda logit_N: logits.append(logit_N.numpy()), **alone)
+    rate = log.schema.negative_sampling_rate
+    return logit_metrics(torch.from_numpy(mean_of_logits(logits, rate)), log.split(split_name), log)
 
 
 def _other(bundle: Bundle) -> str:

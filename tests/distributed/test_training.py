@@ -36,7 +36,7 @@ from trials.ranks import Ranks
 from trials.storage.weights_file import save_weights
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
-from trials.training.evaluation import evaluate, evaluate_over_ranks
+from trials.training.evaluation import evaluate, logits_over_ranks, metrics_over_ranks
 from trials.training.local_step import TrainStep
 from trials.training.score_weights import score
 from trials.training.weight_average import WeightAverage
@@ -220,7 +220,8 @@ def exact_metrics(ranks: Ranks) -> dict[str, Any]:
     split = log().split("validation")
     logit_N = torch.from_numpy(np.array(split.numeric)).sum(dim=1).round(decimals=1).double()
     expected = evaluate_predictions(logit_N.sigmoid().numpy(), np.asarray(split.labels, dtype=np.float64))
-    mine = evaluate_over_ranks(score, log(), "validation", ranks)
+    split = log().split("validation")
+    mine = metrics_over_ranks(logits_over_ranks(score, split, ranks), split, log(), ranks)
     every = [None] * ranks.world
     dist.all_gather_object(every, mine)
     return {

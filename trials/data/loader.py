@@ -34,6 +34,9 @@ class Batch:
     time: int | None = None
     """Newest time stamp of the global batch, milliseconds since 1970, the same on all ranks; None where nobody
     asked for it, or no row of it has one."""
+    of_step: int | None = None
+    """Number of examples of the step over all ranks, where it may differ from step to step; None: the training's
+    batch size."""
 
     @property
     def size(self) -> int:
@@ -56,6 +59,7 @@ class Batch:
             weight_B=None if weight_B is None else function(weight_B),
             inverse_count_BT=None if inverse_BT is None else function(inverse_BT),
             time=self.time,
+            of_step=self.of_step,
         )
 
 
@@ -142,19 +146,33 @@ def _newest(split: Split, rows: NDArray[np.int64]) -> int | None:
     return newest if newest != MISSING_STAMP else None
 
 
-def eval_batches(
-    split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1, timed: bool = False
-) -> Iterator[Batch]:
-    """Yields all rows of a split in their order; of several ranks, each yields the batches of its own part.
-
-    Where `timed`, each batch says its own newest time stamp, which is that of no other rank's.
-    """
+def eval_batches(split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
+    """Yields all rows of a split in their order; of several ranks, each yields the batches of its own part."""
     mine = rank_slice(split.rows, rank, ranks)
     for start in range(mine.start, mine.stop, batch_size):
         stop = min(start + batch_size, mine.stop)
         weight = None if split.weight is None else split.weight[start:stop]
-        time = _newest(split, np.arange(start, stop)) if timed else None
-        yield _batch(split.inputs.slice(start, stop), split.labels[start:stop], weight, time=time)
+        yield _batch(split.inputs.slice(start, stop), split.labels[start:stop], weight)
+
+
+def even_batches(
+    split: Split, *, most: int, rank: int = 0, ranks: int = 1, timed: bool = False
+) -> Iterator[Batch]:
+    """Yields all rows of a split in their order, in as few steps of at most `most` rows as hold them, of equal
+    sizes up to one row; of several ranks, each yields its part of each step.
+
+    Where `timed`, each batch says its step's newest time stamp.
+    """
+    steps = -(-split.rows // most)
+    for number in range(steps):
+        step = rank_slice(split.rows, number, steps)
+        size = step.stop - step.start
+        part = rank_slice(size, rank, ranks)
+        mine = slice(step.start + part.start, step.start + part.stop)
+        weight = None if split.weight is None else split.weight[mine]
+        time = _newest(split, np.arange(step.start, step.stop)) if timed else None
+        inputs = split.inputs.slice(mine.start, mine.stop)
+        yield _batch(inputs, split.labels[mine], weight, time=time, of_step=size)
 
 
 def _batch(
@@ -163,6 +181,7 @@ def _batch(
     weight: NDArray[np.float32] | None,
     counts: IdCounts | None = None,
     time: int | None = None,
+    of_step: int | None = None,
 ) -> Batch:
     return Batch(
         features=feature_batch(inputs),
@@ -170,4 +189,5 @@ def _batch(
         weight_B=None if weight is None else _tensor(weight),
         inverse_count_BT=None if counts is None else _tensor(counts.inverse(inputs)),
         time=time,
+        of_step=of_step,
     )

@@ -22,7 +22,7 @@ from trials.checkpoint.dcp_vectors import FlatPieces
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.collectives import all_agree
-from trials.data.cache import PreparedLog
+from trials.data.cache import PreparedLog, Split
 from trials.data.loader import Batch
 from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.parallelize import device_mesh, parallelize
@@ -49,7 +49,7 @@ from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
-from trials.training.evaluation import Keep, eval_rows, evaluate_over_ranks
+from trials.training.evaluation import Keep, eval_rows, logits_over_ranks, metrics_over_ranks
 
 LOG = logging.getLogger(__name__)
 TABLES, GROWING = "features.tables.", "features.growing."
@@ -142,7 +142,7 @@ class DistributedStep:
             features, begun = self._growing.admit(features, batch.time)
         embeddings = self._lookup(features, begun)
         inputs = DenseInputs.of(embeddings, features)
-        weight = batch.size * self._ranks.world / self._batch_size
+        weight = batch.size * self._ranks.world / (batch.of_step or self._batch_size)
         loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
         if self._frequency_decay is not None:
             assert batch.inverse_count_BT is not None
@@ -194,12 +194,17 @@ class DistributedStep:
 
         Where memory is short, it runs no more rows at a time than were planned for.
         """
+        split = log.split(split_name)
+        return metrics_over_ranks(self.logits(split), split, log, self._ranks, keep)
+
+    def logits(self, split: Split) -> Tensor | None:
+        """Returns the logits (N) of a split's rows on the first rank, in the host's memory; None on others."""
         self._model.eval()
         most = eval_rows(self._model)
         rows = min(self._micro_batch, most) if self._short else most
-        metrics = evaluate_over_ranks(self._score, log, split_name, self._ranks, rows, keep)
+        logit_N = logits_over_ranks(self._score, split, self._ranks, rows)
         self._model.train()
-        return metrics
+        return logit_N
 
     def weights(self) -> Weights:
         """Returns a copy of the plain model's weights on the CPU, in fp32; on rank 0, empty on others."""

@@ -77,31 +77,32 @@ def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) 
     return _joined_on_host(logits)
 
 
-def evaluate_over_ranks(
-    score: Callable[[FeatureBatch], Tensor],
-    log: PreparedLog,
-    split_name: str,
-    ranks: Ranks,
-    batch_size: int = EVAL_BATCH,
-    keep: Keep | None = None,
-) -> Metrics:
-    """Evaluates on a split by all ranks together, equal on all; a collective.
+def logits_over_ranks(
+    score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks, batch_size: int = EVAL_BATCH
+) -> Tensor | None:
+    """Returns the logits (N) of all rows of a split on the first rank, in the host's memory; None on others. A
+    collective.
 
     Args:
         score: logit_B of examples on this process's device; every rank calls it equally often.
-        log: the log, the same on all ranks.
-        split_name: name of a split of the log.
+        split: the rows, the same on all ranks.
         ranks: the ranks, with a process group where there are several.
         batch_size: rows of a rank that go forward at a time, at most.
-        keep: is given the logits on the first rank.
 
     Raises:
         UserError: on all ranks, where the split has fewer rows than there are ranks.
     """
-    split = log.split(split_name)
     mine = _logits(score, split, ranks, batch_size)
     with on_host():
-        logit_N = joined(ranks, mine, _part_sizes(split.rows, ranks))
+        return joined(ranks, mine, _part_sizes(split.rows, ranks))
+
+
+def metrics_over_ranks(
+    logit_N: Tensor | None, split: Split, log: PreparedLog, ranks: Ranks, keep: Keep | None = None
+) -> Metrics:
+    """Returns metrics of logits that the first rank has, equal on all ranks; a collective. `keep` is given the
+    logits on the first."""
+    with on_host():
         if logit_N is None:
             return _on_all_ranks(ranks, None, split.rows)
         if keep is not None:

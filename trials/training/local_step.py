@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dhen.batch import FeatureBatch
 from dhen.loss import cross_entropy
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
-from trials.data.cache import PreparedLog
+from trials.data.cache import PreparedLog, Split
 from trials.data.loader import Batch
 from trials.embeddings.blocks import HeldBlock, State, load_state, state_of, state_to_load, whole_blocks
 from trials.embeddings.fp16 import store_tables_in_half
@@ -25,7 +26,7 @@ from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
-from trials.training.evaluation import eval_rows, evaluate
+from trials.training.evaluation import eval_rows, evaluate, split_logits
 
 
 class TrainStep:
@@ -124,9 +125,16 @@ class TrainStep:
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
         """Evaluates on a split of the log; under a declared memory with no more rows at a time than training
         has."""
+        return evaluate(self.model, log, split_name, self._rows_at_once())
+
+    def logits(self, split: Split) -> Tensor:
+        """Returns the logits (N) of all rows of a split, in the host's memory, as `evaluate` has them."""
+        with torch.no_grad():
+            return split_logits(self.model, split, self._rows_at_once())
+
+    def _rows_at_once(self) -> int:
         most = eval_rows(self.model)
-        rows = min(self._batch_size or most, most) if is_counted() else most
-        return evaluate(self.model, log, split_name, rows)
+        return min(self._batch_size or most, most) if is_counted() else most
 
     def dense_state(self) -> dict[str, FlatPieces]:
         """Returns weights and AdamW's moments, for `trials.checkpoint.checkpointer`, to save or to load into."""

@@ -19,14 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dhen.errors import UserError
-from dhen.model import build_model
-from trials.checkpoint.checkpointer import CHECKPOINT_SECONDS, Checkpoints, Resumable
+from trials.checkpoint.checkpointer import CHECKPOINT_SECONDS, Checkpoints
 from trials.checkpoint.training_state import TrainingState
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
@@ -35,18 +32,19 @@ from trials.data.cache import PreparedLog
 from trials.data.id_counts import IdCounts
 from trials.data.loader import Batch, rank_slice, train_batches
 from trials.data.prefetch import on_device
-from trials.embeddings.fp16 import store_tables_in_half
 from trials.embeddings.levels.row_cache import CacheUse
 from trials.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
 from trials.job import Job, TrainingConfig
-from trials.memory.limit import on_device_for_good, on_host
+from trials.memory.limit import on_host
 from trials.ranks import Ranks
 from trials.record import CurvePoint, Measured, Metrics
 from trials.storage.weights_file import Weights
-from trials.strategy import DELAYING, Strategy
+from trials.strategy import Strategy
 from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
+from trials.training.progressive import score_ahead
+from trials.training.step import PLAIN_DP, DivergenceError, Step, fresh_step
 from trials.training.weight_average import WeightAverage
 
 LOG = logging.getLogger(__name__)
@@ -55,51 +53,7 @@ FINITE_CHECK_STEPS = 25
 BY_HEART = 1.2
 """NE on validation, as a multiple of the lowest so far, from which on a training learns its rows by heart and
 ends; before products of ids are learnt late, NE was seen to rise to 1.07 times (docs/log.md)."""
-ONE_RANK, PLAIN_DP = Ranks(), Strategy()
-
-
-class DivergenceError(ArithmeticError):
-    """The loss of a step was NaN or infinite."""
-
-    def __init__(self, step: int, loss: float) -> None:
-        super().__init__(f"loss {loss} at step {step}")
-        self.step, self.loss = step, loss
-
-
-class Step(Resumable, Protocol):
-    """One training step of a model, however it is held."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy that the model is held with, read from what wraps it."""
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Runs one update on this rank's slice; returns its loss, whose mean over ranks is the batch's."""
-
-    @property
-    def cache_use(self) -> CacheUse | None:
-        """What the cache of tables that lie below the device has done so far; None where there is none."""
-
-    def begin_pass(self) -> None:
-        """Is called before the first step of each pass."""
-
-    def scale_learning_rates(self, dense: float, tables: float) -> float:
-        """Sets learning rates to multiples of the configured ones; returns the dense part's, for the record."""
-
-    def settle(self) -> None:
-        """Brings all table rows up to date."""
-
-    def clipped_steps(self) -> int:
-        """Returns the number of steps since the last call whose gradients were clipped; the same on all ranks."""
-
-    def is_finite(self) -> bool:
-        """Tells whether no dense weight is NaN or infinite; the same on all ranks."""
-
-    def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
-        """Evaluates on a split of the log; the same on all ranks."""
-
-    def weights(self) -> Weights:
-        """Returns a copy of the model's weights on the CPU, in fp32; on rank 0, empty on others."""
+ONE_RANK = Ranks()
 
 
 @dataclass
@@ -154,7 +108,8 @@ def train(
     """Trains `job` on `log`; rank 0's best weights go to `keep` at the end, unless the loss diverged.
 
     Emits `Wrapped`, `Progress` every `progress_seconds`, one `Evaluated` for each evaluation, and `Trained` or
-    `Diverged` at the end.
+    `Diverged` at the end. Of a job with a `period`, the metrics in `Trained` are those of validation's periods,
+    each scored by the best weights after they have been trained on the ones before.
 
     Args:
         job: the job, resolved.
@@ -191,14 +146,21 @@ def train(
     run.best_weights, run.average = best_weights, average
     try:
         _train(run)
+        assert run.best_weights is not None
+        best, best_weights, cache_use = state.best, run.best_weights, step.cache_use
+        if job.period is not None:
+            del run, step, average  # a second network needs their room
+            best = score_ahead(
+                job, best_weights, log, "validation", ranks=ranks, strategy=strategy, cluster=cluster
+            )
     except DivergenceError as error:
         LOG.warning("diverged: %s", error)
         emit(Diverged(step=error.step, loss=str(error.loss)))
     else:
-        assert run.best_weights is not None
+        assert best is not None
         if ranks.first:
-            keep(run.best_weights)
-        trained = _trained(state, job.training, step.cache_use)
+            keep(best_weights)
+        trained = _trained(state, job.training, best, cache_use)
         emit(trained)
         LOG.info(
             "training ended: best NE %.6f after %s examples; %s examples/s",
@@ -211,38 +173,7 @@ def train(
     checkpoints.drop()
 
 
-def fresh_step(
-    job: Job,
-    start_from: Weights | None,
-    ranks: Ranks,
-    strategy: Strategy,
-    cluster: Cluster | None,
-) -> Step:
-    """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
-    rank."""
-    if job.training.delayed_update and strategy.dense != DELAYING:
-        raise UserError(
-            f"training.delayed_update=true needs {DELAYING}, whose updates are the host's; {strategy.name} "
-            f"updates between two steps. Give technique={DELAYING}, or leave delayed_update out."
-        )
-    torch.manual_seed(job.seed)
-    with on_host():
-        model = build_model(job.model, job.features).train()
-        if start_from is not None:
-            model.load_state_dict(start_from)
-        if job.training.table_precision == "fp16":
-            store_tables_in_half(model)  # before a device would need room for them in fp32
-    if ranks.world == 1 and strategy == PLAIN_DP and not job.training.frequency_decay:
-        LOG.info("model and tables on %s, in one process", device())
-        return TrainStep(on_device_for_good(model, device()), job.training)
-    step = DistributedStep(model, job, strategy, ranks, cluster, where=device())
-    if not ranks.first:
-        torch.manual_seed(hash((job.seed, ranks.rank)))
-    return step
-
-
-def _trained(state: TrainingState, config: TrainingConfig, cache: CacheUse | None) -> Trained:
-    assert state.best is not None
+def _trained(state: TrainingState, config: TrainingConfig, best: Metrics, cache: CacheUse | None) -> Trained:
     speed = statistics.median(state.speeds)
     measured = Measured(
         examples_per_second=speed,
@@ -253,7 +184,7 @@ def _trained(state: TrainingState, config: TrainingConfig, cache: CacheUse | Non
         table_hit_rate=cache.hit_rate if cache else None,
         table_rows_copied=cache.rows_a_step if cache else None,
     )
-    return Trained(best=state.best, measured=measured)
+    return Trained(best=best, measured=measured)
 
 
 def _train(run: _Run) -> None:

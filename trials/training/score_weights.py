@@ -1,4 +1,8 @@
-"""Scores trained weights on a split: as the model was trained, so that what fitted then fits now."""
+"""Scores trained weights on a split: as the model was trained, so that what fitted then fits now.
+
+Where the job has a `period`, the weights go on learning from the split while they score it
+(`trials.training.progressive`); the file stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,11 @@ from trials.job import Job
 from trials.optim.master_weights import compute_in
 from trials.ranks import Ranks
 from trials.record import Metrics
-from trials.storage.weights_file import load_weights
+from trials.storage.weights_file import load_weights, read_weights
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.evaluation import Keep, evaluate
+from trials.training.progressive import score_ahead
 
 
 def score(
@@ -50,6 +55,17 @@ def score(
         UserError: for weights that are missing, damaged, or of another model.
     """
     assert job.training.precision != "auto"
+    if job.period is not None:
+        return score_ahead(
+            job,
+            read_weights(weights) if ranks.first else {},
+            log,
+            split,
+            ranks=ranks,
+            strategy=strategy,
+            cluster=cluster,
+            keep=keep,
+        )
     model = build_model(job.model, job.features)
     if ranks.first:
         load_weights(model, weights)

@@ -110,7 +110,8 @@ def studied(directory: Path) -> AuditedStudy:
     """The study in a run directory.
 
     Raises:
-        UserError: where there is no study, it is not finished, or it trained on a part of its log.
+        UserError: where there is no study, it is not finished, it trained on a part of its log, or it was judged
+            by another objective.
     """
     record = read_finished_study(directory)
     config = written_config(directory)
@@ -118,6 +119,11 @@ def studied(directory: Path) -> AuditedStudy:
         raise UserError(
             f"{directory}: its candidates trained on {100 * config.training.train_fraction:g} % of the log; an "
             "audit needs what they come to on all of it: name a study without training.train_fraction."
+        )
+    if config.next_period is not None:
+        raise UserError(
+            f"{directory}: its candidates were judged by the periods of validation, each scored ahead; an audit "
+            "judges by validation as it is: name a study with objective=validation."
         )
     return AuditedStudy(record, config)
 

@@ -1,6 +1,6 @@
 """The periods of a log in the order of time: calendar ones of its time stamps, or so many rows each.
 
-All rows of a prepared log are taken, whichever split they are in.
+The rows are those of some of a prepared log's splits, one after another.
 
 Shapes: N rows.
 """
@@ -78,14 +78,17 @@ class Periods:
     """The place among them where each period begins, and at the end their number."""
 
     @classmethod
-    def of(cls, log: PreparedLog, text: str) -> Periods:
-        """Cuts a log; rows without a time stamp are left out.
+    def of(
+        cls, log: PreparedLog, text: str, splits: Sequence[str] = SPLITS, *, unstamped: bool = False
+    ) -> Periods:
+        """Cuts the rows of some splits of a log; rows without a time stamp are left out, or, where `unstamped`,
+        are a period before all others.
 
         Raises:
             UserError: as `parse_length`; for a time where the log has no time stamps, or no row with one.
         """
         length = parse_length(text)
-        parts = tuple(log.split(name) for name in SPLITS)
+        parts = tuple(log.split(name) for name in splits)
         stamped = [part.timestamp for part in parts if part.timestamp is not None]
         if not stamped:
             if not length.rows:
@@ -96,9 +99,10 @@ class Periods:
         else:
             stamps = np.concatenate(stamped)
             rows = np.argsort(stamps, kind="stable")
-            rows = rows[np.searchsorted(stamps[rows], MISSING_STAMP, side="right") :]
-            if not len(rows):
+            first = int(np.searchsorted(stamps[rows], MISSING_STAMP, side="right"))
+            if first == len(rows):
                 raise UserError("no row of the log has a time stamp.")
+            rows = rows if unstamped else rows[first:]
             stamps = stamps[rows]
         if length.rows or stamps is None:
             starts = list(range(0, len(rows), length.rows))

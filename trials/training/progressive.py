@@ -1,0 +1,170 @@
+"""Progressive validation: a split is gone through in the order of time, and each period is scored before it is
+trained on.
+
+A model that goes on learning in production is judged so (Blum, Kalai, Langford, COLT 1999; for click logs McMahan
+et al., KDD 2013, section 5.1): each score is of a row that the model has not seen, and it has seen all rows before
+the row's period. Training begins from given weights with fresh optimizers, as `dhen-search online` does.
+
+Shapes: N rows of a split.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from dhen.errors import UserError
+from dhen.model import build_model
+from trials.cluster.cluster import Cluster
+from trials.cluster.machine import device
+from trials.data.cache import PreparedLog, Split
+from trials.data.loader import even_batches
+from trials.data.log_schema import SPLITS
+from trials.data.periods import Periods
+from trials.data.prefetch import on_device
+from trials.data.raw.stamps import MISSING_STAMP
+from trials.job import DELAY_AFTER, Job, TrainingConfig
+from trials.memory.limit import on_host
+from trials.ranks import Ranks
+from trials.record import Metrics
+from trials.storage.weights_file import Weights
+from trials.strategy import Strategy
+from trials.training.evaluation import Keep, metrics_over_ranks
+from trials.training.step import DivergenceError, Step, fresh_step
+
+AFTER_TRAINING = ("validation", "test")
+"""Splits that come after the training rows, in the order of time."""
+FIXED = {
+    "epochs": 1,
+    "schedule": "constant",
+    "order": "log",
+    "weight_average": 0,
+    "warmup_examples": 0,
+    "warmup_share": 0.0,
+    "train_fraction": 1.0,
+    "delayed_update": False,
+    "delayed_update_after": DELAY_AFTER,
+    "frequency_decay": 0.0,
+}
+"""Settings that follow from the order of time: every row is trained on once, at a constant rate."""
+
+
+def in_order_of_time(training: TrainingConfig) -> TrainingConfig:
+    """Returns the settings of a training whose rows come once, in the order of time."""
+    return training.replace(**FIXED)
+
+
+def train_once(step: Step, rows: Split, job: Job, ranks: Ranks) -> int:
+    """Trains on rows in their order, once, in steps of equal sizes up to one row; returns the number of steps.
+
+    Raises:
+        DivergenceError: where a loss or a weight is not finite.
+    """
+    assert job.training.batch_size is not None
+    batches = even_batches(
+        rows, most=job.training.batch_size, rank=ranks.rank, ranks=ranks.world, timed=job.features.timed
+    )
+    losses = [step(batch) for batch in on_device(batches, device())]
+    step.settle()
+    if not (torch.stack(losses).isfinite().all() and step.is_finite()):
+        raise DivergenceError(len(losses), float(losses[-1]))
+    return len(losses)
+
+
+def score_ahead(
+    job: Job,
+    weights: Weights,
+    log: PreparedLog,
+    split_name: str,
+    *,
+    ranks: Ranks,
+    strategy: Strategy,
+    cluster: Cluster | None,
+    keep: Keep | None = None,
+) -> Metrics:
+    """Returns metrics of a split, each of whose periods is scored before it is trained on; equal on all ranks, a
+    collective.
+
+    Before the rows of test those of validation are gone through in the same way.
+
+    Args:
+        job: the job, resolved; its `period` is the length of a period.
+        weights: the weights to begin with, on the first rank.
+        log: the job's log.
+        split_name: `validation` or `test`.
+        ranks: the ranks that train together.
+        strategy: how the model is held.
+        cluster: the cluster for which tables are placed.
+        keep: is given the logits of all rows, on the first rank.
+
+    Raises:
+        DivergenceError: where a loss or a weight is not finite.
+        UserError: for weights of another model, or a log that cannot be cut so.
+    """
+    assert job.period is not None
+    names = AFTER_TRAINING[: AFTER_TRAINING.index(split_name) + 1]
+    periods = Periods.of(log, job.period, names, unstamped=True)
+    job = job.replace(training=in_order_of_time(job.training))
+    step = fresh_step(job, _on_all_ranks(job, weights, ranks), ranks, strategy, cluster)
+    logit_N = torch.empty(len(periods.rows))
+    for number in range(len(periods)):
+        period = periods[number]
+        logits = step.logits(period.rows)
+        if logits is not None:
+            span = slice(periods.starts[number], periods.starts[number + 1])
+            logit_N[torch.from_numpy(periods.rows[span])] = logits
+        if number < len(periods) - 1:
+            train_once(step, period.rows, job, ranks)
+    split = log.split(split_name)
+    return metrics_over_ranks(logit_N[-split.rows :] if ranks.first else None, split, log, ranks, keep)
+
+
+def _on_all_ranks(job: Job, weights: Weights, ranks: Ranks) -> Weights:
+    """Returns the first rank's weights, on all ranks; a collective."""
+    if ranks.world == 1:
+        return weights
+    with on_host():
+        model = build_model(job.model, job.features)
+        if ranks.first:
+            model.load_state_dict(weights)
+        shared: Weights = model.state_dict()
+        for tensor in shared.values():
+            dist.broadcast(tensor, 0)
+    return shared
+
+
+def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
+    """Checks that validation and test of a log come after its training rows, in periods that have a row at least
+    for each of so many ranks.
+
+    Raises:
+        UserError: where they do not.
+    """
+    stamps = [_known(log.split(name)) for name in SPLITS]
+    for earlier, later, before, after in zip(stamps, stamps[1:], SPLITS, SPLITS[1:], strict=False):
+        if len(earlier) and len(later) and later.min() < earlier.max():
+            raise UserError(
+                f"objective=next_period goes through the log in the order of time, and {after} begins before "
+                f"{before} ends: give split.by=timestamp, or leave the objective out."
+            )
+    if not any(map(len, stamps)) and log.schema.split.by == "column":
+        raise UserError(
+            "objective=next_period goes through the log in its order, and this one is split by a column and has "
+            "no time stamps: give split.by=order, or leave the objective out."
+        )
+    periods = Periods.of(log, length, AFTER_TRAINING, unstamped=True)
+    least = int(np.diff(periods.starts).min())
+    if least < ranks:
+        raise UserError(
+            f"period={length}: the smallest period has {least} rows, fewer than one for each of {ranks} ranks; "
+            "give a longer period, or fewer ranks."
+        )
+
+
+def _known(split: Split) -> NDArray[np.int64]:
+    """Time stamps of the rows that have one."""
+    stamps: NDArray[np.int64] = np.empty(0, np.int64) if split.timestamp is None else split.timestamp
+    known: NDArray[np.int64] = stamps[stamps != MISSING_STAMP]
+    return known

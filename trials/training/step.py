@@ -1,0 +1,107 @@
+"""One training step of a model, however it is held: what it can do, and how a fresh one is made."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dhen.errors import UserError
+from dhen.model import build_model
+from trials.checkpoint.checkpointer import Resumable
+from trials.cluster.cluster import Cluster
+from trials.cluster.machine import device
+from trials.data.cache import PreparedLog, Split
+from trials.data.loader import Batch
+from trials.embeddings.fp16 import store_tables_in_half
+from trials.embeddings.levels.row_cache import CacheUse
+from trials.job import Job
+from trials.memory.limit import on_device_for_good, on_host
+from trials.ranks import Ranks
+from trials.record import Metrics
+from trials.storage.weights_file import Weights
+from trials.strategy import DELAYING, Strategy
+from trials.training.distributed_step import DistributedStep
+from trials.training.local_step import TrainStep
+
+LOG = logging.getLogger(__name__)
+PLAIN_DP = Strategy()
+
+
+class DivergenceError(ArithmeticError):
+    """The loss of a step was NaN or infinite."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(f"loss {loss} at step {step}")
+        self.step, self.loss = step, loss
+
+
+class Step(Resumable, Protocol):
+    """One training step of a model, however it is held."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that the model is held with, read from what wraps it."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Runs one update on this rank's slice; returns its loss, whose mean over ranks is the batch's."""
+
+    @property
+    def cache_use(self) -> CacheUse | None:
+        """What the cache of tables that lie below the device has done so far; None where there is none."""
+
+    def begin_pass(self) -> None:
+        """Is called before the first step of each pass."""
+
+    def scale_learning_rates(self, dense: float, tables: float) -> float:
+        """Sets learning rates to multiples of the configured ones; returns the dense part's, for the record."""
+
+    def settle(self) -> None:
+        """Brings all table rows up to date."""
+
+    def clipped_steps(self) -> int:
+        """Returns the number of steps since the last call whose gradients were clipped; the same on all ranks."""
+
+    def is_finite(self) -> bool:
+        """Tells whether no dense weight is NaN or infinite; the same on all ranks."""
+
+    def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
+        """Evaluates on a split of the log; the same on all ranks."""
+
+    def logits(self, split: Split) -> Tensor | None:
+        """Returns the logits (N) of a split's rows on the first rank, in the host's memory; None on others."""
+
+    def weights(self) -> Weights:
+        """Returns a copy of the model's weights on the CPU, in fp32; on rank 0, empty on others."""
+
+
+def fresh_step(
+    job: Job,
+    start_from: Weights | None,
+    ranks: Ranks,
+    strategy: Strategy,
+    cluster: Cluster | None,
+) -> Step:
+    """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
+    rank."""
+    if job.training.delayed_update and strategy.dense != DELAYING:
+        raise UserError(
+            f"training.delayed_update=true needs {DELAYING}, whose updates are the host's; {strategy.name} "
+            f"updates between two steps. Give technique={DELAYING}, or leave delayed_update out."
+        )
+    torch.manual_seed(job.seed)
+    with on_host():
+        model = build_model(job.model, job.features).train()
+        if start_from is not None:
+            model.load_state_dict(start_from)
+        if job.training.table_precision == "fp16":
+            store_tables_in_half(model)  # before a device would need room for them in fp32
+    if ranks.world == 1 and strategy == PLAIN_DP and not job.training.frequency_decay:
+        LOG.info("model and tables on %s, in one process", device())
+        return TrainStep(on_device_for_good(model, device()), job.training)
+    step = DistributedStep(model, job, strategy, ranks, cluster, where=device())
+    if not ranks.first:
+        torch.manual_seed(hash((job.seed, ranks.rank)))
+    return step
