@@ -48,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{machine()}\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        halves = _halves(folder, options.rows)
+        first, second = halves(folder, options.rows)
         capacity = int(LOG[0].partition("=")[2]) * 2
         kinds = {"a vocabulary": (), "growing tables": (f"growing.capacity={capacity}", "growing.evict=lru")}
         for kind, growing in kinds.items():
-            log = _prepared(folder / kind, halves[0], growing)
-            bundles = [_trained(folder / kind, log, halves[1], seed) for seed in range(options.seeds)]
+            log = prepared(folder / kind, first, growing)
+            bundles = [trained(folder / kind, log, second, seed) for seed in range(options.seeds)]
             print(f"{kind}:\n\n{_by_day(bundles)}\n")
             print(f"{_costs(bundles[0], folder)}\n")
 
@@ -64,18 +64,18 @@ def _run(folder: Path, *words: object) -> None:
     subprocess.run([*COMMAND, *map(str, words)], check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
-def _halves(folder: Path, rows: int) -> tuple[Path, Path]:
+def halves(folder: Path, rows: int) -> tuple[Path, Path]:
     """Writes a log and returns its first and its second half."""
     whole = folder / "whole.csv"
     _run(folder, "demo", "--out", whole, f"rows={rows}", *LOG)
     header, *lines = whole.read_text().splitlines()
-    halves = folder / "first.csv", folder / "second.csv"
-    for path, part in zip(halves, (lines[: rows // 2], lines[rows // 2 :]), strict=True):
+    written = folder / "first.csv", folder / "second.csv"
+    for path, part in zip(written, (lines[: rows // 2], lines[rows // 2 :]), strict=True):
         path.write_text("\n".join([header, *part]) + "\n")
-    return halves
+    return written
 
 
-def _prepared(folder: Path, log: Path, growing: Sequence[str]) -> Path:
+def prepared(folder: Path, log: Path, growing: Sequence[str]) -> Path:
     """Prepares the first half; growing tables are asked for in its schema."""
     _run(folder, "prepare", log, "--out", folder / "log")
     if growing:
@@ -90,7 +90,7 @@ def _prepared(folder: Path, log: Path, growing: Sequence[str]) -> Path:
     return folder / "log"
 
 
-def _trained(folder: Path, log: Path, later: Path, seed: int) -> Bundle:
+def trained(folder: Path, log: Path, later: Path, seed: int) -> Bundle:
     """Trains a network on the first half, and goes on online with the second."""
     model, base, live = folder / "model.yaml", folder / f"base{seed}", folder / f"live{seed}"
     model.write_text(yaml.safe_dump({"model": stacked("dlrm", "linear")}))
@@ -136,7 +136,7 @@ def _costs(bundle: Bundle, folder: Path) -> str:
     def whole() -> None:
         save_weights(new, folder / "whole.safetensors")
 
-    seconds = [_median(write) for write in (increment, whole)]
+    seconds = [median_seconds(write) for write in (increment, whole)]
     size = newest.bytes, (folder / "whole.safetensors").stat().st_size
     names = "the newest increment", "all weights"
     rows = [
@@ -146,7 +146,8 @@ def _costs(bundle: Bundle, folder: Path) -> str:
     return markdown(["what is written", "MiB", "ms"], rows)
 
 
-def _median(write: Callable[[], None]) -> float:
+def median_seconds(write: Callable[[], object]) -> float:
+    """Median time of a call."""
     took = []
     for _ in range(REPEATS):
         began = time.perf_counter()

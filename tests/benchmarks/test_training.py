@@ -145,6 +145,14 @@ def test_the_delays_cost_is_told_seed_by_seed() -> None:
     assert " to " in rows[2]["from seed to seed"]
 
 
+def test_an_increment_stands_beside_all_weights() -> None:
+    words = ("--capacities", 500, "--shares", 0.01, 0.5)
+    (rows,) = tables(run_benchmark("benchmarks.training.increments", *words))
+    assert [row["of them changed"] for row in rows] == ["1.0%", "50.0%"]
+    assert number(rows[0]["MiB"]) < number(rows[1]["MiB"])
+    assert all(0 < number(row["of all weights"].rstrip("%")) < 110 for row in rows)
+
+
 def test_online_stands_beside_frozen() -> None:
     kinds = tables(run_benchmark("benchmarks.training.online_beside_frozen", "--rows", 4000, "--seeds", 2))
     assert len(kinds) == 4
