@@ -1,8 +1,8 @@
 """A model that is trained online beside the same model as it was, by day; and what increments cost.
 
     python -m benchmarks.training.online_beside_frozen
-        NE by day, means over seeds, with a vocabulary and with growing tables; then bytes and seconds of the last
-        increment beside those of all weights
+        NE by day, means over seeds, with a vocabulary and with growing tables, from fresh optimizers and from their
+        state; then bytes and seconds of the last increment beside those of all weights
 
 The log is generated: users and items stay for some days, then others come, and an id alone decides much. A network
 of two layers is trained on its first half, in one pass, and then online on the second, day by day. Both kinds of
@@ -32,6 +32,8 @@ from trials.storage.weight_changes import changes
 from trials.storage.weights_file import save_weights
 
 LOG = ("users=2000", "items=300", "own=0.6", "logit_deviation=3", "lifetime_days=3")
+STATES = {"fresh optimizers": (), "their state kept": ("objective=next_period",)}
+"""What online training begins with, and the words that `train` has for it."""
 COLUMNS, DAYS = ("user", "item"), 10
 REPEATS = 5
 COMMAND = (sys.executable, "-c", "from search.cli import main; main()")
@@ -53,8 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kinds = {"a vocabulary": (), "growing tables": (f"growing.capacity={capacity}", "growing.evict=lru")}
         for kind, growing in kinds.items():
             log = prepared(folder / kind, first, growing)
-            bundles = [trained(folder / kind, log, second, seed) for seed in range(options.seeds)]
-            print(f"{kind}:\n\n{_by_day(bundles)}\n")
+            for state, words in STATES.items():
+                seeds = range(options.seeds)
+                bundles = [trained(folder / kind / state, log, second, seed, *words) for seed in seeds]
+                print(f"{kind}, {state}:\n\n{_by_day(bundles)}\n")
             print(f"{_costs(bundles[0], folder)}\n")
 
 
@@ -90,11 +94,12 @@ def prepared(folder: Path, log: Path, growing: Sequence[str]) -> Path:
     return folder / "log"
 
 
-def trained(folder: Path, log: Path, later: Path, seed: int) -> Bundle:
+def trained(folder: Path, log: Path, later: Path, seed: int, *words: str) -> Bundle:
     """Trains a network on the first half, and goes on online with the second."""
+    folder.mkdir(exist_ok=True)
     model, base, live = folder / "model.yaml", folder / f"base{seed}", folder / f"live{seed}"
     model.write_text(yaml.safe_dump({"model": stacked("dlrm", "linear")}))
-    _run(folder, "train", model, "--data", log, "--out", base, "training.epochs=1", f"seed={seed}")
+    _run(folder, "train", model, "--data", log, "--out", base, "training.epochs=1", f"seed={seed}", *words)
     _run(folder, "online", base, "--data", later, "--out", live)
     return read_bundle(live)
 

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from search.bundles.bundle import Bundle, check_place, is_bundle, read_bundle
+from search.bundles.bundle import Bundle, check_place, is_bundle, read_bundle, weights_names
 from search.bundles.increments import Increment, IncrementInfo, TrainedPeriod, write_increment
 from search.bundles.whole_copy import copy_whole
 from trials.checkpoint.checkpointer import Checkpoints
+from trials.checkpoint.optimizer_state import STEPS, put_back
 from trials.checkpoint.training_state import TrainingState
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
@@ -34,7 +35,7 @@ from trials.job import Job, TrainingConfig
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weight_changes import KEYS, apply_changes, changes, without_rows
-from trials.storage.weights_file import Weights
+from trials.storage.weights_file import Weights, read_optimizer_state
 from trials.strategy import Strategy
 from trials.training.evaluation import logit_metrics, split_logits
 from trials.training.progressive import in_order_of_time, train_once
@@ -84,6 +85,9 @@ class OnlineTraining:
         self._frozen = dataclasses.replace(bundle, increments=()).model().to(device())
         self._served = bundle.model().to(device())
         self._checkpoints = Checkpoints(bundle.directory / CHECKPOINTS, job, ONE_RANK, 0.0)
+        self._learnt = read_optimizer_state(bundle.directory / weights_names(bundle.info)[0])
+        self._before = int(self._learnt.get(STEPS, 0))
+        """Training steps before online training began, where the bundle has the optimizers' state after them."""
         self._step, self._state = self._restored()
 
     def done(self, periods: Periods) -> int:
@@ -117,7 +121,7 @@ class OnlineTraining:
         """
         with ThreadPoolExecutor(1) as pool:
             writing: Future[Increment] | None = None
-            exported = self.increments[-1].info.steps if self.increments else 0
+            exported = self._before + (self.increments[-1].info.steps if self.increments else 0)
             for number in range(self.done(periods), len(periods)):
                 period = periods[number]
                 online, frozen = (
@@ -144,18 +148,20 @@ class OnlineTraining:
                 )
                 info, found, scores = self._serve(trained)
                 writing = pool.submit(write_increment, self._directory, info, found, scores)
-                exported = info.steps
+                exported = self._state.steps
                 progress(periods.starts[number + 1])
             if writing is not None:
                 yield self._written(writing)
 
     def _restored(self) -> tuple[Step, TrainingState]:
         """Returns what trains, as it was after the newest increment, or after a period whose increment was not
-        written any more; with optimizer state from the checkpoint, or fresh where there is none."""
-        exported = self.increments[-1].info.steps if self.increments else 0
+        written any more. Optimizer state is the checkpoint's, else the bundle's, or fresh where there is none."""
+        exported = self._before + (self.increments[-1].info.steps if self.increments else 0)
         fresh = TrainingState(next_evaluation=0, steps=exported)
         start = {name: tensor.cpu() for name, tensor in self._served.state_dict().items()}
         step = fresh_step(self._job, start, ONE_RANK, Strategy(), None)
+        if not self.increments:
+            put_back(step, self._learnt, ONE_RANK)
         state, _ = self._checkpoints.restore(step) or (fresh, None)
         if state.steps >= exported:
             return step, state
@@ -210,7 +216,7 @@ class OnlineTraining:
             number=self._version.number + 1,
             base=self._version.base,
             parent=self._version.identity,
-            steps=self._state.steps,
+            steps=self._state.steps - self._before,
             period=trained,
             begun=begun,
             gone=gone,

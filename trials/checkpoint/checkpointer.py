@@ -37,7 +37,7 @@ from trials.job import Job
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
 from trials.storage.disk_full import disk_full, is_disk_full
-from trials.storage.weights_file import Weights, read_weights, save_weights
+from trials.storage.weights_file import Weights, read_all, save_weights
 
 LOG = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 30.0
@@ -188,7 +188,7 @@ class Checkpoints:
             torch.manual_seed(hash((self._job.seed, stand.training.steps, self._ranks.rank)))
         best = newest / BEST
         self._last = time.perf_counter()
-        return stand.training, read_weights(best) if self._ranks.first and best.exists() else None
+        return stand.training, read_all(best) if self._ranks.first and best.exists() else None
 
     def drop(self) -> None:
         """Removes all checkpoints, when the training has ended."""
@@ -204,7 +204,7 @@ class Checkpoints:
             random = {name: tensor for name, tensor in _random(self._ranks).items() if name in saved}
             dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state().items()}
             state = dense | {f"{TABLES}{name}": tensor for name, tensor in tables.items()} | random
-            state = {f"{weights}{key}" if _is_weight(key) else key: value for key, value in state.items()}
+            state = {f"{weights}{key}" if is_weight(key) else key: value for key, value in state.items()}
             load(state, storage_reader=reader, planner=LoadPlanner(), no_dist=_alone())
         except (CheckpointException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())[-300:]
@@ -285,7 +285,8 @@ def _averaged(average: Average | None) -> dict[str, Tensor | FlatPieces]:
     return state
 
 
-def _is_weight(key: str) -> bool:
+def is_weight(key: str) -> bool:
+    """Tells whether a name in a checkpoint is that of weights, or of the keys that rows belong to."""
     return key == f"{DENSE}weight" or key.startswith(tuple(f"{TABLES}{name}" for name in TABLE_WEIGHTS))
 
 

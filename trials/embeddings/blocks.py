@@ -100,6 +100,19 @@ def state_to_load(saved: Iterable[str], held_parts: Sequence[HeldBlock]) -> Stat
     return to_load
 
 
+def sums_of(saved: Mapping[str, Tensor], name: str) -> Tensor:
+    """Returns the sums (R) of a part by its name, of saved ones whose tables may be cut otherwise."""
+    if f"sum.{name}" in saved:
+        return saved[f"sum.{name}"]
+    target, parts = _parse(name), list[Tensor]()
+    for key, sum_R in saved.items():
+        kind, _, other = key.partition(".")
+        if kind == "sum":
+            start, stop = target.shared_columns(_parse(other))
+            parts += [sum_R * (stop - start)] if start < stop else []
+    return torch.stack(parts).sum(dim=0) / target.columns
+
+
 @torch.no_grad()
 def load_state(state: Mapping[str, Tensor], held_parts: Sequence[HeldBlock]) -> None:
     """Puts loaded parts, cut in any way, into those of this rank."""

@@ -1,4 +1,7 @@
-"""Weights on disk as safetensors: written atomically, read back into a model strictly."""
+"""Weights on disk as safetensors: written atomically, read back into a model strictly.
+
+Optimizer state may be beside them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 
 Weights = dict[str, Tensor]
+OPTIMIZER = "optimizer."
+"""Beginning of the names of optimizer state (`trials.checkpoint.optimizer_state`)."""
 
 
 def save_weights(weights: Weights, path: Path) -> None:
@@ -21,7 +26,25 @@ def save_weights(weights: Weights, path: Path) -> None:
 
 
 def read_weights(path: Path) -> Weights:
-    """Reads a file's weights.
+    """Reads a file's weights, without the optimizer state that may be beside them.
+
+    Raises:
+        UserError: when the file is missing or damaged.
+    """
+    return {name: tensor for name, tensor in read_all(path).items() if not name.startswith(OPTIMIZER)}
+
+
+def read_optimizer_state(path: Path) -> Weights:
+    """Reads the optimizer state that is beside a file's weights; empty where there is none.
+
+    Raises:
+        UserError: when the file is missing or damaged.
+    """
+    return {name: tensor for name, tensor in read_all(path).items() if name.startswith(OPTIMIZER)}
+
+
+def read_all(path: Path) -> Weights:
+    """Reads a file's weights and the optimizer state beside them.
 
     Raises:
         UserError: when the file is missing or damaged.

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from trials.checkpoint.checkpointer import CHECKPOINT_SECONDS, Checkpoints
+from trials.checkpoint.optimizer_state import optimizer_state
 from trials.checkpoint.training_state import TrainingState
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
@@ -321,6 +322,8 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
         state.best, state.best_examples, state.stale = point.validation, point.examples, 0
         with _weights_of(run, point), on_host():
             run.best_weights = run.step.weights()
+            if run.job.period is not None:  # it is judged as it goes on learning
+                run.best_weights |= optimizer_state(run.step, state.steps, run.ranks)
         return False
     assert config.patience is not None
     assert config.plateau_factor is not None

@@ -3,7 +3,8 @@ trained on.
 
 A model that goes on learning in production is judged so (Blum, Kalai, Langford, COLT 1999; for click logs McMahan
 et al., KDD 2013, section 5.1): each score is of a row that the model has not seen, and it has seen all rows before
-the row's period. Training begins from given weights with fresh optimizers, as `dhen-search online` does.
+the row's period. Training goes on from given weights, with their optimizer state where it is
+beside them, as `dhen-search online` does.
 
 Shapes: N rows of a split.
 """
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError
 from dhen.model import build_model
+from trials.checkpoint.optimizer_state import put_back
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog, Split
@@ -29,7 +31,7 @@ from trials.job import DELAY_AFTER, Job, TrainingConfig
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
 from trials.record import Metrics
-from trials.storage.weights_file import Weights
+from trials.storage.weights_file import OPTIMIZER, Weights
 from trials.strategy import Strategy
 from trials.training.evaluation import Keep, metrics_over_ranks
 from trials.training.step import DivergenceError, Step, fresh_step
@@ -91,7 +93,7 @@ def score_ahead(
 
     Args:
         job: the job, resolved; its `period` is the length of a period.
-        weights: the weights to begin with, on the first rank.
+        weights: the weights to begin with, and their optimizer state, on the first rank.
         log: the job's log.
         split_name: `validation` or `test`.
         ranks: the ranks that train together.
@@ -107,7 +109,10 @@ def score_ahead(
     names = AFTER_TRAINING[: AFTER_TRAINING.index(split_name) + 1]
     periods = Periods.of(log, job.period, names, unstamped=True)
     job = job.replace(training=in_order_of_time(job.training))
-    step = fresh_step(job, _on_all_ranks(job, weights, ranks), ranks, strategy, cluster)
+    learnt = {name: tensor for name, tensor in weights.items() if name.startswith(OPTIMIZER)}
+    plain = {name: tensor for name, tensor in weights.items() if name not in learnt}
+    step = fresh_step(job, _on_all_ranks(job, plain, ranks), ranks, strategy, cluster)
+    put_back(step, learnt, ranks)
     logit_N = torch.empty(len(periods.rows))
     for number in range(len(periods)):
         period = periods[number]

@@ -21,7 +21,7 @@ from trials.job import Job
 from trials.optim.master_weights import compute_in
 from trials.ranks import Ranks
 from trials.record import Metrics
-from trials.storage.weights_file import load_weights, read_weights
+from trials.storage.weights_file import load_weights, read_all
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.evaluation import Keep, evaluate
@@ -58,7 +58,7 @@ def score(
     if job.period is not None:
         return score_ahead(
             job,
-            read_weights(weights) if ranks.first else {},
+            read_all(weights) if ranks.first else {},
             log,
             split,
             ranks=ranks,

@@ -1,0 +1,91 @@
+"""Optimizer state beside weights in their file, in the form of one process: what goes on learning begins with it.
+
+Names begin with `optimizer.`: `dense.exp_avg` and the like are vectors over all dense weights in the order of
+`named_parameters`, `tables.sum.TABLE.FIRST-LAST` row-wise Adagrad's sums by row, `tables.PROGRESS` and so on what
+growing tables have counted, `steps` the number of training steps. However a model is held, its state is gathered
+into this form and put back from it. Weights are not part of it: they have a form of their own.
+
+Without it, Adagrad's first update of a row is as large as if nothing had been learnt (docs/log.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trials.checkpoint.checkpointer import DENSE, TABLES, Resumable, is_weight
+from trials.checkpoint.dcp_vectors import FlatPieces
+from trials.embeddings.blocks import State, sums_of
+from trials.embeddings.growing import PROGRESS
+from trials.memory.limit import on_host
+from trials.ranks import Ranks
+from trials.storage.weights_file import OPTIMIZER, Weights
+
+STEPS = f"{OPTIMIZER}steps"
+SUM, COUNTED = "sum.", f"{PROGRESS}."
+
+
+def optimizer_state(step: Resumable, steps: int, ranks: Ranks) -> Weights:
+    """Returns a copy of a step's optimizer state after so many steps, on the first rank, empty on others; a
+    collective."""
+    with on_host():
+        dense = {
+            name: pieces for name, pieces in step.dense_state().items() if not is_weight(f"{DENSE}{name}")
+        }
+        held = {name: [(start, values.cpu()) for start, values in one.pieces] for name, one in dense.items()}
+        tables = {name: values.cpu() for name, values in _tables(step).items()}
+        of_ranks: list[Any] = [(held, tables)]
+        if ranks.world > 1:
+            of_ranks = [None] * ranks.world
+            dist.gather_object((held, tables), of_ranks if ranks.first else None)
+        if not ranks.first:
+            return {}
+        found: Weights = {STEPS: torch.tensor(steps)}
+        for name, one in dense.items():
+            whole = torch.empty(one.length)
+            for start, values in (piece for held, _ in of_ranks for piece in held[name]):
+                whole[start : start + len(values)] = values
+            found[f"{OPTIMIZER}{DENSE}{name}"] = whole
+        for _, tables in of_ranks:
+            found |= {f"{OPTIMIZER}{TABLES}{name}": values.clone() for name, values in tables.items()}
+        return found
+
+
+def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> int:
+    """Puts optimizer state, which the first rank has, into a step that has the weights already; returns the number
+    of steps that it is of, 0 where there is none. A collective."""
+    if ranks.world > 1:
+        given: list[Weights] = [saved]
+        dist.broadcast_object_list(given)
+        (saved,) = given
+    if not saved:
+        return 0
+    with on_host(), torch.no_grad():
+        for name, pieces in step.dense_state().items():
+            whole = saved.get(f"{OPTIMIZER}{DENSE}{name}")
+            if whole is not None:
+                _put(whole, pieces)
+        own = step.table_state()
+        prefix = f"{OPTIMIZER}{TABLES}"
+        given_tables = {key.removeprefix(prefix): one for key, one in saved.items() if key.startswith(prefix)}
+        for name, values in own.items():
+            if name.startswith(SUM):
+                values.copy_(sums_of(given_tables, name.removeprefix(SUM)))
+            elif name.startswith(COUNTED):
+                values.copy_(given_tables[name])
+        steps = int(saved[STEPS])
+        step.restored(own, steps)
+    return steps
+
+
+def _tables(step: Resumable) -> State:
+    """What a step's tables have beside weights."""
+    return {name: one for name, one in step.table_state().items() if name.startswith((SUM, COUNTED))}
+
+
+def _put(whole: Tensor, pieces: FlatPieces) -> None:
+    for start, values in pieces.pieces:
+        values.copy_(whole[start : start + len(values)])
