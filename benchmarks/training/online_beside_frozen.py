@@ -1,8 +1,8 @@
 """A model that is trained online beside the same model as it was, by day; and what increments cost.
 
     python -m benchmarks.training.online_beside_frozen
-        NE by day, means over seeds, with a vocabulary and with growing tables, from fresh optimizers and from their
-        state; then bytes and seconds of the last increment beside those of all weights
+        NE by day, means over seeds, with a vocabulary and with growing tables, from fresh optimizers and from
+        their state; then bytes and seconds of the last increment beside those of all weights
 
 The log is generated: users and items stay for some days, then others come, and an id alone decides much. A network
 of two layers is trained on its first half, in one pass, and then online on the second, day by day. Both kinds of

@@ -90,6 +90,11 @@ class OnlineTraining:
         """Training steps before online training began, where the bundle has the optimizers' state after them."""
         self._step, self._state = self._restored()
 
+    @property
+    def optimizers_begin_anew(self) -> bool:
+        """Whether nothing has been trained online yet, and the bundle has no optimizer state to begin with."""
+        return not self.increments and self._state.steps == 0
+
     def done(self, periods: Periods) -> int:
         """Returns how many periods of a log have been trained on already.
 

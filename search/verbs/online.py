@@ -27,6 +27,10 @@ from trials.data.prepare.prepare_log import prepare
 from trials.job import TrainingConfig
 
 FIGURE = "online.html"
+NO_STATE = (
+    "the bundle has no optimizer state, so that its first steps are as large as if nothing had been learnt: NE of "
+    "the next periods may rise. Bundles of trainings with objective=next_period have it"
+)
 
 
 @click.command(
@@ -72,6 +76,8 @@ def command(
         opened_bundle = opened(source, out)
         _say(console, log, periods, training)
         online = OnlineTraining(opened_bundle, online_job(opened_bundle, training))
+        if online.optimizers_begin_anew:
+            print_notes(console, [NO_STATE])
         for increment in online.increments[len(online.increments) - online.done(periods) :]:
             console.print(_line(increment), soft_wrap=True, highlight=False)
         try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import SMALL, Run, write_log
 
 from search.bundles.bundle import read_bundle
 from search.read_study import read_study
 from trials.record import Metrics, TrialRecord
+from trials.storage.weight_changes import apply_changes
+from trials.storage.weights_file import Weights, read_optimizer_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -97,25 +100,55 @@ def test_a_study_of_the_other_objective_is_no_warm_start(
     assert read_study(tmp_path / "study").period is None
 
 
-def trained(dhen_search: Run, folder: Path, log: Path, *words: str) -> Metrics:
-    """Metrics on validation of a small network, as `train` comes to them."""
+def trained(dhen_search: Run, folder: Path, log: Path, *words: str) -> tuple[Metrics, Weights]:
+    """Metrics on validation of a small network, as `train` comes to them, and its optimizer state."""
     folder.mkdir()
     (folder / "model.yaml").write_text(MODEL)
     out = folder / "bundle"
     dhen_search("train", folder / "model.yaml", "--data", log, "--out", out, *TRAINING, *words)
-    info = read_bundle(out).info
-    assert info.validation is not None
-    return info.validation
+    bundle = read_bundle(out)
+    assert bundle.info.validation is not None
+    return bundle.info.validation, read_optimizer_state(bundle.weights())
 
 
 def test_ranks_and_levels_score_alike(dhen_search: Run, log: Path, tmp_path: Path) -> None:
     words = ("objective=next_period", "period=1h")
-    alone = trained(dhen_search, tmp_path / "alone", log, *words)
-    assert alone.ne != trained(dhen_search, tmp_path / "frozen", log).ne
+    alone, state = trained(dhen_search, tmp_path / "alone", log, *words)
+    frozen, no_state = trained(dhen_search, tmp_path / "frozen", log)
+    assert alone.ne != frozen.ne
+    assert not no_state
+    assert int(state["optimizer.steps"]) == VALIDATION // 64
+    assert state["optimizer.tables.sum.site.0-4"].max() > 0
     for name, held in (("ranks", "ranks=1x2"), ("level", "technique=host_tables")):
-        found = trained(dhen_search, tmp_path / name, log, *words, held)
+        found, its_state = trained(dhen_search, tmp_path / name, log, *words, held)
         assert found.ne == pytest.approx(alone.ne, abs=1e-5), name
         assert found.examples == alone.examples
+        assert its_state.keys() == state.keys(), name
+        for key, values in state.items():
+            torch.testing.assert_close(its_state[key], values, rtol=1e-3, atol=1e-6, msg=f"{name} {key}")
+
+
+def test_online_training_begins_with_the_optimizers_state(
+    dhen_search: Run, log: Path, tmp_path: Path
+) -> None:
+    header, *lines = log.read_text().splitlines()
+    later = tmp_path / "later.csv"
+    later.write_text("\n".join([header, *lines[VALIDATION:]]) + "\n")
+    (tmp_path / "model.yaml").write_text(MODEL)
+    words = ("train", tmp_path / "model.yaml", "--data", log, *TRAINING, "training.epochs=2")
+    first: dict[str, float] = {}
+    for name, objective in (("kept", ("objective=next_period", "period=1h")), ("fresh", ())):
+        dhen_search(*words, *objective, "--out", tmp_path / name)
+        live = tmp_path / f"{name}-live"
+        said = dhen_search("online", tmp_path / name, "--data", later, "--out", live, "period=1h").stdout
+        assert ("no optimizer state" in said) == (name == "fresh")
+        before = read_bundle(tmp_path / name).model().state_dict()
+        after = {key: values.clone() for key, values in before.items()}
+        apply_changes(after, read_bundle(live).increments[0].changes())
+        tables = [key for key in before if key.startswith("features.tables")]
+        moved = torch.cat([(after[key] - before[key]).abs().flatten() for key in tables])
+        first[name] = float(moved.mean())
+    assert first["kept"] < 0.5 * first["fresh"]
 
 
 @pytest.mark.parametrize(
