@@ -155,10 +155,14 @@ def test_an_increment_stands_beside_all_weights() -> None:
 
 def test_online_stands_beside_frozen() -> None:
     kinds = tables(run_benchmark("benchmarks.training.online_beside_frozen", "--rows", 4000, "--seeds", 2))
-    assert len(kinds) == 4
-    for by_day, costs in (kinds[:2], kinds[2:]):
-        assert [row["day"] for row in by_day][-1] == "mean of days"
-        assert len(by_day) >= 5
-        assert by_day[0]["as it was"] == by_day[0]["online"]
+    assert len(kinds) == 6
+    for *states, costs in (kinds[:3], kinds[3:]):
+        for by_day in states:
+            assert [row["day"] for row in by_day][-1] == "mean of days"
+            assert len(by_day) >= 5
+            assert by_day[0]["as it was"] == by_day[0]["online"]
+        fresh, kept = ([row["as it was"] for row in by_day] for by_day in states)
+        assert fresh == kept
+        assert states[0][1]["online"] != states[1][1]["online"]
         assert all(number(row["MiB"]) > 0 for row in costs)
         assert all(number(row["ms"]) > 0 for row in costs)
