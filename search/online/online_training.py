@@ -55,14 +55,28 @@ def online_job(bundle: Bundle, training: TrainingConfig) -> Job:
     return job.replace(training=in_order_of_time(training))
 
 
+def check_network(bundle: Bundle) -> None:
+    """Checks that a bundle is of one network.
+
+    Raises:
+        UserError: where it is an average, saying how to take one of its networks.
+    """
+    if bundle.info.members:
+        trials = [member.trial for member in bundle.info.members]
+        raise UserError(
+            f"{bundle.directory} is an average of {len(trials)} networks, and online training goes on with one: "
+            f"take one, for example `dhen-search export STUDY --pick {trials[0]} --out NETWORK`, or another "
+            "of the study's front."
+        )
+
+
 def opened(source: Bundle, out: Path) -> Bundle:
     """Returns the bundle that is trained: the one in `out`, or a copy of the first there.
 
     Raises:
-        UserError: where `out` is another bundle, or none, or the bundle is an average.
+        UserError: where `out` is another bundle, or none.
     """
     check_place(out)
-    source.job()
     if not is_bundle(out):
         copy_whole(source, out)
     there = read_bundle(out)

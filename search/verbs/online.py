@@ -18,7 +18,7 @@ from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.increments import Increment
 from search.config import DAY, set_override
 from search.dataset import log_files
-from search.online.online_training import OnlineTraining, online_job, opened, time_of
+from search.online.online_training import OnlineTraining, check_network, online_job, opened, time_of
 from search.terminal import print_notes, resumable, step_progress
 from search.verbs.data_option import data_option
 from trials.data.cache import PreparedLog
@@ -63,6 +63,7 @@ def command(
     """
     console = Console()
     source = read_bundle(bundle)
+    check_network(source)
     length, training = _settings(source, overrides)
     with resumable(console, out), step_progress(console) as progress:
         log = prepare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -157,6 +158,17 @@ def test_a_member_is_named_to_train_or_plan_it(bundle: Path, click_log: Path, tm
     with pytest.raises(UserError, match="has no member 7"):
         done(plan, bundle, "--member", 7)
     assert json.loads(done(plan, bundle, "--member", 1, "--json"))[0]["chosen"] == "dp"
+
+
+def test_online_training_says_which_network_to_take(
+    dhen_search: Run, averaged: Path, bundle: Path, click_log: Path, tmp_path: Path
+) -> None:
+    words = ("--data", click_log, "--out", tmp_path / "live")
+    said = dhen_search("online", bundle, *words, code=2).stderr
+    number = re.search(r"--pick (\d+)", said)
+    assert number, said
+    dhen_search("export", averaged, "--pick", number[1], "--out", tmp_path / "network")
+    dhen_search("online", tmp_path / "network", *words)
 
 
 def test_each_member_is_removed_in_turn(dhen_search: Run, averaged: Path) -> None:
