@@ -18,7 +18,7 @@ from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.demo.spec import DemoLog
 from trials.data.log_schema import GivenGrowing, GivenSplit
-from trials.data.periods import parse_length
+from trials.data.period_length import DAY, parse_length
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, ServingConfig
 from trials.strategy import Prefer, StrategyName
@@ -106,9 +106,9 @@ class StudyConfig(LogConfig):
     serving: ServingConfig = ServingConfig()
     """A request to the exported model, and limits on serving it; a candidate over a limit is not trained."""
     objective: Literal["validation", "next_period"] = "validation"
-    """What NE of a candidate is of: validation (its network as it was trained scores validation), or next_period
-    (it goes on learning: each period of validation is scored, then trained on once, as `dhen-search online` does).
-    With next_period NE on test is of periods too, after those of validation."""
+    """Which model of a candidate NE is of: validation (the network as it was trained, which scores validation), or
+    next_period (one that goes on learning: each period of validation is scored, then trained on once, as
+    `dhen-search online` does). With next_period NE on test is of periods too, after those of validation."""
     period: str | None = None
     """Length of a period with `objective=next_period`: 1d where nothing is said; 6h, 30m, or a number of rows,
     which a log without time stamps needs."""
@@ -305,8 +305,6 @@ class StudyConfig(LogConfig):
         return self
 
 
-DAY = "1d"
-"""Length of a period where none is given."""
 DEFAULT_TRIALS = 20
 """Number of candidates of a study that has neither `trials` nor `minutes`."""
 DEFAULT_AVERAGED = 3

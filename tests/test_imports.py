@@ -241,6 +241,7 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
         ("search.verbs.report", ("torch", "mlflow", "optuna")),
         ("search.verbs.ui", HEAVY),
         ("search.verbs.clusters", HEAVY),
+        ("search.config", ("mlflow", "plotly", "pyarrow")),
     ],
 )
 def test_light_modules_stay_light(module: str, absent: tuple[str, ...]) -> None:

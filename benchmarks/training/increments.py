@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def row(bundle: Bundle, capacity: int, share: float, folder: Path) -> list[str]:
-    """What an increment costs that changes a share of the rows of all tables, beside all weights."""
+    """Returns what an increment costs that changes a share of the rows of all tables, beside all weights."""
     newest, whole = bundle.increments[-1], folder / "whole.safetensors"
     old = {name: tensor.detach() for name, tensor in bundle.model().state_dict().items()}
     new = {name: _learnt(tensor, share if len(tensor) > capacity else 1.0) for name, tensor in old.items()}

@@ -152,7 +152,7 @@ def _costs(bundle: Bundle, folder: Path) -> str:
 
 
 def median_seconds(write: Callable[[], object]) -> float:
-    """Median time of a call."""
+    """Returns the median time of a call."""
     took = []
     for _ in range(REPEATS):
         began = time.perf_counter()

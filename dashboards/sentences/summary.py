@@ -98,7 +98,7 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
 
 
 def _objective(record: StudyRecord) -> str | None:
-    """What NE is of, where it is not of the splits as trained networks score them."""
+    """Returns a sentence on what is scored, where that is not the splits by networks as they were trained."""
     if record.period is None:
         return None
     return (

@@ -32,17 +32,14 @@ from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.periods import Period, Periods
 from trials.job import Job, TrainingConfig
-from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weight_changes import KEYS, apply_changes, changes, without_rows
 from trials.storage.weights_file import Weights, read_optimizer_state
-from trials.strategy import Strategy
 from trials.training.evaluation import logit_metrics, split_logits
 from trials.training.progressive import in_order_of_time, train_once
-from trials.training.step import DivergenceError, Step, fresh_step
+from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
 
 LOG = logging.getLogger(__name__)
-ONE_RANK = Ranks()
 CHECKPOINTS = ".online"
 """Folder in the bundle of the checkpoint from which training goes on."""
 LATEST = "latest-period.json"
@@ -99,14 +96,14 @@ class OnlineTraining:
         self._frozen = dataclasses.replace(bundle, increments=()).model().to(device())
         self._served = bundle.model().to(device())
         self._checkpoints = Checkpoints(bundle.directory / CHECKPOINTS, job, ONE_RANK, 0.0)
-        self._learnt = read_optimizer_state(bundle.directory / weights_names(bundle.info)[0])
-        self._before = int(self._learnt.get(STEPS, 0))
+        learnt = read_optimizer_state(bundle.directory / weights_names(bundle.info)[0])
+        self._before = int(learnt.get(STEPS, 0))
         """Training steps before online training began, where the bundle has the optimizers' state after them."""
-        self._step, self._state = self._restored()
+        self._step, self._state = self._restored(learnt)
 
     @property
     def optimizers_begin_anew(self) -> bool:
-        """Whether nothing has been trained online yet, and the bundle has no optimizer state to begin with."""
+        """Tells whether nothing was trained online so far, and the bundle has no optimizer state to begin with."""
         return not self.increments and self._state.steps == 0
 
     def done(self, periods: Periods) -> int:
@@ -140,7 +137,7 @@ class OnlineTraining:
         """
         with ThreadPoolExecutor(1) as pool:
             writing: Future[Increment] | None = None
-            exported = self._before + (self.increments[-1].info.steps if self.increments else 0)
+            exported = self._exported()
             for number in range(self.done(periods), len(periods)):
                 period = periods[number]
                 online, frozen = (
@@ -172,20 +169,24 @@ class OnlineTraining:
             if writing is not None:
                 yield self._written(writing)
 
-    def _restored(self) -> tuple[Step, TrainingState]:
+    def _exported(self) -> int:
+        """Returns after how many steps the newest increment was made, those before online training included."""
+        return self._before + (self.increments[-1].info.steps if self.increments else 0)
+
+    def _restored(self, learnt: Weights) -> tuple[Step, TrainingState]:
         """Returns what trains, as it was after the newest increment, or after a period whose increment was not
         written any more. Optimizer state is the checkpoint's, else the bundle's, or fresh where there is none."""
-        exported = self._before + (self.increments[-1].info.steps if self.increments else 0)
+        exported = self._exported()
         fresh = TrainingState(next_evaluation=0, steps=exported)
         start = {name: tensor.cpu() for name, tensor in self._served.state_dict().items()}
-        step = fresh_step(self._job, start, ONE_RANK, Strategy(), None)
+        step = fresh_step(self._job, start, ONE_RANK, PLAIN_DP, None)
         if not self.increments:
-            put_back(step, self._learnt, ONE_RANK)
+            put_back(step, learnt, ONE_RANK)
         state, _ = self._checkpoints.restore(step) or (fresh, None)
         if state.steps >= exported:
             return step, state
         LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
-        return fresh_step(self._job, start, ONE_RANK, Strategy(), None), fresh
+        return fresh_step(self._job, start, ONE_RANK, PLAIN_DP, None), fresh
 
     def _save(self, log: PreparedLog, number: int) -> None:
         """Makes a checkpoint after a period; which one it was is on disk first."""

@@ -16,13 +16,14 @@ from dhen.errors import unknown_name
 from dhen.values import parse
 from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.increments import Increment
-from search.config import DAY, set_override
+from search.config import set_override
 from search.dataset import log_files
 from search.online.online_training import OnlineTraining, check_network, online_job, opened, time_of
 from search.terminal import print_notes, resumable, step_progress
 from search.verbs.data_option import data_option
 from trials.data.cache import PreparedLog
-from trials.data.periods import Periods, parse_length
+from trials.data.period_length import DAY, parse_length
+from trials.data.periods import Periods
 from trials.data.prepare.prepare_log import prepare
 from trials.job import TrainingConfig
 

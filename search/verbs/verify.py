@@ -20,11 +20,10 @@ from search.dataset import log_files
 from search.verbs.data_option import data_option
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.ranks import Ranks
 from trials.record import Metrics
-from trials.strategy import Strategy
 from trials.training.evaluation import evaluate, logit_metrics
 from trials.training.score_weights import score
+from trials.training.step import ONE_RANK, PLAIN_DP
 
 NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
 """Absolute tolerances by precision: what another machine's matmul order and precision may change."""
@@ -89,12 +88,19 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
 
 
 def _ahead(bundle: Bundle, log: PreparedLog, split_name: str) -> Metrics:
-    """Metrics of the periods of a split, each scored before the bundle's networks are trained on it."""
+    """Returns metrics of the periods of a split, each scored before the bundle's networks are trained on it."""
     logits = list[NDArray[np.float32]]()
     for member, job in enumerate(bundle.info.jobs):
-        weights = bundle.weights(member)
-        alone: dict[str, Any] = {"ranks": Ranks(), "strategy": Strategy(), "cluster": None}
-        score(job, weights, log, split_name, keep=lambda logit_N: logits.append(logit_N.numpy()), **alone)
+        score(
+            job,
+            bundle.weights(member),
+            log,
+            split_name,
+            ranks=ONE_RANK,
+            strategy=PLAIN_DP,
+            cluster=None,
+            keep=lambda logit_N: logits.append(logit_N.numpy()),
+        )
     rate = log.schema.negative_sampling_rate
     return logit_metrics(torch.from_numpy(mean_of_logits(logits, rate)), log.split(split_name), log)
 

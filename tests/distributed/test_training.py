@@ -220,7 +220,6 @@ def exact_metrics(ranks: Ranks) -> dict[str, Any]:
     split = log().split("validation")
     logit_N = torch.from_numpy(np.array(split.numeric)).sum(dim=1).round(decimals=1).double()
     expected = evaluate_predictions(logit_N.sigmoid().numpy(), np.asarray(split.labels, dtype=np.float64))
-    split = log().split("validation")
     mine = metrics_over_ranks(logits_over_ranks(score, split, ranks), split, log(), ranks)
     every = [None] * ranks.world
     dist.all_gather_object(every, mine)

@@ -204,7 +204,7 @@ class Checkpoints:
             random = {name: tensor for name, tensor in _random(self._ranks).items() if name in saved}
             dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state().items()}
             state = dense | {f"{TABLES}{name}": tensor for name, tensor in tables.items()} | random
-            state = {f"{weights}{key}" if is_weight(key) else key: value for key, value in state.items()}
+            state = {f"{weights}{key}" if _is_weight(key) else key: value for key, value in state.items()}
             load(state, storage_reader=reader, planner=LoadPlanner(), no_dist=_alone())
         except (CheckpointException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())[-300:]
@@ -285,8 +285,7 @@ def _averaged(average: Average | None) -> dict[str, Tensor | FlatPieces]:
     return state
 
 
-def is_weight(key: str) -> bool:
-    """Tells whether a name in a checkpoint is that of weights, or of the keys that rows belong to."""
+def _is_weight(key: str) -> bool:
     return key == f"{DENSE}weight" or key.startswith(tuple(f"{TABLES}{name}" for name in TABLE_WEIGHTS))
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from trials.checkpoint.checkpointer import DENSE, TABLES, Resumable, is_weight
+from trials.checkpoint.checkpointer import DENSE, TABLES, Resumable
 from trials.checkpoint.dcp_vectors import FlatPieces
 from trials.embeddings.blocks import State, sums_of
 from trials.embeddings.growing import PROGRESS
@@ -32,9 +31,7 @@ def optimizer_state(step: Resumable, steps: int, ranks: Ranks) -> Weights:
     """Returns a copy of a step's optimizer state after so many steps, on the first rank, empty on others; a
     collective."""
     with on_host():
-        dense = {
-            name: pieces for name, pieces in step.dense_state().items() if not is_weight(f"{DENSE}{name}")
-        }
+        dense = _moments(step)
         held = {name: [(start, values.cpu()) for start, values in one.pieces] for name, one in dense.items()}
         tables = {name: values.cpu() for name, values in _tables(step).items()}
         of_ranks: list[Any] = [(held, tables)]
@@ -54,20 +51,20 @@ def optimizer_state(step: Resumable, steps: int, ranks: Ranks) -> Weights:
         return found
 
 
-def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> int:
-    """Puts optimizer state, which the first rank has, into a step that has the weights already; returns the number
-    of steps that it is of, 0 where there is none. A collective."""
+def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> None:
+    """Puts optimizer state, which the first rank has, into a step that has the weights already; does nothing where
+    there is none. A collective."""
     if ranks.world > 1:
         given: list[Weights] = [saved]
         dist.broadcast_object_list(given)
         (saved,) = given
     if not saved:
-        return 0
+        return
     with on_host(), torch.no_grad():
-        for name, pieces in step.dense_state().items():
-            whole = saved.get(f"{OPTIMIZER}{DENSE}{name}")
-            if whole is not None:
-                _put(whole, pieces)
+        for name, one in _moments(step).items():
+            whole = saved[f"{OPTIMIZER}{DENSE}{name}"]
+            for start, values in one.pieces:
+                values.copy_(whole[start : start + len(values)])
         own = step.table_state()
         prefix = f"{OPTIMIZER}{TABLES}"
         given_tables = {key.removeprefix(prefix): one for key, one in saved.items() if key.startswith(prefix)}
@@ -76,16 +73,14 @@ def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> int:
                 values.copy_(sums_of(given_tables, name.removeprefix(SUM)))
             elif name.startswith(COUNTED):
                 values.copy_(given_tables[name])
-        steps = int(saved[STEPS])
-        step.restored(own, steps)
-    return steps
+        step.restored(own, int(saved[STEPS]))
+
+
+def _moments(step: Resumable) -> dict[str, FlatPieces]:
+    """Returns what a step's dense part has beside weights; a collective."""
+    return {name: pieces for name, pieces in step.dense_state().items() if name != "weight"}
 
 
 def _tables(step: Resumable) -> State:
-    """What a step's tables have beside weights."""
+    """Returns what a step's tables have beside weights."""
     return {name: one for name, one in step.table_state().items() if name.startswith((SUM, COUNTED))}
-
-
-def _put(whole: Tensor, pieces: FlatPieces) -> None:
-    for start, values in pieces.pieces:
-        values.copy_(whole[start : start + len(values)])

@@ -8,7 +8,6 @@ Shapes: N rows.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -17,21 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
-from dhen.values import milliseconds_of
 from trials.data.cache import PreparedLog, Split
 from trials.data.example_weights import ClickTotals, WeightedRows
 from trials.data.log_schema import SPLITS
+from trials.data.period_length import parse_length
 from trials.data.raw.stamps import MISSING_STAMP
 from trials.data.rows import EncodedRows
 
 Number = TypeVar("Number", bound=np.generic)
-
-
-class Length(NamedTuple):
-    """The length of a period: one of the two."""
-
-    milliseconds: int = 0
-    rows: int = 0
 
 
 class Period(NamedTuple):
@@ -45,21 +37,6 @@ class Period(NamedTuple):
     rows: Split
     ne_floor: float | None
     """Lowest NE that any model can reach, where the log is generated and says so."""
-
-
-def parse_length(text: str) -> Length:
-    """Returns the length that `1d`, `6h`, `30m` (of time) or `50000` (rows) says.
-
-    Raises:
-        UserError: for anything else.
-    """
-    rows = int(text) if re.fullmatch(r"\s*[0-9]+\s*", text) else 0
-    milliseconds = milliseconds_of(text) or 0
-    if not rows and not milliseconds:
-        raise UserError(
-            f"period={text}: expected a time such as 1d, 6h or 30m, or a number of rows such as 50000."
-        )
-    return Length(milliseconds=milliseconds, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,13 +104,16 @@ def sums_of(saved: Mapping[str, Tensor], name: str) -> Tensor:
     """Returns the sums (R) of a part by its name, of saved ones whose tables may be cut otherwise."""
     if f"sum.{name}" in saved:
         return saved[f"sum.{name}"]
-    target, parts = _parse(name), list[Tensor]()
+    target, total_R = _parse(name), None
     for key, sum_R in saved.items():
         kind, _, other = key.partition(".")
         if kind == "sum":
             start, stop = target.shared_columns(_parse(other))
-            parts += [sum_R * (stop - start)] if start < stop else []
-    return torch.stack(parts).sum(dim=0) / target.columns
+            if start < stop:
+                total_R = torch.zeros_like(sum_R) if total_R is None else total_R
+                total_R.add_(sum_R, alpha=stop - start)
+    assert total_R is not None, f"no sums of {target}"
+    return total_R.div_(target.columns)
 
 
 @torch.no_grad()
@@ -126,7 +129,7 @@ def load_state(state: Mapping[str, Tensor], held_parts: Sequence[HeldBlock]) -> 
 
 
 def _assemble(state: Mapping[str, Tensor], target: Block, weight_RC: Tensor, sum_R: Tensor) -> None:
-    total_R, columns = torch.zeros_like(sum_R), 0
+    columns = 0
     for key, values in state.items():
         kind, _, name = key.partition(".")
         if kind != "weight":
@@ -138,10 +141,9 @@ def _assemble(state: Mapping[str, Tensor], target: Block, weight_RC: Tensor, sum
             weight_RC[:, start - target_first : stop - target_first] = values[
                 :, start - source_first : stop - source_first
             ]
-            total_R.add_(state[f"sum.{name}"], alpha=stop - start)
             columns += stop - start
     assert columns == target.columns, f"the checkpoint lacks columns of {target}"
-    sum_R.copy_(total_R.div_(columns))
+    sum_R.copy_(sums_of(state, target.name))
 
 
 def _parse(name: str) -> Block:

@@ -45,7 +45,7 @@ from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 from trials.training.progressive import score_ahead
-from trials.training.step import PLAIN_DP, DivergenceError, Step, fresh_step
+from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
 from trials.training.weight_average import WeightAverage
 
 LOG = logging.getLogger(__name__)
@@ -54,7 +54,6 @@ FINITE_CHECK_STEPS = 25
 BY_HEART = 1.2
 """NE on validation, as a multiple of the lowest so far, from which on a training learns its rows by heart and
 ends; before products of ids are learnt late, NE was seen to rise to 1.07 times (docs/log.md)."""
-ONE_RANK = Ranks()
 
 
 @dataclass

@@ -169,7 +169,7 @@ def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
 
 
 def _known(split: Split) -> NDArray[np.int64]:
-    """Time stamps of the rows that have one."""
+    """Returns the time stamps of the rows that have one."""
     stamps: NDArray[np.int64] = np.empty(0, np.int64) if split.timestamp is None else split.timestamp
     known: NDArray[np.int64] = stamps[stamps != MISSING_STAMP]
     return known

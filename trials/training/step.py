@@ -27,7 +27,7 @@ from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 
 LOG = logging.getLogger(__name__)
-PLAIN_DP = Strategy()
+ONE_RANK, PLAIN_DP = Ranks(), Strategy()
 
 
 class DivergenceError(ArithmeticError):
