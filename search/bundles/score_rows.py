@@ -6,16 +6,10 @@ import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from dhen.atomic_write import atomic_file
 from search.bundles.bundle import Bundle
-from trials.cluster.machine import device
+from search.bundles.scorer import BATCH_ROWS, Scorer
 from trials.data.encoding.encode_rows import encode_rows
-from trials.data.loader import feature_batch
-from trials.metrics import undo_negative_sampling
-
-BATCH_ROWS = 8192
 
 
 def score_rows(
@@ -36,16 +30,13 @@ def score_rows(
     Raises:
         UserError: for files that cannot be read as rows of the bundle's log.
     """
-    model, rate = bundle.model().to(device()), bundle.info.negative_sampling_rate
-    scored = 0
+    scorer, scored = Scorer(bundle), 0
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("row", "score"))
         for rows in encode_rows(files, bundle.encoding, format=format, batch_size=BATCH_ROWS):
-            with torch.no_grad():
-                p_B = torch.sigmoid(model(feature_batch(rows).to(device())).double()).cpu().numpy()
-            scores_B = undo_negative_sampling(p_B, rate)
+            scores_B = scorer.score_encoded(rows)
             writer.writerows((scored + i, f"{score:.9g}") for i, score in enumerate(scores_B))
             scored += len(scores_B)
             on_rows(scored)

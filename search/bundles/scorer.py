@@ -1,0 +1,100 @@
+"""Probabilities of raw rows by a bundle: encoded as in training, corrected for negative sampling.
+
+Files, data frames, MLflow's model and the server all score through this one class, so that a row has the same
+probability wherever it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from search.bundles.bundle import Bundle
+from trials.cluster.machine import device
+from trials.data.encoding.encode_rows import transform
+from trials.data.loader import feature_batch
+from trials.data.rows import EncodedRows
+from trials.metrics import undo_negative_sampling
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BATCH_ROWS = 8192
+"""Rows of a forward pass; more of them take more memory and are no faster."""
+
+
+class Scorer:
+    """The network of a bundle, or the mean of those of an average, ready to score.
+
+    Nothing is kept from call to call, so several threads may share one.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Reads the weights, onto the accelerator where there is one."""
+        self.encoding = bundle.encoding
+        self._model = bundle.model().to(device())
+        self._rate = bundle.info.negative_sampling_rate
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the columns that rows must have; others are ignored."""
+        return self.encoding.schema.inputs
+
+    def score(self, rows: pa.RecordBatch | pd.DataFrame) -> NDArray[np.float64]:
+        """Returns the probability of a click of each raw row (B), in the rows' order.
+
+        Args:
+            rows: raw values under the log's column names, as text or typed; missing ones are null. A multi-hot
+                column holds lists, or text with the log's separator.
+
+        Raises:
+            UserError: where a column is missing that the model needs, or for a value that its role does not allow.
+        """
+        table = rows if isinstance(rows, pa.RecordBatch) else record_batch(rows)
+        encoded = transform(table, self.encoding)
+        starts = range(0, encoded.rows, BATCH_ROWS)
+        batches = [
+            self.score_encoded(encoded.slice(start, min(start + BATCH_ROWS, encoded.rows)))
+            for start in starts
+        ]
+        return np.concatenate([np.empty(0), *batches])
+
+    @torch.no_grad()
+    def score_encoded(self, rows: EncodedRows) -> NDArray[np.float64]:
+        """Returns the probability of each encoded row (B), all in one forward pass."""
+        logits_B = self._model(feature_batch(rows).to(device()))
+        p_B: NDArray[np.float64] = torch.sigmoid(logits_B.double()).cpu().numpy()
+        return undo_negative_sampling(p_B, self._rate)
+
+
+def record_batch(columns: Mapping[str, Iterable[Any]] | pd.DataFrame) -> pa.RecordBatch:
+    """Returns columns of Python values, or those of a data frame, as Arrow has them.
+
+    A column whose values have several types is text, as it would be in a CSV file of the same rows.
+    """
+    return pa.RecordBatch.from_pydict({str(name): _array(values) for name, values in columns.items()})
+
+
+def records_batch(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pa.RecordBatch:
+    """Returns the named columns of rows that are mappings; a column that no row has is left out, and a row without
+    a column that others have lacks the value."""
+    present = [name for name in columns if any(name in record for record in records)]
+    return record_batch({name: [record.get(name) for record in records] for name in present})
+
+
+def _array(values: Iterable[Any]) -> pa.Array:
+    try:
+        column = pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        texts = [None if _missing(value) else str(value) for value in values]
+        return pa.array(texts, pa.string())
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value))

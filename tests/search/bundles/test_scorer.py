@@ -1,0 +1,62 @@
+"""Raw rows in memory have the probabilities that `predict` writes for the same rows in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import Run
+
+from dhen.errors import UserError
+from search.bundles.bundle import read_bundle
+from search.bundles.scorer import Scorer, record_batch, records_batch
+
+
+@pytest.fixture(scope="module")
+def scorer(study: Path) -> Scorer:
+    return Scorer(read_bundle(study / "best"))
+
+
+@pytest.fixture(scope="module")
+def predicted(
+    study: Path, click_log: Path, dhen_search: Run, tmp_path_factory: pytest.TempPathFactory
+) -> np.ndarray:
+    out = tmp_path_factory.mktemp("scores") / "scores.csv"
+    dhen_search("predict", study / "best", "--data", click_log, "--out", out)
+    return pd.read_csv(out)["score"].to_numpy()
+
+
+def test_a_data_frame_scores_as_the_file_it_was_read_from(
+    scorer: Scorer, click_log: Path, predicted: np.ndarray
+) -> None:
+    assert scorer.score(pd.read_csv(click_log)) == pytest.approx(predicted, rel=1e-6)
+
+
+def test_records_with_values_of_several_types_score_as_their_text(
+    scorer: Scorer, click_log: Path, predicted: np.ndarray
+) -> None:
+    text = pd.read_csv(click_log, dtype=str, keep_default_na=False)
+    mixed = text.astype(object)
+    mixed.loc[::2, "price"] = [float(price) if price else None for price in text.loc[::2, "price"]]
+    records = mixed.to_dict("records")
+    assert records_batch(records, scorer.inputs).num_columns == len(scorer.inputs)
+    assert scorer.score(records_batch(records, scorer.inputs)) == pytest.approx(predicted, rel=1e-6)
+
+
+def test_a_column_that_is_missing_is_named(scorer: Scorer, click_log: Path) -> None:
+    with pytest.raises(UserError, match="'price' are missing"):
+        scorer.score(pd.read_csv(click_log).drop(columns="price"))
+
+
+def test_a_value_that_is_no_number_is_named_with_its_row(scorer: Scorer, click_log: Path) -> None:
+    frame = pd.read_csv(click_log, dtype=str)
+    frame.loc[1, "price"] = "dear"
+    with pytest.raises(UserError, match="row 2: column 'price' holds 'dear'"):
+        scorer.score(frame)
+
+
+def test_no_rows_have_no_scores(scorer: Scorer, click_log: Path) -> None:
+    assert scorer.score(pd.read_csv(click_log).iloc[:0]).shape == (0,)
+    assert record_batch({"site": []}).num_rows == 0
