@@ -37,11 +37,16 @@ def read_study(directory: Path, *, brief: bool = False) -> StudyRecord:
     trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials(brief=brief)]
     retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
     comparisons = ledger.comparisons()
+    ablations, slices = ledger.analyses.ablations(), ledger.analyses.slices()
     ledger.close()
     if head is None or not trials:
         raise _not_begun(directory)
     record = StudyRecord.model_validate(head).replace(
-        directory=str(directory), running=running, comparisons=comparisons
+        directory=str(directory),
+        running=running,
+        comparisons=comparisons,
+        ablations=ablations,
+        slices=slices,
     )
     return StudyState(record, trials, retrainings).record()
 

@@ -28,6 +28,7 @@ DASHBOARDS_READ = (
     "trials.record",
     "trials.ordered_axis",
     "trials.study_record",
+    "trials.analyses",
     "trials.planner.estimates",
 )
 """What of trials the dashboards may know: values, nothing that trains or plans."""

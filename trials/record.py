@@ -162,6 +162,13 @@ class RejectedStrategy(Value):
     """Predicted peak on the fullest rank."""
     lacking_bytes: int
     """Bytes by which the strategy exceeds the memory; 0 where it fits and is slower."""
+    items: dict[str, int] = Field(default_factory=dict, exclude_if=lambda items: not items)
+    """Predicted bytes by item, of the peak on the fullest rank, without those that are 0; kept of one strategy of
+    each way to hold the model, and empty for others and in records of older versions."""
+    reason: str = Field(default="", exclude_if=lambda reason: not reason)
+    """What the strategy needs and what takes most, in a sentence; kept where items are."""
+    step_seconds: float | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
+    """Predicted seconds of a step; kept where items are."""
 
     @property
     def held_as(self) -> str:

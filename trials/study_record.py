@@ -7,24 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from enum import StrEnum
 from functools import cached_property
 
 from pydantic import Field
 
 from dhen.values import Value
+from trials.analyses import Ablation, Better, Slices
 from trials.choice import Choice
 from trials.ordered_axis import OrderedAxis, Setting
 from trials.record import MADE_OF_WINNERS, CurvePoint, TrialKind, TrialRecord
 from trials.serving_limits import Limits, ServingConfig
-
-
-class Better(StrEnum):
-    """Whether a winner is better than the baseline."""
-
-    YES = "yes"
-    NO = "no"
-    CANNOT_TELL = "cannot tell"
 
 
 class Comparison(Value):
@@ -255,6 +247,12 @@ class StudyRecord(Value):
     """Retrainings of winners and the baseline after selection, for intervals and ablations; no candidates."""
     comparisons: tuple[Comparison, ...] = ()
     """Comparisons of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
+    ablations: tuple[Ablation, ...] = ()
+    """What the parts of winners are worth, by number of the trial, as far as that was asked
+    (`dhen-search ablate`)."""
+    slices: tuple[Slices, ...] = ()
+    """Winners against the baseline on the slices of columns, by trial and column, as far as that was asked
+    (`dhen-search slices`)."""
 
     @property
     def limits(self) -> Limits:

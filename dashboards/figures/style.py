@@ -1,8 +1,9 @@
 """How figures look: few colours that stay apart for colour-blind readers, on light paper and on dark.
 
-Blue and vermilion are from Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), raised a little in
-lightness so that they hold on dark paper; all else is grey. Roles differ in shape too, never in
-colour alone. The paper is left transparent: the page decides it, and the colour of text and grid.
+The colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/): blue and vermilion for what the study found and
+for the baseline, raised a little in lightness so that they hold on dark paper, and the others for categories; all
+else is grey. Roles and categories differ in shape too, never in colour alone. The paper is left transparent: the
+page decides it, and the colour of text and grid.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ BLUE = "#2a86c7"
 PALE_BLUE = "rgba(42,134,199,0.5)"
 VERMILION = "#e0662b"
 """Colour of the baseline."""
+ORANGE, SKY, GREEN, YELLOW, PURPLE = "#e69f00", "#56b4e9", "#009e73", "#c2b000", "#cc79a7"
+"""Colours of categories; yellow is darkened, so that it is seen on white."""
 GREY = "#9aa0a8"
 """Colour of the field."""
 PALE_GREY = "rgba(140,147,156,0.55)"
@@ -69,6 +72,12 @@ def drawing(traces: Iterable[go.BaseTraceType], *, title: str, subtitle: str, he
 def text(*lines: str) -> str:
     """Lines of a label or a hover box, escaped."""
     return "<br>".join(escape(line, quote=False) for line in lines if line)
+
+
+def legend_below(figure: go.Figure) -> go.Figure:
+    """The figure with its legend at its lower edge, where many entries have room."""
+    below = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    return figure.update_layout(legend=below)
 
 
 def empty(reason: str, *, title: str) -> go.Figure:

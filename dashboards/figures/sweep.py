@@ -7,31 +7,13 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from dashboards.figures.style import BLUE, GREY, VERMILION, drawing, empty, text
+from dashboards.figures.style import GREY, drawing, empty, text
+from dashboards.figures.techniques import LOOKS, NAMES
 from dashboards.units import byte_size, si
 from trials.planner.estimates import PricedStrategy
 
 HEIGHT = 720
 GIB = 2**30
-LOOKS: dict[str, dict[str, str]] = {
-    "dp": {"color": VERMILION, "dash": "solid", "symbol": "circle"},
-    "zero1": {"color": VERMILION, "dash": "dot", "symbol": "square"},
-    "zero2": {"color": GREY, "dash": "dot", "symbol": "triangle-down"},
-    "zero_offload": {"color": VERMILION, "dash": "dash", "symbol": "x"},
-    "shard_grad_op": {"color": GREY, "dash": "solid", "symbol": "triangle-up"},
-    "hsdp": {"color": BLUE, "dash": "solid", "symbol": "diamond"},
-    "fsdp": {"color": BLUE, "dash": "dot", "symbol": "cross"},
-}
-"""Lines differ in dash and symbol too, never in colour alone."""
-NAMES = {
-    "dp": "DP",
-    "zero1": "ZeRO-1",
-    "zero2": "ZeRO-2",
-    "zero_offload": "ZeRO-Offload",
-    "shard_grad_op": "shard_grad_op",
-    "hsdp": "HSDP",
-    "fsdp": "FSDP",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +117,8 @@ def _scatter(dense: str, points: Sequence[SweepPoint], y: Sequence[float], axis:
         mode="lines+markers",
         name=NAMES[dense],
         legendgroup=dense,
-        line={"color": look["color"], "width": 2, "dash": look["dash"]},
-        marker={"color": look["color"], "size": 7, "symbol": look["symbol"]},
+        line={"color": look.color, "width": 2, "dash": look.dash},
+        marker={"color": look.color, "size": 7, "symbol": look.symbol},
         hovertext=[_hover(dense, point) for point in points],
         hoverinfo="text",
     )

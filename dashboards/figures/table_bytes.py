@@ -6,7 +6,8 @@ import math
 
 import plotly.graph_objects as go
 
-from dashboards.figures.front import FrontInfo, Price, drawn_against, info_against
+from dashboards.figures.plane_drawing import drawn_against
+from dashboards.figures.plane_points import FrontInfo, Price, info_against
 from dashboards.figures.style import empty
 from dashboards.units import byte_size, decimals
 from trials.study_record import StudyRecord, relative_ne_percent

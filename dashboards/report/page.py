@@ -16,10 +16,19 @@ from plotly.offline import get_plotlyjs
 
 from dashboards import accuracy, attempts
 from dashboards.figures.axes import axes_figure, axes_info
+from dashboards.figures.course.gain import gain_figure, gain_info
+from dashboards.figures.course.timeline import timeline_figure, timeline_info
 from dashboards.figures.curves import curves_figure, curves_info
 from dashboards.figures.front import front_figure, front_info
+from dashboards.figures.memory.depth import depth_figure, depth_info
+from dashboards.figures.memory.ladder import ladder_figure, ladder_info
+from dashboards.figures.memory.predictions import predictions_figure, predictions_info
 from dashboards.figures.table_bytes import table_bytes_differ, table_bytes_figure, table_bytes_info
 from dashboards.figures.time import time_figure, time_info
+from dashboards.figures.worth.ablations import ablations_figure, ablations_info
+from dashboards.figures.worth.averages import averages_figure, averages_info
+from dashboards.figures.worth.modules import modules_figure, modules_info
+from dashboards.figures.worth.slices import slices_figure, slices_info
 from dashboards.names import trial_name
 from dashboards.rows import TrialRow, find, trial_rows
 from dashboards.sentences import winners
@@ -190,11 +199,21 @@ def columns_of(record: StudyRecord) -> tuple[Column, ...]:
 
 def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:
     axes = (("axes", axes_figure(axes_info(record))),) if record.axes else ()
+    averages = (("averages", averages_figure(averages_info(record))),)
     tables = (("table-bytes", table_bytes_figure(table_bytes_info(record))),)
     return (
         ("front", front_figure(front_info(record))),
         *(tables if table_bytes_differ(record) else ()),
+        ("ladder", ladder_figure(ladder_info(record))),
+        ("predictions", predictions_figure(predictions_info(record))),
+        ("depth", depth_figure(depth_info(record))),
         ("curves", curves_figure(curves_info(record))),
+        ("modules", modules_figure(modules_info(record))),
+        *(averages if record.averages else ()),
+        ("ablations", ablations_figure(ablations_info(record))),
+        ("slices", slices_figure(slices_info(record))),
+        ("gain", gain_figure(gain_info(record))),
+        ("timeline", timeline_figure(timeline_info(record))),
         ("time", time_figure(time_info(record))),
         *axes,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dashboards.names import trial_name
 from dashboards.sentences.choice import reasons
 from dashboards.units import MISSING, decimals, percent, percent_range, si
+from trials.analyses import Better
 from trials.record import Outcome, TrialRecord
-from trials.study_record import Better, Comparison, StudyRecord
+from trials.study_record import Comparison, StudyRecord
 
 COLUMNS = (
     "Trial",

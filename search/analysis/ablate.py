@@ -13,43 +13,15 @@ from dhen.config import DhenConfig, ModelConfig
 from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost, parse_model
-from dhen.values import Value
 from search.analysis.scored import fresh_seeds, retrained_job
 from search.analysis.statistics.bootstrap import CONFIDENCE
-from search.analysis.statistics.t_interval import MeanInterval, compared
+from search.analysis.statistics.t_interval import compared
 from search.execution.retraining import RetrainingRequest, Retrainings
+from trials.analyses import Ablation, MeanInterval, Part
 from trials.data.cache import PreparedLog
 from trials.job import Job
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import StudyRecord
-
-
-class Part(Value):
-    """A module or a layer, and what the network is without it."""
-
-    removed: str
-    """Name of the part: `layer0: attention`, `layer1` (a whole layer), `members` (all but one), or `trial 3`."""
-    ne_percent: MeanInterval | None
-    """NE of the rest relative to the whole network's, over seeds; above 0 the part is worth that much.
-    None where a training failed."""
-    flops: float
-    """FLOPs of the rest, forward, per example."""
-    flops_percent: float
-    """FLOPs of the part, in percent of the whole network's."""
-
-
-class Ablation(Value):
-    """All parts of one network or average, the most valuable first."""
-
-    trial: int
-    seeds: tuple[int, ...]
-    split: str = "validation"
-    """Split on which NE is compared; `test` for an average."""
-    blocked_by: str | None = None
-    """What the test rows of a block have in common, for an average; intervals are over blocks too."""
-    flops: float
-    """FLOPs of the whole network or average."""
-    parts: tuple[Part, ...]
 
 
 def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:

@@ -24,10 +24,11 @@ from search.analysis.scored import (
 )
 from search.analysis.statistics.bootstrap import CONFIDENCE, BootstrapDifference, holm, paired_bootstrap
 from search.execution.retraining import SPLIT, HasTimeFor, RetrainingRequest, Retrainings
+from trials.analyses import Better
 from trials.choice import Winner
 from trials.data.cache import PreparedLog
 from trials.storage.ledger import Ledger
-from trials.study_record import Better, Comparison, StudyRecord
+from trials.study_record import Comparison, StudyRecord
 
 
 def confirm(

@@ -8,7 +8,7 @@ else the looks are counted, and `confirm` need not take them again. Differences 
 
 from __future__ import annotations
 
-from search.analysis.ablate import Ablation, most_valuable_first, part_of
+from search.analysis.ablate import most_valuable_first, part_of
 from search.analysis.losses import blocks_of
 from search.analysis.scored import (
     LEAST_SEEDS,
@@ -20,8 +20,8 @@ from search.analysis.scored import (
     wanted_from,
 )
 from search.analysis.statistics.bootstrap import paired_bootstrap
-from search.analysis.statistics.t_interval import MeanInterval
 from search.execution.retraining import SPLIT, Retrainings
+from trials.analyses import Ablation, MeanInterval
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats
 from trials.record import TrialKind, TrialRecord

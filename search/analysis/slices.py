@@ -19,7 +19,6 @@ from scipy.special import expit
 
 from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
-from dhen.values import Value
 from search.analysis.confirm import better
 from search.analysis.losses import blocks_of, losses
 from search.analysis.row_slices import groups_of
@@ -28,51 +27,18 @@ from search.analysis.statistics.bootstrap import BootstrapDifference, holm, pair
 from search.bundles.bundle import Bundle
 from search.execution.retraining import SPLIT
 from search.run_directory import folder_of
+from trials.analyses import Better, Slice, Slices
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats, example_weights
 from trials.metrics import entropy
 from trials.record import TrialRecord
-from trials.study_record import Better, StudyRecord
+from trials.study_record import StudyRecord
 from trials.training.evaluation import evaluate
 from trials.training.score_weights import logits_file
 
 MOST = 20
 """Number of values of a column that are shown; the others are joined."""
-
-
-class Slice(Value):
-    """Rows of the test split with one value, or in one tenth; means over seeds."""
-
-    value: str
-    rows: int
-    base_rate: float
-    ne: float | None
-    """NE of the winner; None where all labels are equal."""
-    baseline_ne: float | None
-    calibration: float | None
-    """Calibration of the winner: predictions over labels; None without positives."""
-    baseline_calibration: float | None
-    difference_percent: float | None = None
-    """NE relative to the baseline's; negative is better. None without a baseline, or with one block alone."""
-    low_percent: float | None = None
-    """Lower end of the 95 % interval."""
-    high_percent: float | None = None
-    p_adjusted: float | None = None
-    better: Better
-    """Whether the winner is better than the baseline on this slice."""
-
-
-class Slices(Value):
-    """A winner and the baseline, or a bundle alone, on the slices of a column."""
-
-    trial: int
-    baseline: int | None = None
-    column: str
-    blocked_by: str | None = None
-    """What rows of a block have in common: `time`, `order`, or a column's name. None without intervals."""
-    seeds: tuple[int, ...]
-    slices: tuple[Slice, ...]
 
 
 class _Model(NamedTuple):

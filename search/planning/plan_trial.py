@@ -8,12 +8,13 @@ which the sampler learns.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import partial
 
 import click
 
 from dhen.errors import UserError
+from search.planning.rejected import memory_items, rejected
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS, load_cluster
 from trials.cluster.machine import Precision, cores, preferred_precision
@@ -24,7 +25,7 @@ from trials.job import Job, TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.plan import Plan, plan
-from trials.record import Outcome, PlanSummary, RejectedStrategy, TrialKind, TrialRecord
+from trials.record import Outcome, PlanSummary, TrialKind, TrialRecord
 from trials.study_record import ClusterSummary
 
 LOCAL = "local"
@@ -190,26 +191,13 @@ def plan_summary(job_plan: Plan, priced: PricedStrategy | None, ran_out: Collect
         return PlanSummary(strategy=None, **common)
     return PlanSummary(
         strategy=priced.strategy.name,
-        memory_bytes=priced.memory.model_dump(exclude={"activations_by_layer", "host", "margin", "peak_at"}),
+        memory_bytes=memory_items(priced),
         margin_bytes=priced.memory.margin,
         host_bytes=priced.memory.host,
         peak_at=priced.memory.peak_at,
         step_seconds=priced.time.model_dump(exclude={"total"}),
         table_hit_rate=priced.table_hit_rate,
         reason=priced.reason,
-        rejected=tuple(_rejected(job_plan, priced, ran_out)),
+        rejected=rejected(job_plan, priced, ran_out),
         **common,
     )
-
-
-def _rejected(job_plan: Plan, taken: PricedStrategy, ran_out: Collection[str]) -> Iterator[RejectedStrategy]:
-    """Other strategies with no more techniques than the one taken, or than one where nothing fits."""
-    most = len(taken.strategy.techniques) if taken.fits else 1
-    for priced in job_plan.strategies:
-        name = priced.strategy.name
-        if priced is not taken and name not in ran_out and len(priced.strategy.techniques) <= most:
-            yield RejectedStrategy(
-                strategy=name,
-                memory_bytes=priced.memory.total,
-                lacking_bytes=priced.lacking_bytes,
-            )

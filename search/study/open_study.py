@@ -126,7 +126,11 @@ def open_study(
     starts = settings.once(
         "start_from", lambda: {"points": points_of(space, map(read_other_study, config.start_from))}
     )
-    head = settings.head.replace(comparisons=ledger.comparisons())
+    head = settings.head.replace(
+        comparisons=ledger.comparisons(),
+        ablations=ledger.analyses.ablations(),
+        slices=ledger.analyses.slices(),
+    )
     retrainings = [cut_short(trial) for trial in ledger.retrainings()]
     clock = clock or StudyClock()
     state = StudyState(

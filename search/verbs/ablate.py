@@ -10,12 +10,13 @@ from rich.console import Console
 from dashboards.names import trial_name
 from dashboards.terminal.tables import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range, si
-from search.analysis.ablate import Ablation, ablate
+from search.analysis.ablate import ablate
 from search.analysis.members import ablate_average
 from search.analysis.scored import SEEDS, fresh_seeds
 from search.pareto import picked
 from search.study.reopen import FinishedStudy, finished_study
 from search.terminal import print_table
+from trials.analyses import Ablation
 from trials.record import TrialKind, TrialRecord
 
 COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its share of FLOPs")
@@ -33,7 +34,7 @@ COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its
 @click.option(
     "--seeds", default=SEEDS, show_default=True, help="Trainings of the whole and without each part."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (search.analysis.ablate.Ablation).")
+@click.option("--json", "as_json", is_flag=True, help="As JSON (trials.analyses.Ablation).")
 def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     """Remove each module and each layer of a winner in turn, train the rest again, and say what it was worth.
 
@@ -46,6 +47,7 @@ def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     with finished_study(directory, console) as study:
         trial = picked(study.record, how)
         ablation = _ablation(study, trial, seeds)
+        study.ledger.analyses.keep(ablation)
     if as_json:
         click.echo(ablation.model_dump_json(indent=1))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -9,15 +10,18 @@ import click
 from dashboards.terminal.tables import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range
 from dhen.errors import UserError
-from search.analysis.slices import MOST, Slice, bundle_slices, slices
+from search.analysis.slices import MOST, bundle_slices, slices
 from search.bundles.bundle import is_bundle, read_bundle
 from search.bundles.export import study_log
+from search.config import written_config
 from search.pareto import picked
 from search.read_study import read_study
+from search.run_directory import database_url, study_name
 from search.terminal import print_table
 from search.verbs.data_option import data_option
 from search.verbs.verify import log_of
-from trials.study_record import Better
+from trials.analyses import Better, Slice, Slices
+from trials.storage.ledger import Ledger
 
 COLUMNS = (
     "Value",
@@ -57,7 +61,7 @@ Examples:
 @click.option(
     "--block-by", help="Of a study: as in `dhen-search confirm`; by default what that has compared with."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (search.analysis.slices.Slices).")
+@click.option("--json", "as_json", is_flag=True, help="As JSON (trials.analyses.Slices).")
 def command(
     what: Path,
     data: tuple[str, ...],
@@ -70,7 +74,8 @@ def command(
     """NE and calibration of a winner and of the baseline for each value of a column, on the test split.
 
     Of a study what `dhen-search confirm` has scored there, so that no slice is quietly lost: with intervals over
-    seeds and blocks of rows, and Holm's correction over slices. Of a bundle its NE and calibration alone.
+    seeds and blocks of rows, and Holm's correction over slices; they are kept for the report,
+    which `dhen-search report` writes anew. Of a bundle its NE and calibration alone.
     """
     if is_bundle(what):
         _check_of_bundle(what, data, how, block_by)
@@ -82,6 +87,7 @@ def command(
         record = read_study(what)
         trial = picked(record, how or PICK)
         column_slices = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
+        _keep(what, column_slices)
     if as_json:
         click.echo(column_slices.model_dump_json(indent=1))
         return
@@ -96,6 +102,17 @@ def command(
             f"worse than the baseline on: {', '.join(worse)}" if worse else "worse on no slice for sure"
         )
         click.echo(f"intervals: over seeds and blocks of rows by {column_slices.blocked_by}")
+
+
+def _keep(directory: Path, column_slices: Slices) -> None:
+    """Keeps the slices in the study's ledger, for the report; where that cannot be written they are only shown."""
+    config = written_config(directory)
+    try:
+        url, name = database_url(directory, config.storage), study_name(directory, config.name)
+        with contextlib.closing(Ledger(url, name)) as ledger:
+            ledger.analyses.keep(column_slices)
+    except UserError as error:
+        click.echo(f"The slices are not kept for the report: {error}", err=True)
 
 
 def _check_of_bundle(what: Path, data: tuple[str, ...], how: str | None, block_by: str | None) -> None:

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from dhen.fingerprint import fingerprint
 from dhen.values import Value
 from trials.record import Attempt, JobSummary, Outcome, PlanSummary, TrialRecord
+from trials.storage.analyses import Analyses
 from trials.storage.columns import (
     BRIEF,
     WHOLE,
@@ -74,6 +75,8 @@ class Ledger:
         self.study = study
         self.url = url
         self.database = Database(url, METADATA, create=create)
+        self.analyses = Analyses(self.database, study)
+        """Ablations and slices of the study's winners."""
         self._setting: Setting | None = None
         self._cluster = ""
         self._written: set[str] = set()

@@ -143,6 +143,19 @@ COMPARISONS = sa.Table(
 )
 """Winners against the baseline, in order; `comparison` is the whole of it (JSON)."""
 
+ANALYSES = sa.Table(
+    "dhen_analysis",
+    METADATA,
+    sa.Column("study", _STUDY, primary_key=True),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    sa.Column("trial", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("column", sa.String(255), primary_key=True),
+    sa.Column("analysis", sa.Text, nullable=False),
+    sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
+)
+"""What was worked out of winners: an `ablation` of each (its `column` is empty), their `slices` by column;
+`analysis` is the whole of it (JSON)."""
+
 WEIGHTS = sa.Table(
     "dhen_weights",
     METADATA,

@@ -12,10 +12,10 @@ from dhen.errors import UserError
 from dhen.values import Value
 from search.analysis.reproduce.config import TableConfig
 from search.analysis.reproduce.tables import Claim, Row, Table
-from search.analysis.statistics.t_interval import MeanInterval, compared
+from search.analysis.statistics.t_interval import compared
+from trials.analyses import Better, MeanInterval
 from trials.job import Job
 from trials.record import TrialRecord
-from trials.study_record import Better
 
 SOURCE = (
     "The paper's values (arXiv 2203.11014) were read from a secondary source; its log is not public, and "

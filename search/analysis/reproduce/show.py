@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dashboards.units import MISSING, si
 from search.analysis.reproduce.result import Comparison, Finding, RowResult, TableResult
-from search.analysis.statistics.t_interval import MeanInterval
+from trials.analyses import MeanInterval
 
 FIXED = 4
 """Number of columns before the milestones."""

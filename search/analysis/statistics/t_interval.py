@@ -8,22 +8,8 @@ from collections.abc import Sequence
 
 from scipy.special import stdtrit
 
-from dhen.values import Value
+from trials.analyses import MeanInterval
 from trials.study_record import relative_ne_percent
-
-
-class MeanInterval(Value):
-    """A mean over seeds, in percent of NE, and its interval with the confidence asked for."""
-
-    mean: float
-    low: float | None = None
-    """Lower end of the interval; None with one seed."""
-    high: float | None = None
-
-    @property
-    def half_width(self) -> float | None:
-        """Distance from the mean to either end of the interval."""
-        return None if self.high is None else self.high - self.mean
 
 
 def t_interval(values: Sequence[float], confidence: float) -> MeanInterval:

@@ -28,10 +28,11 @@ from search.config import read_study_config
 from search.read_study import read_study
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
+from trials.analyses import Better
 from trials.choice import Winner
 from trials.metrics import entropy
 from trials.record import Outcome, TrialRecord
-from trials.study_record import Better, Comparison, StudyRecord
+from trials.study_record import Comparison, StudyRecord
 
 BOTH = 2
 """Seeds."""

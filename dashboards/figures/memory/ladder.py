@@ -1,0 +1,352 @@
+"""The ladder of one trial: what each memory technique would take of a rank, and why the cheaper ones failed.
+
+A rung is a technique: those that were passed over, those that were tried and ran out of memory, and the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from dashboards.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    drawing,
+    empty,
+    legend_below,
+    text,
+)
+from dashboards.figures.techniques import in_order
+from dashboards.names import trial_name
+from dashboards.rows import find
+from dashboards.units import byte_size
+from trials.record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
+from trials.study_record import StudyRecord
+
+ITEMS = {
+    "parameters": ("parameters", BLUE, ""),
+    "gradients": ("gradients", SKY, "/"),
+    "optimizer_state": ("optimizer state", PURPLE, ""),
+    "activations": ("activations", ORANGE, ""),
+    "embedding_shards": ("embedding tables", GREEN, "\\"),
+    "unsharded_layer": ("gathered parameters", YELLOW, "x"),
+    "communication_buffers": ("communication buffers", VERMILION, "."),
+}
+"""Items of a peak: what they are called, and their colour and pattern."""
+OTHERS, TOGETHER = "all else", "not itemised"
+"""What further items are called together, and a peak of whose items the record knows nothing."""
+MOST_RUNGS = 14
+ROW_HEIGHT, MARGINS = 34, 190
+"""Pixels of a rung, and above and below all of them."""
+ROOM = 1.9
+"""Width of the axis over the widest bar or the memory: reasons stand behind the bars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One technique of the ladder."""
+
+    strategy: str
+    verdict: str
+    """In a few words: `lacks 1.2 MiB`, `ran out of memory`, `fits, slower`, `chosen`."""
+    reason: str
+    """Why, in a sentence; empty where the record does not say."""
+    fits: bool
+    chosen: bool
+    items: tuple[tuple[str, int], ...]
+    """Predicted bytes by item, in the order of `ITEMS`; `not itemised` alone where only their sum is known."""
+    measured_bytes: int | None = None
+    """Peak as it was counted, where the trial was trained with this technique."""
+
+    @property
+    def total(self) -> int:
+        """The predicted peak."""
+        return sum(size for _, size in self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderInfo:
+    """What the figure shows; plain data, which `dataclasses.asdict` makes JSON of."""
+
+    trial: int
+    name: str
+    """The model in short."""
+    hbm_bytes: int | None
+    """Memory of a rank; None where the record knows no cluster."""
+    margin_bytes: int
+    """Bytes that were added to every predicted peak for the verdict; below 0 they were taken off."""
+    rungs: tuple[Rung, ...]
+    """From the technique that joins fewest, the chosen one last; none where the trial was not planned."""
+    left_out: int
+    """Number of further strategies that were passed over: other numbers of micro-batches, most of them."""
+
+
+def ladder_info(record: StudyRecord, trial_number: int | None = None) -> LadderInfo | None:
+    """What the figure shows of a trial, or of the one that tells most: see `telling_trial`.
+
+    Returns:
+        None where the study has no such trial.
+    """
+    number = telling_trial(record) if trial_number is None else trial_number
+    trial = find(record, number)
+    if trial is None:
+        return None
+    plan = _last_plan(trial)
+    rungs = tuple(_rungs(trial, plan)) if plan is not None else ()
+    return LadderInfo(
+        trial=trial.number,
+        name=trial_name(trial),
+        hbm_bytes=record.cluster.hbm if record.cluster else None,
+        margin_bytes=plan.margin_bytes if plan else 0,
+        rungs=rungs,
+        left_out=_passed_over(trial) - sum(not rung.chosen for rung in rungs),
+    )
+
+
+def telling_trial(record: StudyRecord) -> int | None:
+    """The number of the trial whose ladder tells most: the first of best, winners and front that passed over a
+    technique; else the candidate that passed over most; else the best."""
+    winners = [winner.trial for winner in record.choice.winners] if record.choice else []
+    asked = [*([record.best] if record.best is not None else []), *winners, *reversed(record.front)]
+    selected = [trial for number in asked if (trial := find(record, number)) is not None]
+    telling = next((trial for trial in selected if _passed_over(trial)), None)
+    most = max(record.candidates, key=_passed_over, default=None)
+    if telling is None and most is not None and _passed_over(most):
+        telling = most
+    planned = (trial for trial in (*selected, *record.trials) if _last_plan(trial) is not None)
+    telling = telling or next(planned, None)
+    return telling.number if telling else record.best
+
+
+def ladder_figure(info: LadderInfo | None) -> go.Figure:
+    """A bar per technique, stacked by what takes the memory, against the memory of a rank."""
+    if info is None:
+        return empty("Shown as soon as a trial has been planned.", title="The ladder of memory techniques")
+    if not info.rungs:
+        reason = "The trial was not planned for a cluster: nothing is known of its memory."
+        return empty(reason, title=f"The ladder of trial {info.trial}")
+    figure = drawing(
+        _bars(info),
+        title=_title(info),
+        subtitle=f"Trial {info.trial}, {info.name}: predicted peak memory of the fullest rank by what takes it, "
+        f"for each way to hold the model, those that join fewest techniques on top. {_further(info)}",
+        height=MARGINS + ROW_HEIGHT * len(info.rungs),
+    )
+    names = [rung.strategy for rung in info.rungs]
+    figure.update_layout(barmode="stack", bargap=0.3)
+    figure.update_yaxes(
+        autorange="reversed", categoryorder="array", categoryarray=names, automargin=True, showgrid=False
+    )
+    unit, scale = _unit(info)
+    widest = max([rung.total for rung in info.rungs] + ([info.hbm_bytes] if _near(info) else []))
+    figure.update_xaxes(title_text=f"{unit} per rank", range=[0, ROOM * widest / scale])
+    _draw_limit(figure, info, scale)
+    for rung in info.rungs:
+        figure.add_annotation(
+            x=rung.total / scale,
+            y=rung.strategy,
+            text=text(f"{byte_size(rung.total)}: {rung.verdict}"),
+            showarrow=False,
+            xanchor="left",
+            xshift=8,
+            font={"weight": "bold" if rung.chosen else "normal"},
+        )
+    return legend_below(figure)
+
+
+def _last_plan(trial: TrialRecord) -> PlanSummary | None:
+    """The plan that the trial came to, after those whose attempts ran out of memory."""
+    return trial.plan.summary or trial.first_plan
+
+
+def _passed_over(trial: TrialRecord) -> int:
+    """Number of strategies that the trial's last plan passed over, and of attempts that ran out of memory."""
+    plan = _last_plan(trial)
+    ran_out = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in trial.attempts)
+    return (len(plan.rejected) if plan else 0) + ran_out
+
+
+def _rungs(trial: TrialRecord, plan: PlanSummary) -> Iterator[Rung]:
+    """Techniques passed over, those that were tried, the one that the trial came to."""
+    tried = {attempt.strategy for attempt in trial.attempts}
+    rejected = {each.strategy: each for each in _shown(plan) if each.strategy not in tried}
+    for name in in_order(rejected)[:MOST_RUNGS]:
+        yield _of_rejected(rejected[name], plan)
+    for attempt in trial.attempts[:-1]:
+        yield _of_attempt(attempt, last=False)
+    if trial.attempts and trial.attempts[-1].plan is not None:
+        yield _of_attempt(trial.attempts[-1], last=True)
+    elif plan.strategy is not None:
+        yield _of_plan(plan)
+
+
+def _shown(plan: PlanSummary) -> tuple[RejectedStrategy, ...]:
+    """The strategies whose items are kept; of older versions the nearest of each way to hold the model."""
+    itemised = tuple(each for each in plan.rejected if each.items)
+    if itemised:
+        return itemised
+    nearest: dict[str, RejectedStrategy] = {}
+    for each in plan.rejected:
+        if each.held_as not in nearest or each.lacking_bytes < nearest[each.held_as].lacking_bytes:
+            nearest[each.held_as] = each
+    return tuple(nearest.values())
+
+
+def _of_rejected(rejected: RejectedStrategy, plan: PlanSummary) -> Rung:
+    fits = rejected.lacking_bytes == 0
+    return Rung(
+        strategy=rejected.strategy,
+        verdict=_slower(rejected, plan) if fits else f"lacks {byte_size(rejected.lacking_bytes)}",
+        reason=rejected.reason,
+        fits=fits,
+        chosen=False,
+        items=_items(rejected.items, rejected.memory_bytes),
+    )
+
+
+def _slower(rejected: RejectedStrategy, plan: PlanSummary) -> str:
+    """How much slower a step of a strategy is that fits too, where that is known."""
+    chosen = plan.whole_step_seconds
+    if rejected.step_seconds is None or not chosen or rejected.step_seconds <= chosen:
+        return "fits, not chosen"
+    return f"fits, its step takes {rejected.step_seconds / chosen:.2f}x as long"
+
+
+def _of_attempt(attempt: Attempt, *, last: bool) -> Rung:
+    plan = attempt.plan
+    ran_out = attempt.outcome is Outcome.OUT_OF_MEMORY
+    verdict = "chosen" if last else "ran again"
+    if ran_out:
+        verdict = "ran out of memory" if attempt.needed_bytes is None else _needed(attempt)
+    elif attempt.measured_bytes:
+        verdict += f", measured {byte_size(attempt.measured_bytes)}"
+    return Rung(
+        strategy=attempt.strategy,
+        verdict=verdict,
+        reason=plan.reason if plan else "",
+        fits=not ran_out,
+        chosen=last and not ran_out,
+        items=_items(plan.memory_bytes if plan else {}, attempt.predicted_bytes or 0),
+        measured_bytes=attempt.measured_bytes,
+    )
+
+
+def _needed(attempt: Attempt) -> str:
+    return f"ran out of memory, needed {byte_size(attempt.needed_bytes)}"
+
+
+def _of_plan(plan: PlanSummary) -> Rung:
+    assert plan.strategy is not None
+    return Rung(
+        strategy=plan.strategy,
+        verdict="chosen" if plan.fits else "comes closest, nothing fits",
+        reason=plan.reason,
+        fits=plan.fits,
+        chosen=plan.fits,
+        items=_items(plan.memory_bytes, plan.peak_bytes or 0),
+    )
+
+
+def _items(by_name: Mapping[str, int], total: int) -> tuple[tuple[str, int], ...]:
+    if not by_name:
+        return ((TOGETHER, total),)
+    shown = [(title, by_name.get(name, 0)) for name, (title, _, _) in ITEMS.items()]
+    others = sum(size for name, size in by_name.items() if name not in ITEMS)
+    return tuple((title, size) for title, size in [*shown, (OTHERS, others)] if size)
+
+
+def _bars(info: LadderInfo) -> list[go.Bar]:
+    scale = _unit(info)[1]
+    looks = {title: (color, pattern) for title, color, pattern in ITEMS.values()}
+    looks |= {OTHERS: (GREY, ""), TOGETHER: (GREY, "-")}
+    traces = []
+    for title, (color, pattern) in looks.items():
+        rungs = [(rung, dict(rung.items).get(title, 0)) for rung in info.rungs]
+        if not any(size for _, size in rungs):
+            continue
+        traces.append(
+            go.Bar(
+                y=[rung.strategy for rung, _ in rungs],
+                x=[size / scale for _, size in rungs],
+                name=title,
+                orientation="h",
+                marker={
+                    "color": color,
+                    "opacity": [1.0 if rung.chosen else 0.7 for rung, _ in rungs],
+                    "line": {"width": [1.5 if rung.chosen else 0.0 for rung, _ in rungs], "color": INK},
+                    "pattern": {"shape": pattern, "size": 6, "solidity": 0.25},
+                },
+                hovertext=[
+                    text(
+                        f"{rung.strategy}: {rung.verdict}",
+                        f"{title} {byte_size(size)} of {byte_size(rung.total)}",
+                        rung.reason,
+                    )
+                    for rung, size in rungs
+                ],
+                hoverinfo="text",
+            )
+        )
+    return traces
+
+
+def _draw_limit(figure: go.Figure, info: LadderInfo, scale: float) -> None:
+    """The memory of a rank as a line, or in words where all bars are far below it; and what is left of it."""
+    if info.hbm_bytes is None:
+        return
+    label = f"memory of a rank {byte_size(info.hbm_bytes)}"
+    if not _near(info):
+        corner = {"x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yref": "paper", "yanchor": "bottom"}
+        figure.add_annotation(text=f"{label}, far to the right", showarrow=False, **corner)
+        return
+    line = {"color": VERMILION, "width": 2}
+    figure.add_vline(info.hbm_bytes / scale, line=line, annotation_text=label, annotation_position="top")
+    if info.margin_bytes:
+        held = (info.hbm_bytes - info.margin_bytes) / scale
+        margin = f"with the margin {byte_size(info.margin_bytes)}"
+        dashed = {"color": VERMILION, "width": 1, "dash": "dash"}
+        figure.add_vline(held, line=dashed, annotation_text=margin, annotation_position="top right")
+
+
+def _near(info: LadderInfo) -> bool:
+    """Whether the memory of a rank is in sight of the widest bar."""
+    widest = max(rung.total for rung in info.rungs)
+    return info.hbm_bytes is not None and info.hbm_bytes <= 4 * widest
+
+
+def _unit(info: LadderInfo) -> tuple[str, float]:
+    largest = max([rung.total for rung in info.rungs] + [1])
+    units = (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30))
+    return next((unit for unit in reversed(units) if largest >= unit[1]), units[0])
+
+
+def _title(info: LadderInfo) -> str:
+    last = info.rungs[-1]
+    failed = sum(not rung.fits for rung in info.rungs[:-1])
+    if not last.chosen:
+        return "No memory technique fits this model"
+    if len(info.rungs) == 1:
+        return f"{last.strategy} is enough: no technique is needed that it does not have"
+    if not failed:
+        return f"{last.strategy} is the fastest of those that fit with as few techniques"
+    others = "another way" if failed == 1 else f"{failed} other ways"
+    do_not = "does not" if failed == 1 else "do not"
+    return (
+        f"{last.strategy} is the least that fits: {others} to hold the model with no more techniques {do_not}"
+    )
+
+
+def _further(info: LadderInfo) -> str:
+    """How many strategies the plan passed over that are not drawn."""
+    if info.left_out <= 0:
+        return ""
+    return f"{info.left_out} more, most of them other numbers of micro-batches, were passed over."

@@ -1,0 +1,311 @@
+"""What each interaction module brings, and each pair of them in a layer, from the candidates of a study.
+
+An additive model is fitted to their NE (`dashboards.figures.worth.additive`): a column for each module and each
+pair that is in some candidates and not in others, and one for each ordered axis of the space that is no module's
+own (depth, learning rate and so on), so that these do not pass for a module's doing. Where the layers of a candidate
+differ, a second model has a column for each module in each layer. Ablations of winners stand beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboards.figures.frame import frame
+from dashboards.figures.style import PURPLE, empty
+from dashboards.figures.worth.additive import Fit, Floats, fit
+from dashboards.figures.worth.estimates import Estimate, estimates_figure, interval_trace, judged
+from dashboards.rows import baseline_ne
+from dashboards.units import known, percent
+from trials.analyses import Ablation
+from trials.ordered_axis import OrderedAxis
+from trials.record import Outcome, TrialRecord
+from trials.study_record import StudyRecord, relative_ne_percent
+
+TITLE = "What each interaction module brings"
+FEWEST = 12
+"""Smallest number of candidates that a model is fitted to."""
+WITH = 3
+"""Smallest number of candidates that must have a module, and of those that must not."""
+MOST_PAIRS, SHOWN_PAIRS, SHOWN_IN_LAYERS = 60, 10, 20
+"""Largest numbers of pairs that are fitted, the most frequent ones; that are drawn; of modules by layer drawn."""
+ABLATED = re.compile(r"layer(\d+): (\w+)(?: \(\d+\))?")
+"""Name of a module in an ablation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleValue:
+    """A module, a pair of them, or a module in one layer."""
+
+    name: str
+    group: str
+    """`module`, `pair` or `layer`."""
+    candidates: int
+    """Number of candidates that have it."""
+    percent: float
+    """Change of NE that it brings, in percent of the baseline's; negative is better."""
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AblatedModule:
+    """What a module of a winner was worth by its ablation."""
+
+    name: str
+    """Name of the row that it stands in."""
+    trial: int
+    removed: str
+    percent: float
+    """Change of NE that it brings; negative is better."""
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModulesInfo:
+    """What the figure shows."""
+
+    values: tuple[ModuleValue, ...]
+    """Modules, then pairs, then modules by layer, the best of each first."""
+    ablated: tuple[AblatedModule, ...]
+    candidates: int
+    """Number of candidates that the model was fitted to."""
+    explained: float
+    """Share of the differences between unseen candidates that the model explains; 0 or less: none."""
+    pairs_left_out: int
+    """Number of pairs that are not drawn, as they bring less either way."""
+    reason: str | None
+    """Why nothing was fitted; None where something was."""
+
+
+def modules_info(record: StudyRecord) -> ModulesInfo:
+    """What the figure shows: candidates that completed, or were stopped and have an expected NE."""
+    reference = baseline_ne(record)
+    found = [(trial, ne) for trial in record.candidates if (ne := _ne(trial)) is not None]
+    trials, values = [trial for trial, _ in found], [ne for _, ne in found]
+    if len(trials) < FEWEST:
+        return _nothing(
+            len(trials), f"Too few candidates to tell: {len(trials)} have an NE, {FEWEST} are needed."
+        )
+    modules = _columns(trials, _modules, WITH)
+    if not modules:
+        reason = "All candidates have the same modules: what one brings could only be told by leaving it out."
+        return _nothing(len(trials), reason)
+    y_N = _relative(values, reference)
+    controls = _controls(trials, record.axes)
+    pairs = dict(list(_columns(trials, _pairs, WITH).items())[:MOST_PAIRS])
+    layers = _columns(trials, _by_layer, WITH) if any(map(_layers_differ, trials)) else {}
+    whole = _fitted({**_named("module", modules), **_named("pair", pairs)}, controls, y_N)
+    by_layer = _fitted(_named("layer", layers), controls, y_N) if layers else None
+    rows = [*whole[0], *(by_layer[0] if by_layer else ())]
+    shown = _shown(rows)
+    return ModulesInfo(
+        values=tuple(shown),
+        ablated=tuple(_ablated(record.ablations, {row.name for row in shown})),
+        candidates=len(trials),
+        explained=max(whole[1].explained, by_layer[1].explained if by_layer else -1.0),
+        pairs_left_out=sum(row.group == "pair" for row in rows) - sum(row.group == "pair" for row in shown),
+        reason=None,
+    )
+
+
+def modules_figure(info: ModulesInfo) -> go.Figure:
+    """A row for each module, pair, and module of a layer; left of 0 it lowers NE."""
+    if info.reason is not None:
+        return empty(info.reason, title=TITLE)
+    rows = [
+        Estimate(
+            label=value.name,
+            percent=value.percent,
+            low=value.low,
+            high=value.high,
+            better=judged(value.low, value.high),
+            hover=(f"in {value.candidates} of {info.candidates} candidates",),
+        )
+        for value in info.values
+    ]
+    subtitle = (
+        f"Change of NE that a module brings, in percent, by an additive model fitted to "
+        f"{info.candidates} candidates "
+        "(ridge regression, depth and training settings taken into account; 95 % intervals over resampled "
+        f"candidates). {_trust(info)} A pair is what two modules in one layer bring beyond both alone."
+    )
+    if info.pairs_left_out:
+        subtitle += f" {info.pairs_left_out} more pairs bring less either way."
+    words = ("lowers NE", "raises NE", "too few candidates to tell")
+    more = [_ablation_trace(info)] if info.ablated else []
+    axis = "change of NE with it, against without it (left is better)"
+    return estimates_figure(rows, title=_title(info), subtitle=subtitle, axis=axis, words=words, more=more)
+
+
+def _nothing(candidates: int, reason: str) -> ModulesInfo:
+    return ModulesInfo(
+        values=(), ablated=(), candidates=candidates, explained=0.0, pairs_left_out=0, reason=reason
+    )
+
+
+def _ne(trial: TrialRecord) -> float | None:
+    """NE of a candidate that says something of its own network; for a stopped one what it was to come to."""
+    result = trial.result
+    if trial.shared or not trial.job.model.get("layers"):
+        return None
+    if result.outcome is Outcome.STOPPED:
+        return result.expected_ne if known(result.expected_ne) else None
+    done = result.outcome is Outcome.COMPLETED and result.validation is not None
+    return result.validation.ne if done and result.validation and known(result.validation.ne) else None
+
+
+def _relative(values: Sequence[float], reference: float | None) -> Floats:
+    """NE in percent of the baseline's; a few that went wrong count as the worst of the others."""
+    worst = frame(values).high
+    base = reference if reference is not None else float(np.median(values))
+    return np.array([relative_ne_percent(min(value, worst), base) for value in values])
+
+
+def _layers(trial: TrialRecord) -> list[list[str]]:
+    """Names of the modules by layer."""
+    return [
+        [str(module["kind"] if isinstance(module, Mapping) else module) for module in layer["modules"]]
+        for layer in trial.job.model["layers"]
+    ]
+
+
+def _layers_differ(trial: TrialRecord) -> bool:
+    return len({tuple(sorted(kinds)) for kinds in _layers(trial)}) > 1
+
+
+def _modules(trial: TrialRecord) -> set[str]:
+    return {kind for kinds in _layers(trial) for kind in kinds}
+
+
+def _pairs(trial: TrialRecord) -> set[str]:
+    return {
+        f"{first} + {second}"
+        for kinds in _layers(trial)
+        for first, second in combinations(sorted(set(kinds)), 2)
+    }
+
+
+def _by_layer(trial: TrialRecord) -> set[str]:
+    return {f"layer {number}: {kind}" for number, kinds in enumerate(_layers(trial)) for kind in kinds}
+
+
+def _columns(
+    trials: Sequence[TrialRecord], names_of: Callable[[TrialRecord], set[str]], fewest: int
+) -> dict[str, Floats]:
+    """A column of 0 and 1 for each name that enough candidates have and enough have not, most frequent first."""
+    having = [names_of(trial) for trial in trials]
+    counts = Counter(name for names in having for name in names)
+    return {
+        name: np.array([float(name in names) for names in having])
+        for name, count in counts.most_common()
+        if fewest <= count <= len(trials) - fewest
+    }
+
+
+def _controls(trials: Sequence[TrialRecord], axes: Iterable[OrderedAxis]) -> list[Floats]:
+    """A column for each ordered axis that is no layer's own: where a candidate lies on it, from 0 to 1."""
+    columns = []
+    for axis in axes:
+        if axis.part == "layer":
+            continue
+        positions = [axis.position(axis.value(trial)) for trial in trials]
+        known_ones = [position for position in positions if position is not None]
+        if len(set(known_ones)) > 1:
+            mean = sum(known_ones) / len(known_ones)
+            columns.append(np.array([mean if position is None else position for position in positions]))
+    return columns
+
+
+def _named(group: str, columns: Mapping[str, Floats]) -> dict[tuple[str, str], Floats]:
+    return {(group, name): column for name, column in columns.items()}
+
+
+def _fitted(
+    columns: Mapping[tuple[str, str], Floats], controls: Sequence[Floats], y_N: Floats
+) -> tuple[list[ModuleValue], Fit]:
+    fitted = fit(np.stack([*columns.values(), *controls], axis=1), y_N)
+    rows = [
+        ModuleValue(
+            name=name,
+            group=group,
+            candidates=int(column.sum()),
+            percent=float(fitted.value_P[index]),
+            low=float(fitted.low_P[index]),
+            high=float(fitted.high_P[index]),
+        )
+        for index, ((group, name), column) in enumerate(columns.items())
+    ]
+    return rows, fitted
+
+
+def _shown(rows: Iterable[ModuleValue]) -> list[ModuleValue]:
+    """Rows by group, the best first; of pairs and of modules by layer those that bring most either way."""
+    most = {"module": 1000, "pair": SHOWN_PAIRS, "layer": SHOWN_IN_LAYERS}
+    groups: dict[str, list[ModuleValue]] = {group: [] for group in most}
+    for row in sorted(rows, key=lambda row: -abs(row.percent)):
+        if len(groups[row.group]) < most[row.group]:
+            groups[row.group].append(row)
+    return [row for group in groups.values() for row in sorted(group, key=lambda row: row.percent)]
+
+
+def _ablated(ablations: Iterable[Ablation], rows: set[str]) -> Iterable[AblatedModule]:
+    """Modules that were taken out of winners, in the row of their layer, or where there is none of the module."""
+    for ablation in ablations:
+        for part in ablation.parts:
+            match, ne = ABLATED.fullmatch(part.removed), part.ne_percent
+            if match is None or ne is None:
+                continue
+            names = (f"layer {match[1]}: {match[2]}", match[2])
+            name = next((name for name in names if name in rows), None)
+            if name is not None:
+                yield AblatedModule(
+                    name=name,
+                    trial=ablation.trial,
+                    removed=part.removed,
+                    percent=-ne.mean,
+                    low=_negative(ne.high),
+                    high=_negative(ne.low),
+                )
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _ablation_trace(info: ModulesInfo) -> go.Scatter:
+    rows = [
+        Estimate(
+            label=each.name,
+            percent=each.percent,
+            low=each.low,
+            high=each.high,
+            better=judged(each.low, each.high),
+            hover=(f"{each.removed} of trial {each.trial}, taken out and trained again",),
+        )
+        for each in info.ablated
+    ]
+    return interval_trace(rows, "ablation of a winner", "diamond", PURPLE)
+
+
+def _trust(info: ModulesInfo) -> str:
+    if info.explained <= 0:
+        return "The model predicts candidates that it has not seen no better than their mean does."
+    return f"It explains {100 * info.explained:.0f} % of the differences between candidates that it has not seen."
+
+
+def _title(info: ModulesInfo) -> str:
+    if info.explained <= 0:
+        return f"What each module brings cannot be told from {info.candidates} candidates"
+    sure = [value for value in info.values if value.group == "module" and value.high < 0]
+    if not sure:
+        return f"No module surely lowers NE, by {info.candidates} candidates"
+    best = min(sure, key=lambda value: value.percent)
+    return f"Of all modules {best.name} brings most: {percent(best.percent)} NE"
