@@ -127,6 +127,7 @@ def _fields(info: FrontInfo) -> list[go.Scatter]:
     traces = []
     for technique, look in looks(info.techniques).items():
         own = [point for point in info.candidates if point.technique == technique]
+        own.sort(key=lambda point: point.stopped)  # the legend has the first one's symbol
         name = technique if len(info.techniques) > 1 else f"candidates ({technique})"
         traces += [_field(own, info, name, look.color, look.symbol)] if own else []
     return [*traces, *([_field(averages, info, "averages", BLUE, "triangle-up")] if averages else [])]

@@ -77,7 +77,7 @@ def text(*lines: str) -> str:
 def legend_below(figure: go.Figure) -> go.Figure:
     """The figure with its legend at its lower edge, where many entries have room."""
     below = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
-    return figure.update_layout(legend=below)
+    return figure.update_layout(legend=below | {"itemsizing": "constant"})
 
 
 def empty(reason: str, *, title: str) -> go.Figure:

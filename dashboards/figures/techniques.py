@@ -15,11 +15,12 @@ from trials.study_record import StudyRecord
 
 
 class Look(NamedTuple):
-    """Colour, symbol and dash of one technique."""
+    """Colour and symbol of one technique, the dash of its lines and the pattern of its bars."""
 
     color: str
     symbol: str
     dash: str
+    pattern: str = ""
 
 
 LOOKS = {
@@ -54,6 +55,7 @@ COMBINED = (
 )
 """Symbols of techniques that join several, in turn."""
 DASHES = ("dot", "dash", "dashdot", "longdash")
+PATTERNS = ("/", "\\", "-", "|", "+", ".")
 
 
 def study_techniques(record: StudyRecord) -> tuple[str, ...]:
@@ -91,8 +93,12 @@ def looks(techniques: Iterable[str]) -> dict[str, Look]:
     for name in in_order(techniques):
         look = LOOKS[dense_of(name)]
         if name not in LOOKS:
-            symbol, dash = COMBINED[combined % len(COMBINED)], DASHES[combined % len(DASHES)]
-            look, combined = look._replace(symbol=symbol, dash=dash), combined + 1
+            look = look._replace(
+                symbol=COMBINED[combined % len(COMBINED)],
+                dash=DASHES[combined % len(DASHES)],
+                pattern=PATTERNS[combined % len(PATTERNS)],
+            )
+            combined += 1
         found[name] = look
     return found
 

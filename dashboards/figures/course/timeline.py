@@ -88,7 +88,7 @@ def timeline_info(record: StudyRecord) -> TimelineInfo:
 
 
 def timeline_figure(info: TimelineInfo) -> go.Figure:
-    """A row per place; a bar per attempt, hatched where it ran out of memory."""
+    """A row per place; a bar per attempt, crossed out where it ran out of memory."""
     if not info.bars:
         return empty("Shown as soon as a trial has begun.", title=TITLE)
     found = looks(info.techniques)
@@ -107,7 +107,7 @@ def timeline_figure(info: TimelineInfo) -> go.Figure:
     ranks = "" if info.ranks is None or info.ranks == 1 else f"; a training takes all {info.ranks} ranks"
     subtitle = (
         f"A row per place in which a candidate trains{ranks}. A bar per attempt, coloured by memory technique; "
-        "hatched with a red edge: it ran out of memory, and the next attempt climbs the ladder."
+        "crossed out with a red edge: it ran out of memory, and the next attempt climbs the ladder."
     )
     if info.left_out_seconds:
         subtitle += f" Pauses of {duration(info.left_out_seconds)} in all are left out."
@@ -176,7 +176,11 @@ def _trace(name: str, look: Look | None, bars: list[TimelineBar], *, ran_out: bo
         marker={
             "color": look.color if look else "rgba(0,0,0,0)",
             "line": {"color": VERMILION if ran_out else INK, "width": 1.5 if ran_out else 0.4},
-            "pattern": {"shape": "x" if ran_out else "", "size": 6, "solidity": 0.35},
+            "pattern": {
+                "shape": "x" if ran_out else look.pattern if look else "",
+                "size": 6,
+                "solidity": 0.35 if ran_out else 0.2,
+            },
         },
         hovertext=[_hover(bar) for bar in bars],
         hoverinfo="text",

@@ -147,7 +147,8 @@ def ladder_figure(info: LadderInfo | None) -> go.Figure:
         autorange="reversed", categoryorder="array", categoryarray=names, automargin=True, showgrid=False
     )
     unit, scale = _unit(info)
-    widest = max([rung.total for rung in info.rungs] + ([info.hbm_bytes] if _near(info) else []))
+    limit = [info.hbm_bytes] if info.hbm_bytes is not None and _near(info) else []
+    widest = max([*(rung.total for rung in info.rungs), *limit])
     figure.update_xaxes(title_text=f"{unit} per rank", range=[0, ROOM * widest / scale])
     _draw_limit(figure, info, scale)
     for rung in info.rungs:

@@ -145,7 +145,9 @@ def _panel(
     )
     traces = [identity]
     for technique, look in found.items():
-        own = [point for point in points if point.technique == technique]
+        own = sorted(
+            (point for point in points if point.technique == technique), key=lambda point: point.ran_out
+        )
         trace = go.Scatter(
             x=[point.predicted * scale for point in own],
             y=[point.measured * scale for point in own],

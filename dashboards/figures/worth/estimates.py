@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from dashboards.figures.frame import frame
 from dashboards.figures.style import BLUE, GREY, VERMILION, drawing, legend_below, text
 from dashboards.units import percent, percent_range
 from trials.analyses import Better
 
 ROW_HEIGHT, MARGINS = 24, 210
 """Pixels of a row, and above and below all of them."""
+MARGIN = 0.05
+"""Room left at either end of the axis, as a share of the range."""
 LOOKS = {
     Better.YES: ("circle", BLUE),
     Better.NO: ("square", VERMILION),
@@ -37,6 +40,11 @@ class Estimate:
     """Whether NE is lower, beyond doubt."""
     hover: tuple[str, ...] = ()
     """Further lines of the hover box."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None where there is none."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 def judged(low: float | None, high: float | None) -> Better:
@@ -71,6 +79,9 @@ def estimates_figure(
         for verdict, look in LOOKS.items()
         if any(row.better is verdict for row in rows)
     ]
+    ends, beyond = _range(rows)
+    if beyond:
+        subtitle += f" {beyond} of these intervals go beyond the frame; a double click shows all."
     height = MARGINS + ROW_HEIGHT * len(rows)
     figure = drawing([*traces, *more], title=title, subtitle=subtitle, height=height)
     figure.update_yaxes(
@@ -83,7 +94,7 @@ def estimates_figure(
         ticktext=[text(row.label) for row in rows],
         range=[len(rows) - 0.5, -0.5],
     )
-    figure.update_xaxes(title_text=axis, ticksuffix=" %")
+    figure.update_xaxes(title_text=axis, ticksuffix=" %", range=ends)
     figure.add_vline(0, line={"color": GREY, "width": 1.5}, layer="below")
     return legend_below(figure)
 
@@ -110,6 +121,19 @@ def interval_trace(
         hovertext=[_hover(row) for row in rows],
         hoverinfo="text",
     )
+
+
+def _range(rows: Sequence[Estimate]) -> tuple[tuple[float, float], int]:
+    """Ends of the axis, which a few wide intervals must not press flat, and how many intervals go beyond them."""
+    found = [(row.percent, *row.interval) for row in rows if row.interval is not None]
+    widths = [max(high - middle, middle - low) for middle, low, high in found]
+    usual = frame(widths).high if widths else 0.0
+    shown = [0.0, *(row.percent for row in rows)]
+    for middle, low, high in found:
+        shown += [max(low, middle - usual), min(high, middle + usual)]
+    margin = MARGIN * (max(shown) - min(shown)) or 1.0
+    first, last = min(shown) - margin, max(shown) + margin
+    return (first, last), sum(low < first or high > last for _, low, high in found)
 
 
 def _trace(rows: Sequence[Estimate], name: str, symbol: str, color: str) -> go.Scatter:

@@ -2,8 +2,8 @@
 
 An additive model is fitted to their NE (`dashboards.figures.worth.additive`): a column for each module and each
 pair that is in some candidates and not in others, and one for each ordered axis of the space that is no module's
-own (depth, learning rate and so on), so that these do not pass for a module's doing. Where the layers of a candidate
-differ, a second model has a column for each module in each layer. Ablations of winners stand beside it.
+own (depth, learning rate and so on), so that these do not pass for a module's doing. Where the layers of a
+candidate differ, a second model has a column for each module in each layer. Ablations of winners stand beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dashboards.figures.worth.additive import Fit, Floats, fit
 from dashboards.figures.worth.estimates import Estimate, estimates_figure, interval_trace, judged
 from dashboards.rows import baseline_ne
 from dashboards.units import known, percent
-from trials.analyses import Ablation
+from trials.analyses import Ablation, Better
 from trials.ordered_axis import OrderedAxis
 from trials.record import Outcome, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_percent
@@ -126,7 +126,7 @@ def modules_figure(info: ModulesInfo) -> go.Figure:
             percent=value.percent,
             low=value.low,
             high=value.high,
-            better=judged(value.low, value.high),
+            better=judged(value.low, value.high) if info.explained > 0 else Better.CANNOT_TELL,
             hover=(f"in {value.candidates} of {info.candidates} candidates",),
         )
         for value in info.values
