@@ -20,7 +20,8 @@ from trials.record import Outcome, TrialKind
 from trials.study_record import StudyRecord
 
 TITLE = "What ran when"
-ROW_HEIGHT, MARGINS = 44, 210
+ROW_HEIGHT, ENTRY_HEIGHT, MARGINS = 44, 20, 160
+"""Pixels of a row, of an entry of the legend, and above and below all of them."""
 OVERLAP_SECONDS = 0.05
 """Seconds by which two trials of one place may overlap: clocks of records are rounded."""
 UNTRAINED = "averages, and what was cut short"
@@ -116,7 +117,12 @@ def timeline_figure(info: TimelineInfo) -> go.Figure:
         for name, look, ran_out, bars in groups
         if bars
     ]
-    figure = drawing(traces, title=_title(info), subtitle=subtitle, height=MARGINS + ROW_HEIGHT * info.places)
+    figure = drawing(
+        traces,
+        title=_title(info),
+        subtitle=subtitle,
+        height=MARGINS + ROW_HEIGHT * info.places + ENTRY_HEIGHT * len(used),
+    )
     figure.update_layout(barmode="overlay", bargap=0.25)
     figure.update_xaxes(title_text="minutes", rangemode="tozero")
     places = list(range(info.places))

@@ -45,10 +45,10 @@ ITEMS = {
 OTHERS, TOGETHER = "all else", "not itemised"
 """What further items are called together, and a peak of whose items the record knows nothing."""
 MOST_RUNGS = 14
-ROW_HEIGHT, MARGINS = 34, 190
-"""Pixels of a rung, and above and below all of them."""
-ROOM = 1.9
-"""Width of the axis over the widest bar or the memory: reasons stand behind the bars."""
+ROW_HEIGHT, MARGINS = 44, 290
+"""Pixels of a rung, and above and below all of them, where a phone has the legend in many lines."""
+BAR, ABOVE = 0.42, 17
+"""Thickness of a bar as a share of its row, and pixels from its middle up to that of its label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,23 +142,24 @@ def ladder_figure(info: LadderInfo | None) -> go.Figure:
         height=MARGINS + ROW_HEIGHT * len(info.rungs),
     )
     names = [rung.strategy for rung in info.rungs]
-    figure.update_layout(barmode="stack", bargap=0.3)
+    figure.update_layout(barmode="stack", margin_l=16)
+    rows = [len(names) - 0.5, -0.8]  # room for the label of the first
     figure.update_yaxes(
-        autorange="reversed", categoryorder="array", categoryarray=names, automargin=True, showgrid=False
+        range=rows, categoryorder="array", categoryarray=names, showticklabels=False, showgrid=False
     )
     unit, scale = _unit(info)
     limit = [info.hbm_bytes] if info.hbm_bytes is not None and _near(info) else []
     widest = max([*(rung.total for rung in info.rungs), *limit])
-    figure.update_xaxes(title_text=f"{unit} per rank", range=[0, ROOM * widest / scale])
+    figure.update_xaxes(title_text=f"{unit} per rank", range=[0, 1.04 * widest / scale])
     _draw_limit(figure, info, scale)
     for rung in info.rungs:
         figure.add_annotation(
-            x=rung.total / scale,
+            x=0,
             y=rung.strategy,
-            text=text(f"{byte_size(rung.total)}: {rung.verdict}"),
+            text=text(f"{rung.strategy}: {byte_size(rung.total)}, {rung.verdict}"),
             showarrow=False,
             xanchor="left",
-            xshift=8,
+            yshift=ABOVE,
             font={"weight": "bold" if rung.chosen else "normal"},
         )
     return legend_below(figure)
@@ -280,6 +281,7 @@ def _bars(info: LadderInfo) -> list[go.Bar]:
                 x=[size / scale for _, size in rungs],
                 name=title,
                 orientation="h",
+                width=BAR,
                 marker={
                     "color": color,
                     "opacity": [1.0 if rung.chosen else 0.7 for rung, _ in rungs],
@@ -301,21 +303,26 @@ def _bars(info: LadderInfo) -> list[go.Bar]:
 
 
 def _draw_limit(figure: go.Figure, info: LadderInfo, scale: float) -> None:
-    """The memory of a rank as a line, or in words where all bars are far below it; and what is left of it."""
-    if info.hbm_bytes is None:
+    """The memory of a rank as a line, unless all bars are far below it; and what the margin leaves of it."""
+    if info.hbm_bytes is None or not _near(info):
         return
-    label = f"memory of a rank {byte_size(info.hbm_bytes)}"
-    if not _near(info):
-        corner = {"x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yref": "paper", "yanchor": "bottom"}
-        figure.add_annotation(text=f"{label}, far to the right", showarrow=False, **corner)
-        return
-    line = {"color": VERMILION, "width": 2}
-    figure.add_vline(info.hbm_bytes / scale, line=line, annotation_text=label, annotation_position="top")
+    widest = max(rung.total for rung in info.rungs)
+    lines = [(info.hbm_bytes, f"memory of a rank {byte_size(info.hbm_bytes)}", "solid")]
     if info.margin_bytes:
-        held = (info.hbm_bytes - info.margin_bytes) / scale
-        margin = f"with the margin {byte_size(info.margin_bytes)}"
-        dashed = {"color": VERMILION, "width": 1, "dash": "dash"}
-        figure.add_vline(held, line=dashed, annotation_text=margin, annotation_position="top right")
+        words = f"with the margin of {byte_size(info.margin_bytes)}"
+        lines.append((info.hbm_bytes - info.margin_bytes, words, "dash"))
+    for index, (size, label, dash) in enumerate(lines):
+        figure.add_vline(size / scale, line={"color": VERMILION, "width": 2, "dash": dash})
+        figure.add_annotation(
+            text=label,
+            x=size / scale,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            yshift=16 * index,
+            xanchor="left" if size < widest / 2 else "right",
+            showarrow=False,
+        )
 
 
 def _near(info: LadderInfo) -> bool:
@@ -347,7 +354,10 @@ def _title(info: LadderInfo) -> str:
 
 
 def _further(info: LadderInfo) -> str:
-    """How many strategies the plan passed over that are not drawn."""
-    if info.left_out <= 0:
-        return ""
-    return f"{info.left_out} more, most of them other numbers of micro-batches, were passed over."
+    """How many strategies the plan passed over that are not drawn, and the memory of a rank out of sight."""
+    words = []
+    if info.left_out > 0:
+        words.append(f"{info.left_out} more, most with other numbers of micro-batches, were passed over.")
+    if info.hbm_bytes is not None and not _near(info):
+        words.append(f"The memory of a rank, {byte_size(info.hbm_bytes)}, is far to the right of this frame.")
+    return " ".join(words)

@@ -18,7 +18,7 @@ from dashboards.units import byte_size, known, milliseconds
 from trials.record import Attempt, Outcome, TrialRecord
 from trials.study_record import StudyRecord
 
-HEIGHT = 520
+PANEL_HEIGHT, MARGINS = 330, 200
 TITLE = "Predicted against measured memory and time"
 MIB, MS = 2.0**20, 1e3
 ROOM = 1.15
@@ -75,7 +75,7 @@ def predictions_info(record: StudyRecord) -> PredictionsInfo:
 
 
 def predictions_figure(info: PredictionsInfo) -> go.Figure:
-    """Two panels on logarithmic axes, memory left and time right; above the line it took more."""
+    """Two panels on logarithmic axes, memory above and time below; above the line it took more."""
     if not info.memory and not info.step:
         reason = "Shown as soon as an attempt has ended that ran on the cluster that it was planned for."
         return empty(reason, title=TITLE)
@@ -100,7 +100,9 @@ def predictions_figure(info: PredictionsInfo) -> go.Figure:
     )
     if any(point.ran_out for point in info.memory):
         subtitle += " Open: ran out of memory, shown with what it would have held."
-    figure = legend_below(drawing(traces, title=_title(info), subtitle=subtitle, height=HEIGHT))
+    figure = legend_below(
+        drawing(traces, title=_title(info), subtitle=subtitle, height=MARGINS + PANEL_HEIGHT * len(panels))
+    )
     for index, (unit, points, _) in enumerate(panels):
         _lay_out(figure, index, len(panels), unit, points, memory=points is info.memory)
     return figure
@@ -194,7 +196,7 @@ def _lay_out(
     suffix = "" if index == 0 else "2"
     scale = 1 / MIB if memory else MS
     ends = [log10(end * scale) for end in _range(points)]
-    domain = [0.0, 1.0] if count == 1 else [[0.0, 0.44], [0.56, 1.0]][index]
+    domain = [0.0, 1.0] if count == 1 else [[0.58, 1.0], [0.0, 0.42]][index]
     style = {
         "type": "log",
         "range": ends,
@@ -202,8 +204,13 @@ def _lay_out(
         "tickformat": "~g",
         "gridcolor": figure.layout.xaxis.gridcolor,
     }
-    x = style | {"domain": domain, "anchor": f"y{suffix}", "title": {"text": f"predicted {unit}"}}
-    y = style | {"anchor": f"x{suffix}", "title": {"text": f"measured {unit}"}, "zeroline": False}
+    x = style | {"anchor": f"y{suffix}", "title": {"text": f"predicted {unit}"}}
+    y = style | {
+        "domain": domain,
+        "anchor": f"x{suffix}",
+        "title": {"text": f"measured {unit}"},
+        "zeroline": False,
+    }
     figure.update_layout({f"xaxis{suffix}": x, f"yaxis{suffix}": y})
 
 

@@ -62,7 +62,7 @@ def ablations_info(record: StudyRecord) -> AblationsInfo:
 
 def ablations_figure(info: AblationsInfo) -> go.Figure:
     """A row per part of each winner; left of 0 it lowers NE."""
-    rows = [row for trial in info.trials for row in _rows(trial)]
+    rows = [row for trial in info.trials for row in _rows(trial, several=len(info.trials) > 1)]
     if not rows:
         command = f"dhen-search ablate {info.directory}"
         reason = f"Shown once `{command}` has retrained a winner without each of its parts."
@@ -107,10 +107,12 @@ def _trial(ablation: Ablation, record: StudyRecord) -> AblatedTrial:
     )
 
 
-def _rows(trial: AblatedTrial) -> list[Estimate]:
+def _rows(trial: AblatedTrial, *, several: bool) -> list[Estimate]:
+    """A row per part, with the winner's number where there are several."""
+    whole = f"trial {trial.trial}: " if several else ""
     return [
         Estimate(
-            label=f"trial {trial.trial}: {part.removed} ({decimals(part.flops_percent, 0)} % of FLOPs)",
+            label=f"{whole}{part.removed} ({decimals(part.flops_percent, 0)} % of FLOPs)",
             percent=part.percent,
             low=part.low,
             high=part.high,

@@ -64,7 +64,8 @@ def slices_info(record: StudyRecord) -> SlicesInfo:
 
 def slices_figure(info: SlicesInfo) -> go.Figure:
     """A row per slice; left of 0 the winner has the lower NE."""
-    rows = [row for column in info.columns for row in _rows(column)]
+    several = len({column.trial for column in info.columns}) > 1
+    rows = [row for column in info.columns for row in _rows(column, several=several)]
     if not rows:
         reason = (
             f"Shown once `dhen-search slices {info.directory} --column NAME` has compared a winner "
@@ -93,11 +94,13 @@ def slices_figure(info: SlicesInfo) -> go.Figure:
     )
 
 
-def _rows(column: SlicedColumn) -> Iterator[Estimate]:
+def _rows(column: SlicedColumn, *, several: bool) -> Iterator[Estimate]:
+    """A row per slice, with the winner's number where there are several."""
+    trial = f"trial {column.trial}: " if several else ""
     for each in column.slices:
         assert each.difference_percent is not None
         yield Estimate(
-            label=f"trial {column.trial}: {column.column} {each.value} ({each.rows:,} rows)",
+            label=f"{trial}{column.column} {each.value} ({each.rows:,} rows)",
             percent=each.difference_percent,
             low=each.low_percent,
             high=each.high_percent,
