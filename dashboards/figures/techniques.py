@@ -61,13 +61,13 @@ PATTERNS = ("/", "\\", "-", "|", "+", ".")
 def study_techniques(record: StudyRecord) -> tuple[str, ...]:
     """All techniques that trials of a study were planned for or trained with, in the order of the ladder: figures
     take looks of all of them, so that each looks the same in every figure of a study."""
-    planned = (trial.plan.unsized_technique for trial in record.trials if trial.kind is not TrialKind.AVERAGE)
+    networks = [trial for trial in record.trials if trial.kind is not TrialKind.AVERAGE]
+    planned = (trial.plan.unsized_technique for trial in networks)
     trained = (
-        attempt.unsized_strategy
-        for trial in (*record.trials, *record.retrainings)
-        for attempt in trial.attempts
+        attempt.unsized_strategy for trial in (*networks, *record.retrainings) for attempt in trial.attempts
     )
-    return in_order(name for name in (*planned, *trained) if name is not None)
+    at_work = (trial.result.technique for trial in networks if not trial.attempts)
+    return in_order(name for name in (*planned, *trained, *at_work) if name is not None)
 
 
 def dense_of(technique: str) -> str:

@@ -207,9 +207,10 @@ def _hover(bar: TimelineBar) -> str:
 
 def _title(info: TimelineInfo) -> str:
     trained = len({(bar.kind, bar.trial) for bar in info.bars if bar.technique is not None})
+    count = "1 training" if trained == 1 else f"{trained} trainings"
     where = "one after another" if info.places == 1 else f"{info.places} side by side at most"
     climbs = ""
     if info.climbs:
         times = "once" if info.climbs == 1 else f"{info.climbs} times"
         climbs = f"; {times} one ran out of memory and climbed the ladder"
-    return f"{trained} trainings, {where}{climbs}"
+    return f"{count}, {where}{climbs}"

@@ -19,7 +19,7 @@ from trials.record import Attempt, Outcome, TrialRecord
 from trials.study_record import StudyRecord
 
 PANEL_HEIGHT, MARGINS = 330, 200
-TITLE = "Predicted against measured memory and time"
+TITLE = "How far plans are from measurements"
 MIB, MS = 2.0**20, 1e3
 ROOM = 1.15
 """Room beyond the lowest and the highest value, as a factor on the logarithmic axes."""

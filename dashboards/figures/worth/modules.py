@@ -35,6 +35,8 @@ WITH = 3
 """Smallest number of candidates that must have a module, and of those that must not."""
 MOST_PAIRS, SHOWN_PAIRS, SHOWN_IN_LAYERS = 60, 10, 20
 """Largest numbers of pairs that are fitted, the most frequent ones; that are drawn; of modules by layer drawn."""
+PAIR_SCALE = 0.5
+"""Factor of a pair's column, whose penalty is then four times a module's: it is credited with what these leave."""
 ABLATED = re.compile(r"layer(\d+): (\w+)(?: \(\d+\))?")
 """Name of a module in an ablation."""
 
@@ -231,15 +233,17 @@ def _named(group: str, columns: Mapping[str, Floats]) -> dict[tuple[str, str], F
 def _fitted(
     columns: Mapping[tuple[str, str], Floats], controls: Sequence[Floats], y_N: Floats
 ) -> tuple[list[ModuleValue], Fit]:
-    fitted = fit(np.stack([*columns.values(), *controls], axis=1), y_N)
+    scales = [PAIR_SCALE if group == "pair" else 1.0 for group, _ in columns]
+    scaled = [scale * column for scale, column in zip(scales, columns.values(), strict=True)]
+    fitted = fit(np.stack([*scaled, *controls], axis=1), y_N)
     rows = [
         ModuleValue(
             name=name,
             group=group,
             candidates=int(column.sum()),
-            percent=float(fitted.value_P[index]),
-            low=float(fitted.low_P[index]),
-            high=float(fitted.high_P[index]),
+            percent=scales[index] * float(fitted.value_P[index]),
+            low=scales[index] * float(fitted.low_P[index]),
+            high=scales[index] * float(fitted.high_P[index]),
         )
         for index, ((group, name), column) in enumerate(columns.items())
     ]

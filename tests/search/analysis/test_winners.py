@@ -28,10 +28,11 @@ from search.config import read_study_config
 from search.read_study import read_study
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
-from trials.analyses import Better
+from trials.analyses import Ablation, Better
 from trials.choice import Winner
 from trials.metrics import entropy
 from trials.record import Outcome, TrialRecord
+from trials.storage.analyses import Analyses
 from trials.study_record import Comparison, StudyRecord
 
 BOTH = 2
@@ -189,6 +190,9 @@ def test_ablation(dhen_search: Run, confirmed: Path) -> None:
     for part in said["parts"]:
         assert part["ne_percent"]["low"] <= part["ne_percent"]["mean"] <= part["ne_percent"]["high"]
         assert part["flops_percent"] == pytest.approx(100 * (1 - part["flops"] / said["flops"]))
+    (kept,) = [each for each in read_study(confirmed).ablations if each.trial == trial.number]
+    assert kept == Ablation.model_validate(said)
+    assert "figure-ablations" in (confirmed / "report.html").read_text()
     assert looks(confirmed) == looked
 
 
@@ -246,6 +250,25 @@ def test_slices_by_the_command_line(confirmed: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "others)" in shown.output
     assert f"intervals: over seeds and blocks of rows by {winner.blocked_by}\n" in shown.output
+    (kept,) = [each for each in read_study(confirmed).slices if each.column == "C3"]
+    assert (kept.trial, len(kept.slices), kept.blocked_by) == (winner.trial, 4, winner.blocked_by)
+
+
+def test_slices_that_cannot_be_kept_are_shown(confirmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object, __: object) -> None:
+        raise UserError("no space left.")
+
+    monkeypatch.setattr(Analyses, "keep", full)
+    shown = CliRunner().invoke(show_slices, [str(confirmed), "--column", "C4", "--pick", "knee"])
+    assert shown.exit_code == 0, shown.output
+    assert "not kept for the report: no space left." in shown.stderr
+    assert "worse" in shown.stdout
+    assert "C4" not in [each.column for each in read_study(confirmed).slices]
+
+
+def test_slices_of_an_unknown_column(confirmed: Path) -> None:
+    winner = read_study(confirmed).comparisons[-1]
+    words = [str(confirmed), "--column", "C3", "--top", "3", "--pick", str(winner.trial)]
     with pytest.raises(UserError, match="expected a categorical or numeric column of the log: C1"):
         CliRunner().invoke(show_slices, [*words[:2], "C", *words[-2:]], catch_exceptions=False)
 

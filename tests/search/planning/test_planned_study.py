@@ -20,6 +20,7 @@ from dhen.values import parse
 from search.config import read_study_config
 from search.execution.jobs import new_record
 from search.planning.plan_trial import LOCAL, declared_cluster, planned
+from search.planning.rejected import MOST_ITEMISED
 from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import CandidatePricer
@@ -165,6 +166,13 @@ def test_a_plan_is_kept_with_what_it_passed_over(half: Cluster) -> None:
             assert record.plan.peak_bytes <= half.hbm
             fewer = [each for each in kept.rejected if techniques(each.strategy) < techniques(kept.strategy)]
             assert all(each.lacking_bytes > 0 for each in fewer)
+            itemised = [each for each in kept.rejected if each.items]
+            assert len(itemised) <= MOST_ITEMISED
+            assert all(sum(each.items.values()) == each.memory_bytes for each in itemised)
+            assert all(each.reason and each.step_seconds for each in itemised)
+            assert {each.strategy for each in fewer if techniques(each.strategy) == 0} <= {
+                each.strategy for each in itemised
+            }
             more += [number] if record.plan.technique != "dp" else []
     assert more
 

@@ -1,0 +1,147 @@
+"""What ran when, and what the study had found by then."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records import bare, judged, study
+
+from dashboards.figures.course.clock import runs_of, stage_of
+from dashboards.figures.course.gain import gain_figure, gain_info, hypervolume
+from dashboards.figures.course.timeline import timeline_figure, timeline_info
+from trials.record import Attempt, Outcome, TrialKind, TrialRecord
+from trials.study_record import StudyRecord
+
+BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def ran(number: int, start: float, seconds: float, ne: float = 0.79, **facts) -> TrialRecord:
+    started = (BEGIN + timedelta(seconds=start)).isoformat()
+    facts = {"flops": 10.0 ** (number % 3 + 5), **facts}
+    return bare(number, ne=ne, started_at=started, seconds=seconds, **facts)
+
+
+def searched(**changes) -> StudyRecord:
+    """A baseline, two candidates side by side, a tuned one after a night, an average and a retraining."""
+    trials = [
+        ran(0, 0, 10, 0.80, kind=TrialKind.BASELINE),
+        ran(1, 10, 20, 0.79),
+        ran(2, 12, 30, 0.795),
+        ran(3, 10_000, 10, 0.78, tuned_from=1),
+        ran(4, 10_012, 0, 0.775, kind=TrialKind.AVERAGE, members=(1, 3)),
+    ]
+    again = ran(0, 10_013, 5, kind=TrialKind.RETRAINING, of=3)
+    return judged(trials, retrainings=(again,), **changes)
+
+
+def test_the_clock_leaves_out_what_nothing_ran_in() -> None:
+    found = runs_of(searched())
+    assert [(run.trial.number, run.start, run.end) for run in found.runs[:3]] == [
+        (0, 0, 10),
+        (1, 10, 30),
+        (2, 12, 42),
+    ]
+    assert found.left_out_seconds == pytest.approx(10_000 - 42)
+    assert found.runs[3].start == pytest.approx(42)
+    assert [stage for stage, _, _ in found.stretches()] == [
+        "baseline",
+        "search",
+        "tuning",
+        "averages",
+        "confirmation",
+    ]
+
+
+def test_every_trial_has_its_stage() -> None:
+    assert stage_of(bare(1, ne=0.7, flops=1.0, promoted_from=0)) == "all rows"
+    removed = bare(1, ne=0.7, flops=1.0, kind=TrialKind.RETRAINING, removed="layer0")
+    assert stage_of(removed) == "ablation"
+    assert stage_of(bare(1, ne=0.7, flops=1.0, kind=TrialKind.DISTILLED)) == "averages"
+
+
+def test_shared_results_take_no_time() -> None:
+    shared = ran(5, 50, 20).with_origin(reused_from=1)
+    assert 5 not in [run.trial.number for run in runs_of(searched().replace(trials=(shared,))).runs]
+
+
+def test_best_ne_and_hypervolume_only_improve() -> None:
+    info = gain_info(searched())
+    assert [(step.trial, step.best_ne) for step in info.steps] == [
+        (1, 0.79),
+        (2, 0.79),
+        (3, 0.78),
+        (4, 0.775),
+    ]
+    volumes = [step.hypervolume for step in info.steps]
+    assert volumes == sorted(volumes)
+    assert volumes[-1] > volumes[0] > 0
+    figure = gain_figure(info)
+    lowest, volume = figure.data
+    assert list(lowest.y) == [0.79, 0.79, 0.78, 0.775]
+    assert volume.y[-1] == pytest.approx(100)
+    assert "Pauses of 2 h 46 min in all are left out." in figure.layout.title.subtitle.text
+    assert {note.text for note in figure.layout.annotations} >= {"baseline", "search", "tuning"}
+
+
+Point = tuple[float, float]
+PLACES = st.tuples(st.floats(0, 10), st.floats(0, 10))
+
+
+@given(st.lists(PLACES, max_size=12), PLACES)
+def test_a_further_point_never_makes_the_hypervolume_smaller(points: list[Point], point: Point) -> None:
+    reference = (10.0, 10.0)
+    before = hypervolume(points, reference)
+    assert 0 <= before <= 100 + 1e-9
+    assert hypervolume([*points, point], reference) >= before - 1e-9
+
+
+def test_hypervolume_is_the_area_of_steps() -> None:
+    assert hypervolume([(1, 2), (2, 1), (2.5, 1.5)], (3, 3)) == pytest.approx(2 * 1 + 1 * 1)
+    assert hypervolume([(3, 1), (1, 3)], (3, 3)) == 0
+
+
+def test_side_by_side_are_places_of_their_own() -> None:
+    info = timeline_info(searched())
+    places = {(bar.kind, bar.trial): bar.place for bar in info.bars}
+    assert places[TrialKind.BASELINE, 0] == 0
+    assert (places[TrialKind.CANDIDATE, 1], places[TrialKind.CANDIDATE, 2]) == (0, 1)
+    assert places[TrialKind.CANDIDATE, 3] == 0
+    assert info.places == 2
+    assert "2 side by side at most" in timeline_figure(info).layout.title.text
+
+
+def test_attempts_follow_one_another_and_climbs_are_counted() -> None:
+    attempts = (
+        Attempt(strategy="dp", outcome=Outcome.OUT_OF_MEMORY, predicted_bytes=1, seconds=4.0),
+        Attempt(strategy="zero1", outcome=Outcome.COMPLETED, predicted_bytes=1, seconds=15.0),
+    )
+    record = judged([ran(1, 0, 20).replace(attempts=attempts)])
+    info = timeline_info(record)
+    assert [(bar.technique, bar.start, bar.seconds) for bar in info.bars] == [
+        ("dp", 0, 4),
+        ("zero1", 4, 15),
+    ]
+    assert info.climbs == 1
+    figure = timeline_figure(info)
+    assert figure.layout.title.text.startswith("1 training, one after another")
+    assert "once one ran out of memory and climbed the ladder" in figure.layout.title.text
+    shapes = {trace.name: trace.marker.pattern.shape for trace in figure.data}
+    assert shapes == {"dp": "x", "zero1": ""}
+    assert all(trace.showlegend for trace in figure.data)
+
+
+def test_studies_in_which_nothing_ran_say_so() -> None:
+    record = judged([])
+    assert gain_figure(gain_info(record)).layout.title.subtitle.text.startswith("Shown as soon as")
+    assert timeline_figure(timeline_info(record)).layout.title.subtitle.text.startswith("Shown as soon as")
+
+
+def test_what_is_still_at_work_has_a_bar() -> None:
+    record = study(1, finished=False)
+    info = timeline_info(record)
+    assert info.bars[-1].outcome is Outcome.RUNNING
+    drawn = sum(len(trace.x) for trace in timeline_figure(info).data)
+    assert drawn == len(info.bars) == len(record.trials)

@@ -1,0 +1,162 @@
+"""The ladder of a trial: its rungs, why each failed, and that it is plain data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from records import bare, judged, study
+
+from dashboards.figures.memory.ladder import MOST_RUNGS, ladder_figure, ladder_info, telling_trial
+from trials.record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
+from trials.study_record import ClusterSummary, StudyRecord
+
+MIB = 2**20
+CLUSTER = ClusterSummary(name="this", hosts=2, gpus_per_host=2, hbm=6 * MIB, verified=True)
+ITEMS = {
+    "parameters": MIB,
+    "gradients": MIB,
+    "activations": 2 * MIB,
+    "reserve": MIB // 2,
+    "context": MIB // 2,
+}
+
+
+def rejected(strategy: str, lacking: int, *, whole: bool = True) -> RejectedStrategy:
+    items = {"parameters": 3 * MIB, "optimizer_state": 3 * MIB + lacking} if whole else {}
+    details = {"items": items, "reason": f"{strategy} needs more.", "step_seconds": 0.2} if whole else {}
+    return RejectedStrategy(
+        strategy=strategy, memory_bytes=6 * MIB + lacking, lacking_bytes=lacking, **details
+    )
+
+
+def plan(strategy: str, *others: RejectedStrategy, fits: bool = True) -> PlanSummary:
+    return PlanSummary(
+        strategy=strategy,
+        fits=fits,
+        examples_per_rank=8,
+        memory_bytes=ITEMS,
+        step_seconds={"forward": 0.1},
+        reason=f"{strategy} needs 5 MiB.",
+        rejected=others,
+    )
+
+
+def climbed(number: int = 7) -> TrialRecord:
+    """Planned for zero1, out of memory, and then completed with fsdp."""
+    first = plan("zero1", rejected("dp", 3 * MIB))
+    last = plan("fsdp", rejected("dp", 3 * MIB), rejected("dp+micro_batches=2", MIB, whole=False))
+    attempts = (
+        Attempt(
+            strategy="zero1",
+            plan=first,
+            outcome=Outcome.OUT_OF_MEMORY,
+            predicted_bytes=5 * MIB,
+            needed_bytes=7 * MIB,
+            limit_bytes=6 * MIB,
+        ),
+        Attempt(
+            strategy="fsdp",
+            plan=last,
+            outcome=Outcome.COMPLETED,
+            predicted_bytes=5 * MIB,
+            measured_bytes=5 * MIB + 1,
+        ),
+    )
+    trial = bare(number, ne=0.78, flops=1e6).replace(attempts=attempts)
+    return trial.with_plan(technique="fsdp", summary=last)
+
+
+def with_ladder(*trials: TrialRecord) -> StudyRecord:
+    return judged(list(trials)).replace(cluster=CLUSTER)
+
+
+def test_rungs_say_why_each_cheaper_technique_failed() -> None:
+    info = ladder_info(with_ladder(climbed()), 7)
+    assert info is not None
+    assert (info.trial, info.hbm_bytes) == (7, 6 * MIB)
+    assert [rung.strategy for rung in info.rungs] == ["dp", "zero1", "fsdp"]
+    assert [rung.verdict for rung in info.rungs] == [
+        "lacks 3.0 MiB",
+        "ran out of memory, needed 7.0 MiB",
+        "chosen, measured 5.0 MiB",
+    ]
+    assert [rung.fits for rung in info.rungs] == [False, False, True]
+    assert [rung.total for rung in info.rungs] == [9 * MIB, 5 * MIB, 5 * MIB]
+    assert dict(info.rungs[2].items) == {
+        "parameters": MIB,
+        "gradients": MIB,
+        "activations": 2 * MIB,
+        "all else": MIB,
+    }
+    assert info.rungs[0].reason == "dp needs more."
+    assert info.left_out == 1
+
+
+def test_it_is_drawn_against_the_memory_of_a_rank() -> None:
+    figure = ladder_figure(ladder_info(with_ladder(climbed()), 7))
+    assert figure.layout.title.text.startswith("fsdp is the least that fits: 2 other ways")
+    (line,) = figure.layout.shapes
+    assert (line.x0, line.x1) == (6, 6)
+    widths = dict.fromkeys(("dp", "zero1", "fsdp"), 0.0)
+    for trace in figure.data:
+        for name, width in zip(trace.y, trace.x, strict=True):
+            widths[name] += width
+    assert widths == {"dp": 9, "zero1": 5, "fsdp": 5}
+    notes = " ".join(note.text for note in figure.layout.annotations)
+    assert "memory of a rank 6.0 MiB" in notes
+    assert "dp: 9.0 MiB, lacks 3.0 MiB" in notes
+
+
+def test_it_is_small_and_plain_data() -> None:
+    many = tuple(rejected(f"dp+micro_batches={2 + count}", MIB) for count in range(60))
+    trial = bare(1, ne=0.78, flops=1e6).with_plan(technique="fsdp", summary=plan("fsdp", *many))
+    info = ladder_info(with_ladder(trial), 1)
+    text = json.dumps(asdict(info))
+    assert json.loads(text)["rungs"][-1]["strategy"] == "fsdp"
+    assert len(info.rungs) == MOST_RUNGS + 1
+    assert info.left_out == 60 - MOST_RUNGS
+    assert len(text) < 10_000
+
+
+def test_records_of_older_versions_have_totals_alone() -> None:
+    old = plan(
+        "fsdp",
+        *(rejected(name, MIB * lacks, whole=False) for name, lacks in (("dp", 4), ("dp+micro_batches=4", 2))),
+    )
+    trial = bare(1, ne=0.78, flops=1e6).with_plan(technique="fsdp", summary=old)
+    first = ladder_info(with_ladder(trial), 1).rungs[0]
+    assert (first.strategy, first.items) == ("dp+micro_batches=4", (("not itemised", 8 * MIB),))
+
+
+def test_what_fits_and_was_not_chosen_is_slower() -> None:
+    trial = bare(1, ne=0.78, flops=1e6).with_plan(
+        technique="zero1", summary=plan("zero1", rejected("hsdp", 0))
+    )
+    info = ladder_info(with_ladder(trial), 1)
+    assert info.rungs[0].verdict == "fits, its step takes 2.00x as long"
+    assert ladder_figure(info).layout.title.text.startswith("zero1 is the fastest of those that fit")
+
+
+def test_nothing_fits() -> None:
+    summary = plan("fsdp", rejected("dp", MIB), fits=False)
+    trial = bare(1, ne=0.78, flops=1e6).with_plan(technique=None, summary=summary)
+    info = ladder_info(with_ladder(trial), 1)
+    assert info.rungs[-1].verdict == "comes closest, nothing fits"
+    assert ladder_figure(info).layout.title.text == "No memory technique fits this model"
+
+
+def test_the_trial_that_tells_most_is_the_default() -> None:
+    plain = bare(1, ne=0.77, flops=1e6).with_plan(summary=plan("dp"))
+    record = with_ladder(plain, climbed(2))
+    assert record.best == 1
+    assert telling_trial(record) == 2
+    assert telling_trial(with_ladder(plain)) == 1
+    assert ladder_info(with_ladder(plain)).rungs[0].verdict == "chosen"
+
+
+def test_what_was_not_planned_says_so() -> None:
+    assert "not planned" in ladder_figure(ladder_info(study())).layout.title.subtitle.text
+    assert ladder_info(judged([])) is None
+    assert ladder_figure(None).layout.title.subtitle.text.startswith("Shown as soon as")
+    assert ladder_info(study(), 10_000) is None

@@ -1,0 +1,126 @@
+"""The front's points by memory technique, their sizes, and the intervals of winners."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from records import changed, study, trial
+
+from dashboards.figures.front import front_figure, front_info
+from dashboards.figures.techniques import LOOKS, in_order, looks, study_techniques
+from trials.analyses import Better
+from trials.record import Outcome, TrialKind
+from trials.study_record import Comparison, StudyRecord
+
+TECHNIQUES = ("dp", "zero1", "fsdp+cpu_offload", "hsdp")
+MIB = 2**20
+
+
+def planned(record: StudyRecord) -> StudyRecord:
+    """Each candidate with a technique and a predicted peak."""
+    trials = [
+        each.with_plan(
+            technique=TECHNIQUES[each.number % 4] if each.plan.technique else None,
+            peak_bytes=(1 + each.number) * MIB,
+        )
+        for each in record.trials
+    ]
+    return record.replace(trials=tuple(trials))
+
+
+def compared(record: StudyRecord, low: float, high: float) -> StudyRecord:
+    comparison = Comparison(
+        trial=record.best,
+        seeds=(1, 2),
+        blocks=200,
+        blocked_by="time",
+        ne=0.78,
+        baseline_ne=0.79,
+        difference_percent=(low + high) / 2,
+        low_percent=low,
+        high_percent=high,
+        p=0.01,
+        p_adjusted=0.01,
+        winners=1,
+        detectable_percent=0.2,
+        better=Better.YES,
+    )
+    return record.replace(comparisons=(comparison,))
+
+
+def test_colour_and_shape_say_the_technique() -> None:
+    record = planned(study())
+    figure = front_figure(front_info(record))
+    by_name = {trace.name.split(" (")[0]: trace for trace in figure.data if trace.name}
+    assert set(TECHNIQUES) <= set(by_name)
+    found = looks(TECHNIQUES)
+    for technique in TECHNIQUES:
+        trace = by_name[technique]
+        assert {record.trial(number).plan.technique for number in trace.customdata} == {technique}
+        assert trace.marker.color == found[technique].color
+        assert {symbol.removesuffix("-open") for symbol in trace.marker.symbol} == {found[technique].symbol}
+        for hover in trace.hovertext:
+            assert f"<br>{technique}, " in hover
+
+
+def test_no_two_techniques_look_the_same() -> None:
+    names = [
+        *LOOKS,
+        *(f"{dense}+cpu_offload" for dense in ("shard_grad_op", "hsdp", "fsdp")),
+        "dp+micro_batches=2",
+    ]
+    found = looks(names)
+    assert len({(look.color, look.symbol) for look in found.values()}) == len(names)
+    assert len({look.symbol for look in found.values()}) == len(names)
+    assert found["fsdp"] == looks(["fsdp"])["fsdp"]
+    assert in_order(["fsdp+cpu_offload", "zero1", "dp"]) == ("dp", "zero1", "fsdp+cpu_offload")
+
+
+def test_area_grows_with_predicted_memory() -> None:
+    record = planned(study())
+    figure = front_figure(front_info(record))
+    sizes = {
+        number: size
+        for trace in figure.data
+        if trace.mode == "markers" and trace.customdata is not None
+        for number, size in zip(trace.customdata, trace.marker.size, strict=True)
+    }
+    last, half = max(sizes), max(sizes) // 2
+    assert sizes[last] / sizes[half] == pytest.approx(((1 + last) / (1 + half)) ** 0.5)
+    assert "Area: predicted peak memory of a rank" in figure.layout.title.subtitle.text
+    alike = record.replace(trials=tuple(each.with_plan(peak_bytes=MIB) for each in record.trials))
+    figure = front_figure(front_info(alike))
+    assert "Area" not in figure.layout.title.subtitle.text
+
+
+def test_winners_have_the_intervals_of_their_comparisons() -> None:
+    record = compared(study(), low=-1.5, high=-0.5)
+    info = front_info(record)
+    (interval,) = info.intervals
+    baseline = info.baseline.ne
+    assert (interval.number, interval.low) == (record.best, pytest.approx(baseline * 0.985))
+    assert interval.high == pytest.approx(baseline * 0.995)
+    assert info.frame.low < interval.low < interval.high < info.frame.high
+    trace = next(trace for trace in front_figure(info).data if "retrained" in (trace.name or ""))
+    assert trace.y[0] - trace.error_y.arrayminus[0] == pytest.approx(interval.low)
+    assert trace.y[0] + trace.error_y.array[0] == pytest.approx(interval.high)
+    assert not front_info(study()).intervals
+
+
+def test_an_average_has_no_technique() -> None:
+    record = study()
+    average = record.trial(record.best).replace(number=100, kind=TrialKind.AVERAGE)
+    record = record.replace(trials=(*record.trials, average), front=(*record.front, 100))
+    point = front_info(record).front[-1]
+    assert (point.number, point.technique, point.memory_bytes) == (100, None, None)
+    figure = front_figure(front_info(record))
+    assert [list(trace.customdata) for trace in figure.data if trace.name == "averages"] == [[100]]
+    assert "dp" in study_techniques(record)
+    only = record.replace(trials=(average,))
+    assert study_techniques(only) == ()
+
+
+def test_what_fits_nowhere_has_no_technique() -> None:
+    nowhere = changed(trial(0, Random(0), outcome=Outcome.INFEASIBLE), technique=None)
+    assert study_techniques(study(0).replace(trials=(nowhere,))) == ()

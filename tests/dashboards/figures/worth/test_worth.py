@@ -1,0 +1,259 @@
+"""What modules, parts, members and slices are worth: found where it is known, and not told where it cannot be."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from records import MODULES, bare, judged, study
+
+from dashboards.figures.worth.ablations import ablations_figure, ablations_info
+from dashboards.figures.worth.additive import fit
+from dashboards.figures.worth.averages import averages_figure, averages_info
+from dashboards.figures.worth.estimates import Estimate, estimates_figure
+from dashboards.figures.worth.estimates import judged as verdict
+from dashboards.figures.worth.modules import FEWEST, modules_figure, modules_info
+from dashboards.figures.worth.slices import slices_figure, slices_info
+from trials.analyses import Ablation, Better, MeanInterval, Part, Slice, Slices
+from trials.ordered_axis import OrderedAxis
+from trials.record import Outcome, TrialKind, TrialRecord
+from trials.study_record import StudyRecord
+
+DEPTH = OrderedAxis(name="depth", part="depth", key="depth", values=(1, 2, 3))
+WORTH = {"attention": -0.01, "cross": 0.006}
+
+
+def candidate(number: int, *layers: tuple[str, ...], ne: float, **facts: Any) -> TrialRecord:
+    model = {
+        "family": "dhen",
+        "layers": [{"modules": [{"kind": kind} for kind in kinds]} for kinds in layers],
+    }
+    return bare(number, ne=ne, flops=1e6, model=model, **facts)
+
+
+def made_of(count: int, noise: float, *, worth: dict[str, float], seed: int = 0) -> list[TrialRecord]:
+    """Candidates of one recipe of two modules each, whose NE is the sum of what these are worth."""
+    random, pairs = Random(seed), list(combinations(MODULES, 2))
+    trials = []
+    for number in range(1, 1 + count):
+        kinds, depth = pairs[number % len(pairs)], random.randint(1, 3)
+        ne = 0.8 + sum(worth.get(kind, 0.0) for kind in kinds) - 0.002 * depth + random.gauss(0, noise)
+        trials.append(candidate(number, *[kinds] * depth, ne=ne))
+    return trials
+
+
+def searched(*trials: TrialRecord, **changes: Any) -> StudyRecord:
+    baseline = bare(0, ne=0.8, flops=1e6, kind=TrialKind.BASELINE)
+    return judged([baseline, *trials], axes=(DEPTH,), **changes)
+
+
+def test_modules_that_matter_are_found_with_their_sign_and_size() -> None:
+    info = modules_info(searched(*made_of(80, 0.0005, worth=WORTH)))
+    values = {value.name: value for value in info.values if value.group == "module"}
+    assert set(values) == set(MODULES)
+    # two modules of five are always there, so what they are worth is known but for a constant that all share
+    apart = values["attention"].percent - values["cross"].percent
+    assert apart == pytest.approx(100 * (WORTH["attention"] - WORTH["cross"]) / 0.8, rel=0.2)
+    assert values["attention"].high < 0 < values["cross"].low
+    assert info.explained > 0.9
+    title = modules_figure(info).layout.title.text
+    assert title.startswith("Of all modules attention brings most: -")
+    assert [value.percent for value in info.values if value.group == "module"] == sorted(
+        value.percent for value in values.values()
+    )
+
+
+def test_noise_is_not_told_for_a_module() -> None:
+    info = modules_info(searched(*made_of(40, 0.005, worth={}, seed=3)))
+    assert sum(value.high < 0 or value.low > 0 for value in info.values) <= 1
+    info_of_few = modules_info(searched(*made_of(FEWEST, 0.02, worth={}, seed=1)))
+    assert info_of_few.explained <= 0
+    figure = modules_figure(info_of_few)
+    assert figure.layout.title.text == f"What each module brings cannot be told from {FEWEST} candidates"
+    assert {trace.name for trace in figure.data} == {"too few candidates to tell"}
+
+
+def test_too_few_candidates_are_said_to_be() -> None:
+    few = modules_info(searched(*made_of(FEWEST - 1, 0.001, worth=WORTH)))
+    assert few.reason == f"Too few candidates to tell: {FEWEST - 1} have an NE, {FEWEST} are needed."
+    assert modules_figure(few).layout.title.subtitle.text == few.reason
+    alike = [candidate(number, ("mlp",), ne=0.8) for number in range(1, 20)]
+    assert modules_info(searched(*alike)).reason.startswith("All candidates have the same modules")
+
+
+def test_modules_are_told_by_layer_where_layers_differ() -> None:
+    random = Random(1)
+    trials = []
+    for number in range(1, 61):
+        first, second = random.choice(MODULES), random.choice(MODULES)
+        ne = 0.8 - 0.01 * (second == "dlrm") + random.gauss(0, 0.0005)
+        trials.append(candidate(number, (first,), (second,), ne=ne))
+    info = modules_info(searched(*trials))
+    layers = {value.name: value for value in info.values if value.group == "layer"}
+    assert layers["layer 1: dlrm"].high < 0
+    assert abs(layers["layer 0: dlrm"].percent) < 0.2 * abs(layers["layer 1: dlrm"].percent)
+    shared = modules_info(searched(*made_of(40, 0.001, worth=WORTH)))
+    assert not [value for value in shared.values if value.group == "layer"]
+
+
+def test_one_wild_candidate_changes_little() -> None:
+    trials = made_of(60, 0.0005, worth=WORTH)
+    wild = candidate(99, ("attention", "mlp"), ne=9.0)
+    apart = []
+    for each in (trials, [*trials, wild]):
+        values = {value.name: value.percent for value in modules_info(searched(*each)).values}
+        apart.append(values["attention"] - values["cross"])
+    assert apart[1] == pytest.approx(apart[0], rel=0.4)
+
+
+def test_stopped_candidates_count_with_what_they_would_have_come_to() -> None:
+    trials = made_of(FEWEST, 0.001, worth=WORTH)
+    stopped = [
+        each.with_result(outcome=Outcome.STOPPED, expected_ne=0.7 if each.number == 1 else None)
+        for each in trials[:2]
+    ]
+    assert modules_info(searched(*stopped, *trials[2:])).candidates == FEWEST - 1
+
+
+def test_the_fit_finds_coefficients_and_says_what_it_explains() -> None:
+    random = np.random.default_rng(0)
+    x_NP = random.normal(size=(200, 3))
+    y_N = x_NP @ np.array([2.0, 0.0, -1.0]) + random.normal(scale=0.1, size=200)
+    found = fit(x_NP, y_N)
+    assert found.value_P == pytest.approx([2, 0, -1], abs=0.05)
+    assert (found.low_P < found.value_P).all()
+    assert (found.value_P < found.high_P).all()
+    assert found.explained > 0.99
+    assert fit(x_NP[:, :1] * 0 + random.normal(size=(200, 1)), y_N).explained < 0.05
+
+
+ABLATION = Ablation(
+    trial=1,
+    seeds=(1, 2, 3),
+    flops=1e6,
+    parts=(
+        Part(
+            removed="layer0: attention",
+            ne_percent=MeanInterval(mean=0.5, low=0.3, high=0.7),
+            flops=4e5,
+            flops_percent=60.0,
+        ),
+        Part(
+            removed="layer1",
+            ne_percent=MeanInterval(mean=-0.1, low=-0.4, high=0.2),
+            flops=5e5,
+            flops_percent=50.0,
+        ),
+        Part(removed="layer0: mlp", ne_percent=None, flops=9e5, flops_percent=10.0),
+    ),
+)
+
+
+def test_ablations_say_what_each_part_brings() -> None:
+    record = searched(*made_of(3, 0.001, worth=WORTH), ablations=(ABLATION,))
+    info = ablations_info(record)
+    (trial,) = info.trials
+    assert [(part.removed, part.percent, part.low, part.high) for part in trial.parts] == [
+        ("layer0: attention", -0.5, -0.7, -0.3),
+        ("layer1", 0.1, -0.2, 0.4),
+    ]
+    figure = ablations_figure(info)
+    assert figure.layout.title.text == "layer0: attention of trial 1 brings most: -0.50 % NE"
+    assert {trace.name: list(trace.y) for trace in figure.data} == {
+        "lowers NE": ["layer0: attention (60 % of FLOPs)"],
+        "cannot tell": ["layer1 (50 % of FLOPs)"],
+    }
+    assert "dhen-search ablate" in ablations_figure(ablations_info(study())).layout.title.subtitle.text
+
+
+def test_ablations_stand_beside_what_the_model_says_of_a_module() -> None:
+    record = searched(*made_of(40, 0.001, worth=WORTH), ablations=(ABLATION,))
+    (ablated,) = modules_info(record).ablated
+    assert (ablated.name, ablated.percent, ablated.low, ablated.high) == ("attention", -0.5, -0.7, -0.3)
+    names = [trace.name for trace in modules_figure(modules_info(record)).data]
+    assert names[-1] == "ablation of a winner"
+
+
+def sliced(baseline: int, *verdicts: Better) -> Slices:
+    rows = [
+        Slice(
+            value=f"<{index}>",
+            rows=100,
+            base_rate=0.1,
+            ne=0.79,
+            baseline_ne=0.8,
+            calibration=1.0,
+            baseline_calibration=1.0,
+            difference_percent=-1.0,
+            low_percent=-1.5,
+            high_percent=-0.5,
+            better=better,
+        )
+        for index, better in enumerate(verdicts)
+    ]
+    rare = rows[0].replace(value="rare", difference_percent=None, low_percent=None, high_percent=None)
+    return Slices(trial=1, baseline=baseline, column="site", seeds=(1, 2), slices=(*rows, rare))
+
+
+def test_slices_have_the_verdicts_that_the_record_has() -> None:
+    record = searched(
+        *made_of(3, 0.001, worth=WORTH), slices=(sliced(0, Better.YES, Better.CANNOT_TELL, Better.NO),)
+    )
+    info = slices_info(record)
+    (column,) = info.columns
+    assert (len(column.slices), column.undecided) == (3, 1)
+    figure = slices_figure(info)
+    assert figure.layout.title.text == "Better than the baseline on 1 of 3 slices, worse on 1, for sure"
+    assert {trace.name: list(trace.y) for trace in figure.data} == {
+        "better than the baseline": ["site <0> (100 rows)"],
+        "cannot tell": ["site <1> (100 rows)"],
+        "worse than the baseline": ["site <2> (100 rows)"],
+    }
+    assert "site &lt;0&gt; (100 rows)" in figure.layout.yaxis.ticktext
+    assert "1 more slices have too few rows" in figure.layout.title.subtitle.text
+
+
+def test_slices_against_another_baseline_are_not_shown() -> None:
+    record = searched(*made_of(3, 0.001, worth=WORTH), slices=(sliced(99, Better.YES),))
+    assert slices_info(record).columns == ()
+    assert "dhen-search slices" in slices_figure(slices_info(record)).layout.title.subtitle.text
+
+
+def test_averages_stand_beside_their_members() -> None:
+    trials = [candidate(1, ("mlp",), ne=0.79), candidate(2, ("cross",), ne=0.78)]
+    average = bare(3, ne=0.77, flops=2e6, kind=TrialKind.AVERAGE, members=(1, 2))
+    record = searched(*trials, average)
+    info = averages_info(record)
+    (point,) = info.averages
+    assert [member.number for member in point.members] == [2, 1]
+    assert point.gain_percent == pytest.approx(100 * (0.77 / 0.78 - 1))
+    assert point.relative_percent == pytest.approx(100 * (0.77 / 0.8 - 1))
+    title = averages_figure(info).layout.title.text
+    assert title == "The best average has -1.28 % NE to its best member, trial 2, at 2x its FLOPs"
+    assert averages_figure(averages_info(study())).layout.title.subtitle.text.startswith("Shown as soon as")
+
+
+def test_a_wide_interval_does_not_press_the_others_flat() -> None:
+    rows = [
+        Estimate(label=str(index), percent=0.1 * index, low=-1.0, high=1.0, better=Better.CANNOT_TELL)
+        for index in range(8)
+    ]
+    wild = Estimate(label="wild", percent=0.0, low=-90.0, high=90.0, better=Better.CANNOT_TELL)
+    words = ("lower", "higher", "unsure")
+    figure = estimates_figure([*rows, wild], title="t", subtitle="s.", axis="x", words=words)
+    low, high = figure.layout.xaxis.range
+    assert -3 < low < -1
+    assert 1 < high < 3
+    assert "1 of these intervals go beyond the frame" in figure.layout.title.subtitle.text
+
+
+def test_an_interval_on_one_side_of_zero_is_a_verdict() -> None:
+    assert [verdict(*ends) for ends in ((-2, -1), (1, 2), (-1, 1), (None, None))] == [
+        Better.YES,
+        Better.NO,
+        Better.CANNOT_TELL,
+        Better.CANNOT_TELL,
+    ]

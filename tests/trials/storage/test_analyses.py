@@ -1,0 +1,84 @@
+"""The ledger keeps what was worked out of winners; one of an older version opens without it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from records import bare
+
+from trials.analyses import Ablation, Better, MeanInterval, Part, Slice, Slices
+from trials.storage.database import sqlite_url
+from trials.storage.ledger import Ledger, Setting
+
+CLUSTER = {"name": "small", "hosts": 1, "gpus_per_host": 1, "hbm": 2**30}
+SETTING = Setting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)
+PART = Part(
+    removed="layer0", ne_percent=MeanInterval(mean=0.5, low=0.1, high=0.9), flops=1e5, flops_percent=9.0
+)
+ROW = Slice(
+    value="a",
+    rows=10,
+    base_rate=0.1,
+    ne=0.9,
+    baseline_ne=None,
+    calibration=None,
+    baseline_calibration=1.0,
+    better=Better.CANNOT_TELL,
+)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    ledger = Ledger(sqlite_url(tmp_path / "study.db"), "a")
+    ledger.settle(SETTING)
+    for number in (1, 2):
+        ledger.save(bare(number, ne=0.8, flops=1e6))
+    return ledger
+
+
+def ablation(trial: int, *seeds: int) -> Ablation:
+    return Ablation(trial=trial, seeds=seeds, flops=1e6, parts=(PART,))
+
+
+def slices(trial: int, column: str, *seeds: int) -> Slices:
+    return Slices(trial=trial, baseline=2, column=column, blocked_by="time", seeds=seeds, slices=(ROW,))
+
+
+def test_analyses_come_back_as_they_were(ledger: Ledger) -> None:
+    kept = [slices(2, "site", 1), slices(1, "site", 1), slices(1, "hour", 1)]
+    for each in (ablation(2, 1), ablation(1, 1), *kept):
+        ledger.analyses.keep(each)
+    assert ledger.analyses.ablations() == (ablation(1, 1), ablation(2, 1))
+    assert ledger.analyses.slices() == (kept[2], kept[1], kept[0])
+
+
+def test_the_last_one_of_a_trial_and_a_column_stays(ledger: Ledger) -> None:
+    for seeds in ((1,), (1, 2)):
+        ledger.analyses.keep(ablation(1, *seeds))
+        ledger.analyses.keep(slices(1, "site", *seeds))
+    assert [each.seeds for each in ledger.analyses.ablations()] == [(1, 2)]
+    assert [each.seeds for each in ledger.analyses.slices()] == [(1, 2)]
+
+
+def test_studies_of_one_database_have_their_own(ledger: Ledger) -> None:
+    ledger.analyses.keep(ablation(1, 1))
+    other = Ledger(ledger.url, "b")
+    assert (other.analyses.ablations(), other.analyses.slices()) == ((), ())
+
+
+def test_a_ledger_of_an_older_version_has_none_of_them(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.close()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
+        connection.execute("drop table dhen_analysis")
+    old = Ledger(ledger.url, "a", create=False)
+    assert (old.analyses.ablations(), old.analyses.slices()) == ((), ())
+    assert [trial.number for trial in old.trials()] == [1, 2]
+    written = Ledger(ledger.url, "a")
+    written.analyses.keep(ablation(1, 1))
+    assert len(old.analyses.ablations()) == 1
+    with old.database.transaction() as connection:
+        assert sa.inspect(connection).has_table("dhen_analysis")
