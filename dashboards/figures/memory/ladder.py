@@ -5,11 +5,11 @@ A rung is a technique: those that were passed over, those that were tried and ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from dashboards.figures.memory.rungs import OTHERS, TOGETHER, Rung, last_plan, passed_over, rungs
 from dashboards.figures.style import (
     BLUE,
     GREEN,
@@ -25,52 +25,27 @@ from dashboards.figures.style import (
     legend_below,
     text,
 )
-from dashboards.figures.techniques import in_order
 from dashboards.names import trial_name
 from dashboards.rows import find
 from dashboards.units import byte_size
-from trials.record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
 from trials.study_record import StudyRecord
 
-ITEMS = {
-    "parameters": ("parameters", BLUE, ""),
-    "gradients": ("gradients", SKY, "/"),
-    "optimizer_state": ("optimizer state", PURPLE, ""),
-    "activations": ("activations", ORANGE, ""),
-    "embedding_shards": ("embedding tables", GREEN, "\\"),
-    "unsharded_layer": ("gathered parameters", YELLOW, "x"),
-    "communication_buffers": ("communication buffers", VERMILION, "."),
+LOOKS = {
+    "parameters": (BLUE, ""),
+    "gradients": (SKY, "/"),
+    "optimizer state": (PURPLE, ""),
+    "activations": (ORANGE, ""),
+    "embedding tables": (GREEN, "\\"),
+    "gathered parameters": (YELLOW, "x"),
+    "communication buffers": (VERMILION, "."),
+    OTHERS: (GREY, ""),
+    TOGETHER: (GREY, "-"),
 }
-"""Items of a peak: what they are called, and their colour and pattern."""
-OTHERS, TOGETHER = "all else", "not itemised"
-"""What further items are called together, and a peak of whose items the record knows nothing."""
-MOST_RUNGS = 14
+"""Colour and pattern of each item of a peak."""
 ROW_HEIGHT, MARGINS = 44, 290
 """Pixels of a rung, and above and below all of them, where a phone has the legend in many lines."""
 BAR, ABOVE = 0.42, 17
 """Thickness of a bar as a share of its row, and pixels from its middle up to that of its label."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
-    """One technique of the ladder."""
-
-    strategy: str
-    verdict: str
-    """In a few words: `lacks 1.2 MiB`, `ran out of memory`, `fits, slower`, `chosen`."""
-    reason: str
-    """Why, in a sentence; empty where the record does not say."""
-    fits: bool
-    chosen: bool
-    items: tuple[tuple[str, int], ...]
-    """Predicted bytes by item, in the order of `ITEMS`; `not itemised` alone where only their sum is known."""
-    measured_bytes: int | None = None
-    """Peak as it was counted, where the trial was trained with this technique."""
-
-    @property
-    def total(self) -> int:
-        """The predicted peak."""
-        return sum(size for _, size in self.items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +75,15 @@ def ladder_info(record: StudyRecord, trial_number: int | None = None) -> LadderI
     trial = find(record, number)
     if trial is None:
         return None
-    plan = _last_plan(trial)
-    rungs = tuple(_rungs(trial, plan)) if plan is not None else ()
+    plan = last_plan(trial)
+    found = tuple(rungs(trial, plan)) if plan is not None else ()
     return LadderInfo(
         trial=trial.number,
         name=trial_name(trial),
         hbm_bytes=record.cluster.hbm if record.cluster else None,
         margin_bytes=plan.margin_bytes if plan else 0,
-        rungs=rungs,
-        left_out=_passed_over(trial) - sum(not rung.chosen for rung in rungs),
+        rungs=found,
+        left_out=passed_over(trial) - sum(not rung.chosen for rung in found),
     )
 
 
@@ -118,11 +93,11 @@ def telling_trial(record: StudyRecord) -> int | None:
     winners = [winner.trial for winner in record.choice.winners] if record.choice else []
     asked = [*([record.best] if record.best is not None else []), *winners, *reversed(record.front)]
     selected = [trial for number in asked if (trial := find(record, number)) is not None]
-    telling = next((trial for trial in selected if _passed_over(trial)), None)
-    most = max(record.candidates, key=_passed_over, default=None)
-    if telling is None and most is not None and _passed_over(most):
+    telling = next((trial for trial in selected if passed_over(trial)), None)
+    most = max(record.candidates, key=passed_over, default=None)
+    if telling is None and most is not None and passed_over(most):
         telling = most
-    planned = (trial for trial in (*selected, *record.trials) if _last_plan(trial) is not None)
+    planned = (trial for trial in (*selected, *record.trials) if last_plan(trial) is not None)
     telling = telling or next(planned, None)
     return telling.number if telling else record.best
 
@@ -165,113 +140,10 @@ def ladder_figure(info: LadderInfo | None) -> go.Figure:
     return legend_below(figure)
 
 
-def _last_plan(trial: TrialRecord) -> PlanSummary | None:
-    """The plan that the trial came to, after those whose attempts ran out of memory."""
-    return trial.plan.summary or trial.first_plan
-
-
-def _passed_over(trial: TrialRecord) -> int:
-    """Number of strategies that the trial's last plan passed over, and of attempts that ran out of memory."""
-    plan = _last_plan(trial)
-    ran_out = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in trial.attempts)
-    return (len(plan.rejected) if plan else 0) + ran_out
-
-
-def _rungs(trial: TrialRecord, plan: PlanSummary) -> Iterator[Rung]:
-    """Techniques passed over, those that were tried, the one that the trial came to."""
-    tried = {attempt.strategy for attempt in trial.attempts}
-    rejected = {each.strategy: each for each in _shown(plan) if each.strategy not in tried}
-    for name in in_order(rejected)[:MOST_RUNGS]:
-        yield _of_rejected(rejected[name], plan)
-    for attempt in trial.attempts[:-1]:
-        yield _of_attempt(attempt, last=False)
-    if trial.attempts and trial.attempts[-1].plan is not None:
-        yield _of_attempt(trial.attempts[-1], last=True)
-    elif plan.strategy is not None:
-        yield _of_plan(plan)
-
-
-def _shown(plan: PlanSummary) -> tuple[RejectedStrategy, ...]:
-    """The strategies whose items are kept; of older versions the nearest of each way to hold the model."""
-    itemised = tuple(each for each in plan.rejected if each.items)
-    if itemised:
-        return itemised
-    nearest: dict[str, RejectedStrategy] = {}
-    for each in plan.rejected:
-        if each.held_as not in nearest or each.lacking_bytes < nearest[each.held_as].lacking_bytes:
-            nearest[each.held_as] = each
-    return tuple(nearest.values())
-
-
-def _of_rejected(rejected: RejectedStrategy, plan: PlanSummary) -> Rung:
-    fits = rejected.lacking_bytes == 0
-    return Rung(
-        strategy=rejected.strategy,
-        verdict=_slower(rejected, plan) if fits else f"lacks {byte_size(rejected.lacking_bytes)}",
-        reason=rejected.reason,
-        fits=fits,
-        chosen=False,
-        items=_items(rejected.items, rejected.memory_bytes),
-    )
-
-
-def _slower(rejected: RejectedStrategy, plan: PlanSummary) -> str:
-    """How much slower a step of a strategy is that fits too, where that is known."""
-    chosen = plan.whole_step_seconds
-    if rejected.step_seconds is None or not chosen or rejected.step_seconds <= chosen:
-        return "fits, not chosen"
-    return f"fits, its step takes {rejected.step_seconds / chosen:.2f}x as long"
-
-
-def _of_attempt(attempt: Attempt, *, last: bool) -> Rung:
-    plan = attempt.plan
-    ran_out = attempt.outcome is Outcome.OUT_OF_MEMORY
-    verdict = "chosen" if last else "ran again"
-    if ran_out:
-        verdict = "ran out of memory" if attempt.needed_bytes is None else _needed(attempt)
-    elif attempt.measured_bytes:
-        verdict += f", measured {byte_size(attempt.measured_bytes)}"
-    return Rung(
-        strategy=attempt.strategy,
-        verdict=verdict,
-        reason=plan.reason if plan else "",
-        fits=not ran_out,
-        chosen=last and not ran_out,
-        items=_items(plan.memory_bytes if plan else {}, attempt.predicted_bytes or 0),
-        measured_bytes=attempt.measured_bytes,
-    )
-
-
-def _needed(attempt: Attempt) -> str:
-    return f"ran out of memory, needed {byte_size(attempt.needed_bytes)}"
-
-
-def _of_plan(plan: PlanSummary) -> Rung:
-    assert plan.strategy is not None
-    return Rung(
-        strategy=plan.strategy,
-        verdict="chosen" if plan.fits else "comes closest, nothing fits",
-        reason=plan.reason,
-        fits=plan.fits,
-        chosen=plan.fits,
-        items=_items(plan.memory_bytes, plan.peak_bytes or 0),
-    )
-
-
-def _items(by_name: Mapping[str, int], total: int) -> tuple[tuple[str, int], ...]:
-    if not by_name:
-        return ((TOGETHER, total),)
-    shown = [(title, by_name.get(name, 0)) for name, (title, _, _) in ITEMS.items()]
-    others = sum(size for name, size in by_name.items() if name not in ITEMS)
-    return tuple((title, size) for title, size in [*shown, (OTHERS, others)] if size)
-
-
 def _bars(info: LadderInfo) -> list[go.Bar]:
     scale = _unit(info)[1]
-    looks = {title: (color, pattern) for title, color, pattern in ITEMS.values()}
-    looks |= {OTHERS: (GREY, ""), TOGETHER: (GREY, "-")}
     traces = []
-    for title, (color, pattern) in looks.items():
+    for title, (color, pattern) in LOOKS.items():
         rungs = [(rung, dict(rung.items).get(title, 0)) for rung in info.rungs]
         if not any(size for _, size in rungs):
             continue

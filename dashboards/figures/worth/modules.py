@@ -9,24 +9,29 @@ candidate differ, a second model has a column for each module in each layer. Abl
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.figures.frame import frame
 from dashboards.figures.style import PURPLE, empty
 from dashboards.figures.worth.additive import Fit, Floats, fit
+from dashboards.figures.worth.columns import (
+    columns_of,
+    controls_of,
+    layers_differ,
+    modules_by_layer,
+    modules_in,
+    ne_of,
+    pairs_in,
+    relative,
+)
 from dashboards.figures.worth.estimates import Estimate, estimates_figure, interval_trace, judged
 from dashboards.rows import baseline_ne
-from dashboards.units import known, percent
+from dashboards.units import percent
 from trials.analyses import Ablation, Better
-from trials.ordered_axis import OrderedAxis
-from trials.record import Outcome, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_percent
+from trials.study_record import StudyRecord
 
 TITLE = "What each interaction module brings"
 FEWEST = 12
@@ -90,20 +95,20 @@ class ModulesInfo:
 def modules_info(record: StudyRecord) -> ModulesInfo:
     """What the figure shows: candidates that completed, or were stopped and have an expected NE."""
     reference = baseline_ne(record)
-    found = [(trial, ne) for trial in record.candidates if (ne := _ne(trial)) is not None]
+    found = [(trial, ne) for trial in record.candidates if (ne := ne_of(trial)) is not None]
     trials, values = [trial for trial, _ in found], [ne for _, ne in found]
     if len(trials) < FEWEST:
         return _nothing(
             len(trials), f"Too few candidates to tell: {len(trials)} have an NE, {FEWEST} are needed."
         )
-    modules = _columns(trials, _modules, WITH)
+    modules = columns_of(trials, modules_in, WITH)
     if not modules:
         reason = "All candidates have the same modules: what one brings could only be told by leaving it out."
         return _nothing(len(trials), reason)
-    y_N = _relative(values, reference)
-    controls = _controls(trials, record.axes)
-    pairs = dict(list(_columns(trials, _pairs, WITH).items())[:MOST_PAIRS])
-    layers = _columns(trials, _by_layer, WITH) if any(map(_layers_differ, trials)) else {}
+    y_N = relative(values, reference)
+    controls = controls_of(trials, record.axes)
+    pairs = dict(list(columns_of(trials, pairs_in, WITH).items())[:MOST_PAIRS])
+    layers = columns_of(trials, modules_by_layer, WITH) if any(map(layers_differ, trials)) else {}
     whole = _fitted({**_named("module", modules), **_named("pair", pairs)}, controls, y_N)
     by_layer = _fitted(_named("layer", layers), controls, y_N) if layers else None
     rows = [*whole[0], *(by_layer[0] if by_layer else ())]
@@ -151,79 +156,6 @@ def _nothing(candidates: int, reason: str) -> ModulesInfo:
     return ModulesInfo(
         values=(), ablated=(), candidates=candidates, explained=0.0, pairs_left_out=0, reason=reason
     )
-
-
-def _ne(trial: TrialRecord) -> float | None:
-    """NE of a candidate that says something of its own network; for a stopped one what it was to come to."""
-    result = trial.result
-    if trial.shared or not trial.job.model.get("layers"):
-        return None
-    if result.outcome is Outcome.STOPPED:
-        return result.expected_ne if known(result.expected_ne) else None
-    done = result.outcome is Outcome.COMPLETED and result.validation is not None
-    return result.validation.ne if done and result.validation and known(result.validation.ne) else None
-
-
-def _relative(values: Sequence[float], reference: float | None) -> Floats:
-    """NE in percent of the baseline's; a few that went wrong count as the worst of the others."""
-    worst = frame(values).high
-    base = reference if reference is not None else float(np.median(values))
-    return np.array([relative_ne_percent(min(value, worst), base) for value in values])
-
-
-def _layers(trial: TrialRecord) -> list[list[str]]:
-    """Names of the modules by layer."""
-    return [
-        [str(module["kind"] if isinstance(module, Mapping) else module) for module in layer["modules"]]
-        for layer in trial.job.model["layers"]
-    ]
-
-
-def _layers_differ(trial: TrialRecord) -> bool:
-    return len({tuple(sorted(kinds)) for kinds in _layers(trial)}) > 1
-
-
-def _modules(trial: TrialRecord) -> set[str]:
-    return {kind for kinds in _layers(trial) for kind in kinds}
-
-
-def _pairs(trial: TrialRecord) -> set[str]:
-    return {
-        f"{first} + {second}"
-        for kinds in _layers(trial)
-        for first, second in combinations(sorted(set(kinds)), 2)
-    }
-
-
-def _by_layer(trial: TrialRecord) -> set[str]:
-    return {f"layer {number}: {kind}" for number, kinds in enumerate(_layers(trial)) for kind in kinds}
-
-
-def _columns(
-    trials: Sequence[TrialRecord], names_of: Callable[[TrialRecord], set[str]], fewest: int
-) -> dict[str, Floats]:
-    """A column of 0 and 1 for each name that enough candidates have and enough have not, most frequent first."""
-    having = [names_of(trial) for trial in trials]
-    counts = Counter(name for names in having for name in names)
-    return {
-        name: np.array([float(name in names) for names in having])
-        for name, count in counts.most_common()
-        if fewest <= count <= len(trials) - fewest
-    }
-
-
-def _controls(trials: Sequence[TrialRecord], axes: Iterable[OrderedAxis]) -> list[Floats]:
-    """A column for each ordered axis that is no layer's own: where a candidate lies on it, from 0 to 1."""
-    columns = []
-    for axis in axes:
-        if axis.part == "layer":
-            continue
-        positions = [axis.position(axis.value(trial)) for trial in trials]
-        known_ones = [position for position in positions if position is not None]
-        if len(set(known_ones)) > 1:
-            mean = sum(known_ones) / len(known_ones)
-            columns.append(np.array([mean if position is None else position for position in positions]))
-    return columns
 
 
 def _named(group: str, columns: Mapping[str, Floats]) -> dict[tuple[str, str], Floats]:

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from records import bare, judged, study
 
-from dashboards.figures.memory.ladder import MOST_RUNGS, ladder_figure, ladder_info, telling_trial
+from dashboards.figures.memory.ladder import ladder_figure, ladder_info, telling_trial
+from dashboards.figures.memory.rungs import MOST_RUNGS
 from trials.record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
 from trials.study_record import ClusterSummary, StudyRecord
 
