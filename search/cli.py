@@ -29,6 +29,7 @@ VERBS = {
     "status": "what a study has found so far",
     "report": "write a study's report.html anew",
     "ui": "browse a study in MLflow",
+    "optuna": "write a study into an Optuna storage, for optuna.visualization and optuna-dashboard",
     "average": "means of the front's networks, chosen on validation, on the same front",
     "confirm": "are the winners better than the baseline? retrained from several seeds, with intervals",
     "ablate": "what each module, layer or member of a winner is worth, in NE and in FLOPs",

@@ -33,7 +33,8 @@ def read_study(directory: Path, *, brief: bool = False) -> StudyRecord:
         raise UserError(f"{directory}: no study here; `dhen-search run --out {directory}` starts one.")
     running = is_driven(directory)
     ledger = _open_ledger(directory)
-    head = (ledger.facts() or {}).get(HEAD)
+    facts = ledger.facts() or {}
+    head = facts.get(HEAD)
     trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials(brief=brief)]
     retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
     comparisons = ledger.comparisons()
@@ -41,7 +42,7 @@ def read_study(directory: Path, *, brief: bool = False) -> StudyRecord:
     if head is None or not trials:
         raise _not_begun(directory)
     record = StudyRecord.model_validate(head).replace(
-        directory=str(directory), running=running, comparisons=comparisons
+        directory=str(directory), created_at=facts.get("created"), running=running, comparisons=comparisons
     )
     return StudyState(record, trials, retrainings).record()
 

@@ -200,6 +200,8 @@ class StudyRecord(Value):
 
     name: str
     directory: str
+    created_at: float | None = None
+    """Moment when the study was begun, in seconds since 1970: with the name it tells a study from all others."""
     space: str
     space_file: str | None = None
     """File of the space, where it is none of the catalog."""

@@ -61,7 +61,7 @@ def run_session(
 def _search(config: StudyConfig, session: Session, console: Console, clock: StudyClock) -> StudyRecord:
     """Runs the study and exports its best, while the terminal, the report and MLflow follow it."""
     directory, log = session.directory, session.log
-    report_writer = ReportWriter(directory, console)
+    report_writer = ReportWriter(directory, console, optuna=config.optuna)
     with StudyView(console) as view:
         study = open_study(config, directory, log, session.launcher, (view, report_writer), clock=clock)
         write_config(directory, config)

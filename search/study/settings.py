@@ -81,6 +81,7 @@ class StudySettings:
         self.head = StudyRecord(
             name=ledger.study,
             directory=str(directory),
+            created_at=self._facts["created"],
             space=space.name,
             space_file=config.space if config.space != space.name else None,
             sampler=config.sampler,
