@@ -27,6 +27,7 @@ VERBS = {
     "run": "the main job: search for the best DHEN; the same command resumes it",
     "join": "lend this machine's ranks to a study over several machines",
     "status": "what a study has found so far",
+    "leaderboard": "a study's winners at a glance: NE, cost, memory technique, the command that exports each",
     "report": "write a study's report.html anew",
     "ui": "browse a study in MLflow",
     "optuna": "write a study into an Optuna storage, for optuna.visualization and optuna-dashboard",
