@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from dashboards.names import trial_name
 from dhen.errors import UserError
-from dhen.values import Value
 from search.growth.replay import space_of
 from search.optuna.distributions import distributions_of
 from search.optuna.rows import CONSTRAINT_NAMES, DIGEST, NUMBER, Row, row_of
-from search.optuna.storage import in_words, open_storage, shown
+from search.optuna.storage import WrittenStudy, in_words, open_storage, shown
 from spaces.axes import Axis, Choice, label
 from spaces.space import Space
 from trials.record import Outcome, TrialKind, TrialRecord
@@ -38,17 +37,6 @@ if TYPE_CHECKING:
 OBJECTIVES = ("NE", "FLOPs")
 IDENTITY = "dhen_search"
 """User attribute of the study that says whose mirror it is."""
-
-
-class WrittenStudy(Value):
-    """A study as it was written (`dhen-search optuna --json`)."""
-
-    storage: str
-    """Where it stands, without a password."""
-    study: str
-    """Name of the Optuna study."""
-    trials: int
-    """Number of its trials: the candidates that are points of the space."""
 
 
 @dataclass(kw_only=True)

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from dhen.errors import UserError
+from dhen.values import Value
 from trials.storage.database import trouble, without_password
 
 if TYPE_CHECKING:
@@ -21,6 +22,17 @@ MOST_OF_A_LINE = 4096
 """Bytes of a file that are looked at to tell what it is."""
 OPTUNAS_TABLE, MIGRATED = "version_info", "alembic_version"
 """A table that is Optuna's alone, and one that other programs with migrations (MLflow) have too."""
+
+
+class WrittenStudy(Value):
+    """A study as it was written (`dhen-search optuna --json`)."""
+
+    storage: str
+    """Where it stands, without a password."""
+    study: str
+    """Name of the Optuna study."""
+    trials: int
+    """Number of its trials: the candidates that are points of the space."""
 
 
 def is_url(storage: str) -> bool:

@@ -18,6 +18,7 @@ from search.study.reopen import FinishedStudy, finished_study
 from search.terminal import print_table
 from trials.record import TrialKind, TrialRecord
 
+OUTPUT = Ablation
 COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its share of FLOPs")
 
 

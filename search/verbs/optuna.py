@@ -6,6 +6,11 @@ from pathlib import Path
 
 import click
 
+from search.optuna.storage import WrittenStudy
+from search.verbs.output import json_option, print_json
+
+OUTPUT = WrittenStudy
+
 
 @click.command(
     epilog="""\b
@@ -20,7 +25,7 @@ Examples:
     "--storage", required=True, help="A SQLAlchemy URL (SQLite, PostgreSQL), or the path of a journal file."
 )
 @click.option("--name", help="Name of the Optuna study (default: the study's own).")
-@click.option("--json", "as_json", is_flag=True, help="What was written, as JSON.")
+@json_option("What was written, as JSON.")
 def command(directory: Path, storage: str, name: str | None, as_json: bool) -> None:
     """Write the study in DIRECTORY as an Optuna study: parameters, NE and FLOPs, curves, constraints, attributes.
 
@@ -34,6 +39,6 @@ def command(directory: Path, storage: str, name: str | None, as_json: bool) -> N
     record = read_study(directory)
     written = OptunaMirror(storage, name=name).sync(record)
     if as_json:
-        click.echo(written.model_dump_json(indent=1))
+        print_json(written)
         return
     click.echo(f"{written.storage}: Optuna study {written.study!r}, {written.trials} trials")

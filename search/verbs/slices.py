@@ -9,7 +9,7 @@ import click
 from dashboards.terminal.tables import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range
 from dhen.errors import UserError
-from search.analysis.slices import MOST, Slice, bundle_slices, slices
+from search.analysis.slices import MOST, Slice, Slices, bundle_slices, slices
 from search.bundles.bundle import is_bundle, read_bundle
 from search.bundles.export import study_log
 from search.pareto import picked
@@ -19,6 +19,7 @@ from search.verbs.data_option import data_option
 from search.verbs.verify import log_of
 from trials.study_record import Better
 
+OUTPUT = Slices
 COLUMNS = (
     "Value",
     "Rows",

@@ -15,6 +15,7 @@ from search.terminal import progress_lines
 from trials.storage.garbage import no_garbage_collection
 from trials.study_record import StudyRecord
 
+OUTPUT = StudyRecord
 ROWS = 50
 """Largest number of rows of the table; the report and --json have every trial."""
 
