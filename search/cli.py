@@ -30,7 +30,7 @@ VERBS = {
     "leaderboard": "a study's winners at a glance, and how to export each",
     "report": "write a study's report.html anew",
     "ui": "browse a study in MLflow",
-    "optuna": "write a study into an Optuna storage, for Optuna's tools",
+    "optuna": "write a study into an Optuna storage",
     "average": "means of the front's networks, chosen on validation, on the same front",
     "confirm": "are the winners better than the baseline? retrained from several seeds, with intervals",
     "ablate": "what each module, layer or member of a winner is worth, in NE and in FLOPs",

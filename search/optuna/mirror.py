@@ -12,7 +12,7 @@ made anew. The ledger stays the truth: nothing is ever read from here (docs/deci
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,7 @@ class OptunaMirror:
         """
         self._url, self._name = storage, name
         self._storage: BaseStorage | None = None
+        self._close: Callable[[], None] = lambda: None
         self._study: Study | None = None
         self._space: tuple[tuple[GrownAxis, ...], Space] | None = None
         """The space as it was read last, with the steps by which it had grown."""
@@ -90,9 +91,15 @@ class OptunaMirror:
             storage=shown(self._url), study=self._opened.study_name, trials=len(self._mirrored)
         )
 
+    def close(self) -> None:
+        """Closes the connections to the storage; a later sync opens it anew."""
+        self._close()
+        self._storage = self._study = None
+        self._close = lambda: None
+
     def _sync(self, record: StudyRecord) -> None:
         if self._storage is None:
-            self._storage = open_storage(self._url)
+            self._storage, self._close = open_storage(self._url)
         if self._space is None or self._space[0] != record.grown:
             self._space = (record.grown, space_of(record))
         space = self._space[1]

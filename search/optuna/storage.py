@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,11 +45,14 @@ def shown(storage: str) -> str:
     return without_password(storage) if is_url(storage) else storage
 
 
-def open_storage(storage: str) -> BaseStorage:
+def open_storage(storage: str) -> tuple[BaseStorage, Callable[[], None]]:
     """Opens a storage, whose tables or file are made where there are none.
 
     Args:
         storage: a SQLAlchemy URL, or the path of a journal file.
+
+    Returns:
+        The storage, and what closes its connections.
 
     Raises:
         UserError: where it cannot be used, or holds the tables of another program.
@@ -60,9 +63,14 @@ def open_storage(storage: str) -> BaseStorage:
     with in_words(storage):
         if is_url(storage):
             _check_tables(storage)
-            cached: BaseStorage = optuna.storages.get_storage(storage)
-            return cached
-        return _journal(Path(storage))
+            database = optuna.storages.RDBStorage(storage)
+
+            def close() -> None:
+                database.remove_session()
+                database.engine.dispose()
+
+            return optuna.storages.get_storage(database), close
+        return _journal(Path(storage)), lambda: None
 
 
 @contextlib.contextmanager

@@ -72,8 +72,12 @@ class ReportWriter:
         """
         self._settle()
         self._writing = self._thread.submit(self._write, record)
-        self._settle()
-        self._thread.shutdown()
+        try:
+            self._settle()
+        finally:
+            self._thread.shutdown()
+            if self._mirror is not None:
+                self._mirror.close()
 
     def _settle(self) -> None:
         """Waits for a writing under way; raises the error that it ended with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -37,7 +38,8 @@ def command(directory: Path, storage: str, name: str | None, as_json: bool) -> N
     from search.read_study import read_study
 
     record = read_study(directory)
-    written = OptunaMirror(storage, name=name).sync(record)
+    with contextlib.closing(OptunaMirror(storage, name=name)) as mirror:
+        written = mirror.sync(record)
     if as_json:
         print_json(written)
         return

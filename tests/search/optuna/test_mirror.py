@@ -267,16 +267,21 @@ def test_charts_of_optuna_are_drawn_without_a_warning(storage: str) -> None:
 
 @pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
 def test_postgresql_holds_it_too() -> None:
-    with served() as server:
+    with served() as server, closing(OptunaMirror(server.url)) as mirror:
         record = spaced_study(4)
         running = with_result(record, 4, outcome=Outcome.RUNNING, validation=None, seconds=None)
         for moment in (running, record):
-            OptunaMirror(server.url).sync(moment)
-            assert_equal(mirrored(server.url), moment)
+            mirror.sync(moment)
+            storage = optuna.storages.RDBStorage(server.url)
+            assert_equal(optuna.load_study(study_name="ads-march", storage=storage), moment)
+            storage.remove_session()
+            storage.engine.dispose()
+        mirror.close()
         server.stop()
         with pytest.raises(UserError, match="cannot be used"):
-            OptunaMirror(server.url).sync(record)
+            mirror.sync(record)
         server.start()
+        assert mirror.sync(record).trials == 4
 
 
 @contextmanager
@@ -332,10 +337,10 @@ def test_a_study_that_runs_keeps_it_up_to_date(
     dhen_search: Run, click_log: Path, database: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    dhen_search("run", "--data", click_log, "--out", out, "trials=2", f"optuna={database}", *SMALL)
+    dhen_search("run", "--data", click_log, "--out", out, "trials=1", f"optuna={database}", *SMALL)
     assert_equal(mirrored(database, "run"), read_study(out))
     identity = mirrored(database, "run")._study_id
-    dhen_search("run", "--data", click_log, "--out", out, "trials=3", f"optuna={database}", *SMALL)
+    dhen_search("run", "--data", click_log, "--out", out, "trials=2", f"optuna={database}", *SMALL)
     assert_equal(mirrored(database, "run"), read_study(out))
     assert mirrored(database, "run")._study_id == identity
 
