@@ -148,6 +148,9 @@ class StudyConfig(LogConfig):
     ledger: str | None = None
     """SQLAlchemy URL of a ledger that several studies share: the others take over the result of a job that one
     study has finished, with its weights where they are needed and still there."""
+    optuna: str | None = None
+    """Storage of Optuna in which the study stands too, kept up to date while it runs: a SQLAlchemy URL such as
+    sqlite:///optuna.db, or the path of a journal file. `dhen-search optuna` writes it later."""
     confirm: Count = "auto"
     """Number of seeds from which the front and the baseline are retrained at the end, for intervals: 0 (none),
     or 2 or more. Auto: where `minutes` are given, as many as a share of them allows, 2 to 5; else 0."""
@@ -323,6 +326,7 @@ BUDGET_KEYS = frozenset(
         "parallel",
         "threads",
         "ledger",
+        "optuna",
         "proposals",
         "address",
         "confirm",

@@ -3,12 +3,23 @@ events."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.values import load_yaml
 from search.execution.reduce_events import cut_short, reduce_event
-from search.run_directory import STUDY_DB, STUDY_FILE, database_url, is_driven, study_name, trial_folder
+from search.run_directory import (
+    STUDY_DB,
+    STUDY_FILE,
+    database_url,
+    folder_of,
+    is_driven,
+    study_name,
+    trial_folder,
+)
 from search.study_state import StudyState
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
 from trials.record import Outcome, TrialRecord
@@ -17,6 +28,8 @@ from trials.study_record import StudyRecord
 
 HEAD = "record"
 """Key of the ledger's facts that holds the study's record without its trials."""
+NOTED_AT = "noted_at"
+"""Key of the moment when that was noted, in seconds since 1970: a running study's time has gone on since."""
 
 
 def read_study(directory: Path, *, brief: bool = False) -> StudyRecord:
@@ -33,7 +46,8 @@ def read_study(directory: Path, *, brief: bool = False) -> StudyRecord:
         raise UserError(f"{directory}: no study here; `dhen-search run --out {directory}` starts one.")
     running = is_driven(directory)
     ledger = _open_ledger(directory)
-    head = (ledger.facts() or {}).get(HEAD)
+    facts = ledger.facts() or {}
+    head = facts.get(HEAD)
     trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials(brief=brief)]
     retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
     comparisons = ledger.comparisons()
@@ -43,12 +57,16 @@ def read_study(directory: Path, *, brief: bool = False) -> StudyRecord:
         raise _not_begun(directory)
     record = StudyRecord.model_validate(head).replace(
         directory=str(directory),
+        created_at=facts.get("created"),
         running=running,
         comparisons=comparisons,
         ablations=ablations,
         slices=slices,
     )
-    return StudyState(record, trials, retrainings).record()
+    noted_at = facts.get(NOTED_AT, math.inf) if running else math.inf
+    since = max(0.0, time.time() - noted_at)
+    study = StudyState(record, trials, retrainings).record()
+    return study.replace(elapsed_seconds=max(study.elapsed_seconds, record.elapsed_seconds + since))
 
 
 def read_finished_study(directory: Path) -> StudyRecord:
@@ -66,15 +84,16 @@ def read_finished_study(directory: Path) -> StudyRecord:
     return record
 
 
-def read_progress(record: StudyRecord) -> dict[int, Progress]:
-    """The last progress that each running trial of a study has reported, by number of the trial."""
-    running = (trial.number for trial in record.trials if trial.result.outcome is Outcome.RUNNING)
-    events_of = {number: _events(Path(record.directory), number) for number in running}
-    progress = {
-        number: [event for event in events if isinstance(event, Progress)]
-        for number, events in events_of.items()
-    }
-    return {number: events[-1] for number, events in progress.items() if events}
+def read_progress(trials: Iterable[TrialRecord], directory: Path) -> dict[int, Progress]:
+    """The last progress that each running one of a study's trials, or of its retrainings, has reported, by
+    number."""
+    progress: dict[int, Progress] = {}
+    for trial in trials:
+        if trial.result.outcome is Outcome.RUNNING:
+            events = EventReader(folder_of(directory, trial) / EVENTS)()
+            said = [event for event in events if isinstance(event, Progress)]
+            progress |= {trial.number: said[-1]} if said else {}
+    return progress
 
 
 def _open_ledger(directory: Path) -> Ledger:

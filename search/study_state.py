@@ -104,6 +104,8 @@ class StudyState:
         self.retrainings: dict[int, TrialRecord] = {trial.number: trial for trial in retrainings}
         self.progress: dict[int, Progress] = {}
         """The last progress that each running training has reported, by number of the trial."""
+        self.retraining_progress: dict[int, Progress] = {}
+        """The same of running retrainings, which are numbered apart."""
         self.notices: list[str] = []
         """Sentences on anything but the end of trials, since this driver began."""
         self.ended: list[int] = []

@@ -18,10 +18,15 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.terminal.tables import progress_line, trial_line, trial_table
+from dashboards.sentences.summary import ended
+from dashboards.terminal.progress import progress_line
+from dashboards.terminal.tables import trial_line, trial_table
+from dashboards.units import duration, si
 from search.cli import INTERRUPTED, Terminated
 from search.study_state import StudyState
 from trials.events import Progress
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import Stage, StudyRecord
 
 REFRESH_SECONDS = 0.25
 TABLE_WIDTH = 140
@@ -36,7 +41,8 @@ class StudyView:
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._drawn = 0.0
-        self._said = self._noticed = 0
+        self._said = self._noticed = self._retrained = 0
+        self._stage: Stage | None = None
 
     def __enter__(self) -> StudyView:
         if self._live:
@@ -56,20 +62,28 @@ class StudyView:
             self._say_ended(study)
         elif study.finished or time.monotonic() - self._drawn > REFRESH_SECONDS:
             self._drawn = time.monotonic()
-            record, training = study.record(), progress_lines(study.progress)
+            record = study.record()
+            training = progress_lines(record, study.progress, study.retraining_progress)
             rows = max(3, self._console.height - LINES_BESIDE_TABLE - len(training))
             table = trial_table(record, rows=rows)
-            self._live.update(Group(table, progress_line(record), *training), refresh=True)
+            self._live.update(Group(table, *training), refresh=True)
 
     def _say_ended(self, study: StudyState) -> None:
-        """Prints a line for each trial that has ended since the last call."""
-        if self._said == len(study.ended):
+        """Prints a line for each trial that has ended since the last call, and how far the study is: after these,
+        after retrainings, and where a stage begins."""
+        stage = study.head.stage
+        if self._said == len(study.ended) and self._stage == stage and not self._retrained_more(study):
             return
-        record = study.record()
+        self._stage, record = stage, study.record()
         for number in study.ended[self._said :]:
             self._console.print(trial_line(record, number), soft_wrap=True)
-            self._console.print(progress_line(record), soft_wrap=True)
         self._said = len(study.ended)
+        if not study.finished:
+            self._console.print(progress_line(record, shares(study.progress)), soft_wrap=True)
+
+    def _retrained_more(self, study: StudyState) -> bool:
+        before, self._retrained = self._retrained, len(ended(study.retrainings.values()))
+        return self._retrained > before
 
 
 def print_table(table: Table) -> None:
@@ -83,15 +97,36 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
         console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
 
 
-def progress_lines(progress: Mapping[int, Progress]) -> list[Text]:
-    """Lines that say how far each training is, in order of the trials' numbers."""
-    return [Text(_training(number, training), style="dim") for number, training in sorted(progress.items())]
+def progress_lines(
+    record: StudyRecord, trials: Mapping[int, Progress], retrainings: Mapping[int, Progress]
+) -> list[Text]:
+    """How far a study is, then a line for each training that goes on, in order of their numbers.
+
+    Args:
+        record: the study.
+        trials: what running trials have reported last, by number.
+        retrainings: the same of retrainings.
+    """
+    lines = [progress_line(record, shares(retrainings or trials))]
+    lines += [training_line(record.trial(number), one) for number, one in sorted(trials.items())]
+    lines += [training_line(record.retraining(number), one) for number, one in sorted(retrainings.items())]
+    return lines
 
 
-def _training(number: int, progress: Progress) -> str:
+def shares(progress: Mapping[int, Progress]) -> dict[int, float]:
+    """The part of each training that is done, by its number."""
+    return {number: one.examples / one.total_examples for number, one in progress.items()}
+
+
+def training_line(trial: TrialRecord, progress: Progress) -> Text:
+    """How far a trial's training, or that of a retraining, is, how fast it is, and how long it still takes."""
+    again = f"retraining of trial {trial.origin.of} from seed {trial.job.seed}"
+    name = again if trial.kind is TrialKind.RETRAINING else f"trial {trial.number}"
     share = progress.examples / progress.total_examples
     speed = progress.examples / max(progress.seconds, 1e-9)
-    return f"  trial {number} trains: {share:.0%} of its passes at most, {speed:,.0f} examples per second"
+    left = f", {duration(progress.seconds * (1 / share - 1))} left at most" if share > 0 else ""
+    said = f"  {name} trains: {share:.0%} of its passes at most, {speed:,.0f} examples per second{left}"
+    return Text(said, style="dim")
 
 
 @contextmanager
@@ -107,18 +142,72 @@ def resumable(console: Console, directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def step_progress(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A callback (step, done, total or None) that shows each step as a bar, or as a line without a terminal."""
+def step_progress(console: Console, unit: str = "rows") -> Iterator[StepProgress]:
+    """A callback (step, done, total or None) that shows each step as a bar, with its rate and the time left.
+
+    Without a terminal a step is a line when it begins, one more when it has ended, and one every half a minute.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"))
     with Bars(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
+        steps: dict[str, _Step] = {}
         tasks: dict[str, TaskID] = {}
 
-        def show(step: str, done: int, total: int | None) -> None:
-            if step not in tasks:
-                tasks[step] = bars.add_task(step, total=total, shown="")
+        def say(step: _Step) -> None:
+            if not console.is_terminal:
+                console.print(step.in_words(), soft_wrap=True, highlight=False)
+
+        def show(name: str, done: int, total: int | None) -> None:
+            if name not in steps:
+                for last in list(steps.values())[-1:]:
+                    say(last)
+                steps[name], tasks[name] = _Step(name, unit), bars.add_task(name, total=total, shown="")
                 if not console.is_terminal:
-                    console.print(f"{step} ...", soft_wrap=True)
-            shown = f"{done:,}" + (f" of {total:,}" if total else "")
-            bars.update(tasks[step], completed=done, total=total, shown=shown)
+                    console.print(f"{name} ...", soft_wrap=True)
+            step = steps[name]
+            step.done, step.total = done, total
+            bars.update(tasks[name], completed=done, total=total, shown=step.shown)
+            if step.is_long_since_said():
+                say(step)
 
         yield show
+        for last in list(steps.values())[-1:]:
+            say(last)
+
+
+SAID_EVERY_SECONDS = 30.0
+"""How often a long step says how far it is where there is no terminal."""
+LEAST_SECONDS = 1.0
+"""Seconds of a step before its pace says anything."""
+StepProgress = Callable[[str, int, int | None], None]
+
+
+class _Step:
+    """A step of something long: how far it is, how fast, how long it still takes."""
+
+    def __init__(self, name: str, unit: str) -> None:
+        self.name, self.unit = name, unit
+        self.done = 0
+        self.total: int | None = None
+        self._began = self._said = time.monotonic()
+
+    @property
+    def shown(self) -> str:
+        """`1,200 of 20,000 rows, 12.3 k rows/s, 2.1 s left`."""
+        seconds = time.monotonic() - self._began
+        clauses = [f"{self.done:,}" + (f" of {self.total:,}" if self.total else "") + f" {self.unit}"]
+        if seconds >= LEAST_SECONDS and self.done:
+            clauses.append(f"{si(self.done / seconds)} {self.unit}/s".replace("  ", " "))
+            if self.total and self.done < self.total:
+                clauses.append(f"about {duration(seconds * (self.total / self.done - 1))} left")
+        return ", ".join(clauses)
+
+    def in_words(self) -> str:
+        """A line for logs."""
+        return f"{self.name}: {self.shown}, after {duration(time.monotonic() - self._began)}"
+
+    def is_long_since_said(self) -> bool:
+        """Whether it is time to say how far the step is; a yes counts as said."""
+        if time.monotonic() - self._said < SAID_EVERY_SECONDS:
+            return False
+        self._said = time.monotonic()
+        return True

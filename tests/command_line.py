@@ -6,15 +6,19 @@ import contextlib
 import csv
 import datetime
 import io
+import json
 import random
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from search.cli import main
 
@@ -59,6 +63,22 @@ def run_process(
         cwd=cwd,
         timeout=TIMEOUT_SECONDS,
     )
+
+
+def output_of(verb: str) -> Any:
+    """The shape of what a verb prints with `--json`; None for a verb that reports nothing."""
+    shape = getattr(import_module(f"search.verbs.{verb}"), "OUTPUT", None)
+    if isinstance(shape, str):
+        module, _, name = shape.partition(":")
+        return getattr(import_module(module), name)
+    return shape
+
+
+def check_json(verb: str, printed: str) -> None:
+    """Checks that what was printed is a value of the verb's shape and nothing else."""
+    shape: TypeAdapter[Any] = TypeAdapter(output_of(verb))
+    value = shape.validate_json(printed)
+    assert json.loads(shape.dump_json(value)) == json.loads(printed)
 
 
 def start(log: Path, out: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:

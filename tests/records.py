@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from dhen.cost import CostRow
+from spaces.catalog_loader import load_space
 from trials.record import CurvePoint, Measured, Metrics, Outcome, TrialKind, TrialPlan, TrialRecord
 from trials.study_record import LogSummary, StudyRecord
 
@@ -44,6 +45,32 @@ def study(candidates: int = 27, *, seed: int = 0, finished: bool = True, **chang
         last = trial(len(trials), random, kind=TrialKind.CANDIDATE)
         trials.append(last.with_result(outcome=Outcome.RUNNING, validation=None, seconds=None))
     return judged(trials, finished=finished, budget=candidates, **changes)
+
+
+OUTCOMES_IN_TURN = (
+    *([Outcome.COMPLETED] * 3),
+    *(Outcome.STOPPED, Outcome.COMPLETED, Outcome.INFEASIBLE, Outcome.COMPLETED, Outcome.DIVERGED),
+    *(Outcome.COMPLETED, Outcome.OUT_OF_MEMORY, Outcome.FAILED),
+)
+
+
+def spaced_study(candidates: int = 22, *, seed: int = 0, points: int = 10, **changes: Any) -> StudyRecord:
+    """A baseline, then candidates at points of the default space, with every outcome in turn."""
+    random, space = Random(seed), load_space("default")
+    trials = [trial(0, random, kind=TrialKind.BASELINE)]
+    for number in range(1, 1 + candidates):
+        outcome = OUTCOMES_IN_TURN[(number - 1) % len(OUTCOMES_IN_TURN)]
+        lacking = 0.3 if outcome in (Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY) else -0.4
+        record = trial(number, random, outcome=outcome, points=points)
+        record = record.replace(point=space.random_point(random))
+        trials.append(record.with_plan(memory_excess=lacking, peak_bytes=3_000_000))
+    return judged(trials, budget=candidates, **{"created_at": 1_795_000_000.0} | changes)
+
+
+def with_result(study: StudyRecord, number: int, **result: Any) -> StudyRecord:
+    """The study with another result of one trial."""
+    trials = (each.with_result(**result) if each.number == number else each for each in study.trials)
+    return study.replace(trials=tuple(trials))
 
 
 def judged(

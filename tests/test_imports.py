@@ -108,6 +108,7 @@ FOLDERS = {
     "search.execution": {"search.planning"},
     "search.growth": {"search.execution", "search.planning"},
     "search.online": {"search.bundles"},
+    "search.optuna": {"search.growth"},
     "search.planning": {"search.samplers"},
     "search.proposals": {"search.execution", "search.planning"},
     "search.reuse": {"search.execution", "search.samplers"},
@@ -117,6 +118,7 @@ FOLDERS = {
         *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.execution"),
         *(
             "search.growth",
+            "search.optuna",
             "search.planning",
             "search.proposals",
             "search.reuse",
@@ -126,7 +128,7 @@ FOLDERS = {
     },
     "search.verbs": {
         *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.online"),
-        *("search.planning", "search.study"),
+        *("search.optuna", "search.planning", "search.study"),
     },
 }
 """Which folders of its own room a folder may import. The files directly in a room are what its folders share."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from enum import StrEnum
 from functools import cached_property
 
 from pydantic import Field
@@ -148,6 +149,35 @@ class ExpectedGain(Value):
     it could not be measured."""
 
 
+class StageName(StrEnum):
+    """A part of a study's course, in words."""
+
+    PASSES = "number of passes"
+    BASELINE = "baseline"
+    SEARCH = "search"
+    TUNING = "tuning"
+    ALL_ROWS = "all rows"
+    AVERAGES = "averages"
+    DISTILLING = "learning from an average"
+    CHOICE = "choice of winners"
+    TEST = "scores on test"
+    CONFIRMATION = "confirmation"
+
+
+class Stage(Value):
+    """The stage that a study is in, as its driver noted it when the stage began."""
+
+    name: StageName
+    total: int | None = None
+    """Number of the stage's trainings, those of earlier sessions included; None where it has none to count."""
+    done_before: int = 0
+    """Number of these that had ended when the stage began in this session."""
+    counted_before: int = 0
+    """Number of trainings of their kind that the study had then, of whatever stage."""
+    began_seconds: float = 0.0
+    """`elapsed_seconds` of the study when the stage began in this session."""
+
+
 class GrownAxis(Value):
     """One step by which a study has widened an axis of its space."""
 
@@ -192,6 +222,8 @@ class StudyRecord(Value):
 
     name: str
     directory: str
+    created_at: float | None = None
+    """Moment when the study was begun, in seconds since 1970: with the name it tells a study from all others."""
     space: str
     space_file: str | None = None
     """File of the space, where it is none of the catalog."""
@@ -234,6 +266,8 @@ class StudyRecord(Value):
     best: int | None = None
     """Number of the best: the one chosen (`choice`); before that the lowest NE of the front."""
     knee: int | None = None
+    stage: Stage | None = None
+    """The stage that the study is in, or was cut short in; None before the first, and once it is finished."""
     finished: bool = False
     running: bool = True
     """Whether a driver was at work on the study when this record was made."""

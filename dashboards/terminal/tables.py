@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dashboards import accuracy
-from dashboards.rows import TrialRow, baseline_ne, find, relative_percent, trial_rows
+from dashboards.rows import TrialRow, trial_rows
 from dashboards.sentences import winners
-from dashboards.sentences.summary import IN_WORDS, ended
+from dashboards.sentences.summary import IN_WORDS
 from dashboards.units import decimals, duration, milliseconds, percent, si
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
@@ -87,23 +87,6 @@ def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Col
     return table
 
 
-def progress_line(record: StudyRecord) -> Text:
-    """A line such as `12/30 candidates, 14 min 03 s, about 20 min left, running 13, 14; best 7: NE 0.78`."""
-    budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
-    clauses = [f"{len(ended(record.candidates))}{budget} candidates", duration(record.elapsed_seconds)]
-    left = seconds_left(record)
-    if record.finished:
-        clauses.append("finished")
-    elif not record.running:
-        clauses.append("not running")
-    elif left is not None:
-        clauses.append(f"about {duration(left)} left")
-    running = [str(trial.number) for trial in record.trials if trial.result.outcome is Outcome.RUNNING]
-    if running:
-        clauses.append(f"running {', '.join(running)}")
-    return Text(", ".join(clauses)).append(_best(record), style="bold")
-
-
 def trial_line(record: StudyRecord, number: int) -> Text:
     """A line for logs: `trial 7 completed, NE 0.78123 (-0.31 %), 1.2 M FLOPs, 34 s: 3x[attention] d16`."""
     trial = record.trial(number)
@@ -119,17 +102,6 @@ def trial_line(record: StudyRecord, number: int) -> Text:
     )
     remark = f" ({row.remark})" if row.remark else ""
     return Text(f"{', '.join(clause for clause in clauses if clause)}: {row.name}{remark}")
-
-
-def seconds_left(record: StudyRecord) -> float | None:
-    """Estimate from the pace so far, within the time budget; None where there is neither a pace nor a budget."""
-    estimates = []
-    if record.trials_budget is not None and ended(record.trials) and record.elapsed_seconds > 0:
-        pace = record.elapsed_seconds / len(ended(record.trials))
-        estimates.append((record.trials_budget - len(ended(record.candidates))) * pace)
-    if record.seconds_budget is not None:
-        estimates.append(record.seconds_budget - record.elapsed_seconds)
-    return max(0.0, min(estimates)) if estimates else None
 
 
 def _rank(record: StudyRecord) -> Callable[[TrialRecord], tuple[int, int]]:
@@ -171,12 +143,3 @@ def _state(row: TrialRow) -> str:
     if not row.marks:
         return IN_WORDS[outcome]
     return row.marks[0] if outcome is Outcome.COMPLETED else f"{row.marks[0]}, {IN_WORDS[outcome]}"
-
-
-def _best(record: StudyRecord) -> str:
-    best = find(record, record.best)
-    if best is None or best.result.validation is None:
-        return ""
-    relative = relative_percent(best.result.validation.ne, baseline_ne(record))
-    against = f" ({percent(relative)})" if relative is not None else ""
-    return f"; best {best.number}: NE {decimals(best.result.validation.ne, 5)}{against}"

@@ -18,7 +18,7 @@ from search.execution.running import Scoring, Training
 from search.execution.scheduler import Scheduler
 from search.execution.trainer import Trainer
 from search.run_directory import CHECKPOINTS
-from trials.events import WEIGHTS
+from trials.events import WEIGHTS, Progress
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
@@ -30,6 +30,17 @@ HasTimeFor = Callable[["RetrainingRequest"], bool]
 there is none is the last that is asked for."""
 OnRetraining = Callable[[TrialRecord, bool], None]
 """A function that is called with each retraining that has begun or changed, and whether it has ended."""
+
+
+class Watcher(NamedTuple):
+    """Functions that are told how far retrainings are, for those who wait for them."""
+
+    wanted: Callable[[int, int], None] = lambda total, done: None
+    """Is called with the number of retrainings that are asked for, and how many of these are done already."""
+    progress: Callable[[TrialRecord, Progress], None] = lambda record, progress: None
+    """Is called with what a retraining that goes on has reached."""
+    looked: Callable[[], None] = lambda: None
+    """Is called about ten times per second while any goes on."""
 
 
 class RetrainingRequest(NamedTuple):
@@ -51,6 +62,7 @@ class Retrainings:
         *,
         side_by_side: int,
         on_change: OnRetraining,
+        watcher: Watcher | None = None,
     ) -> None:
         """Retrainings that the ledger has, and those to come.
 
@@ -59,7 +71,9 @@ class Retrainings:
             trainer: a trainer that works in the study's directory.
             side_by_side: number of retrainings at the same time.
             on_change: is called with each retraining.
+            watcher: is told how far they are; nobody where not given.
         """
+        self.watcher = watcher or Watcher()
         self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side
         self._on_change = on_change
         records = [cut_short(record) for record in ledger.retrainings()]
@@ -88,6 +102,8 @@ class Retrainings:
         """
         unique = {request.job.fingerprint: request for request in wanted}
         missing = self.missing(unique.values(), score=score, weights=weights)
+        if missing:
+            self.watcher.wanted(len(unique), len(unique) - len(missing))
         work = _RetrainingWork(missing, self, score=score, has_time_for=has_time_for)
         Scheduler[Training | Scoring](self._side_by_side).run(work)
         ended = {name: self._records[name] for name in unique if name in self._records}
@@ -208,6 +224,8 @@ class _RetrainingWork:
         return True
 
     def heard(self, activity: Training | Scoring) -> bool:
+        if isinstance(activity, Training) and activity.progress is not None and not activity.run.ended:
+            self._retrainings.watcher.progress(activity.record, activity.progress)
         return False
 
     def ended(self, activity: Training | Scoring) -> Iterable[Training | Scoring]:
@@ -219,7 +237,7 @@ class _RetrainingWork:
         )
 
     def looked(self) -> None:
-        pass
+        self._retrainings.watcher.looked()
 
     def _trained(self, training: Training, request: RetrainingRequest) -> Iterable[Training | Scoring]:
         next_attempt = self._retrainings.begin_next_attempt(training)

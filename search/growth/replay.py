@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from search.ordered_axes import ordered_axes
+from spaces.catalog_loader import load_space
 from spaces.space import Space
 from trials.study_record import GrownAxis, StudyRecord
+
+
+def space_of(study: StudyRecord) -> Space:
+    """The space of a study as it is now: as its file or the catalog has it, widened by the study's steps.
+
+    Raises:
+        UserError: where the space's file is gone or was edited into something else.
+    """
+    return widen_again(load_space(study.space_file or study.space), study.grown)
 
 
 def widen_again(space: Space, grown: Iterable[GrownAxis]) -> Space:

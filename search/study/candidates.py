@@ -90,10 +90,7 @@ class CandidateSource:
 
         Where its first trials have found the number of passes, they were the baseline as given.
         """
-        numbers = range(1 + len(DECAYS))
-        first = (self._state.trials[number] for number in numbers if number in self._state.trials)
-        # a candidate has a number of passes among its values where the space has an axis for it
-        finding = sum(trial.kind is TrialKind.BASELINE and EPOCHS in trial.point for trial in first)
+        finding = self._finding_passes
         for index in range(min(finding, 1), self._config.baseline_trials):
             number = index + max(0, finding - 1)
             # once candidates have begun they have the numbers of trainings that there was no time for
@@ -103,6 +100,24 @@ class CandidateSource:
                 LOG.info("the baseline is tuned in %d of %d trainings", index, self._config.baseline_trials)
                 return
             yield from self.baseline_trial(number, self._tuned_point(index))
+
+    @property
+    def baseline_total(self) -> int:
+        """Number of the baseline's trainings, as long as there is time for all."""
+        return self._config.baseline_trials + max(0, self._finding_passes - 1)
+
+    @property
+    def tunes_afterwards(self) -> bool:
+        """Whether a number of candidates tune the best architectures once the search is over."""
+        return self._config.tune_trials > 0
+
+    @property
+    def _finding_passes(self) -> int:
+        """Number of the baseline's first trials that have found the number of passes."""
+        numbers = range(1 + len(DECAYS))
+        first = (self._state.trials[number] for number in numbers if number in self._state.trials)
+        # a candidate has a number of passes among its values where the space has an axis for it
+        return sum(trial.kind is TrialKind.BASELINE and EPOCHS in trial.point for trial in first)
 
     def baseline_trial(self, number: int, point: Point) -> Iterator[AdmittedTrial]:
         """The baseline at a point as the trial of this number, unless that has ended."""

@@ -26,7 +26,7 @@ from spaces.space import Point
 from trials.job import Job
 from trials.record import TrialRecord
 from trials.storage.ledger import Ledger
-from trials.study_record import StudyRecord
+from trials.study_record import StageName, StudyRecord
 
 LOG = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Study:
             ):
                 LOG.info("stage: %s", stage.__name__.strip("_"))
                 stage()
-            self._settings.note(self._state, finished=True)
+            self._settings.note(self._state, finished=True, stage=None)
         except BaseException as error:
             LOG.warning("broken off: %s", type(error).__name__)
             resumable = isinstance(error, KeyboardInterrupt)
@@ -104,6 +104,7 @@ class Study:
     def _find_passes(self) -> None:
         """Needs nothing; gives the number of passes that trainings have, where the log decides it."""
         if self._passes.found is None:
+            self._enter(StageName.PASSES)
             self._passes.find(self._state.trials, self._train_baseline)
             self._settings.note(self._state, passes=self._passes.found)
             sentence = passes_found(self._state.head)
@@ -116,11 +117,13 @@ class Study:
 
     def _baseline(self) -> None:
         """Needs the number of passes; gives the tuned baseline that NE is relative to."""
+        self._enter(StageName.BASELINE, self._candidates.baseline_total)
         self._runner.train(self._candidates.baseline_trials(), self._decisions)
         self._state.require_baseline()
 
     def _search(self) -> None:
         """Needs the baseline; gives candidates until the budget is spent."""
+        self._enter(StageName.SEARCH, self._state.head.trials_budget)
         upcoming = self._candidates.proposed_trials(lambda: self._runner.fruitless)
         self._runner.train(upcoming, self._decisions)
         if self._budget.enough is not None and self._settings.head.expected_gain is None:
@@ -133,6 +136,8 @@ class Study:
     def _tune(self) -> None:
         """Needs the search's candidates; gives the best architectures with other training settings, where that has
         not taken turns with the search."""
+        if self._candidates.tunes_afterwards:
+            self._enter(StageName.TUNING, self._state.head.trials_budget)
         self._runner.train(self._candidates.tuning_trials(), self._decisions)
 
     def _promote(self) -> None:
@@ -142,6 +147,7 @@ class Study:
         From here on selection is frozen: neither the sampler nor the stopping rule sees anything any more.
         """
         if self._promotions is not None:
+            self._enter(StageName.ALL_ROWS)
             known = self._state.trials  # what was cut short goes on with its next attempt
             self._runner.train(
                 self._admission.admit(record, job, known.get(record.number))
@@ -152,10 +158,18 @@ class Study:
     def _finalise(self) -> None:
         """Needs the selection; gives winners with weights, averages, what learns from them, the choice, scores on
         test, intervals."""
+        self._enter(StageName.AVERAGES)
         self._finals.recover_weights()
         self._finals.make_averages()
+        self._enter(StageName.DISTILLING)
         self._finals.distil()
+        self._enter(StageName.CHOICE)
         # the ledger has what is chosen before test is looked at
         self._settings.note(self._state, choice=self._finals.choose_winners())
+        self._enter(StageName.TEST)
         self._finals.score_winners()
+        self._enter(StageName.CONFIRMATION)
         self._finals.confirm_winners()
+
+    def _enter(self, stage: StageName, total: int | None = None) -> None:
+        self._settings.enter(self._state, stage, total)

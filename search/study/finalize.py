@@ -34,7 +34,7 @@ from search.budget.later_stages import LaterStages
 from search.budget.seed_by_seed import SeedBySeed
 from search.config import StudyConfig
 from search.execution.jobs import new_record, trained_job
-from search.execution.retraining import RetrainingRequest, Retrainings
+from search.execution.retraining import RetrainingRequest, Retrainings, Watcher
 from search.execution.scoring import ScoringRequest, score_networks
 from search.execution.trainer import Trainer
 from search.planning.admission import Admission, AdmittedTrial
@@ -45,9 +45,10 @@ from trials.choice import Choice
 from trials.data.cache import PreparedLog
 from trials.data.origin import origins_of
 from trials.data.teacher import save_teacher
+from trials.events import Progress
 from trials.record import Metrics, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
-from trials.study_record import StudyRecord
+from trials.study_record import StageName, StudyRecord
 
 SEED_STRIDE = 1000
 """Distance between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds
@@ -75,13 +76,26 @@ class Finals:
         side_by_side: int,
         budget: Budget,
         later: LaterStages | None,
+        enter: Callable[[StudyState, StageName, int, int], None],
     ) -> None:
+        """The end of a study that is opened.
+
+        Args:
+            config: the study's settings, and its other parts, as `search.study.open_study` puts them together.
+            later: what stages behind the search are expected to take; None without minutes.
+            enter: notes of a stage how many retrainings it has, and how many of them are done.
+        """
+        self._enter = enter
         self._budget, self._later = budget, later
         self._config, self._log, self._ledger, self._state = config, log, ledger, state
         self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
         self._side_by_side = side_by_side
         self.retrainings = Retrainings(
-            ledger, trainer, side_by_side=side_by_side, on_change=self._note_retraining
+            ledger,
+            trainer,
+            side_by_side=side_by_side,
+            on_change=self._note_retraining,
+            watcher=Watcher(wanted=self._note_wanted, progress=self._note_progress, looked=state.tell),
         )
 
     def recover_weights(self) -> None:
@@ -346,9 +360,18 @@ class Finals:
         self._runner.note(record)
         self._state.tell()
 
+    def _note_wanted(self, total: int, done: int) -> None:
+        stage = self._state.head.stage
+        if stage is not None:
+            self._enter(self._state, stage.name, total, done)
+
+    def _note_progress(self, record: TrialRecord, progress: Progress) -> None:
+        self._state.retraining_progress[record.number] = progress
+
     def _note_retraining(self, record: TrialRecord, ended: bool) -> None:
         self._state.note_retraining(record)
         if ended:
+            self._state.retraining_progress.pop(record.number, None)
             self._state.say(retrained_line(record))
 
     def _logits(self, split: str) -> Callable[[TrialRecord], Path]:

@@ -216,6 +216,7 @@ def open_study(
         side_by_side=shares.side_by_side,
         budget=budget,
         later=later,
+        enter=settings.enter,
     )
 
     return Study(

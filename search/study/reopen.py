@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.sentences.winners import retrained_line
 from dhen.errors import UserError
 from search.bundles.export import export
 from search.config import StudyConfig, written_config
@@ -19,6 +18,7 @@ from search.execution.retraining import Retrainings
 from search.execution.trainer import Trainer
 from search.planning.attempts import execution
 from search.read_study import read_finished_study, read_study
+from search.retrainings_view import RetrainingsView
 from search.run_directory import BEST, database_url, study_name
 from search.session import Session, open_session
 from search.study.report_writer import ReportWriter
@@ -27,7 +27,6 @@ from search.terminal import resumable
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
 from trials.processes.launcher import Launcher
-from trials.record import TrialRecord
 from trials.storage.disk_full import is_disk_full
 from trials.storage.ledger import Ledger
 from trials.study_record import StudyRecord
@@ -63,8 +62,8 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
             with open_session(directory, config, launcher, console) as session:
                 record = read_finished_study(directory)
                 ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
-                with contextlib.closing(ledger):
-                    retrainings = _retrainings(config, session, ledger, console)
+                with contextlib.closing(ledger), RetrainingsView(console) as view:
+                    retrainings = _retrainings(config, session, ledger, view)
                     session.admit_hosts()
                     yield FinishedStudy(
                         config=config, record=record, log=session.log, ledger=ledger, retrainings=retrainings
@@ -72,12 +71,14 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
             export(read_study(directory), session.log, "best", directory / BEST)
     except BaseException as error:
         if not is_disk_full(error):  # else the report would find no space either
-            ReportWriter(directory, console).finish(read_study(directory))
+            ReportWriter(directory, console, optuna=written_config(directory).optuna).finish(
+                read_study(directory)
+            )
         raise
-    ReportWriter(directory, console).finish(read_study(directory))
+    ReportWriter(directory, console, optuna=written_config(directory).optuna).finish(read_study(directory))
 
 
-def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, console: Console) -> Retrainings:
+def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, view: RetrainingsView) -> Retrainings:
     """The study's retrainings, trained as its trials were: with the same ranks, precision and memory."""
     directory, log, shares = session.directory, session.log, study_parallelism(config)
     settings = StudySettings(
@@ -99,8 +100,6 @@ def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, console:
         execution=execution(config, settings.cluster),
     )
 
-    def show(record: TrialRecord, ended: bool) -> None:
-        if ended:
-            console.print(retrained_line(record), soft_wrap=True, markup=False, highlight=False)
-
-    return Retrainings(ledger, trainer, side_by_side=shares.side_by_side, on_change=show)
+    return Retrainings(
+        ledger, trainer, side_by_side=shares.side_by_side, on_change=view.changed, watcher=view.watcher
+    )

@@ -31,15 +31,26 @@ def run_session(
     out: Path | None,
     launcher: Launcher,
     clock: StudyClock | None = None,
-) -> None:
+    *,
+    quiet: bool = False,
+) -> StudyRecord:
     """Searches until the budget is spent, or Ctrl-C (exit code 130); the same words go on from there.
 
-    `clock` runs since the command began; by default since now.
+    Args:
+        words: an optional study file, then `key=value` words.
+        data: files of the log.
+        out: the run directory.
+        launcher: starts processes.
+        clock: runs since the command began; by default since now.
+        quiet: whether stdout is left alone: what goes on is said on stderr, and the findings are the caller's.
+
+    Returns:
+        The study's record at the end.
 
     Raises:
         UserError: for whatever is wrong with the words, the log or the run directory.
     """
-    clock, console = clock or StudyClock(), Console()
+    clock, console = clock or StudyClock(), Console(stderr=quiet)
     file, overrides = _split_words(words)
     directory = out or _default_directory(file, data)
     base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
@@ -49,6 +60,8 @@ def run_session(
     _check_names(config)
     with open_session(directory, config, launcher, console) as session:
         record = _search(config, session, console, clock)
+    if quiet:
+        return record
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {directory / REPORT}\nbrowse: dhen-search ui {directory}", soft_wrap=True)
@@ -56,12 +69,13 @@ def run_session(
         console.print(
             f"bundle: {directory / BEST} (dhen-search predict {directory / BEST} --data ...)", soft_wrap=True
         )
+    return record
 
 
 def _search(config: StudyConfig, session: Session, console: Console, clock: StudyClock) -> StudyRecord:
     """Runs the study and exports its best, while the terminal, the report and MLflow follow it."""
     directory, log = session.directory, session.log
-    report_writer = ReportWriter(directory, console)
+    report_writer = ReportWriter(directory, console, optuna=config.optuna)
     with StudyView(console) as view:
         study = open_study(config, directory, log, session.launcher, (view, report_writer), clock=clock)
         write_config(directory, config)

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dashboards.terminal.progress import counted
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.values import parse
 from search.config import StudyConfig
 from search.ordered_axes import ordered_axes
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster, precision_here
-from search.read_study import HEAD
+from search.read_study import HEAD, NOTED_AT
 from search.study_state import StudyState
 from spaces.axes import Choice
 from spaces.space import Space
@@ -24,7 +25,15 @@ from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
 from trials.storage.ledger import Ledger, Setting
-from trials.study_record import ExpectedGain, FoundPasses, GrownAxis, RefusedProposal, StudyRecord
+from trials.study_record import (
+    ExpectedGain,
+    FoundPasses,
+    GrownAxis,
+    RefusedProposal,
+    Stage,
+    StageName,
+    StudyRecord,
+)
 
 BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
@@ -81,6 +90,7 @@ class StudySettings:
         self.head = StudyRecord(
             name=ledger.study,
             directory=str(directory),
+            created_at=self._facts["created"],
             space=space.name,
             space_file=config.space if config.space != space.name else None,
             sampler=config.sampler,
@@ -138,8 +148,30 @@ class StudySettings:
         self.head = self.head.replace(**facts)
         state.head = state.head.replace(**facts)
         self._ledger.settle(self.setting)
-        noted = {BUDGET: self._budget, HEAD: self.head.model_dump(mode="json")}
+        noted = {BUDGET: self._budget, HEAD: self.head.model_dump(mode="json"), NOTED_AT: time.time()}
         self._ledger.note_facts(self._facts | noted)
+
+    def enter(
+        self, state: StudyState, name: StageName, total: int | None = None, done_before: int | None = None
+    ) -> None:
+        """Notes that a stage begins, so that observers and other terminals can say how far the study is.
+
+        Args:
+            state: the study.
+            name: the stage.
+            total: number of its trainings, where there are any to count.
+            done_before: number of these that are done; None: all trainings of their kind that the study has.
+        """
+        before = counted(state.record(), name)
+        stage = Stage(
+            name=name,
+            total=total,
+            done_before=before if done_before is None else done_before,
+            counted_before=before,
+            began_seconds=state.elapsed_seconds(),
+        )
+        self.note(state, stage=stage)
+        state.tell()
 
     def keep_time(self, state: StudyState) -> None:
         """Notes the study's time once in a while, for a driver that is killed: an observer of the state."""

@@ -19,6 +19,7 @@ from search.terminal import print_table
 from trials.analyses import Ablation
 from trials.record import TrialKind, TrialRecord
 
+OUTPUT = Ablation
 COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its share of FLOPs")
 
 

@@ -10,6 +10,9 @@ from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
 from search.bundles.increments import take_increments
 from search.bundles.whole_copy import copy_whole
+from search.verbs.output import AppliedBundle, json_option, print_json
+
+OUTPUT = AppliedBundle
 
 
 @click.command(
@@ -25,7 +28,8 @@ Examples:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write a bundle with all increments in its weights."
 )
-def command(bundle: Path, increments: tuple[Path, ...], out: Path | None) -> None:
+@json_option("Its version as JSON.")
+def command(bundle: Path, increments: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Bring increments into a bundle, in the order given; --out writes the newest version as a whole bundle.
 
     An increment is refused where it does not follow the bundle's version. Who reads the bundle meanwhile finds
@@ -40,7 +44,10 @@ def command(bundle: Path, increments: tuple[Path, ...], out: Path | None) -> Non
         version = take_increments(bundle, opened.version, increments)
         opened = read_bundle(bundle)
         opened.check()
-        click.echo(f"{bundle}: version {version.number}")
+        click.echo(f"{bundle}: version {version.number}", err=as_json)
     if out is not None:
         copy_whole(opened, out)
-        click.echo(f"{out}: version {opened.version.number}, whole")
+        click.echo(f"{out}: version {opened.version.number}, whole", err=as_json)
+    if as_json:
+        whole = str(out) if out is not None else None
+        print_json(AppliedBundle(bundle=str(bundle), version=opened.version.number, whole=whole))

@@ -10,7 +10,11 @@ from dhen.errors import UserError
 from search.config import DEFAULT_AVERAGED, written_config
 from search.read_study import read_finished_study, read_study
 from search.study.run_session import run_session
+from search.verbs.finished_run import finished_run
+from search.verbs.output import FinishedRun, json_option, print_json
 from trials.processes.launcher import Launcher
+
+OUTPUT = FinishedRun
 
 
 @click.command(
@@ -28,7 +32,8 @@ Examples:
     show_default=True,
     help="Trainings of the best network that may be members; 1: as it is.",
 )
-def command(directory: Path, most: int, seeds: int) -> None:
+@json_option("What the study has come to, as JSON.")
+def command(directory: Path, most: int, seeds: int, as_json: bool) -> None:
     """Make averages of the networks on the front of the finished study in DIRECTORY, with their FLOPs together.
 
     Chosen on validation for what they are worth at their FLOPs, they are trials like others: on the front, in the
@@ -46,4 +51,7 @@ def command(directory: Path, most: int, seeds: int) -> None:
         read_finished_study(directory)
     launcher = Launcher(several_ranks=config.ranks is not None)
     launcher.warm_up()
-    run_session((f"averages={most}", f"average_seeds={seeds}"), (), directory, launcher)
+    words = (f"averages={most}", f"average_seeds={seeds}")
+    record = run_session(words, (), directory, launcher, quiet=as_json)
+    if as_json:
+        print_json(finished_run(record))

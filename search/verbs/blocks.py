@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
-from typing import Any
 
 import click
 from rich.console import Console
@@ -15,6 +13,9 @@ from dhen.blocks import BLOCKS, BlockShape
 from dhen.cost import dense_parameters, headline_flops
 from dhen.errors import unknown_name
 from search.field_docs import field_docs
+from search.verbs.output import BlockFacts, BlockSetting, print_json
+
+OUTPUT = list[BlockFacts]
 
 REFERENCE = BlockShape(embeddings=32, dim=16, out=8)
 """Shape at which costs are shown: 32 embeddings of length 16 in, 8 out."""
@@ -29,7 +30,7 @@ def command(name: str | None, as_json: bool) -> None:
         raise unknown_name("interaction module", name, BLOCKS)
     kinds = [name] if name else list(BLOCKS)
     if as_json:
-        click.echo(json.dumps([_facts(kind) for kind in kinds], indent=1))
+        print_json([_facts(kind) for kind in kinds])
         return
     console = Console()
     if name:
@@ -38,25 +39,22 @@ def command(name: str | None, as_json: bool) -> None:
     table = Table("module", "settings (defaults)", "FLOPs", "parameters", box=None, caption=shape)
     for kind in kinds:
         facts = _facts(kind)
-        settings = ", ".join(f"{key}={value['default']}" for key, value in facts["settings"].items())
-        table.add_row(kind, settings or "none", f"{facts['flops']:,.0f}", f"{facts['parameters']:,}")
+        settings = ", ".join(f"{key}={setting.default}" for key, setting in facts.settings.items())
+        table.add_row(kind, settings or "none", f"{facts.flops:,.0f}", f"{facts.parameters:,}")
     console.print(table)
     if name:
-        for key, value in _facts(name)["settings"].items():
-            console.print(f"  {key}: {value['description']}", markup=False)
+        for key, setting in _facts(name).settings.items():
+            console.print(f"  {key}: {setting.description}", markup=False)
 
 
-def _facts(kind: str) -> dict[str, Any]:
+def _facts(kind: str) -> BlockFacts:
     config = BLOCKS[kind]
     cost, docs = config(kind=kind).cost(REFERENCE), field_docs(config)
     settings = {
-        key: {"default": field.get_default(call_default_factory=True), "description": docs.get(key)}
+        key: BlockSetting(default=field.get_default(call_default_factory=True), description=docs.get(key))
         for key, field in config.model_fields.items()
         if key != "kind"
     }
-    return {
-        "kind": kind,
-        "settings": settings,
-        "flops": headline_flops(cost),
-        "parameters": dense_parameters(cost),
-    }
+    return BlockFacts(
+        kind=kind, settings=settings, flops=headline_flops(cost), parameters=dense_parameters(cost)
+    )

@@ -7,7 +7,6 @@ Without, the row `this` has `null` for whatever would have to be measured: `clus
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -15,10 +14,13 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from dashboards.units import MISSING, byte_size, si
+from dhen.values import parse
+from search.verbs.output import ClusterFacts, print_json
 from trials.cluster.cluster import Cluster, Link
 from trials.cluster.here import DESCRIPTION, host_memory_bytes
 from trials.cluster.load import THIS, catalog, load_cluster
 
+OUTPUT = list[ClusterFacts]
 DIRECTIONS = "Bandwidths are of one direction, for one GPU."
 UNVERIFIED = f"Unverified: from data sheets, or not all of it measured. {DIRECTIONS}"
 
@@ -33,24 +35,24 @@ def command(name: str | None, as_json: bool) -> None:
     """
     clusters = [load_cluster(name)] if name else list(catalog().values())
     if as_json:
-        rows = [cluster.to_dict() for cluster in clusters]
-        click.echo(json.dumps(rows if name else [*rows, unmeasured()], indent=1))
+        facts = [parse(ClusterFacts, cluster.to_dict(), cluster.name) for cluster in clusters]
+        print_json(facts if name else [*facts, unmeasured()])
     elif name:
         _show(clusters[0])
     else:
         _list(clusters)
 
 
-def unmeasured() -> dict[str, Any]:
+def unmeasured() -> ClusterFacts:
     """This machine, as far as it is known without torch."""
-    known_values = {
+    known_values: dict[str, Any] = {
         "name": THIS,
         "description": DESCRIPTION,
         "hosts": 1,
         "host_memory_bytes": host_memory_bytes(),
     }
-    fields = dict.fromkeys(name for name in Cluster.model_fields if name != "part_costs")
-    return fields | {"verified": False, "sources": {}} | known_values
+    fields = dict.fromkeys(ClusterFacts.model_fields)
+    return ClusterFacts(**fields | {"verified": False, "sources": {}} | known_values)
 
 
 def _list(clusters: list[Cluster]) -> None:

@@ -16,6 +16,9 @@ from search.read_study import read_study
 from search.run_directory import REPORT
 from search.study.reopen import finished_study
 from search.terminal import print_table
+from trials.study_record import Comparison
+
+OUTPUT = list[Comparison]
 
 
 @click.command(

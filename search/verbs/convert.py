@@ -9,6 +9,9 @@ import click
 
 from search.bundles.bundle import read_bundle
 from search.bundles.convert import Kind, convert
+from search.verbs.output import ConvertedBundle, ConvertedTableRows, json_option, print_json
+
+OUTPUT = ConvertedBundle
 
 
 @click.command(
@@ -30,13 +33,22 @@ Examples:
     type=click.IntRange(min=1),
     help="Capacity of each growing table; twice the rows that are taken, if not given.",
 )
-def command(bundle: Path, tables: Kind, out: Path, columns: tuple[str, ...], capacity: int | None) -> None:
+@json_option("What became of each table, as JSON.")
+def command(
+    bundle: Path, tables: Kind, out: Path, columns: tuple[str, ...], capacity: int | None, as_json: bool
+) -> None:
     """Convert a bundle's tables to growing or to static ones; every raw row keeps its score, to the bit.
 
     A growing table takes in ids that are new when it trains, as `online` does. A static one has its ids for good,
     known by their hashes. The newest version is converted, and the bundle stays as it is.
     """
     opened = read_bundle(bundle)
-    for table in convert(opened, out, tables, columns=columns, capacity=capacity):
+    converted = convert(opened, out, tables, columns=columns, capacity=capacity)
+    if as_json:
+        rows = tuple(ConvertedTableRows(name=one.name, taken=one.taken, rows=one.rows) for one in converted)
+        version = opened.version.number
+        print_json(ConvertedBundle(bundle=str(out), kind=tables, version=version, tables=rows))
+        return
+    for table in converted:
         click.echo(f"{table.name}: {table.taken:,} values with a row of their own, {table.rows:,} rows")
     click.echo(f"{out}: {tables} tables, scores as in version {opened.version.number} of {bundle}")

@@ -12,8 +12,11 @@ from dhen.errors import UserError
 from dhen.values import parse
 from search.config import DemoConfig, set_override
 from search.terminal import step_progress
+from search.verbs.output import GeneratedLog, json_option, print_json
 from trials.data.demo.write import generate
 from trials.data.demo.write_text import DELIMITERS, write_text
+
+OUTPUT = GeneratedLog
 
 
 @click.command(
@@ -32,7 +35,8 @@ Examples:
     required=True,
     help="A file whose name ends in .csv, .tsv (either with .gz) or .parquet.",
 )
-def command(words: tuple[str, ...], out: Path) -> None:
+@json_option("File and rows as JSON.")
+def command(words: tuple[str, ...], out: Path, as_json: bool) -> None:
     """Write the built-in generated log, or one with other settings, to a file. Keys: those below `demo` in a
     study, such as rows, seed, users, items.
     """
@@ -40,7 +44,7 @@ def command(words: tuple[str, ...], out: Path) -> None:
     for word in words:
         set_override(data, word)
     spec = parse(DemoConfig, data, "demo")
-    console = Console()
+    console = Console(stderr=as_json)
     with step_progress(console) as progress:
         if out.suffix == ".parquet":
             generate(spec, out, progress=progress)
@@ -50,4 +54,7 @@ def command(words: tuple[str, ...], out: Path) -> None:
             raise UserError(
                 f"{out}: the name ends in no format that is written; end it in .parquet, {', '.join(DELIMITERS)}."
             )
+    if as_json:
+        print_json(GeneratedLog(file=str(out), rows=spec.rows))
+        return
     console.print(f"{spec.rows:,} generated rows: {out}", soft_wrap=True)

@@ -11,6 +11,9 @@ from dhen.errors import UserError
 from search.verbs.data_option import data_option
 from trials.processes.launcher import Launcher
 
+OUTPUT = "search.analysis.fidelity.result:FidelityResult"
+"""Where the class of what `--json` prints is: it is imported with torch, and that late."""
+
 
 @click.command(
     epilog="""\b

@@ -21,12 +21,14 @@ from search.dataset import log_files
 from search.online.online_training import OnlineTraining, check_network, online_job, opened, time_of
 from search.terminal import print_notes, resumable, step_progress
 from search.verbs.data_option import data_option
+from search.verbs.output import OnlineBundle, OnlineIncrement, json_option, print_json
 from trials.data.cache import PreparedLog
 from trials.data.period_length import DAY, parse_length
 from trials.data.periods import Periods
 from trials.data.prepare.prepare_log import prepare
 from trials.job import TrainingConfig
 
+OUTPUT = OnlineBundle
 FIGURE = "online.html"
 NO_STATE = (
     "the bundle has no optimizer state, so that its first steps are as large as if nothing had been learnt: NE of "
@@ -48,6 +50,7 @@ Examples:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle that is trained.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read.")
+@json_option("Its version and the increments of these rows, as JSON.")
 def command(
     bundle: Path,
     overrides: tuple[str, ...],
@@ -55,6 +58,7 @@ def command(
     out: Path,
     log_format: str | None,
     skip_bad_rows: bool,
+    as_json: bool,
 ) -> None:
     """Train a bundle's network on newer rows, period by period in the order of time: each period is scored, then
     trained on once, and leaves an increment. Keys: period (1d, 6h, 30m, or a number of rows), training.KEY.
@@ -62,7 +66,7 @@ def command(
     --out begins as a copy of BUNDLE. It is a bundle at every moment: `predict` uses its newest version. The same
     command goes on after Ctrl-C, and with newer --data later.
     """
-    console = Console()
+    console = Console(stderr=as_json)
     source = read_bundle(bundle)
     check_network(source)
     length, training = _settings(source, overrides)
@@ -76,10 +80,10 @@ def command(
         )
         periods = Periods.of(log, length)
         opened_bundle = opened(source, out)
-        _say(console, log, periods, training)
+        notes = _notes(log, periods, training)
         online = OnlineTraining(opened_bundle, online_job(opened_bundle, training))
-        if online.optimizers_begin_anew:
-            print_notes(console, [NO_STATE])
+        notes += [NO_STATE] if online.optimizers_begin_anew else []
+        print_notes(console, notes)
         for increment in online.increments[len(online.increments) - online.done(periods) :]:
             console.print(_line(increment), soft_wrap=True, highlight=False)
         try:
@@ -88,6 +92,19 @@ def command(
                 console.print(_line(increment), soft_wrap=True, highlight=False)
         finally:
             write_figure(periods_figure(_points(online.increments)), out / FIGURE)
+    if as_json:
+        newest = online.increments[len(online.increments) - online.done(periods) :]
+        number = online.increments[-1].info.number
+        print_json(
+            OnlineBundle(
+                bundle=str(out),
+                version=number,
+                figure=str(out / FIGURE),
+                notes=tuple(notes),
+                increments=tuple(map(_as_value, newest)),
+            )
+        )
+        return
     console.print(
         f"{out}: version {online.increments[-1].info.number}; figure: {out / FIGURE}", soft_wrap=True
     )
@@ -107,7 +124,7 @@ def _settings(bundle: Bundle, overrides: Sequence[str]) -> tuple[str, TrainingCo
     return length, parse(TrainingConfig, data["training"], "training")
 
 
-def _say(console: Console, log: PreparedLog, periods: Periods, training: TrainingConfig) -> None:
+def _notes(log: PreparedLog, periods: Periods, training: TrainingConfig) -> list[str]:
     notes = list(log.notes)
     if periods.left_out:
         notes.append(f"rows without a time stamp are left out: {periods.left_out:,}")
@@ -117,7 +134,20 @@ def _say(console: Console, log: PreparedLog, periods: Periods, training: Trainin
         notes.append(
             "training.table_decay changes every row of every table: increments are as large as bundles"
         )
-    print_notes(console, notes)
+    return notes
+
+
+def _as_value(increment: Increment) -> OnlineIncrement:
+    info = increment.info
+    return OnlineIncrement(
+        period=_name(increment),
+        increment=info.number,
+        online=info.period.online,
+        frozen=info.period.frozen,
+        begun=info.begun,
+        gone=info.gone,
+        size_bytes=increment.bytes,
+    )
 
 
 def _line(increment: Increment) -> str:

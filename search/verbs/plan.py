@@ -9,7 +9,6 @@ Each strategy has `name`, `techniques`, `memory` (bytes by item and `total`), `s
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_cluster, precision_here
 from search.verbs.data_option import data_option
 from search.verbs.depth_sweep import depths, sweep
+from search.verbs.output import PlannedCluster, StrategyPrice, print_json
 from search.verbs.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
@@ -37,6 +37,7 @@ from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.strategy import Prefer
 
+OUTPUT = list[PlannedCluster]
 WIDTH = 120
 """Width in columns of output that does not go to a terminal, which has a width of its own."""
 
@@ -98,6 +99,8 @@ def command(
     """
     if (swept is None) != (out is None):
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")
+    if swept is not None and as_json:
+        raise UserError("--json prints plans, and --sweep draws a figure: give one of them.")
     held = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
     config, words = _held_as({key: value for key, value in held.items() if value is not None}, overrides)
     request, options = read_request(what, data, words, member), plan_options(config)
@@ -116,7 +119,7 @@ def command(
         layer = "not even one layer with one example a rank would fit. " if plans[0].strategies else ""
         raise UserError(f"{what}: {layer}{plans[0].remedy}")
     if as_json:
-        click.echo(json.dumps([as_data(cluster_plan) for cluster_plan in plans], indent=1))
+        print_json([as_data(cluster_plan) for cluster_plan in plans])
         return
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
@@ -136,36 +139,36 @@ def _held_as(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[StudyCo
     return parse(StudyConfig, given, "plan"), tuple(left)
 
 
-def as_data(cluster_plan: Plan) -> dict[str, Any]:
+def as_data(cluster_plan: Plan) -> PlannedCluster:
     """A plan as `--json` gives it."""
-    return {
-        "cluster": cluster_plan.cluster,
-        "hosts": cluster_plan.hosts,
-        "gpus_per_host": cluster_plan.gpus_per_host,
-        "hbm": cluster_plan.hbm,
-        "verified": cluster_plan.verified,
-        "examples_per_rank": cluster_plan.examples_per_rank,
-        "batch_size": cluster_plan.batch_size,
-        "precision": cluster_plan.precision,
-        "chosen": cluster_plan.chosen.name if cluster_plan.chosen else None,
-        "strategies": [_strategy(priced, cluster_plan.batch_size) for priced in cluster_plan.strategies],
-        "remedy": cluster_plan.remedy,
-        "faster": cluster_plan.faster,
-        "notes": list(cluster_plan.notes),
-    }
+    return PlannedCluster(
+        cluster=cluster_plan.cluster,
+        hosts=cluster_plan.hosts,
+        gpus_per_host=cluster_plan.gpus_per_host,
+        hbm=cluster_plan.hbm,
+        verified=cluster_plan.verified,
+        examples_per_rank=cluster_plan.examples_per_rank,
+        batch_size=cluster_plan.batch_size,
+        precision=cluster_plan.precision,
+        chosen=cluster_plan.chosen.name if cluster_plan.chosen else None,
+        strategies=tuple(_strategy(priced, cluster_plan.batch_size) for priced in cluster_plan.strategies),
+        remedy=cluster_plan.remedy,
+        faster=cluster_plan.faster,
+        notes=cluster_plan.notes,
+    )
 
 
-def _strategy(priced: PricedStrategy, batch_size: int) -> dict[str, Any]:
-    return {
-        "name": priced.strategy.name,
-        "techniques": list(priced.strategy.techniques),
-        "memory": priced.memory.to_dict() | {"total": priced.memory.total},
-        "step": priced.time.to_dict(),
-        "examples_per_second": batch_size / priced.time.total,
-        "fits": priced.fits,
-        "lacking_bytes": priced.lacking_bytes,
-        "reason": priced.reason,
-    }
+def _strategy(priced: PricedStrategy, batch_size: int) -> StrategyPrice:
+    return StrategyPrice(
+        name=priced.strategy.name,
+        techniques=tuple(priced.strategy.techniques),
+        memory=priced.memory.to_dict() | {"total": priced.memory.total},
+        step=priced.time.to_dict(),
+        examples_per_second=batch_size / priced.time.total,
+        fits=priced.fits,
+        lacking_bytes=priced.lacking_bytes,
+        reason=priced.reason,
+    )
 
 
 def _show(console: Console, cluster_plan: Plan, *, everything: bool) -> None:

@@ -13,6 +13,9 @@ from search.bundles.score_rows import score_rows
 from search.dataset import log_files
 from search.terminal import step_progress
 from search.verbs.data_option import data_option
+from search.verbs.output import ScoredRows, json_option, print_json
+
+OUTPUT = ScoredRows
 
 
 @click.command(epilog="Example: dhen-search predict runs/demo/best --data new.csv --out scores.csv")
@@ -20,7 +23,8 @@ from search.verbs.data_option import data_option
 @data_option("Raw rows, files or a folder; no label needed.", required=True)
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV of row,score.")
-def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Path) -> None:
+@json_option("File and rows as JSON.")
+def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Path, as_json: bool) -> None:
     """Write `row,score` in input order: the probability of a click, corrected for negative sampling.
 
     Unseen categories and missing values are scored as the encoding learned to.
@@ -29,7 +33,7 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Pa
     if out.is_dir():
         raise UserError(f"{out} is a folder; --out names the CSV file to write.")
     files = log_files(data)
-    with step_progress(Console()) as progress:
+    with step_progress(Console(stderr=as_json)) as progress:
         rows = score_rows(
             opened_bundle,
             files,
@@ -37,4 +41,7 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Pa
             format=log_format,
             on_rows=lambda scored: progress("scoring", scored, None),
         )
+    if as_json:
+        print_json(ScoredRows(file=str(out), rows=rows))
+        return
     click.echo(f"{out}: {rows:,} rows scored")

@@ -8,8 +8,11 @@ import click
 from rich.console import Console
 
 from search.terminal import print_notes, step_progress
+from search.verbs.output import PreparedSummary, json_option, print_json
 from trials.data.prepare.prepare_log import prepare
 from trials.data.schema_yaml import read_schema
+
+OUTPUT = PreparedSummary
 
 
 @click.command(
@@ -25,6 +28,7 @@ Examples:
 @click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
 @click.option("--label", help="The label column.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
+@json_option("What was prepared, as JSON.")
 def command(
     sources: tuple[Path, ...],
     log_format: str | None,
@@ -32,9 +36,10 @@ def command(
     schema: Path | None,
     label: str | None,
     skip_bad_rows: bool,
+    as_json: bool,
 ) -> None:
     """Prepare LOG (files or a folder) once; studies, trainings and verifications reuse it."""
-    console = Console()
+    console = Console(stderr=as_json)
     with step_progress(console) as progress:
         log = prepare(
             sources,
@@ -46,6 +51,20 @@ def command(
             progress=progress,
         )
     summary = log.summary()
+    if as_json:
+        print_json(
+            PreparedSummary(
+                directory=str(log.directory),
+                fingerprint=log.fingerprint,
+                rows=summary.rows,
+                base_rate=summary.base_rate,
+                tables=summary.tables,
+                table_rows=log.features.total_rows,
+                numeric=summary.numeric,
+                notes=tuple(log.notes),
+            )
+        )
+        return
     for split, rows in summary.rows.items():
         console.print(f"{split}: {rows:,} rows, {summary.base_rate[split]:.2%} positive")
     bucketed = len(log.features.bucketed)

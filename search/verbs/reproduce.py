@@ -10,6 +10,9 @@ from rich.console import Console
 from search.verbs.data_option import data_option
 from trials.processes.launcher import Launcher
 
+OUTPUT = "search.analysis.reproduce.result:TableResult"
+"""Where the class of what `--json` prints is: it is imported with torch, and that late."""
+
 
 @click.command(
     epilog="""\b

@@ -8,7 +8,10 @@ import click
 
 from search.budget.clock import StudyClock
 from search.verbs.data_option import data_option
+from search.verbs.output import FinishedRun, json_option, print_json
 from trials.processes.launcher import Launcher
+
+OUTPUT = FinishedRun
 
 
 @click.command(
@@ -27,7 +30,8 @@ Examples:
 @click.argument("words", nargs=-1, metavar="[STUDY.yaml] [key=value ...]")
 @data_option()
 @click.option("--out", type=click.Path(path_type=Path), help="The run directory (default runs/NAME).")
-def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> None:
+@json_option("What the study has come to, as JSON.")
+def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Search for the DHEN with the best NE for its FLOPs; the same command resumes it.
 
     \b
@@ -42,7 +46,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
       machines    parallel, threads, cluster, ranks, hbm, address
       memory      prefer, technique, memory_margin
       log         format, label, schema_file, split.KEY, growing.KEY, skip_bad_rows, demo.KEY
-      records     name, storage, ledger
+      records     name, storage, ledger, optuna
 
     Keys with a dot are paths into the study file, e.g. training.batch_size=4096, serving.max_ms=5 or
     demo.rows=1000000; the run directory's study.yaml has them all with their values.
@@ -53,5 +57,8 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None) -> 
     from search.study.run_session import (
         run_session,  # torch is imported here and in the fork server side by side
     )
+    from search.verbs.finished_run import finished_run
 
-    run_session(words, data, out, launcher, clock)
+    record = run_session(words, data, out, launcher, clock, quiet=as_json)
+    if as_json:
+        print_json(finished_run(record))

@@ -23,6 +23,7 @@ from search.verbs.verify import log_of
 from trials.analyses import Better, Slice, Slices
 from trials.storage.ledger import Ledger
 
+OUTPUT = Slices
 COLUMNS = (
     "Value",
     "Rows",

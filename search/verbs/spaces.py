@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 from rich.console import Console
 
 from dhen.values import dump_yaml
+from search.verbs.output import SpaceFacts, SpaceSizes, print_json
 from spaces.catalog_loader import catalog, load_space
 from spaces.size import space_size
+
+OUTPUT = list[SpaceFacts]
 
 
 @click.command(epilog="Example: dhen-search spaces default")
@@ -19,12 +20,15 @@ def command(name: str | None, as_json: bool) -> None:
     """List the search spaces, or show one (a NAME, or a YAML file of your own) as YAML to start from."""
     spaces = [load_space(space_name) for space_name in ([name] if name else catalog())]
     if as_json:
-        rows = [
-            {"name": space.name, "size": vars(space_size(space))}
-            | ({"space": space.config.to_dict()} if name else {})
+        facts = [
+            SpaceFacts(
+                name=space.name,
+                size=SpaceSizes(**vars(space_size(space))),
+                space=space.config.to_dict() if name else None,
+            )
             for space in spaces
         ]
-        click.echo(json.dumps(rows, indent=1))
+        print_json(facts)
         return
     if name:
         click.echo(f"# {spaces[0].name}: {space_size(spaces[0])}")  # a comment: the whole is a space's file

@@ -9,12 +9,13 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from dashboards.sentences.summary import sentences
-from dashboards.terminal.tables import progress_line, trial_table
+from dashboards.terminal.tables import trial_table
 from search.read_study import read_progress, read_study
 from search.terminal import progress_lines
 from trials.storage.garbage import no_garbage_collection
 from trials.study_record import StudyRecord
 
+OUTPUT = StudyRecord
 ROWS = 50
 """Largest number of rows of the table; the report and --json have every trial."""
 
@@ -37,8 +38,8 @@ def _show(directory: Path, *, as_json: bool) -> None:
         return
     console = Console()
     console.print(trial_table(record, rows=ROWS))
-    console.print(progress_line(record), soft_wrap=True)
-    for line in progress_lines(read_progress(record)):
+    trials, retrainings = (read_progress(some, directory) for some in (record.trials, record.retrainings))
+    for line in progress_lines(record, trials, retrainings):
         console.print(line, soft_wrap=True)
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import click
 from rich.console import Console
 
+from dashboards.names import trial_name
 from dhen.atomic_write import write_atomically
 from dhen.config import ModelConfig
 from dhen.errors import UserError, unknown_name
@@ -30,6 +31,7 @@ from search.study.baseline import read_configuration
 from search.study.passes import DECAYS, MOST_PASSES, many_passes, open_decays
 from search.terminal import print_notes, step_progress
 from search.verbs.data_option import data_option
+from search.verbs.output import TrainedBundle, json_option, print_json
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
@@ -39,6 +41,7 @@ from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.training.progressive import check_periods
 
+OUTPUT = TrainedBundle
 RECORD = "record.json"
 """The record of a training that has ended, in its folder, while another one goes on."""
 FOLDER_DIGITS = 12
@@ -60,6 +63,7 @@ Examples:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The new bundle's folder.")
 @click.option("--from-weights", is_flag=True, help="Go on from the bundle's weights, in its encoding.")
 @click.option("--member", type=int, help="Which network of a bundle that is an average: 0, 1 ...")
+@json_option("The bundle and its metrics as JSON.")
 def command(
     what: str,
     overrides: tuple[str, ...],
@@ -67,6 +71,7 @@ def command(
     out: Path,
     from_weights: bool,
     member: int | None,
+    as_json: bool,
 ) -> None:
     """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, objective, period,
     ranks, hbm, prefer, technique, memory_margin.
@@ -74,7 +79,7 @@ def command(
     With one of these it is planned, and held as a study holds its candidates. After Ctrl-C the same command
     goes on.
     """
-    console = Console()
+    console = Console(stderr=as_json)
     model, training, config = _configuration(what, overrides, member)
     if from_weights and not is_bundle(Path(what)):
         raise UserError(f"--from-weights goes on from a bundle's weights; {what} is no bundle.")
@@ -115,6 +120,9 @@ def command(
     for folder in folders:  # also of those that did not complete
         shutil.rmtree(folder)
     assert record.result.test is not None
+    if as_json:
+        print_json(_as_value(best, record, out, len(trained)))
+        return
     console.print(f"validation NE {best.ne:.5f}, test NE {record.result.test.ne:.5f}")
     console.print(f"bundle: {out}", soft_wrap=True)
 
@@ -131,6 +139,22 @@ class _Trained(NamedTuple):
         """NE on validation."""
         assert self.record.result.validation is not None
         return self.record.result.validation.ne
+
+
+def _as_value(best: _Trained, record: TrialRecord, out: Path, trainings: int) -> TrainedBundle:
+    """What is printed with `--json`; `record` is that of the best training, scored on test."""
+    assert record.result.validation is not None
+    assert record.result.test is not None
+    assert best.job.training.epochs != "auto"
+    return TrainedBundle(
+        bundle=str(out),
+        architecture=trial_name(record),
+        epochs=best.job.training.epochs,
+        trainings=trainings,
+        seed=best.job.seed,
+        validation=record.result.validation,
+        test=record.result.test,
+    )
 
 
 def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> TrainingConfig | None:

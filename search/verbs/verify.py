@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from dhen.model import model_cost
 from search.bundles.bundle import Bundle, read_bundle
 from search.dataset import log_files
 from search.verbs.data_option import data_option
+from search.verbs.output import VerifiedBundle, VerifiedSplit, json_option, print_json
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.record import Metrics
+from trials.serving_limits import ForwardTime
 from trials.training.evaluation import evaluate, logit_metrics
 from trials.training.score_weights import score
 from trials.training.step import ONE_RANK, PLAIN_DP
 
+OUTPUT = VerifiedBundle
 NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
 """Absolute tolerances by precision: what another machine's matmul order and precision may change."""
 
@@ -34,57 +38,82 @@ NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
 @data_option("The log, to evaluate again: files, a folder, `demo`.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--skip-bad-rows", is_flag=True, help="As the log was prepared.")
-def command(bundle: Path, data: tuple[str, ...], log_format: str | None, skip_bad_rows: bool) -> None:
+@json_option("What holds and what does not, as JSON.")
+def command(
+    bundle: Path, data: tuple[str, ...], log_format: str | None, skip_bad_rows: bool, as_json: bool
+) -> None:
     """Check a bundle's files, costs and stored scores; with --data, evaluate it again and compare NE."""
-    opened_bundle = read_bundle(bundle)
-    click.echo("files: whole, none altered")
-    if opened_bundle.increments:
-        click.echo(
-            f"increments: {len(opened_bundle.increments)}, up to version {opened_bundle.version.number}"
-        )
-    flops = sum(headline_flops(model_cost(job.model, job.features)) for job in opened_bundle.info.jobs)
-    if flops != opened_bundle.info.flops:
-        raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {opened_bundle.info.flops:,.0f} at export.")
-    click.echo(f"cost: {flops:,.0f} FLOPs per example, as at export")
-    click.echo(f"stored examples: scores within {opened_bundle.check():.1e} of those at export")
-    log = log_of(opened_bundle, data, format=log_format, skip_bad_rows=skip_bad_rows) if data else None
+
+    def say(sentence: str) -> None:
+        click.echo(sentence, err=as_json)
+
+    opened = read_bundle(bundle)
+    say("files: whole, none altered")
+    if opened.increments:
+        say(f"increments: {len(opened.increments)}, up to version {opened.version.number}")
+    flops = sum(headline_flops(model_cost(job.model, job.features)) for job in opened.info.jobs)
+    if flops != opened.info.flops:
+        raise UserError(f"{bundle}: FLOPs are {flops:,.0f} now, {opened.info.flops:,.0f} at export.")
+    say(f"cost: {flops:,.0f} FLOPs per example, as at export")
+    scores_within = opened.check()
+    say(f"stored examples: scores within {scores_within:.1e} of those at export")
+    log = log_of(opened, data, format=log_format, skip_bad_rows=skip_bad_rows) if data else None
     for note in log.notes if log else ():
-        click.echo(f"note: {note}")
-    click.echo(_forward(opened_bundle, log))
-    if log is not None:
-        _evaluate(opened_bundle, log)
+        say(f"note: {note}")
+    forward = opened.forward_time(log)
+    say(_forward(opened, forward, log))
+    splits = _evaluate(opened, log, say) if log is not None else {}
+    off = [abs(split.now.ne - split.exported.ne) for split in splits.values() if split.exported is not None]
+    tolerance = max(NE_TOLERANCE[job.training.precision] for job in opened.info.jobs)
+    verified = VerifiedBundle(
+        bundle=str(bundle),
+        version=opened.version.number,
+        flops=flops,
+        scores_within=scores_within,
+        forward=forward,
+        forward_exported=opened.info.forward,
+        same_log=_is_own_log(opened, log) if log is not None else None,
+        splits=splits,
+        ne_off=max(off, default=0.0),
+        tolerance=tolerance,
+        holds=max(off, default=0.0) <= tolerance,
+    )
+    if as_json:
+        print_json(verified)
+    if not verified.holds:
+        click.echo(f"NE differs by {verified.ne_off:.2g} from the export's (tolerance {tolerance})", err=True)
+        sys.exit(1)
 
 
-def _forward(bundle: Bundle, log: PreparedLog | None) -> str:
+def _forward(bundle: Bundle, now: ForwardTime | None, log: PreparedLog | None) -> str:
     """The forward time now and at export; another machine, or a busy one, is no mistake of the bundle's."""
-    now, before = bundle.forward_time(log), bundle.info.forward
+    before = bundle.info.forward
     rows = "validation rows" if log else "stored examples, repeated"
     measured = f"{now}, {rows}" if now else "not measured: this device cannot hold it"
     return f"forward: {measured}; at export {before or 'not measured'}"
 
 
-def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
-    """Prints metrics on the log, compared where it is the log of the bundle."""
-    same = log.fingerprint == bundle.info.log.fingerprint and not bundle.version.number
-    click.echo(
-        "log: the one it was trained on" if same else f"log: {_other(bundle)}; nothing to compare with"
-    )
+def _is_own_log(bundle: Bundle, log: PreparedLog) -> bool:
+    """Whether metrics on a log can be compared with those at export."""
+    return log.fingerprint == bundle.info.log.fingerprint and not bundle.version.number
+
+
+def _evaluate(bundle: Bundle, log: PreparedLog, say: Callable[[str], None]) -> dict[str, VerifiedSplit]:
+    """Says metrics on the log, compared where it is the log of the bundle, and returns them by split."""
+    same = _is_own_log(bundle, log)
+    say("log: the one it was trained on" if same else f"log: {_other(bundle)}; nothing to compare with")
     model, period = bundle.model(as_trained=True), bundle.info.jobs[0].period
     if period is not None:
         learnt = (
             f"periods of {period}, each scored before it is trained on" if same else "the bundle as it is"
         )
-        click.echo(f"NE is of {learnt}")
-    worst = 0.0
+        say(f"NE is of {learnt}")
+    splits = {}
     for split, exported in (("validation", bundle.info.validation), ("test", bundle.info.test)):
         now = _ahead(bundle, log, split) if same and period is not None else evaluate(model, log, split)
-        click.echo(_line(split, now, exported if same else None))
-        if same and exported is not None:
-            worst = max(worst, abs(now.ne - exported.ne))
-    tolerance = max(NE_TOLERANCE[job.training.precision] for job in bundle.info.jobs)
-    if worst > tolerance:
-        click.echo(f"NE differs by {worst:.2g} from the export's (tolerance {tolerance})", err=True)
-        sys.exit(1)
+        splits[split] = VerifiedSplit(now=now, exported=exported if same else None)
+        say(_line(split, now, splits[split].exported))
+    return splits
 
 
 def _ahead(bundle: Bundle, log: PreparedLog, split_name: str) -> Metrics:

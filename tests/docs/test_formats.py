@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from records import spaced_study
 
 from dhen.model import named_model
 from dhen.schema import FeatureSchema, Table
@@ -14,6 +15,8 @@ from search import run_directory
 from search.bundles import bundle, increments
 from search.execution.trainer import SERVING
 from search.online.online_training import CHECKPOINTS
+from search.optuna.mirror import study_attributes
+from search.optuna.rows import attributes_of
 from search.verbs.online import FIGURE
 from search.verbs.plan import as_data
 from trials.choice import Choice, Judged, Winner
@@ -119,5 +122,13 @@ def test_plan_as_json_has_these_fields() -> None:
     training = TrainingConfig(batch_size=64, precision="fp32")
     found = as_data(plan(named_model("dlrm"), schema, training, load_cluster("h100")))
     text = section("`plan --json`")
-    assert missing(found, text) == []
-    assert missing(found["strategies"][0], text) == []
+    assert missing(type(found).model_fields, text) == []
+    assert missing(type(found.strategies[0]).model_fields, text) == []
+
+
+def test_what_stands_in_optuna_is_there() -> None:
+    text = section("A study in Optuna's storage")
+    record = spaced_study(4)
+    attributes = {name for trial in record.candidates for name in attributes_of(trial)}
+    assert missing(attributes, text) == []
+    assert missing(study_attributes(record, []), text) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from command_line import SMALL, Run, run_here, run_process, write_log
+from command_line import SMALL, Run, check_json, run_here, run_process, write_log
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,12 +39,14 @@ def dhen_search_process(environment: dict[str, str]) -> Run:
 
 
 def checked(how: Callable[..., subprocess.CompletedProcess[str]], environment: dict[str, str]) -> Run:
-    """Ends with the code that is expected, and without a traceback."""
+    """Ends with the code that is expected, and without a traceback; with `--json` in the verb's shape."""
 
     def run(*words: object, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         done = how(words, environment, cwd)
         assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr
+        if "--json" in words and code == 0:
+            check_json(str(words[0]), done.stdout)
         return done
 
     return run

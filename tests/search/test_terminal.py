@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import io
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from records import study
+import pytest
+from records import study, trial
 from rich.console import Console
 
-from search.terminal import StudyView
+from search.terminal import StudyView, step_progress
 from trials.events import Progress
-from trials.study_record import StudyRecord
+from trials.record import TrialKind
+from trials.study_record import Stage, StageName, StudyRecord
 
 
 def driver(record: StudyRecord, ended: list[int], **progress: Progress) -> Any:
     """What a view sees of a study that goes on."""
     told = {int(number.removeprefix("trial")): each for number, each in progress.items()}
     return SimpleNamespace(
-        record=lambda: record, ended=ended, notices=[], progress=told, finished=record.finished
+        record=lambda: record,
+        head=record,
+        ended=ended,
+        notices=[],
+        progress=told,
+        retrainings={trial.number: trial for trial in record.retrainings},
+        retraining_progress={},
+        finished=record.finished,
     )
 
 
@@ -47,3 +57,51 @@ def test_without_a_terminal_each_trial_that_ends_is_a_line() -> None:
     lines = [line for line in text.splitlines() if " candidates, " not in line]
     assert [line.split()[1] for line in lines] == ["0", "1", "3"]
     assert lines[0].startswith("baseline 0 completed")
+
+
+def in_confirmation(ended: int) -> StudyRecord:
+    """A study that runs, of whose four retrainings so many have ended."""
+    again = [
+        trial(number, Random(number), kind=TrialKind.BASELINE).replace(kind=TrialKind.RETRAINING)
+        for number in range(ended)
+    ]
+    stage = Stage(name=StageName.CONFIRMATION, total=4, began_seconds=100.0)
+    record = study(6).replace(finished=False, stage=stage, elapsed_seconds=100.0 + 20.0 * ended)
+    return record.replace(retrainings=tuple(one.with_origin(of=3) for one in again))
+
+
+def test_without_a_terminal_stages_and_retrainings_say_how_far_they_are() -> None:
+    text = shown(*(driver(in_confirmation(ended), []) for ended in (0, 1, 1, 3)), terminal=False)
+    assert [line.partition(";")[0] for line in text.splitlines()] == [
+        "confirmation: 0/4 retrainings",
+        "confirmation: 1/4 retrainings, about 1 min 00 s left",
+        "confirmation: 3/4 retrainings, about 20 s left",
+    ]
+
+
+def steps(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
+    """What is shown of two steps, of which the first takes 100 seconds."""
+    now = [0.0]
+    monkeypatch.setattr("search.terminal.time.monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=140, force_terminal=terminal, color_system=None)
+    with step_progress(console) as progress:
+        for second in range(0, 101, 10):
+            now[0] = float(second)
+            progress("reading", second * 1000, 100_000)
+        progress("writing", 0, None)
+        now[0] = 102.0
+        progress("writing", 500, None)
+    return console.file.getvalue()
+
+
+def test_steps_say_their_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert steps(monkeypatch, terminal=False).splitlines() == [
+        "reading ...",
+        "reading: 30,000 of 100,000 rows, 1.00 k rows/s, about 1 min 10 s left, after 30 s",
+        "reading: 60,000 of 100,000 rows, 1.00 k rows/s, about 40 s left, after 1 min 00 s",
+        "reading: 90,000 of 100,000 rows, 1.00 k rows/s, about 10 s left, after 1 min 30 s",
+        "reading: 100,000 of 100,000 rows, 1.00 k rows/s, after 1 min 40 s",
+        "writing ...",
+        "writing: 500 rows, 250 rows/s, after 2.0 s",
+    ]
+    assert "100,000 of 100,000 rows, 1.00 k rows/s" in steps(monkeypatch, terminal=True)

@@ -8,8 +8,10 @@ from rich.console import Console
 
 from dashboards.rows import trial_rows
 from dashboards.sentences.summary import progress
-from dashboards.terminal.tables import progress_line, seconds_left, trial_line, trial_table
+from dashboards.terminal.progress import progress_line, seconds_left
+from dashboards.terminal.tables import trial_line, trial_table
 from trials.record import Outcome
+from trials.study_record import Stage, StageName
 
 
 def shown(renderable, *, width: int = 120, terminal: bool = False) -> str:
@@ -87,6 +89,19 @@ def test_time_left_takes_the_nearer_limit() -> None:
     assert seconds_left(record) == pytest.approx(10.0)
     assert seconds_left(record.replace(elapsed_seconds=300.0)) == 0.0
     assert seconds_left(judged([], finished=False)) is None
+
+
+def test_a_stage_says_how_many_of_how_many_and_how_long() -> None:
+    stage = Stage(name=StageName.BASELINE, total=5, done_before=1, counted_before=1, began_seconds=10.0)
+    record = study(0).replace(finished=False, trials_budget=20, stage=stage, elapsed_seconds=40.0)
+    # two of three trainings ended in this session's 30 seconds, and half of one more is done
+    text = progress_line(record, {3: 0.5}).plain
+    assert text.startswith("baseline: 3/5 trainings, about 18 s left; 0/20 candidates, 40 s")
+    search = record.replace(stage=Stage(name=StageName.SEARCH, total=20))
+    assert progress_line(search).plain.startswith("search: 0/20 candidates, 40 s")
+    late = study(20).replace(finished=False, stage=Stage(name=StageName.TEST))
+    assert progress_line(late).plain.startswith("scores on test; 20/20 candidates")
+    assert "left" not in progress_line(late).plain
 
 
 def test_a_line_a_trial_for_logs() -> None:

@@ -24,6 +24,7 @@ from records import changed
 from records import study as made_up_study
 
 from dashboards.sentences.summary import sentences
+from dashboards.terminal.progress import OF_CANDIDATES, done_in_stage
 from dhen.errors import UserError
 from search.config import read_study_config
 from search.read_study import read_study
@@ -39,7 +40,7 @@ from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.task import Task
 from trials.record import Measured, Outcome, TrialKind, TrialRecord
-from trials.study_record import FoundPasses, StudyRecord
+from trials.study_record import FoundPasses, StageName, StudyRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 WORDS = (
@@ -164,6 +165,36 @@ def test_stages_follow_each_other_and_the_sampler_is_asked_as_late_as_there_is_a
     winners = {record.baseline, *(winner.trial for winner in record.choice.winners)}
     assert story.lines.count("score on test") == len(winners)
     assert {trial.number for trial in record.trials if trial.result.test} == winners
+
+
+def test_another_terminal_sees_the_stage_and_how_far_it_is(setting: Setting, tmp_path: Path) -> None:
+    (tmp_path / "study" / STUDY_FILE).write_text("{}\n")
+    seen: dict[tuple[StageName, int, int | None], None] = {}
+
+    def watcher(state: StudyState) -> None:
+        if state.trials:
+            record = read_study(tmp_path / "study")
+            assert record.stage is not None or state.finished
+            if record.stage is not None:
+                seen[record.stage.name, done_in_stage(record, record.stage), record.stage.total] = None
+
+    study, _ = setting.open("tune=1", watcher=watcher)
+    study.run()
+    counts = [(name, *count) for name, *count in seen if name in (StageName.BASELINE, *OF_CANDIDATES)]
+    assert counts == [
+        *((StageName.BASELINE, done, 2) for done in (0, 1, 2)),
+        *((StageName.SEARCH, done, 4) for done in (0, 1, 2, 3)),
+        *((StageName.TUNING, done, 4) for done in (3, 4)),
+    ]
+    behind = [
+        StageName.AVERAGES,
+        StageName.DISTILLING,
+        StageName.CHOICE,
+        StageName.TEST,
+        StageName.CONFIRMATION,
+    ]
+    assert [name for name, *_ in seen if name in behind] == behind
+    assert read_study(tmp_path / "study").stage is None
 
 
 def test_the_baseline_is_no_matter_of_the_sampler(setting: Setting) -> None:

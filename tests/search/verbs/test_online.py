@@ -50,7 +50,8 @@ def bundle(dhen_search: Run, logs: tuple[Path, Path], tmp_path_factory: pytest.T
     (folder / "log" / "schema.yaml").write_text(schema.replace(fixed, growing))
     dhen_search("prepare", logs[0], "--out", folder / "log")
     out = folder / "bundle"
-    dhen_search("train", folder / "model.yaml", "--data", folder / "log", "--out", out, "training.epochs=1")
+    words = ("--data", folder / "log", "--out", out, "training.epochs=1", "--json")
+    dhen_search("train", folder / "model.yaml", *words)
     return out
 
 
@@ -109,7 +110,7 @@ def test_a_copy_follows_by_increments_and_is_written_whole(
     folders = [live / "increments" / f"{number:06d}" for number in (1, 2, 3)]
     said = dhen_search("apply", served, folders[1], code=2).stderr
     assert "version 1 is missing" in said
-    dhen_search("apply", served, folders[0])
+    dhen_search("apply", served, folders[0], "--json")
     dhen_search("apply", served, *folders[1:2], "--out", whole)
     assert infos(served) == infos(live)[:2]
     dhen_search("verify", whole)
@@ -164,7 +165,7 @@ def test_it_goes_on_from_the_last_period_to_the_bit(
         words = ("--data", tmp_path / "latest.csv", "--out", out)
         assert "that --data again first" in dhen_search("online", bundle, *words, code=2).stderr
         assert len(infos(out)) == 1
-    dhen_search("online", bundle, "--data", logs[1], "--out", out)
+    dhen_search("online", bundle, "--data", logs[1], "--out", out, "--json")
     assert [one.period for one in infos(out)] == [one.period for one in infos(live)]
     alike = zip(read_bundle(out).increments, read_bundle(live).increments, strict=True)
     for one, other in alike:

@@ -1,0 +1,132 @@
+"""Opens a storage of Optuna by its URL, or by the path of a journal file; trouble with it is said in words."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from dhen.errors import UserError
+from dhen.values import Value
+from trials.storage.database import trouble, without_password
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+SQLITE_FILE = b"SQLite format 3\x00"
+MOST_OF_A_LINE = 4096
+"""Bytes of a file that are looked at to tell what it is."""
+OPTUNAS_TABLE, MIGRATED = "version_info", "alembic_version"
+"""A table that is Optuna's alone, and one that other programs with migrations (MLflow) have too."""
+
+
+class WrittenStudy(Value):
+    """A study as it was written (`dhen-search optuna --json`)."""
+
+    storage: str
+    """Where it stands, without a password."""
+    study: str
+    """Name of the Optuna study."""
+    trials: int
+    """Number of its trials: the candidates that are points of the space."""
+
+
+def is_url(storage: str) -> bool:
+    """Returns whether a storage is named by a URL; else by the path of a journal file."""
+    return "://" in storage
+
+
+def shown(storage: str) -> str:
+    """Returns a storage's name as it may be printed: without a password."""
+    return without_password(storage) if is_url(storage) else storage
+
+
+def open_storage(storage: str) -> tuple[BaseStorage, Callable[[], None]]:
+    """Opens a storage, whose tables or file are made where there are none.
+
+    Args:
+        storage: a SQLAlchemy URL, or the path of a journal file.
+
+    Returns:
+        The storage, and what closes its connections.
+
+    Raises:
+        UserError: where it cannot be used, or holds the tables of another program.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with in_words(storage):
+        if is_url(storage):
+            _check_tables(storage)
+            database = optuna.storages.RDBStorage(storage)
+
+            def close() -> None:
+                database.remove_session()
+                database.engine.dispose()
+
+            return optuna.storages.get_storage(database), close
+        return _journal(Path(storage)), lambda: None
+
+
+@contextlib.contextmanager
+def in_words(storage: str) -> Iterator[None]:
+    """A context in which what the storage's libraries raise becomes a UserError that says what would work."""
+    import optuna
+
+    try:
+        yield
+    except optuna.exceptions.StorageInternalError as error:
+        cause = error.__cause__
+        raise UserError(trouble(storage, cause if isinstance(cause, Exception) else error)) from None
+    except SQLAlchemyError as error:
+        raise UserError(trouble(storage, error)) from None
+    except ImportError as error:
+        missing = error.__cause__ or error
+        raise UserError(
+            f"the Optuna storage {shown(storage)} needs a driver ({missing}); for PostgreSQL "
+            "`pip install 'psycopg[binary]'`."
+        ) from None
+    except RuntimeError as error:  # tables of another version
+        raise UserError(f"the Optuna storage {shown(storage)} cannot be used: {error}") from None
+
+
+def _check_tables(url: str) -> None:
+    """Checks that a database is not another program's before Optuna adds tables to it that it could not use."""
+    engine = sa.create_engine(url)
+    try:
+        names = set(sa.inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+    if MIGRATED in names and OPTUNAS_TABLE not in names:
+        raise UserError(
+            f"{shown(url)}: this database is that of another program (MLflow?), and Optuna needs one of its own; "
+            "name another, such as sqlite:///optuna.db."
+        )
+
+
+def _journal(path: Path) -> BaseStorage:
+    """A journal file; what is there and is none is refused before a line is appended."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a journal file, or a URL such as sqlite:///optuna.db.")
+    try:
+        if path.exists():
+            with path.open("rb") as file:
+                first = file.readline(MOST_OF_A_LINE)
+            if first.startswith(SQLITE_FILE):
+                raise UserError(f"{path} is a SQLite file: sqlite:///{path} is its URL.")
+            if first and b'"op_code"' not in first:
+                raise ValueError("its first line is none of a journal's")
+        return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be used as a journal file of Optuna ({error}); name one, new or of Optuna, or a URL "
+            "such as sqlite:///optuna.db."
+        ) from None

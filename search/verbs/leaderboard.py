@@ -1,0 +1,87 @@
+"""`leaderboard`: a study's winners at a glance, with what they cost and the command that takes each away."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import cast
+
+import click
+from rich.console import Console
+
+from dashboards.leaderboard import KEYS, By, Leaderboard, leaderboard
+from dashboards.sentences.winners import confirm_command
+from dashboards.terminal.leaderboard import leaderboard_table
+from search.read_study import read_study
+from trials.study_record import StudyRecord
+
+OUTPUT = Leaderboard
+WIDTH = 100
+"""Columns of output that does not go to a terminal, which has a width of its own."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search leaderboard runs/demo
+  dhen-search leaderboard runs/demo --all --by flops
+"""
+)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--all", "everything", is_flag=True, help="Every finished trial, after the winners and the front."
+)
+@click.option(
+    "--by",
+    type=click.Choice(KEYS),
+    default="ne",
+    show_default=True,
+    help="ms: forward time; test: NE on test.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON (dashboards.leaderboard.Leaderboard).")
+def command(directory: Path, everything: bool, by: str, as_json: bool) -> None:
+    """The study in DIRECTORY, finished or not: baseline and winners, then the rest of the front, lowest NE first.
+
+    NE is on validation; the interval is that of `dhen-search confirm`, on test. The technique is the one that a
+    trial was trained under, the peak the predicted one.
+    """
+    record = read_study(directory, brief=True)
+    board = leaderboard(record, by=cast(By, by), everything=everything)
+    if as_json:
+        click.echo(board.model_dump_json(indent=1))
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=WIDTH)
+    if not board.rows:
+        running = "its first trainings are under way" if record.running else "its command goes on"
+        console.print(f"no trial of the study in {directory} has ended yet; {running}.", soft_wrap=True)
+        return
+    _show(console, board, record)
+
+
+def _show(console: Console, board: Leaderboard, record: StudyRecord) -> None:
+    table, no_room = leaderboard_table(board, console.width)
+    console.print(table)
+    shown = f"{len(board.rows)} of {board.finished_trials} finished trials"
+    more = f"{shown}; --all shows every one" if len(board.rows) < board.finished_trials else shown
+    state = "" if record.finished else "; still running" if record.running else "; not finished"
+    for line in (more + state, no_room):
+        if line is not None:
+            console.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
+    for row in board.rows:
+        if row.export is not None and {"best", "knee", "winner", "baseline"} & set(row.marks):
+            console.print(
+                f"take trial {row.trial} away: {row.export}", soft_wrap=True, markup=False, highlight=False
+            )
+    if any(row.export is not None and row.marks == ("front",) for row in board.rows):
+        console.print(
+            f"take another of the front away: dhen-search export {shlex.quote(record.directory)} --pick TRIAL "
+            "--out BUNDLE",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+    if record.finished and not record.comparisons and record.front:
+        console.print(
+            f"no intervals yet: {confirm_command(record)}", soft_wrap=True, markup=False, highlight=False
+        )
