@@ -44,8 +44,8 @@ LOOKS = {
 """Colour and pattern of each item of a peak."""
 ROW_HEIGHT, MARGINS = 44, 290
 """Pixels of a rung, and above and below all of them, where a phone has the legend in many lines."""
-BAR, ABOVE = 0.42, 17
-"""Thickness of a bar as a share of its row, and pixels from its middle up to that of its label."""
+BAR = 0.42
+"""Thickness of a bar as a share of its row; its label stands above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +127,14 @@ def ladder_figure(info: LadderInfo | None) -> go.Figure:
     widest = max([*(rung.total for rung in info.rungs), *limit])
     figure.update_xaxes(title_text=f"{unit} per rank", range=[0, 1.04 * widest / scale])
     _draw_limit(figure, info, scale)
-    for rung in info.rungs:
+    for index, rung in enumerate(info.rungs):
         figure.add_annotation(
             x=0,
-            y=rung.strategy,
+            y=index - BAR / 2,
             text=text(f"{rung.strategy}: {byte_size(rung.total)}, {rung.verdict}"),
             showarrow=False,
             xanchor="left",
-            yshift=ABOVE,
+            yanchor="bottom",
             font={"weight": "bold" if rung.chosen else "normal"},
         )
     return legend_below(figure)
