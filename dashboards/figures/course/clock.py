@@ -11,7 +11,7 @@ from datetime import datetime
 
 from dashboards.units import known
 from trials.record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.study_record import StageName, StudyRecord
 
 PAUSE_SECONDS = 300.0
 """Length from which time in which nothing ran is left out."""
@@ -51,20 +51,32 @@ class Runs:
         return tuple(joined)
 
 
-STAGES = ("baseline", "search", "tuning", "all rows", "averages", "confirmation", "ablation")
+ABLATION = "ablation"
+"""What `dhen-search ablate` trains, after the study's own stages."""
+STAGES = (
+    StageName.BASELINE,
+    StageName.SEARCH,
+    StageName.TUNING,
+    StageName.ALL_ROWS,
+    StageName.AVERAGES,
+    StageName.CONFIRMATION,
+    ABLATION,
+)
+"""Stages that train or average networks. The passes are found with the baseline's trials, and what learns from an
+average is drawn with the averages."""
 
 
 def stage_of(trial: TrialRecord) -> str:
     """The stage of the study in which a trial, or a retraining, was made; one of `STAGES`."""
     if trial.kind is TrialKind.RETRAINING:
-        return "ablation" if trial.origin.removed else "confirmation"
+        return ABLATION if trial.origin.removed else StageName.CONFIRMATION
     if trial.kind in MADE_OF_WINNERS:
-        return "averages"
+        return StageName.AVERAGES
     if trial.origin.promoted_from is not None:
-        return "all rows"
+        return StageName.ALL_ROWS
     if trial.kind is TrialKind.BASELINE:
-        return "baseline"
-    return "search" if trial.origin.tuned_from is None else "tuning"
+        return StageName.BASELINE
+    return StageName.SEARCH if trial.origin.tuned_from is None else StageName.TUNING
 
 
 def runs_of(record: StudyRecord) -> Runs:
