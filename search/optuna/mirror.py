@@ -81,9 +81,16 @@ class OptunaMirror:
             UserError: where the storage cannot be used, or a study of this name there is not this one's mirror.
                 What was not written then is written by the next call.
         """
+        import optuna
+
         with in_words(self._url):
             try:
-                self._sync(record)
+                try:
+                    self._sync(record)
+                except (KeyError, optuna.exceptions.UpdateFinishedTrialError):
+                    # somebody has deleted the study, or ended a trial, with Optuna's tools: it is read again
+                    self._study = None
+                    self._sync(record)
             except BaseException:
                 self._study = None  # what stands there is read again before the next writing
                 raise
@@ -111,9 +118,8 @@ class OptunaMirror:
             self._make_anew(self._storage, record)
         for row in rows:
             self._write(row)
-        for name, value in (
-            self._identity(record) | study_attributes(record, self._varied(rows, space))
-        ).items():
+        attributes = study_attributes(record, self._varied(rows, space))
+        for name, value in (self._identity(record) | attributes).items():
             if self._told.get(name) != value:
                 self._opened.set_user_attr(name, value)
                 self._told[name] = value

@@ -65,7 +65,8 @@ class Row:
         """A hash of all that must not change once the trial has ended; times are not among it, as Optuna notes its
         own for a trial that it saw running."""
         said = (self.state, self.values, self.params, self.curve, self.attributes, self.constraints)
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+        # sorted: a database may give the keys of a point back in another order
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def system_attributes(self) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def in_words(storage: str) -> Iterator[None]:
 
     try:
         yield
+    except UserError:  # which is a ValueError too
+        raise
     except optuna.exceptions.StorageInternalError as error:
         cause = error.__cause__
         raise UserError(trouble(storage, cause if isinstance(cause, Exception) else error)) from None
@@ -91,8 +93,13 @@ def in_words(storage: str) -> Iterator[None]:
             f"the Optuna storage {shown(storage)} needs a driver ({missing}); for PostgreSQL "
             "`pip install 'psycopg[binary]'`."
         ) from None
-    except RuntimeError as error:  # tables of another version
-        raise UserError(f"the Optuna storage {shown(storage)} cannot be used: {error}") from None
+    except (optuna.exceptions.OptunaError, RuntimeError, OSError, ValueError, KeyError) as error:
+        # tables of another version, a journal that is damaged or has no space, another program in between
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"the Optuna storage {shown(storage)} cannot be used ({reason}); mend it, or name another: it can be "
+            "made again."
+        ) from None
 
 
 def _check_tables(url: str) -> None:
@@ -116,17 +123,15 @@ def _journal(path: Path) -> BaseStorage:
 
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a journal file, or a URL such as sqlite:///optuna.db.")
-    try:
-        if path.exists():
-            with path.open("rb") as file:
-                first = file.readline(MOST_OF_A_LINE)
-            if first.startswith(SQLITE_FILE):
-                raise UserError(f"{path} is a SQLite file: sqlite:///{path} is its URL.")
-            if first and b'"op_code"' not in first:
-                raise ValueError("its first line is none of a journal's")
-        return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
-    except (OSError, ValueError) as error:
+    first = b""
+    if path.exists():
+        with path.open("rb") as file:
+            first = file.readline(MOST_OF_A_LINE)
+    if first.startswith(SQLITE_FILE):
+        raise UserError(f"{path} is a SQLite file: sqlite:///{path} is its URL.")
+    if first and b'"op_code"' not in first:
         raise UserError(
-            f"{path} cannot be used as a journal file of Optuna ({error}); name one, new or of Optuna, or a URL "
-            "such as sqlite:///optuna.db."
-        ) from None
+            f"{path} is no journal file of Optuna; name one, new or of Optuna, or a URL such as "
+            "sqlite:///optuna.db."
+        )
+    return optuna.storages.JournalStorage(JournalFileBackend(str(path)))

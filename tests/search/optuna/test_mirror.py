@@ -159,6 +159,29 @@ def test_a_contradiction_is_written_anew(storage: str) -> None:
     assert_equal(mirrored(storage), fewer)
 
 
+def test_what_others_do_to_it_is_mended(database: str) -> None:
+    record = spaced_study(5)
+    running = with_result(record, 5, outcome=Outcome.RUNNING, validation=None, seconds=None)
+    mirror = OptunaMirror(database)
+    mirror.sync(running)
+    study = mirrored(database)
+    # somebody gives the running trial up in the dashboard
+    study._storage.set_trial_state_values(by_number(study)[5]._trial_id, TrialState.FAIL)
+    mirror.sync(record)
+    assert_equal(mirrored(database), record)
+    optuna.delete_study(study_name="ads-march", storage=database)
+    mirror.sync(spaced_study(6))
+    assert_equal(mirrored(database), spaced_study(6))
+
+
+def test_a_damaged_journal_is_said(tmp_path: Path, storage: str) -> None:
+    OptunaMirror(storage).sync(spaced_study(2))
+    journal = Path(storage)
+    journal.write_text(journal.read_text().replace('"op_code"', '"op_code" broken', 3))
+    with pytest.raises(UserError, match="cannot be used"):
+        OptunaMirror(storage).sync(spaced_study(3))
+
+
 def grown(axis: str, value: Any, before: Any) -> GrownAxis:
     end = "-".join(map(str, value)) if isinstance(value, tuple) else value
     return GrownAxis(
@@ -219,11 +242,14 @@ def test_what_is_no_point_of_the_space_stands_in_attributes(storage: str) -> Non
 def test_a_foreign_study_is_refused_and_left_alone(database: str) -> None:
     foreign = optuna.create_study(study_name="ads-march", storage=database)
     foreign.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
-    with pytest.raises(UserError, match="none of runs/ads-march; it stays as it is"):
+    with pytest.raises(
+        UserError,
+        match=r"^\S+ has a study named 'ads-march' that is none of runs/ads-march; it stays as it is",
+    ):
         OptunaMirror(database).sync(spaced_study(3))
     assert [trial.params.keys() for trial in mirrored(database).trials] == [{"x"}, {"x"}]
     OptunaMirror(database, name="ours").sync(spaced_study(3))
-    with pytest.raises(UserError, match="none of"):  # another of our studies, begun at another time
+    with pytest.raises(UserError, match="is none of"):  # another of our studies, begun at another time
         OptunaMirror(database, name="ours").sync(spaced_study(3, created_at=1.0))
 
 
