@@ -2,7 +2,8 @@
 
 Both take time that grows with the number of trials, so they follow the study at a distance: after each
 writing there is a pause of many times its duration. At the end, and when a study is interrupted, they
-are brought fully up to date. The ledger is the truth meanwhile; nothing here is needed to resume.
+are brought fully up to date, and the best of a finished study is registered as a model. The ledger is the
+truth meanwhile; nothing here is needed to resume.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.names import trial_name
 from dashboards.report.page import write_report
-from dhen.errors import UserError
+from search.config import StudyConfig
 from search.run_directory import REPORT
 from search.study_state import StudyState
-from trials.mlflow.tracker import Tracker
+from search.tracking.follower import MlflowFollower
 from trials.study_record import StudyRecord
 
 PAUSE_SECONDS = 2.0
@@ -29,14 +29,13 @@ PAUSE_RATIO = 10.0
 class ReportWriter:
     """An observer of a study that writes its report and MLflow runs; errors of MLflow are only printed."""
 
-    def __init__(self, directory: Path, console: Console) -> None:
-        self._directory, self._console = directory, console
+    def __init__(self, directory: Path, config: StudyConfig, console: Console) -> None:
+        self._directory = directory
+        self._mlflow = MlflowFollower(directory, config, console)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="report-writer")
         self._writing: Future[None] | None = None
         self._due = self._took = 0.0
         self._changes = 0
-        self._tracker: Tracker | None = None
-        self._trouble = ""
 
     def __call__(self, study: StudyState) -> None:
         """Begins to write where something is new, the pause is over, and the end (`finish`) is not there yet.
@@ -59,7 +58,7 @@ class ReportWriter:
             OSError: when the report cannot be written.
         """
         self._settle()
-        self._writing = self._thread.submit(self._write, record)
+        self._writing = self._thread.submit(self._write, record, last=True)
         self._settle()
         self._thread.shutdown()
 
@@ -69,17 +68,16 @@ class ReportWriter:
             writing, self._writing = self._writing, None
             writing.result()
 
-    def _write(self, record: StudyRecord) -> None:
-        """Writes both, in the thread that alone uses the tracker."""
+    def _write(self, record: StudyRecord, *, last: bool = False) -> None:
+        """Writes both, in the thread that alone uses MLflow."""
         began = time.monotonic()
         write_report(record, self._directory / REPORT)
-        try:
-            self._tracker = self._tracker or Tracker.open(self._directory, name_model=trial_name)
-            self._tracker.sync(record, report=self._directory / REPORT)
-        except UserError as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                self._console.print(f"warning: MLflow is behind: {error}", style="yellow", soft_wrap=True)
+        report_written = time.monotonic()
+        synced = self._mlflow.sync(record, at_once=last)
+        if last and synced:
+            self._mlflow.register_best(record)
         ended = time.monotonic()
         self._took = ended - began
-        self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * self._took)
+        # the report does not wait for an MLflow that is away
+        work = self._took if synced else report_written - began
+        self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * work)

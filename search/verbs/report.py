@@ -5,19 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from dashboards.report.page import write_report
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import accuracy_table, winners_table
+from search.config import written_config
 from search.read_study import read_study
 from search.terminal import print_table
+from search.tracking.destination import server_of
+from search.tracking.follower import MlflowFollower
+from trials.study_record import StudyRecord
 
 
 @click.command(epilog="Example: dhen-search report runs/demo --out demo.html")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Default: report.html in DIRECTORY.")
 def command(directory: Path, out: Path | None) -> None:
-    """Write the report of the study in DIRECTORY: one HTML file that opens anywhere, offline."""
+    """Write the report of the study in DIRECTORY: one HTML file that opens anywhere, offline.
+
+    A study whose runs go to a tracking server (tracking=) is brought up to date there, too.
+    """
     record = read_study(directory)
     path = out or directory / "report.html"
     write_report(record, path)
@@ -34,3 +42,15 @@ def command(directory: Path, out: Path | None) -> None:
         print_table(winners)
         click.echo()
     click.echo(f"report: {path}")
+    _catch_up(directory, record)
+
+
+def _catch_up(directory: Path, record: StudyRecord) -> None:
+    """Writes to the study's tracking server what it has missed; its driver does so while there is one."""
+    config = written_config(directory)
+    if server_of(config) is None or record.running:
+        return
+    mlflow = MlflowFollower(directory, config, Console())
+    if mlflow.sync(record):
+        mlflow.register_best(record)
+        click.echo(f"MLflow: {server_of(config)} is up to date")
