@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dashboards.names import trial_name
 from dashboards.sentences.study_note import study_note
+from dhen.errors import UserError
 from search.config import DEMO, StudyConfig
-from trials.mlflow.server import VARIABLE, check_server
+from trials.mlflow.server import VARIABLE, check_server, open_server, server_errors
+from trials.mlflow.store import database, open_store, store_errors, store_uri
 from trials.mlflow.tracker import Tracker
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 LOCAL = "local"
 """Value of `tracking` by which runs stay in the run directory, whatever the environment says."""
@@ -43,3 +51,27 @@ def open_tracker(directory: Path, config: StudyConfig) -> Tracker:
     return Tracker.open(
         directory, server=server_of(config), name_model=trial_name, describe=study_note, files=files
     )
+
+
+@contextmanager
+def registry(bundle: Path, tracking: str | None) -> Iterator[tuple[MlflowClient, str]]:
+    """A client of the store where a bundle is to be registered, and its address; its errors become a UserError.
+
+    Raises:
+        UserError: where no registry is named, or it does not answer.
+    """
+    source, given = ("--tracking", tracking) if tracking else (VARIABLE, os.environ.get(VARIABLE))
+    beside = bundle.absolute().parent
+    directory = Path(given) if given else beside if database(beside).exists() else None
+    if given and "://" in given:
+        server = check_server(given, source)
+        with server_errors(server):
+            yield open_server(server), server
+    elif directory is not None and database(directory).exists():
+        with store_errors(directory):
+            yield open_store(directory), store_uri(directory)
+    else:
+        raise UserError(
+            f"{bundle}: name with --tracking where to register the model, a tracking server such as "
+            f"http://tracking.example:5000 or a run directory such as runs/demo; received {given or 'none'}."
+        )

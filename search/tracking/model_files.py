@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -27,8 +26,7 @@ def write_model(bundle: Bundle, folder: Path) -> None:
     """Writes the files of an MLflow model of a bundle, which is copied."""
     with warnings.catch_warnings():
         # its advice on type hints is for models whose signature is not given
-        warnings.filterwarnings("ignore", category=UserWarning, module="mlflow")
-        warnings.filterwarnings("ignore", "Add type hints", category=UserWarning)
+        warnings.simplefilter("ignore")
         import mlflow.pyfunc
 
         mlflow.pyfunc.save_model(
@@ -63,12 +61,10 @@ def _example(encoding: Encoding) -> pd.DataFrame:
     """Returns two rows: usual values of the training rows, and one without any value."""
     import pandas as pd
 
-    columns = {}
-    for name in encoding.schema.inputs:
-        if name in encoding.schema.numeric:
-            columns[name] = pd.Series([_usual_value(encoding, name), math.nan])
-        else:
-            columns[name] = pd.Series([_usual_value(encoding, name), None], dtype=object)
+    # as objects, a missing number is null in the example's JSON too
+    columns = {
+        name: pd.Series([_usual_value(encoding, name), None], dtype=object) for name in encoding.schema.inputs
+    }
     return pd.DataFrame(columns)
 
 

@@ -7,7 +7,6 @@ The process that loads the model needs dhen-search, which scores: raw rows are e
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import numpy as np
@@ -31,8 +30,8 @@ class ServedModel(PythonModel):
         """Reads the bundle, whose files are checked by their hashes."""
         self._scorer = Scorer(read_bundle(Path(context.artifacts[ARTIFACT])))
 
-    def predict(
-        self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    def predict(  # type: ignore[override]  # without `params`, of which it has none
+        self, context: PythonModelContext, model_input: pd.DataFrame
     ) -> NDArray[np.float64]:
         """Returns the probability of a click of each row.
 

@@ -10,11 +10,10 @@ from rich.console import Console
 from dashboards.report.page import write_report
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import accuracy_table, winners_table
-from search.config import written_config
+from dhen.values import load_yaml
 from search.read_study import read_study
+from search.run_directory import STUDY_FILE
 from search.terminal import print_table
-from search.tracking.destination import server_of
-from search.tracking.follower import MlflowFollower
 from trials.study_record import StudyRecord
 
 
@@ -47,10 +46,15 @@ def command(directory: Path, out: Path | None) -> None:
 
 def _catch_up(directory: Path, record: StudyRecord) -> None:
     """Writes to the study's tracking server what it has missed; its driver does so while there is one."""
-    config = written_config(directory)
-    if server_of(config) is None or record.running:
+    if load_yaml(directory / STUDY_FILE).get("tracking") is None or record.running:
         return
+    from search.config import written_config  # late: with torch, which a report needs for nothing else
+    from search.tracking.destination import server_of
+    from search.tracking.follower import MlflowFollower
+
+    config = written_config(directory)
+    server = server_of(config)
     mlflow = MlflowFollower(directory, config, Console())
-    if mlflow.sync(record):
+    if server is not None and mlflow.sync(record):
         mlflow.register_best(record)
-        click.echo(f"MLflow: {server_of(config)} is up to date")
+        click.echo(f"MLflow: {server} is up to date")

@@ -45,7 +45,7 @@ def check_server(uri: str, source: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(
             f"{source}={uri}: expected the address of an MLflow tracking server, such as "
-            "http://tracking.example:5000; tracking=local keeps runs in the run directory's mlflow.db."
+            "http://tracking.example:5000. A study with tracking=local keeps its runs in mlflow.db."
         )
     return uri.rstrip("/")
 

@@ -155,7 +155,7 @@ class Tracker:
         self._open_experiment(record)
         study = study_sheet(record)
         parent = self._write(STUDY, study, _digest((LAYOUT, study)), {}, record)
-        self._tag_experiment(view_tags(parent) | {"mlflow.experimentKind": "custom_model_development"})
+        self._tag_experiment(view_tags() | {"mlflow.experimentKind": "custom_model_development"})
         baseline = next((trial for trial in record.trials if trial.number == record.baseline), None)
         context = _digest((LAYOUT, _compared(baseline) if baseline else ""))
         for trial in (*record.trials, *record.retrainings):

@@ -36,16 +36,15 @@ FOLDED = ("cost", "measured", "validation", "best", "training", "plan", "attempt
 """Sections of the page of charts, in order."""
 
 
-def view_tags(study_run: str) -> dict[str, str]:
-    """Returns the experiment's tags that keep the views, by name; `study_run` is the id of the study's run, whose
-    children are shown."""
+def view_tags() -> dict[str, str]:
+    """Returns the experiment's tags that keep the views, by name."""
     by_ne = {"orderByKey": "metrics.`best_ne`", "orderByAsc": True}
     by_time = {"orderByKey": "attributes.start_time", "orderByAsc": False}
     key = {"mode": "tag", "groupByData": "configuration"}
     grouped = {"groupBy": {"aggregateFunction": "average", "groupByKeys": [key]}}
     states: dict[str, dict[str, Any]] = {
         VIEW: by_ne,
-        NESTED: {**by_time, "runsExpanded": {study_run: True}},
+        NESTED: by_time,
         GROUPED: {**by_ne, **grouped},
     }
     common = {"selectedColumns": list(COLUMNS), **_charts()}
