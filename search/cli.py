@@ -36,6 +36,7 @@ VERBS = {
     "ablate": "what each module, layer or member of a winner is worth, in NE and in FLOPs",
     "slices": "NE for each value of a column, of a winner and the baseline",
     "export": "take the best configuration away as a bundle",
+    "register": "a bundle as a model that MLflow serves",
     "verify": "does a bundle still give its numbers?",
     "train": "train one configuration, or a bundle's again",
     "online": "train a bundle on newer rows, period by period, and leave increments",

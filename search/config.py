@@ -184,6 +184,14 @@ class StudyConfig(LogConfig):
     among the first candidates, with the settings that they were trained with, as near as the space has them."""
     name: str | None = None
     """Name of the study in the database and in MLflow; the run directory's name where not given."""
+    tracking: str | None = None
+    """Address of an MLflow tracking server that has the study's runs in place of the run directory's `mlflow.db`,
+    such as http://tracking.example:5000; `local`: no server, whatever the environment says. Null:
+    `MLFLOW_TRACKING_URI` of the environment, where it is set. Names and passwords belong in
+    `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`."""
+    register_model: bool = True
+    """Whether the bundle of the best is registered as a model in MLflow at the end, under the study's name, with
+    the alias `best`. It is copied: a bundle of many GiB takes its time and its place once more."""
 
     @property
     def next_period(self) -> str | None:
@@ -335,6 +343,8 @@ BUDGET_KEYS = frozenset(
         "average_seeds",
         "distil",
         "origins",
+        "tracking",
+        "register_model",
     }
 )
 """Keys that may differ when a study is resumed."""

@@ -64,6 +64,8 @@ class LogSummary(Value):
     numeric: int
     ne_floor: dict[str, float] | None = None
     """Lowest reachable NE by split, where the log carries the true probabilities (the demo log does)."""
+    columns: dict[str, str] = Field(default_factory=dict, exclude_if=lambda columns: not columns)
+    """Role by name of each column; empty for a log that an older version has summed up."""
 
 
 class ClusterSummary(Value):

@@ -188,7 +188,7 @@ def main() -> None:
             return
         for name, (owner, method) in (PARTS | THREAD).items():
             watch.watch(name, owner, method)
-        report_writer = ReportWriter(directory, Console(quiet=True))
+        report_writer = ReportWriter(directory, config, Console(quiet=True))
         marks = Marks(sorted(arguments.marks), arguments.known, watch)
         began = time.perf_counter()
         study = open_study(config, directory, log, launcher, (report_writer, marks))

@@ -93,7 +93,9 @@ def _array(values: Iterable[Any]) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         texts = [None if _missing(value) else str(value) for value in values]
         return pa.array(texts, pa.string())
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    # pandas gives a column of missing values the type of text, which lists are not
+    return pa.nulls(len(column)) if column.null_count == len(column) else column
 
 
 def _missing(value: Any) -> bool:

@@ -71,11 +71,9 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
             export(read_study(directory), session.log, "best", directory / BEST)
     except BaseException as error:
         if not is_disk_full(error):  # else the report would find no space either
-            ReportWriter(directory, console, optuna=written_config(directory).optuna).finish(
-                read_study(directory)
-            )
+            ReportWriter(directory, config, console).finish(read_study(directory))
         raise
-    ReportWriter(directory, console, optuna=written_config(directory).optuna).finish(read_study(directory))
+    ReportWriter(directory, config, console).finish(read_study(directory))
 
 
 def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, view: RetrainingsView) -> Retrainings:

@@ -2,26 +2,25 @@
 
 They take time that grows with the number of trials, so they follow the study at a distance: after each
 writing there is a pause of many times its duration. At the end, and when a study is interrupted, they
-are brought fully up to date. The ledger is the truth meanwhile; nothing here is needed to resume.
+are brought fully up to date, and the best of a finished study is registered as a model. The ledger is the
+truth meanwhile; nothing here is needed to resume.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.names import trial_name
 from dashboards.report.page import write_report
 from dhen.errors import UserError
+from search.config import StudyConfig
 from search.optuna.mirror import OptunaMirror
 from search.run_directory import REPORT
 from search.study_state import StudyState
-from trials.mlflow.tracker import Tracker
+from search.tracking.follower import MlflowFollower
 from trials.study_record import StudyRecord
 
 PAUSE_SECONDS = 2.0
@@ -33,22 +32,15 @@ class ReportWriter:
     """An observer of a study that writes its report, its MLflow runs and its mirror in Optuna; an error of the
     report alone ends the study."""
 
-    def __init__(self, directory: Path, console: Console, *, optuna: str | None = None) -> None:
-        """A writer that has written nothing yet.
-
-        Args:
-            directory: the study's run directory.
-            console: where trouble is told.
-            optuna: the storage of Optuna in which the study stands too (`optuna=`); None for none.
-        """
+    def __init__(self, directory: Path, config: StudyConfig, console: Console) -> None:
         self._directory, self._console = directory, console
-        self._mirror = OptunaMirror(optuna) if optuna is not None else None
+        self._mlflow = MlflowFollower(directory, config, console)
+        self._mirror = OptunaMirror(config.optuna) if config.optuna is not None else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="report-writer")
         self._writing: Future[None] | None = None
         self._due = self._took = 0.0
         self._changes = 0
-        self._tracker: Tracker | None = None
-        self._troubles: set[str] = set()
+        self._trouble = ""
 
     def __call__(self, study: StudyState) -> None:
         """Begins to write where something is new, the pause is over, and the end (`finish`) is not there yet.
@@ -71,7 +63,7 @@ class ReportWriter:
             OSError: when the report cannot be written.
         """
         self._settle()
-        self._writing = self._thread.submit(self._write, record)
+        self._writing = self._thread.submit(self._write, record, last=True)
         try:
             self._settle()
         finally:
@@ -85,28 +77,29 @@ class ReportWriter:
             writing, self._writing = self._writing, None
             writing.result()
 
-    def _write(self, record: StudyRecord) -> None:
-        """Writes all of them, in the thread that alone uses the tracker and the mirror."""
+    def _write(self, record: StudyRecord, *, last: bool = False) -> None:
+        """Writes all of them, in the thread that alone uses MLflow and the mirror."""
         began = time.monotonic()
         write_report(record, self._directory / REPORT)
-        with self._trouble_is_told("MLflow"):
-            self._tracker = self._tracker or Tracker.open(self._directory, name_model=trial_name)
-            self._tracker.sync(record, report=self._directory / REPORT)
-        if self._mirror is not None:
-            with self._trouble_is_told("Optuna"):
-                self._mirror.sync(record)
+        self._write_mirror(record)
+        written = time.monotonic()
+        synced = self._mlflow.sync(record, at_once=last)
+        if last and synced:
+            self._mlflow.register_best(record)
         ended = time.monotonic()
         self._took = ended - began
-        self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * self._took)
+        # the report does not wait for an MLflow that is away
+        work = self._took if synced else written - began
+        self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * work)
 
-    @contextmanager
-    def _trouble_is_told(self, what: str) -> Iterator[None]:
-        """A context whose errors are said, each once, and end nothing."""
+    def _write_mirror(self, record: StudyRecord) -> None:
+        """Brings the mirror up to date; its trouble is said once, and ends nothing."""
+        if self._mirror is None:
+            return
         try:
-            yield
+            self._mirror.sync(record)
         except UserError as error:
-            if str(error) not in self._troubles:
-                self._troubles.add(str(error))
-                self._console.print(
-                    f"warning: {what} is behind: {error}", style="yellow", soft_wrap=True, markup=False
-                )
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                warning = f"warning: Optuna is behind: {error}"
+                self._console.print(warning, style="yellow", soft_wrap=True, markup=False)

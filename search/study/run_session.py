@@ -19,6 +19,7 @@ from search.study.baseline import read_baseline
 from search.study.open_study import open_study
 from search.study.report_writer import ReportWriter
 from search.terminal import StudyView, resumable
+from search.tracking.destination import server_of, with_destination
 from spaces.catalog_loader import load_space
 from trials.processes.launcher import Launcher
 from trials.storage.disk_full import is_disk_full
@@ -54,7 +55,7 @@ def run_session(
     file, overrides = _split_words(words)
     directory = out or _default_directory(file, data)
     base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
-    config = read_study_config(base, overrides, data=data or None)
+    config = with_destination(read_study_config(base, overrides, data=data or None))
     if config.most_trials is None and config.minutes is None and not config.knows_when_to_stop:
         raise UserError("a study needs a budget: give trials=N, minutes=M, both, or search_until=auto.")
     _check_names(config)
@@ -64,7 +65,8 @@ def run_session(
         return record
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)
-    console.print(f"report: {directory / REPORT}\nbrowse: dhen-search ui {directory}", soft_wrap=True)
+    browse = server_of(config) or f"dhen-search ui {directory}"
+    console.print(f"report: {directory / REPORT}\nbrowse: {browse}", soft_wrap=True)
     if record.front:
         console.print(
             f"bundle: {directory / BEST} (dhen-search predict {directory / BEST} --data ...)", soft_wrap=True
@@ -75,7 +77,7 @@ def run_session(
 def _search(config: StudyConfig, session: Session, console: Console, clock: StudyClock) -> StudyRecord:
     """Runs the study and exports its best, while the terminal, the report and MLflow follow it."""
     directory, log = session.directory, session.log
-    report_writer = ReportWriter(directory, console, optuna=config.optuna)
+    report_writer = ReportWriter(directory, config, console)
     with StudyView(console) as view:
         study = open_study(config, directory, log, session.launcher, (view, report_writer), clock=clock)
         write_config(directory, config)

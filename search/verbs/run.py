@@ -46,7 +46,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_
       machines    parallel, threads, cluster, ranks, hbm, address
       memory      prefer, technique, memory_margin
       log         format, label, schema_file, split.KEY, growing.KEY, skip_bad_rows, demo.KEY
-      records     name, storage, ledger, optuna
+      records     name, storage, ledger, tracking, register_model, optuna
 
     Keys with a dot are paths into the study file, e.g. training.batch_size=4096, serving.max_ms=5 or
     demo.rows=1000000; the run directory's study.yaml has them all with their values.

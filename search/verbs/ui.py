@@ -20,7 +20,8 @@ import click
 
 from dhen.errors import UserError
 from search import end_with_parent
-from trials.mlflow.tracker import ENVIRONMENT, VIEW, artifacts, check_store, database, store_uri
+from trials.mlflow.store import ENVIRONMENT, artifacts, check_store, database, store_uri
+from trials.mlflow.view import VIEW, view_link
 
 HOST = "127.0.0.1"
 USUAL_PORT = 5000
@@ -28,8 +29,6 @@ START_SECONDS = 120.0
 """Seconds to wait for MLflow, which is up in about six; a loaded machine may take far longer."""
 LAST_LINES = 8
 """Lines of the server's own output, shown where it does not start."""
-RUNS = f"runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
-"""The page of an experiment that lists its runs, by NE, as model training and not as GenAI."""
 
 
 @click.command(epilog="Example: dhen-search ui runs/demo --port 5001")
@@ -45,7 +44,7 @@ def command(directory: Path, port: int | None) -> None:
     try:
         with mlflow_server(directory, _port(port)) as (address, server):
             for name, identity in _experiments(address):
-                click.echo(f"study {name}, by NE: {address}/#/experiments/{identity}/{RUNS}")
+                click.echo(f"study {name}, by NE: {address}/{view_link(identity, VIEW)}")
             click.echo(f"MLflow answers at {address} (Ctrl-C ends it)")
             server.wait()
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from trials.data.cache import MANIFEST
 from trials.events import EVENTS, RENDEZVOUS, WEIGHTS, Event
 from trials.hosts.hosts import MARK
 from trials.job import TrainingConfig
-from trials.mlflow.tracker import artifacts, database
+from trials.mlflow.store import artifacts, database
 from trials.planner.plan import plan
 from trials.processes.task import Task
 from trials.record import Attempt, CurvePoint, Measured, Metrics, TrialRecord

@@ -61,7 +61,7 @@ ledger.save_retraining(record.replace(kind=TrialKind.RETRAINING).with_origin(of=
 of_retrainings, = ledger.retrainings()
 ledger.close()
 study = read_study(out)
-(reading,) = trial_sheet(study.trials[0], study).series[name]
+(reading,) = trial_sheet(study.trials[0], study).series["measured/" + name]
 print(trials.record.__file__)
 print(getattr(of_ledger.result.measured, name), getattr(of_retrainings.result.measured, name), reading.value)
 print(getattr(record.result.taken_over().measured, name))

@@ -206,6 +206,7 @@ class PreparedLog:
             tables=len(self.features.tables),
             numeric=len(self.features.numeric),
             ne_floor=self.manifest.ne_floor,
+            columns={name: column.role for name, column in self.schema.columns.items()},
         )
 
 

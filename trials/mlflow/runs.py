@@ -8,16 +8,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from dhen.values import dump_yaml
-from trials.record import Attempt, CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
+from trials.mlflow.series import Series, end_ms, milliseconds, start_ms, study_series, trial_series
+from trials.record import Outcome, TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 
 KEY = "retraining"
 """Tag of a retraining's run, by which it is found again; other runs have `trial.number`."""
@@ -37,21 +36,6 @@ Optuna's pruned trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricValue:
-    """One value of a metric."""
-
-    step: int
-    """Training examples seen; 0 where the metric has no curve."""
-    value: float
-    time_ms: int
-    """Milliseconds since 1970."""
-
-
-Series = dict[str, tuple[MetricValue, ...]]
-"""Readings by metric, in the order of logging: a later sheet of the same trial only adds at the ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunContents:
     """All that one run holds."""
 
@@ -67,24 +51,19 @@ class RunContents:
 
 
 def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = "") -> RunContents:
-    """Returns the run of one trial."""
-    start = _start_ms(trial)
+    """Returns the run of one trial; `model_name` says its architecture in short."""
     ended = trial.result.outcome is not Outcome.RUNNING
     config = {"model": trial.job.model, "training": trial.job.training}
-    baseline = record.baseline_for(trial)
-    series = _curve_series(trial, baseline)
-    if ended:
-        series |= _final_series(trial, baseline) | _attempt_series(trial)
+    # by which MLflow's table groups a trial and its seeds
+    names = {"model": model_name or None, "configuration": f"{_what(trial)} {model_name}".rstrip()}
     return RunContents(
-        name=_run_name(trial, model_name),
+        name=_run_name(trial, record, model_name),
         status=STATUS.get(trial.result.outcome, "FAILED"),
-        start_ms=start,
-        end_ms=start + _ms(trial.result.seconds) if ended else None,
-        tags=_texts(
-            _trial_tags(trial, record) | _attempt_tags(trial) | {"model": model_name or None}, TAG_LENGTH
-        ),
+        start_ms=start_ms(trial),
+        end_ms=end_ms(trial) if ended else None,
+        tags=_texts(_trial_tags(trial, record) | _attempt_tags(trial) | names, TAG_LENGTH),
         params=_texts({**trial.point, **dict(_flat(config))}, PARAM_LENGTH),
-        series=series,
+        series=trial_series(trial, record),
         artifacts={"config.yaml": dump_yaml(config)}
         | ({"cost.csv": _cost_csv(trial)} if trial.job.cost else {})
         | ({"plan.json": _plan_json(trial, record)} if trial.plan.summary else {}),
@@ -93,12 +72,13 @@ def trial_sheet(trial: TrialRecord, record: StudyRecord, *, model_name: str = ""
 
 def study_sheet(record: StudyRecord) -> RunContents:
     """Returns the parent run: the study's settings, and the best NE after each candidate that ended."""
-    start = min((_start_ms(trial) for trial in record.trials), default=0)
+    start = min((start_ms(trial) for trial in record.trials), default=0)
     facts = {
         "space": record.space,
         "sampler": record.sampler,
         "seed": record.seed,
-        "log": record.log.to_dict(),
+        # columns are in MLflow's dataset of the log
+        "log": {name: value for name, value in record.log.to_dict().items() if name != "columns"},
         "cluster": record.cluster.to_dict() if record.cluster else None,
     }
     tags = {
@@ -116,10 +96,10 @@ def study_sheet(record: StudyRecord) -> RunContents:
         name=record.name,
         status="FINISHED" if record.finished else "RUNNING" if record.running else "KILLED",
         start_ms=start,
-        end_ms=start + _ms(record.elapsed_seconds) if record.finished else None,
+        end_ms=start + milliseconds(record.elapsed_seconds) if record.finished else None,
         tags=_texts(tags, TAG_LENGTH),
         params=_texts(dict(_flat(facts)), PARAM_LENGTH),
-        series={"study_best_ne": tuple(_best_so_far(record))},
+        series=study_series(record),
         artifacts={},
     )
 
@@ -129,17 +109,32 @@ def run_key(trial: TrialRecord) -> str:
     return f"{KEY} {trial.number}" if trial.kind is TrialKind.RETRAINING else str(trial.number)
 
 
-def _run_name(trial: TrialRecord, model_name: str) -> str:
-    """Returns which trial it is, and the model in short: `trial 7: 2x[attention+dlrm] concat d16`."""
-    return _text(": ".join(filter(None, (_trial_in_words(trial), model_name))), NAME_LENGTH)
+def _run_name(trial: TrialRecord, record: StudyRecord, model_name: str) -> str:
+    """Returns `#7 2x[attention+dlrm] concat d16`; of a retraining `#7 seed 3 2x[attention+dlrm] concat d16`.
 
-
-def _trial_in_words(trial: TrialRecord) -> str:
+    MLflow's table shows some twenty characters of a name. The number comes first and is short, so that names
+    differ there, also where architectures begin alike.
+    """
+    words = [_what(trial)]
     if trial.kind is TrialKind.RETRAINING:
-        change = f" without {trial.origin.removed}" if trial.origin.removed else ""
-        rows = f", first {trial.job.origin:,} rows" if trial.job.origin is not None else ""
-        return f"trial {trial.origin.of}{change}{rows}, seed {trial.job.seed}"
-    return f"{'baseline' if trial.kind is TrialKind.BASELINE else 'trial'} {trial.number}"
+        words.append(f"seed {trial.job.seed}")
+    start = " ".join(words)
+    baseline = " baseline" if _is_of_baseline(trial, record) else ""
+    model = _text(model_name, NAME_LENGTH - len(start) - len(baseline) - 1)
+    return f"{start} {model}".rstrip() + baseline
+
+
+def _what(trial: TrialRecord) -> str:
+    """Returns what a trial and its retrainings from other seeds have in common: `#7`, `#7 without layer 1`."""
+    removed = f" without {trial.origin.removed}" if trial.origin.removed else ""
+    retrained = trial.kind is TrialKind.RETRAINING
+    rows = f" first {trial.job.origin:,} rows" if retrained and trial.job.origin is not None else ""
+    return f"#{trial.network_of}{removed}{rows}"
+
+
+def _is_of_baseline(trial: TrialRecord, record: StudyRecord) -> bool:
+    own = trial.network_of
+    return any(other.number == own and other.kind is TrialKind.BASELINE for other in record.trials)
 
 
 def marks(trial: TrialRecord, record: StudyRecord) -> dict[str, bool]:
@@ -228,89 +223,6 @@ def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
     return tags
 
 
-def _attempt_series(trial: TrialRecord) -> Series:
-    """Returns the numbers of each training, `attempt.0.predicted_bytes` ..., with the trial's end as their
-    time."""
-    numbers = set(Attempt.model_fields) - {"strategy", "executed", "plan", "outcome", "error"}
-    time_ms = _start_ms(trial) + _ms(trial.result.seconds)
-    return {
-        f"attempt.{number}.{name}": (MetricValue(step=0, value=float(value), time_ms=time_ms),)
-        for number, attempt in enumerate(trial.attempts)
-        for name in sorted(numbers)
-        if (value := getattr(attempt, name)) is not None and math.isfinite(value)
-    }
-
-
-def _curve_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
-    """Returns the metrics against training examples seen."""
-    relative = dict(relative_ne_curve(trial.result.curve, baseline.result.curve if baseline else ()))
-    series: dict[str, list[MetricValue]] = {}
-    for point in trial.result.curve:
-        time_ms = _start_ms(trial) + _ms(point.seconds)
-        for key, value in _of_point(point, relative.get(point.examples)).items():
-            if value is not None and math.isfinite(value):
-                reading = MetricValue(step=point.examples, value=value, time_ms=time_ms)
-                series.setdefault(key, []).append(reading)
-    return {key: tuple(readings) for key, readings in series.items()}
-
-
-def _of_point(point: CurvePoint, relative: float | None) -> dict[str, float | None]:
-    return {
-        **_quality(point.validation, ""),
-        "train_loss": point.train_loss,
-        "learning_rate": point.learning_rate,
-        "clipped": point.clipped,
-        "ne_vs_baseline_percent": relative,
-    }
-
-
-def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
-    """Returns one reading per metric: quality at the kept weights, cost, speed, memory, and the test split if
-    scored."""
-    relative = None
-    if trial.result.validation and baseline and baseline.result.validation:
-        relative = relative_ne_percent(trial.result.validation.ne, baseline.result.validation.ne)
-    values = {
-        **_quality(trial.result.validation, "best_"),
-        "best_ne_vs_baseline_percent": relative,
-        "flops": trial.job.flops,
-        "parameters": trial.job.parameters,
-        "embedding_parameters": trial.job.embedding_parameters,
-        "weights_bytes": trial.job.weights_bytes,
-        "table_bytes": trial.job.table_bytes,
-        "predicted_peak_bytes": trial.plan.peak_bytes,
-        "predicted_step_seconds": trial.plan.step_seconds,
-        "serving_ms": trial.plan.serving_ms,
-        "serving_excess": trial.plan.serving_excess,
-        **dict(trial.result.measured),
-        "seconds": trial.result.seconds,
-        **_quality(trial.result.test, "test_"),
-    }
-    time_ms = _start_ms(trial) + _ms(trial.result.seconds)
-    return {
-        key: (MetricValue(step=0, value=float(value), time_ms=time_ms),)
-        for key, value in values.items()
-        if value is not None and math.isfinite(value)
-    }
-
-
-def _quality(metrics: Metrics | None, prefix: str) -> dict[str, float | None]:
-    names = ("ne", "log_loss", "auc", "calibration")
-    return {f"{prefix}{name}": getattr(metrics, name) for name in names} if metrics else {}
-
-
-def _best_so_far(record: StudyRecord) -> Iterator[MetricValue]:
-    """Yields the best NE by the number of candidates that have ended, in the order of ending."""
-    ended = [trial for trial in record.candidates if trial.result.outcome is not Outcome.RUNNING]
-    best = math.inf
-    ends = sorted((_start_ms(trial) + _ms(trial.result.seconds), trial.number, trial) for trial in ended)
-    for count, (time_ms, _, trial) in enumerate(ends, start=1):
-        if trial.result.validation and trial.result.outcome is Outcome.COMPLETED:
-            best = min(best, trial.result.validation.ne)
-        if math.isfinite(best):
-            yield MetricValue(step=count, value=best, time_ms=time_ms)
-
-
 def _flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields leaves by dotted path; a list of plain values is one leaf."""
     nested = (dict, list, tuple)
@@ -363,15 +275,3 @@ def _cost_csv(trial: TrialRecord) -> str:
     writer.writerow(("name", "kind", "flops", "parameters", "bytes"))
     writer.writerows((row.name, row.kind, row.flops, row.parameters, row.bytes) for row in trial.job.cost)
     return text.getvalue()
-
-
-def _start_ms(trial: TrialRecord) -> int:
-    return (
-        round(datetime.fromisoformat(trial.origin.started_at).timestamp() * 1000)
-        if trial.origin.started_at
-        else 0
-    )
-
-
-def _ms(seconds: float | None) -> int:
-    return round(1000 * seconds) if seconds is not None and math.isfinite(seconds) else 0

@@ -11,8 +11,10 @@ import pytest
 from records import study
 from rich.console import Console
 
+from search.config import StudyConfig
 from search.study.report_writer import REPORT, ReportWriter
-from trials.mlflow.tracker import Tracker, database
+from trials.mlflow.store import database
+from trials.mlflow.tracker import Tracker
 from trials.study_record import StudyRecord
 
 
@@ -24,7 +26,7 @@ def driver(record: StudyRecord, changes: int) -> Any:
 
 def report_writer(directory: Path) -> tuple[ReportWriter, io.StringIO]:
     said = io.StringIO()
-    return ReportWriter(directory, Console(file=said, width=200)), said
+    return ReportWriter(directory, StudyConfig(), Console(file=said, width=200)), said
 
 
 def test_it_keeps_its_distance_and_ends_up_to_date(tmp_path: Path) -> None:

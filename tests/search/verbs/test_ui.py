@@ -19,7 +19,7 @@ from dashboards.names import trial_name
 from dhen.errors import UserError
 from search.read_study import read_study
 from search.verbs.ui import command
-from trials.mlflow.tracker import database
+from trials.mlflow.store import database
 from trials.record import TrialKind
 from trials.study_record import StudyRecord
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 NE_HEAD = "document.querySelector('[data-testid=\"sort-header-best_ne\"]')"
-RUNS = "[...document.querySelectorAll('a')].filter(a => /^(trial|baseline) \\d+: /.test(a.textContent))"
+RUNS = "[...document.querySelectorAll('a')].filter(a => /^#\\d+ /.test(a.textContent))"
 ROW = "Number(a.closest('[row-index]').getAttribute('row-index'))"
 NAMES = f"{RUNS}.map(a => [{ROW}, a.textContent]).sort((a, b) => a[0] - b[0]).map(pair => pair[1])"
 """As they stand on the page: the grid moves its rows without reordering the document."""
@@ -82,8 +82,7 @@ def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
     done = [trial for trial in record.trials if trial.result.validation]
     by_ne = [trial.number for trial in sorted(done, key=lambda trial: trial.result.validation.ne)]
     best = record.trial(by_ne[0])
-    kind = "baseline" if best.kind is TrialKind.BASELINE else "trial"
-    name = f"{kind} {best.number}: {trial_name(best)}"
+    name = f"#{best.number} {trial_name(best)}" + " baseline" * (best.kind is TrialKind.BASELINE)
     with Chromium(tmp_path / "profile") as browser:
         browser.open(address.partition("#")[0] + "#/experiments")
         browser.wait_for(f"[...document.querySelectorAll('a')].some(a => a.textContent === {record.name!r})")
@@ -109,7 +108,7 @@ def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
 
 
 def numbers(browser: Chromium) -> list[int]:
-    return [int(name.split()[1].rstrip(":")) for name in browser.evaluate(NAMES)]
+    return [int(name.split()[0].removeprefix("#")) for name in browser.evaluate(NAMES)]
 
 
 def test_a_directory_without_a_store_is_the_users_mistake(tmp_path: Path) -> None:

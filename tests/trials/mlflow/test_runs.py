@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 import yaml
-from records import changed, judged, metrics, study, trial
+from records import changed, judged, metrics, started, study, trial
 
 from trials.mlflow.runs import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
+from trials.mlflow.view import COLUMNS, FOLDED, OPEN
 from trials.record import Attempt, Outcome, PlanSummary, StudyTrial, TrialKind, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_percent
 
@@ -31,7 +32,7 @@ def test_metrics_stand_against_training_examples_seen() -> None:
         for own, other in zip(best.result.curve, baseline.result.curve, strict=True)
     ]
     assert [r.value for r in series["ne_vs_baseline_percent"]] == pytest.approx(expected)
-    assert {"log_loss", "auc", "calibration", "train_loss", "learning_rate"} <= set(series)
+    assert {"validation/log_loss", "validation/auc", "training/loss", "training/learning_rate"} <= set(series)
 
 
 def test_a_trial_stands_beside_the_baseline_of_as_many_rows() -> None:
@@ -61,11 +62,11 @@ def test_final_metrics_come_with_the_end_of_a_trial() -> None:
     finals = {
         "best_ne",
         "best_ne_vs_baseline_percent",
-        "flops",
-        "parameters",
-        "step_ms",
-        "test_ne",
-        "test_auc",
+        "cost/flops",
+        "cost/parameters",
+        "measured/step_ms",
+        "test/ne",
+        "test/auc",
     }
     assert finals <= set(best)
     assert best["best_ne"][0].value == record.trial(record.best).result.validation.ne
@@ -104,16 +105,67 @@ def test_tags_say_what_a_trial_is() -> None:
 
 
 def test_a_runs_name_says_which_trial_and_which_architecture() -> None:
+    """What tells runs apart comes first: MLflow's table shows some twenty characters."""
     record = study()
     best, baseline = record.trial(record.best), record.trial(record.baseline)
-    assert trial_sheet(best, record, model_name="2x[cross]").name == f"trial {best.number}: 2x[cross]"
+    sheet = trial_sheet(best, record, model_name="2x[cross]")
+    assert (sheet.name, sheet.tags["configuration"]) == (f"#{best.number} 2x[cross]",) * 2
     name = trial_sheet(baseline, record, model_name="advanced_dlrm d16").name
-    assert name == f"baseline {baseline.number}: advanced_dlrm d16"
-    origin = best.origin.replace(of=best.number)
-    again = best.replace(kind=TrialKind.RETRAINING, number=0, origin=origin)
-    seed = best.job.seed
-    assert trial_sheet(again, record, model_name="m").name == f"trial {best.number}, seed {seed}: m"
-    assert len(trial_sheet(best, record, model_name="[" + 999 * "x+").name) == 250
+    assert name == f"#{baseline.number} advanced_dlrm d16 baseline"
+    again = trial_sheet(retrained(best, 0, seed=3), record, model_name="2x[cross]")
+    assert again.name == f"#{best.number} seed 3 2x[cross]"
+    assert again.tags["configuration"] == sheet.tags["configuration"]
+    without = retrained(best, 0, seed=3, removed="layer 1")
+    assert trial_sheet(without, record, model_name="m").name == f"#{best.number} without layer 1 seed 3 m"
+    long = [trial_sheet(trial, record, model_name="[" + 999 * "x+").name for trial in record.trials]
+    assert len(set(long)) == len(long)
+    assert max(map(len, long)) == 250
+
+
+def test_a_trial_has_mean_and_spread_over_its_seeds() -> None:
+    record = study()
+    best = record.trial(record.best)
+    seeds = tuple(retrained(best, number, seed=number + 1, ne=0.7 + number / 100) for number in range(3))
+    others = (
+        retrained(best, 3, seed=1, ne=0.9, removed="layer 1"),
+        retrained(record.trial(record.baseline), 4, seed=1, ne=0.9),
+        retrained(best, 5, seed=4, ne=0.9).with_result(outcome=Outcome.RUNNING, validation=None, test=None),
+    )
+    record = record.replace(retrainings=seeds + others)
+    series = trial_sheet(best, record).series
+    means = series["seeds/best_ne.mean"]
+    assert [reading.step for reading in means] == [1, 2, 3]
+    assert [reading.value for reading in means] == pytest.approx([0.70, 0.705, 0.71])
+    assert [r.step for r in series["seeds/best_ne.std"]] == [2, 3]
+    assert series["seeds/best_ne.std"][-1].value == pytest.approx(0.01)
+    assert series["seeds/test_ne.mean"][-1].value == pytest.approx(0.72)
+    assert series["seeds/count"][-1].value == 3
+    assert not any(key.startswith("seeds/") for key in trial_sheet(seeds[0], record).series)
+    # one seed more only adds readings
+    fewer = trial_sheet(best, record.replace(retrainings=seeds[:2])).series
+    assert all(series[key][: len(readings)] == readings for key, readings in fewer.items())
+
+
+def test_the_page_of_charts_begins_with_few() -> None:
+    """Metrics without a prefix are MLflow's first section; every other has a section of its own in the views."""
+    record = study()
+    seeds = tuple(retrained(record.trial(record.best), number, seed=number + 1) for number in range(2))
+    sheets = [trial_sheet(trial, record.replace(retrainings=seeds)) for trial in record.trials]
+    keys = {key for sheet in (*sheets, study_sheet(record)) for key in sheet.series}
+    alone = {key for key in keys if "/" not in key}
+    assert alone == {"ne", "ne_vs_baseline_percent", "best_ne", "best_ne_vs_baseline_percent"}
+    assert {key.partition("/")[0] for key in keys - alone} <= {*OPEN, *FOLDED}
+    shown = [column.split("`")[1] for column in COLUMNS if column.startswith("metrics.")]
+    assert set(shown) <= keys
+
+
+def retrained(
+    trial: TrialRecord, number: int, *, seed: int, ne: float = 0.7, removed: str | None = None
+) -> TrialRecord:
+    """A trial's network trained again from another seed, some minutes after the one before."""
+    again = trial.replace(kind=TrialKind.RETRAINING, number=number)
+    again = again.with_origin(of=trial.number, removed=removed, started_at=started(1000 + 10 * number))
+    return again.with_job(seed=seed).with_result(validation=metrics(ne), test=metrics(ne + 0.01))
 
 
 def test_every_attempt_is_there() -> None:
@@ -135,12 +187,12 @@ def test_every_attempt_is_there() -> None:
         "attempt.1.strategy": "zero1",
         "attempt.1.outcome": "completed",
     }
-    numbers = {key: rest[0].value for key, rest in sheet.series.items() if key.startswith("attempt.")}
+    numbers = {key: rest[0].value for key, rest in sheet.series.items() if key.startswith("attempts/")}
     assert numbers == {
-        "attempt.0.predicted_bytes": 5,
-        "attempt.1.predicted_bytes": 4,
-        "attempt.1.measured_bytes": 3,
-        "attempt.1.measured_step_seconds": 0.5,
+        "attempts/0.predicted_bytes": 5,
+        "attempts/1.predicted_bytes": 4,
+        "attempts/1.measured_bytes": 3,
+        "attempts/1.measured_step_seconds": 0.5,
     }
 
 
@@ -177,7 +229,7 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
     diverged = alone(Outcome.DIVERGED, validation=metrics(math.nan), flops=math.inf)
     series = trial_sheet(diverged, judged([])).series
     assert "best_ne" not in series
-    assert "flops" not in series
+    assert "cost/flops" not in series
     assert all(math.isfinite(reading.value) for readings in series.values() for reading in readings)
 
 
@@ -203,15 +255,15 @@ def test_a_later_sheet_only_adds_readings() -> None:
 def test_the_study_has_its_best_after_each_candidate() -> None:
     record = study()
     sheet = study_sheet(record)
-    values = [reading.value for reading in sheet.series["study_best_ne"]]
+    values = [reading.value for reading in sheet.series["study/best_ne"]]
     assert values == sorted(values, reverse=True)
     assert values[-1] == record.trial(record.best).result.validation.ne
-    assert sheet.series["study_best_ne"][-1].step == len(record.candidates)
+    assert sheet.series["study/best_ne"][-1].step == len(record.candidates)
     assert sheet.params["log.rows.train"] == "400000"
     assert sheet.tags["front"] == ", ".join(map(str, record.front))
 
 
 def test_an_empty_study_has_a_sheet() -> None:
-    assert study_sheet(judged([], finished=False)).series == {"study_best_ne": ()}
+    assert study_sheet(judged([], finished=False)).series == {"study/best_ne": ()}
     baseline_only = judged([trial(0, Random(0), kind=TrialKind.BASELINE)], finished=False)
     assert study_sheet(baseline_only).status == "RUNNING"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -11,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import metrics, study
+from records import metrics, started, study
 
+from dashboards.sentences.study_note import study_note
 from dhen.errors import UserError
-from trials.mlflow.tracker import LOGGED, REVISION, Tracker, artifacts, check_store, database, store_uri
-from trials.record import Outcome
+from trials.mlflow.store import artifacts, check_store, database, store_uri
+from trials.mlflow.tracker import LOGGED, REVISION, Tracker
+from trials.record import Outcome, TrialKind
 from trials.study_record import StudyRecord
 
 ROOT = Path(__file__).parents[3]
@@ -79,7 +83,7 @@ def test_runs_hold_what_the_record_says(finished: tuple[Path, StudyRecord]) -> N
         assert run.data.tags["outcome"] == trial.result.outcome.value
         assert run.data.tags["front"] == ("true" if number in record.front else "false")
         assert run.data.tags["model"] == trial.job.model["family"]
-        assert run.data.metrics["flops"] == trial.job.flops
+        assert run.data.metrics["cost/flops"] == trial.job.flops
         assert run.data.metrics.get("best_ne") == (
             trial.result.validation.ne if trial.result.validation else None
         )
@@ -207,8 +211,8 @@ def test_the_test_split_is_added_when_it_is_scored(tmp_path: Path) -> None:
     first = by_number(tmp_path)[record.best]
     tracker.sync(record)
     second = by_number(tmp_path)[record.best]
-    assert "test_ne" not in first.data.metrics
-    assert second.data.metrics["test_ne"] == record.trial(record.best).result.test.ne
+    assert "test/ne" not in first.data.metrics
+    assert second.data.metrics["test/ne"] == record.trial(record.best).result.test.ne
     assert second.info.run_id == first.info.run_id
     assert parent(tmp_path).info.status == "FINISHED"
 
@@ -224,7 +228,7 @@ def test_hundreds_of_points_and_params_fit(tmp_path: Path) -> None:
     big = base.replace(point=point).with_result(curve=curve, outcome=Outcome.COMPLETED)
     Tracker.open(tmp_path).sync(record.replace(trials=(*record.trials[:-1], big)))
     run = by_number(tmp_path)[big.number]
-    assert len(client(tmp_path).get_metric_history(run.info.run_id, "train_loss")) == 300
+    assert len(client(tmp_path).get_metric_history(run.info.run_id, "training/loss")) == 300
     assert run.data.params["axis229"] == "229"
 
 
@@ -275,7 +279,7 @@ def test_a_damaged_store_is_told_with_the_remedy_and_left_alone(tmp_path: Path) 
 
 
 def test_a_locked_store_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.mlflow.tracker.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("trials.mlflow.store.LOCK_SECONDS", 0.1)
     with closing(sqlite3.connect(database(tmp_path), isolation_level=None)) as holder:
         holder.execute("create table t (x)")
         holder.execute("begin exclusive")
@@ -311,3 +315,69 @@ def test_a_tag_that_a_run_has_no_more_is_deleted_and_a_users_own_stays(tmp_path:
     Tracker.open(tmp_path, name_model=lambda trial: "a model").sync(without_front)
     assert "front" not in parent(tmp_path).data.tags
     assert parent(tmp_path).data.tags["note"] == "mine"
+
+
+def test_retrainings_are_runs_below_their_trial(tmp_path: Path) -> None:
+    record = study(3)
+    best = record.trial(record.best)
+    seeds = tuple(
+        best.replace(kind=TrialKind.RETRAINING, number=number)
+        .with_origin(of=best.number, started_at=started(500 + number))
+        .with_job(seed=number + 1)
+        for number in range(2)
+    )
+    tracker = Tracker.open(tmp_path)
+    tracker.sync(record.replace(retrainings=seeds[:1]))
+    tracker.sync(record.replace(retrainings=seeds))
+    trial_run = by_number(tmp_path)[best.number]
+    below = [run for run in runs(tmp_path) if run.data.tags["kind"] == "retraining"]
+    assert len(below) == 2
+    assert {run.data.tags["mlflow.parentRunId"] for run in below} == {trial_run.info.run_id}
+    assert {run.data.tags["configuration"] for run in below} == {trial_run.data.tags["configuration"]}
+    assert trial_run.data.tags["mlflow.parentRunId"] == parent(tmp_path).info.run_id
+    assert trial_run.data.metrics["seeds/count"] == 2
+    assert trial_run.data.metrics["seeds/best_ne.mean"] == pytest.approx(best.result.validation.ne)
+    # where the trial's run is written anew, its retrainings follow it
+    other = next(trial.number for trial in record.trials[:3] if trial.number != record.baseline)
+    tracker.sync(record.replace(retrainings=seeds, baseline=other))
+    again = by_number(tmp_path)[best.number]
+    assert again.info.run_id != trial_run.info.run_id
+    below = [run for run in runs(tmp_path) if run.data.tags["kind"] == "retraining"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in below} == {again.info.run_id}
+
+
+def test_the_study_is_described_and_its_log_is_a_dataset(tmp_path: Path) -> None:
+    record = study(3)
+    log = record.log.replace(columns={"click": "label", "price": "numeric", "site": "categorical"})
+    record = record.replace(log=log)
+    tracker = Tracker.open(tmp_path, describe=study_note, files=["/data/ads.csv"])
+    tracker.sync(record.replace(front=(), best=None, knee=None, finished=False))
+    before = parent(tmp_path).data.tags["mlflow.note.content"]
+    tracker.sync(record)
+    note = parent(tmp_path).data.tags["mlflow.note.content"]
+    assert note != before
+    best = by_number(tmp_path)[record.best]
+    assert f"/runs/{best.info.run_id})" in note
+    assert f"/runs/{parent(tmp_path).info.run_id}/artifacts/report.html" in note
+    assert client(tmp_path).get_experiment(best.info.experiment_id).tags["mlflow.note.content"] == note
+    for run in runs(tmp_path):
+        (entry,) = run.inputs.dataset_inputs
+        assert (entry.dataset.name, entry.dataset.digest) == (log.name, log.fingerprint)
+        assert [(tag.key, tag.value) for tag in entry.tags] == [("mlflow.data.context", "training")]
+        assert json.loads(entry.dataset.source) == {"uri": "/data/ads.csv"}
+        columns = json.loads(entry.dataset.schema)["mlflow_colspec"]
+        assert [(column["name"], column["type"]) for column in columns] == [
+            ("click", "double"),
+            ("price", "double"),
+            ("site", "string"),
+        ]
+        assert json.loads(entry.dataset.profile)["rows.test"] == log.rows["test"]
+
+
+def test_a_copied_run_directory_is_told(tmp_path: Path) -> None:
+    """MLflow keeps absolute paths: it would write the copy's files to the place of the original."""
+    record = study(1)
+    Tracker.open(tmp_path / "original").sync(record)
+    shutil.copytree(tmp_path / "original", tmp_path / "copy")
+    with pytest.raises(UserError, match=r"copied or moved.*made anew"):
+        Tracker.open(tmp_path / "copy").sync(record)

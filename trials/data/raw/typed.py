@@ -87,8 +87,9 @@ def _without_weight(batch: RawBatch, name: str, weight: pa.Array, bad_rows: BadR
 
 def _typed(batch: RawBatch, name: str, column: Column, bad_rows: BadRows) -> pa.Array:
     raw = batch.table.column(name)
-    if pa.types.is_null(raw.type):
-        raw = raw.cast(pa.string())
+    if pa.types.is_null(raw.type):  # a column without a single value may be of any type
+        lists = isinstance(column, MultiHotColumn) and column.separator is None
+        raw = raw.cast(pa.list_(pa.string()) if lists else pa.string())
     if isinstance(column, MultiHotColumn):
         return bags_of(raw, column.separator, name)
     if is_list(raw.type) or pa.types.is_nested(raw.type):

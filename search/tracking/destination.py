@@ -1,0 +1,77 @@
+"""Where a study's runs go: the MLflow store of its run directory, or a tracking server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dashboards.names import trial_name
+from dashboards.sentences.study_note import study_note
+from dhen.errors import UserError
+from search.config import DEMO, StudyConfig
+from trials.mlflow.server import VARIABLE, check_server, open_server, server_errors
+from trials.mlflow.store import database, open_store, store_errors, store_uri
+from trials.mlflow.tracker import Tracker
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+LOCAL = "local"
+"""Value of `tracking` by which runs stay in the run directory, whatever the environment says."""
+
+
+def with_destination(config: StudyConfig) -> StudyConfig:
+    """Returns settings that say where runs go: as they say themselves, else as the environment does.
+
+    Raises:
+        UserError: where that is no address of a tracking server, or holds a password.
+    """
+    source, given = ("tracking", config.tracking) if config.tracking else (VARIABLE, os.environ.get(VARIABLE))
+    if not given or given == LOCAL:
+        return config
+    return config.replace(tracking=check_server(given, source))
+
+
+def server_of(config: StudyConfig) -> str | None:
+    """Returns the address of the tracking server of a study; None where runs stay in its directory."""
+    return None if config.tracking == LOCAL else config.tracking
+
+
+def open_tracker(directory: Path, config: StudyConfig) -> Tracker:
+    """Returns what writes a study to MLflow.
+
+    Raises:
+        UserError: as `Tracker.open`.
+    """
+    demo = f"dhen-search demo: {config.demo.rows} rows, seed {config.demo.seed}"
+    files = [demo] if config.data == (DEMO,) else [str(Path(name).absolute()) for name in config.data]
+    return Tracker.open(
+        directory, server=server_of(config), name_model=trial_name, describe=study_note, files=files
+    )
+
+
+@contextmanager
+def registry(bundle: Path, tracking: str | None) -> Iterator[tuple[MlflowClient, str]]:
+    """A client of the store where a bundle is to be registered, and its address; its errors become a UserError.
+
+    Raises:
+        UserError: where no registry is named, or it does not answer.
+    """
+    source, given = ("--tracking", tracking) if tracking else (VARIABLE, os.environ.get(VARIABLE))
+    beside = bundle.absolute().parent
+    directory = Path(given) if given else beside if database(beside).exists() else None
+    if given and "://" in given:
+        server = check_server(given, source)
+        with server_errors(server):
+            yield open_server(server), server
+    elif directory is not None and database(directory).exists():
+        with store_errors(directory):
+            yield open_store(directory), store_uri(directory)
+    else:
+        raise UserError(
+            f"{bundle}: name with --tracking where to register the model, a tracking server such as "
+            f"http://tracking.example:5000 or a run directory such as runs/demo; received {given or 'none'}."
+        )

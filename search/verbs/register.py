@@ -1,0 +1,39 @@
+"""`register`: registers a bundle as a model in MLflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from search.run_directory import BEST
+from search.tracking.destination import registry
+from search.tracking.register import register_bundle
+from trials.mlflow.registry import ALIAS
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search register runs/demo/best
+  dhen-search register cheap --name ads-ranker --tracking http://tracking.example:5000
+"""
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--name", help="Name of the registered model. Default: that of the bundle's study.")
+@click.option(
+    "--tracking",
+    help="Address of a tracking server, or a run directory with an mlflow.db. Default: MLFLOW_TRACKING_URI, else "
+    f"the run directory whose {BEST}/ the bundle is.",
+)
+def command(bundle: Path, name: str | None, tracking: str | None) -> None:
+    """Register a bundle as a model in MLflow, with the alias `best` on its version.
+
+    `mlflow models serve -m models:/NAME@best --env-manager local` then answers raw rows with probabilities. What
+    is registered already is not copied again. A study does this with its best at its end (register_model=).
+    """
+    with registry(bundle, tracking) as (client, uri):
+        version = register_bundle(client, bundle, name=name)
+    click.echo(f"{bundle}: version {version.version} of the model {version.name}, alias {ALIAS}")
+    address = f"models:/{version.name}@{ALIAS}"
+    click.echo(f"serve: MLFLOW_TRACKING_URI={uri} mlflow models serve --env-manager local -m '{address}'")

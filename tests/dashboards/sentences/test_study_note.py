@@ -1,0 +1,50 @@
+"""A study's description in Markdown: findings, links, nothing of a user's that Markdown would take for its own."""
+
+from __future__ import annotations
+
+import re
+
+from records import study
+
+from dashboards.sentences.study_note import MOST_CHARACTERS, study_note
+from trials.study_record import StudyRecord
+
+
+def note_of(record: StudyRecord) -> str:
+    return study_note(record, lambda number: f"#/runs/{number}", {"runs by NE": "#/view"})
+
+
+def test_the_front_is_a_table_with_links() -> None:
+    record = study()
+    note = note_of(record)
+    assert note.startswith("**finished, 27 of 27 candidates**")
+    linked = [int(number) for number in re.findall(r"^\| \[\\#\d+ .*?\]\(#/runs/(\d+)\)", note, re.MULTILINE)]
+    assert sorted(linked) == sorted({*record.front, record.baseline})
+    flops = [record.trial(number).job.flops for number in linked]
+    assert flops == sorted(flops)
+    assert f"{record.trial(record.best).result.validation.ne:.5f}" in note
+    assert "(#/runs/None/artifacts/report.html)" in note
+    assert "[runs by NE](#/view)" in note
+
+
+def test_what_is_a_users_is_shown_as_it_is() -> None:
+    record = study(3)
+    odd = record.replace(directory="runs/*a*|<b>[c](d)")
+    assert "<b>" not in re.sub(r"\\[<>]", "", note_of(odd))
+    assert r"\*a\*\|\<b\>\[c\]\(d\)" in note_of(odd) or "runs/" not in note_of(odd)
+
+
+def test_a_long_front_keeps_its_best_end() -> None:
+    record = study(400)
+    long = record.replace(front=tuple(trial.number for trial in record.candidates if trial.result.validation))
+    note = note_of(long)
+    assert len(note) <= MOST_CHARACTERS
+    shown = re.findall(r"\(#/runs/(\d+)\)", note)
+    assert shown
+    dearest = max((long.trial(number) for number in long.front), key=lambda trial: trial.job.flops)
+    assert str(dearest.number) in shown
+
+
+def test_a_study_that_has_nothing_yet_says_so() -> None:
+    nothing = study(0, finished=False).replace(front=(), best=None, knee=None)
+    assert "No candidate has ended yet" in note_of(nothing)

@@ -1,0 +1,154 @@
+"""A study whose runs go to a tracking server that is killed and comes back; servers that refuse or are slow."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Run, start, wait_for_trials
+from records import study as made_up
+from rich.console import Console
+
+from dhen.errors import UserError
+from search.config import StudyConfig, written_config
+from search.read_study import read_study
+from search.tracking.destination import with_destination
+from search.tracking.follower import MlflowFollower
+from trials.mlflow.server import VARIABLE
+from trials.mlflow.store import database, open_client
+
+Serve = Callable[..., AbstractContextManager[str]]
+
+
+def runs(server: str, experiment: str) -> list[Any]:
+    client = open_client(server)
+    identity = client.get_experiment_by_name(experiment).experiment_id
+    return list(client.search_runs([identity], max_results=1000))
+
+
+def test_a_server_that_is_killed_and_comes_back_misses_nothing(
+    dhen_search: Run,
+    click_log: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+    tracking_server: Serve,
+    free_port: int,
+) -> None:
+    out, part, whole = tmp_path / "ads", made_up(3, finished=False), made_up(5)
+    said = io.StringIO()
+    with ExitStack() as until_killed:
+        server = until_killed.enter_context(tracking_server(tmp_path, free_port))
+        config = StudyConfig(tracking=server)
+        follower = MlflowFollower(tmp_path / "made-up", config, Console(file=said, width=400))
+        assert follower.sync(part)
+        process = start(click_log, out, environment | {VARIABLE: server}, "trials=2")
+        wait_for_trials(out, 1)
+    for _ in range(2):  # away: said once
+        assert not follower.sync(whole, at_once=True)
+    output, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (0, "")
+    assert output.count("MLflow is behind") == 1
+    assert "does not answer. The study goes on" in " ".join(output.split())
+    assert written_config(out).tracking == server
+    assert not database(out).exists()
+    late = dhen_search("report", out)
+    assert "MLflow is behind" in late.stdout
+
+    with tracking_server(tmp_path, free_port):
+        assert follower.sync(whole, at_once=True)
+        assert len(runs(server, "ads-march")) == 1 + len(whole.trials)
+        assert f"MLflow: {server} is up to date" in dhen_search("report", out).stdout
+        record = read_study(out)
+        numbers = [run.data.tags.get("trial.number") for run in runs(server, "ads")]
+        assert sorted(filter(None, numbers)) == [str(trial.number) for trial in record.trials]
+        client = open_client(server)
+        assert client.get_model_version_by_alias("ads", "best").run_id in [
+            run.info.run_id
+            for run in runs(server, "ads")
+            if run.data.tags.get("trial.number") == str(record.best)
+        ]
+        # another study of the same name is kept apart
+        again = made_up(2, seed=5, name="ads")
+        assert MlflowFollower(tmp_path / "b", config, Console(file=said)).sync(again)
+        assert len(runs(server, "ads")) == 1 + len(record.trials)
+        assert len(client.search_experiments(filter_string="name LIKE 'ads %'")) == 1
+    assert said.getvalue().count("MLflow is behind") == 1
+    assert said.getvalue().count("MLflow is up to date again") == 1
+
+
+@contextmanager
+def answering(status: int, *, after_seconds: float = 0.0) -> Iterator[str]:
+    """A server that answers every request with a status and a secret."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            time.sleep(after_seconds)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"the token was tok-3n")
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (401, "does not know who asks (401): set MLFLOW_TRACKING_USERNAME"),
+        (403, "refuses (403)"),
+        (404, "nothing of an MLflow tracking server is found there"),
+    ],
+)
+def test_a_server_that_refuses_is_told_without_its_words(
+    status: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = io.StringIO()
+    with answering(status) as server, caplog.at_level("DEBUG", "trials.mlflow"):
+        follower = MlflowFollower(tmp_path, StudyConfig(tracking=server), Console(file=said, width=400))
+        for _ in range(2):
+            assert not follower.sync(made_up(2), at_once=True)
+    assert said.getvalue().count(told) == 1
+    assert "tok-3n" not in said.getvalue() + caplog.text
+    assert f"status {status}" in caplog.text
+
+
+def test_a_server_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may shorten the wait; MLflow's own minutes are never waited."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
+    said = io.StringIO()
+    with answering(200, after_seconds=1.5) as server:
+        follower = MlflowFollower(tmp_path, StudyConfig(tracking=server), Console(file=said, width=400))
+        assert not follower.sync(made_up(2))
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    assert "does not answer" in said.getvalue()
+
+
+def test_where_runs_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "http://tracking.example:5000/")
+    assert with_destination(StudyConfig()).tracking == "http://tracking.example:5000"
+    assert with_destination(StudyConfig(tracking="https://other.example")).tracking == "https://other.example"
+    assert with_destination(StudyConfig(tracking="local")).tracking == "local"
+    for given in ("http://ada:s3cret@tracking.example", "sqlite:///runs.db", "tracking.example"):
+        monkeypatch.setenv(VARIABLE, given)
+        with pytest.raises(UserError, match=VARIABLE) as error:
+            with_destination(StudyConfig())
+        assert "s3cret" not in str(error.value)

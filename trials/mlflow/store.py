@@ -1,0 +1,146 @@
+"""MLflow's store of one study: a SQLite database and a folder of files, both in the run directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from dhen.atomic_write import atomic_file
+from dhen.errors import UserError
+from trials.storage.disk_full import free_space, is_disk_full
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""Variables by which MLflow reports nothing to anyone and prints no bars; they must be set before MLflow is
+imported."""
+LOCK_SECONDS = 10.0
+"""How long another process may hold the store before that is an error."""
+
+
+def database(directory: Path) -> Path:
+    """Returns where the store of a study lies."""
+    return directory / "mlflow.db"
+
+
+def artifacts(directory: Path) -> Path:
+    """Returns where the files of a study's runs lie."""
+    return directory / "artifacts"
+
+
+def local_path(uri: str) -> Path:
+    """Returns the path of a file:// address."""
+    return Path(url2pathname(urlsplit(uri).path))
+
+
+def store_uri(directory: Path) -> str:
+    """Returns the store's name as MLflow wants it."""
+    return f"sqlite:///{database(directory).absolute()}"
+
+
+def check_store(directory: Path) -> None:
+    """Fails at once where MLflow itself would try again for minutes.
+
+    Raises:
+        UserError: when there is a store and it is no database, or locked, or cannot be written.
+    """
+    path = database(directory)
+    if not path.exists():
+        return
+    with (
+        store_errors(directory),
+        closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as connection,
+    ):
+        connection.execute("PRAGMA schema_version").fetchone()
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+
+
+def open_store(directory: Path) -> MlflowClient:
+    """Returns a client of the study's store, which is made, schema and all, where there is none.
+
+    Raises:
+        UserError: when the store is damaged, locked or cannot be written.
+    """
+    check_store(directory)
+    with store_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        _make_store(database(directory))
+        return open_client(store_uri(directory))
+
+
+def open_client(uri: str) -> MlflowClient:
+    """Returns a client that has reached its store.
+
+    MLflow is told to keep to itself: errors reach the caller as exceptions, not as log lines too, and what
+    it uses of other libraries that is deprecated is not the user's concern.
+    """
+    os.environ.update(ENVIRONMENT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import mlflow
+
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client.search_experiments(max_results=1)
+        return client
+
+
+@contextmanager
+def store_errors(directory: Path) -> Iterator[None]:
+    """Turns what goes wrong with the store into an error that says what to do."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (sqlite3.Error, SQLAlchemyError, OSError) as error:
+        raise _store_error(directory, error) from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("mlflow", "alembic"):
+            raise
+        raise _store_error(directory, error) from error
+
+
+def _make_store(path: Path) -> None:
+    """Makes a store that is whole or not there: MLflow could not go on with one whose making was cut short."""
+    if path.exists():
+        return
+    # a name of its own each time: MLflow holds on to a store whose making found no space
+    making = path.with_name(f".{path.name}.{time.monotonic_ns()}.making")
+    for leftover in path.parent.glob(f".{path.name}.*"):  # journals, too
+        leftover.unlink()
+    open_client(f"sqlite:///{making.absolute()}")
+    with (
+        atomic_file(path) as partial,
+        closing(sqlite3.connect(making)) as source,
+        closing(sqlite3.connect(partial)) as target,
+    ):
+        source.backup(target)  # MLflow holds on to what it has made
+    making.unlink()
+
+
+def _store_error(directory: Path, error: Exception) -> UserError:
+    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    store = database(directory)
+    if "locked" in reason:
+        remedy = "Another process holds it: end that one, then run the same command again."
+    elif "full" in reason or "disk I/O error" in reason or is_disk_full(error):
+        remedy = f"{free_space(store)} Free some space there, then run the same command again."
+    else:
+        remedy = "Move it away or delete it, then run the same command again: it is made anew from the study."
+    return UserError(f"{store}: MLflow's store cannot be used ({reason}). {remedy} No trial is lost by that.")
