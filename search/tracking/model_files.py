@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from mlflow.models import ModelSignature
 
-CODE, ARTIFACT = Path(__file__).with_name("served_model.py"), "bundle"
+CODE = Path(__file__).with_name("served_model.py")
+ARTIFACT = "bundle"
+"""Name of the model's artifact that is the bundle's folder."""
 REQUIREMENTS = ("dhen-search", "mlflow", "torch", "numpy", "pandas", "pyarrow", "safetensors")
 """Distributions that the process which serves must have, in the versions that are installed here."""
 

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
 from search.bundles.scorer import Scorer
-
-ARTIFACT = "bundle"
-"""Name of the model's artifact that is the bundle's folder."""
+from search.tracking.model_files import ARTIFACT
 
 
 class ServedModel(PythonModel):

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 NE_HEAD = "document.querySelector('[data-testid=\"sort-header-best_ne\"]')"
-RUNS = "[...document.querySelectorAll('a')].filter(a => /^#\\d+ /.test(a.textContent))"
+RUNS = "[...document.querySelectorAll('a')].filter(a => a.closest('[row-index]') && /^#\\d+ /.test(a.textContent))"
 ROW = "Number(a.closest('[row-index]').getAttribute('row-index'))"
 NAMES = f"{RUNS}.map(a => [{ROW}, a.textContent]).sort((a, b) => a[0] - b[0]).map(pair => pair[1])"
 """As they stand on the page: the grid moves its rows without reordering the document."""
