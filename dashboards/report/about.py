@@ -10,9 +10,10 @@ def facts(record: StudyRecord) -> tuple[tuple[str, str], ...]:
     """Returns the facts of a study that its page shows, and that two studies are compared by."""
     log, cluster = record.log, record.cluster
     known = {
+        "Study": record.name,
         "Log": log.name,
         **{split.capitalize(): _rows(record, split) for split in log.rows},
-        "Features": f"{log.tables} tables, {log.numeric} numeric",
+        "Features": f"{log.tables} tables, {log.numeric} numeric" if log.rows else "",
         "Space": record.space,
         "Sampler": f"{record.sampler}, seed {record.seed}",
         "Candidates": _budget(record),

@@ -125,9 +125,7 @@ def _better(best: TrialRow, baseline: TrialRecord | None, record: StudyRecord) -
     ne = f"NE {decimals(best.ne, 5)} on validation"
     question = "How much better?"
     if baseline is None or best.relative_percent is None:
-        return Answer(
-            question=question, value=decimals(best.ne, 5), detail=f"{ne}; there is no baseline yet"
-        )
+        return Answer(question=question, value=decimals(best.ne, 5), detail=f"{ne}; there is no baseline yet")
     if best.trial.number == baseline.number:
         detail = f"{ne}: the baseline itself is the best"
         return Answer(question=question, value="0.00 %", detail=detail, tone=BAD)
@@ -189,9 +187,7 @@ def _drawn(comparison: Comparison | None) -> Interval | None:
     if comparison is None:
         return None
     values = (comparison.low_percent, comparison.difference_percent, comparison.high_percent)
-    return (
-        Interval(low=values[0], point=values[1], high=values[2]) if all(map(known, values)) else None
-    )
+    return Interval(low=values[0], point=values[1], high=values[2]) if all(map(known, values)) else None
 
 
 def _fits(best: TrialRecord, record: StudyRecord) -> Answer:

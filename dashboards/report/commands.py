@@ -54,5 +54,7 @@ def exportable(record: StudyRecord) -> frozenset[int]:
     """Returns the numbers of the trials whose weights are kept: the fronts, the baseline, members of averages."""
     numbers = {*record.front, *record.networks_front, *record.table_bytes_front}
     numbers |= {record.baseline} - {None}
-    members = (number for trial in record.averages if trial.number in numbers for number in trial.origin.members)
+    members = (
+        number for trial in record.averages if trial.number in numbers for number in trial.origin.members
+    )
     return frozenset({*numbers, *members})

@@ -43,7 +43,8 @@ def held(trial: TrialRecord) -> dict[str, Any] | None:
         "reason": plan.reason,
         "remedy": plan.remedy,
         "faster": plan.faster,
-        "notes": [*_forced(plan), *plan.notes],
+        "notes": list(plan.notes),
+        "margin": plan.margin_bytes,
         "fits": plan.fits,
         "hostBytes": plan.host_bytes,
     }
@@ -55,14 +56,14 @@ def _chosen(plan: PlanSummary, tried: set[str]) -> list[dict[str, Any]]:
     known = [(words, plan.memory_bytes.get(item, 0)) for item, words in ITEMS.items()]
     others = [(item.replace("_", " "), size) for item, size in plan.memory_bytes.items() if item not in ITEMS]
     items = [(words, size) for words, size in (*known, *others) if size]
-    margin = f", and {byte_size(plan.margin_bytes)} of margin" if plan.margin_bytes > 0 else ""
-    why = f"chosen: the least that fits{margin}" if plan.fits else "lacks least, and does not fit"
+    why = "chosen: the least that fits" if plan.fits else "lacks least, and does not fit"
     return [
         {
             "name": plan.strategy,
             "bytes": plan.peak_bytes,
             "why": why,
             "state": CHOSEN if plan.fits else REJECTED,
+            "lacking": 0,
             "items": items,
             "at": plan.peak_at,
         }
@@ -72,7 +73,13 @@ def _chosen(plan: PlanSummary, tried: set[str]) -> list[dict[str, Any]]:
 def _rejected(strategy: RejectedStrategy) -> dict[str, Any]:
     lacking = strategy.lacking_bytes
     why = f"lacks {byte_size(lacking)}" if lacking else "fits, but its step takes longer"
-    return {"name": strategy.strategy, "bytes": strategy.memory_bytes, "why": why, "state": REJECTED}
+    return {
+        "name": strategy.strategy,
+        "bytes": strategy.memory_bytes,
+        "lacking": lacking,
+        "why": why,
+        "state": REJECTED,
+    }
 
 
 def _ran_out(attempt: Attempt) -> dict[str, Any]:
@@ -83,6 +90,7 @@ def _ran_out(attempt: Attempt) -> dict[str, Any]:
     return {
         "name": attempt.strategy,
         "bytes": needed or predicted or 0,
+        "lacking": max(0, needed - limit) if needed and limit else 0,
         "why": f"tried, ran out of memory{sizes}{planned}",
         "state": RAN_OUT,
     }
@@ -101,13 +109,3 @@ def _nearest(plan: PlanSummary) -> tuple[list[RejectedStrategy], str | None]:
     left = [strategy.lacking_bytes for strategy in ways.values() if strategy.strategy not in shown]
     more = f"{len(left)} more lack {byte_size(min(left))} to {byte_size(max(left))}." if left else None
     return [strategy for strategy in plan.rejected if strategy.strategy in shown], more
-
-
-def _forced(plan: PlanSummary) -> list[str]:
-    notes = [f"The ladder was restricted to technique={plan.restricted_to}."] if plan.restricted_to else []
-    if plan.memory_margin:
-        change = "added to" if plan.memory_margin > 0 else "taken off"
-        notes.append(
-            f"{byte_size(abs(plan.memory_margin))} were {change} every predicted peak (memory_margin)."
-        )
-    return notes

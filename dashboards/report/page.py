@@ -101,30 +101,34 @@ def render(record: StudyRecord, *, notes: Sequence[str] = (), live: Live | None 
         live: how the page follows a study that goes on; None for a page that stays as it is.
     """
     front, *others = [figure_data(name, figure) for name, figure in _figures(with_thin_curves(record))]
-    return environment().get_template("report.html").render(
-        record=record,
-        notes=notes,
-        live=live,
-        progress=progress(record),
-        elapsed=duration(record.elapsed_seconds),
-        answers=answers(record),
-        commands=next_commands(record),
-        sentences=sentences(record),
-        front=front,
-        figures=others,
-        facts=facts(record),
-        attempt_columns=attempts.COLUMNS,
-        attempt_text_columns=attempts.TEXT_COLUMNS,
-        attempt_rows=attempts.attempt_rows(record),
-        accuracy_columns=accuracy.COLUMNS,
-        accuracy_rows=[accuracy.cells(row) for row in accuracy.accuracy(record)],
-        winners_columns=winners.COLUMNS,
-        winners_left=winners.LEFT,
-        winners_rows=winners.rows(record),
-        winners_explanation=winners.explanation(record),
-        data=Markup(as_json(study_data(record))),
-        plotly=packed_plotly(),
-        scripts=_texts(SCRIPTS),
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            record=record,
+            notes=notes,
+            live=live,
+            progress=progress(record),
+            elapsed=duration(record.elapsed_seconds),
+            answers=answers(record),
+            commands=next_commands(record),
+            sentences=sentences(record),
+            front=front,
+            figures=others,
+            facts=facts(record),
+            attempt_columns=attempts.COLUMNS,
+            attempt_text_columns=attempts.TEXT_COLUMNS,
+            attempt_rows=attempts.attempt_rows(record),
+            accuracy_columns=accuracy.COLUMNS,
+            accuracy_rows=[accuracy.cells(row) for row in accuracy.accuracy(record)],
+            winners_columns=winners.COLUMNS,
+            winners_left=winners.LEFT,
+            winners_rows=winners.rows(record),
+            winners_explanation=winners.explanation(record),
+            data=Markup(as_json(study_data(record))),
+            plotly=packed_plotly(),
+            scripts=scripts(SCRIPTS),
+        )
     )
 
 
@@ -133,12 +137,12 @@ def environment() -> Environment:
     jinja = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    jinja.globals["styles"] = _texts(STYLES)
+    jinja.globals["styles"] = scripts(STYLES)
     return jinja
 
 
-def _texts(names: Sequence[str]) -> Markup:
-    """Our own styles or scripts in a row, as they are."""
+def scripts(names: Sequence[str]) -> Markup:
+    """Returns our own scripts, or styles, in a row, as they are."""
     return Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 

@@ -42,6 +42,8 @@ async function draw(figure) {
   }
   const { data: traces, layout } = parsed(figure);
   await Plotly.react(drawing, traces, inked(fitted(layout, drawing.clientWidth)), CONFIG);
+  // what is drawn is said by the title and by the table of its data; letters in the drawing would only repeat parts of it
+  for (const picture of drawing.querySelectorAll(".main-svg")) picture.setAttribute("aria-hidden", "true");
   if (figure.dataset.drawn) return;
   figure.dataset.drawn = "yes";
   drawing.on("plotly_click", ({ points }) => {

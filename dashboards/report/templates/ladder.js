@@ -6,8 +6,8 @@ function ladderBar(bar, scale, limit) {
   const share = (bytes) => `${Math.max(0, 100 * bytes / scale).toFixed(2)}%`;
   const fill = element("div", { class: "fill", style: `width: ${share(bar.bytes)}` },
     (bar.items ?? []).map(([, bytes], place) => element("span", { style: `width: ${(100 * bytes / bar.bytes).toFixed(2)}%; background: ${ITEM_COLOURS[place % ITEM_COLOURS.length]}` })));
-  const over = limit && bar.bytes > limit && bar.state !== "chosen"
-    ? element("div", { class: "over", style: `left: ${share(limit)}; width: ${share(bar.bytes - limit)}` }) : null;
+  const over = bar.lacking
+    ? element("div", { class: "over", style: `left: ${share(bar.bytes - bar.lacking)}; width: ${share(bar.lacking)}` }) : null;
   const line = limit && limit <= scale ? element("div", { class: "limit", style: `left: ${share(limit)}` }) : null;
   return element("li", { class: bar.state.replace(" ", "-") },
     element("div", { class: "top" }, element("strong", {}, bar.name), element("span", { class: "number" }, byteSize(bar.bytes))),
@@ -16,13 +16,15 @@ function ladderBar(bar, scale, limit) {
 }
 
 function ladder(trial) {
-  const plan = trial.held, limit = data.study.hbm;
+  const plan = trial.held, hbm = data.study.hbm;
   if (!plan) return [element("p", { class: "hint" }, "No plan was recorded for this trial.")];
+  const limit = hbm && hbm - plan.margin;
+  const margin = plan.margin > 0 ? `, less a margin of ${byteSize(plan.margin)}` : plan.margin < 0 ? `, and the ${byteSize(-plan.margin)} that were taken off every peak` : "";
   const most = Math.max(1, ...plan.bars.map((bar) => bar.bytes));
   const near = limit && most >= NEAR_LIMIT * limit;
   const scale = near ? 1.04 * Math.max(most, limit) : 1.25 * most;
-  const where = !limit ? "" : near ? `The line is the memory of a rank of ${data.study.cluster}: ${byteSize(limit)}.`
-    : `A rank of ${data.study.cluster} has ${byteSize(limit)}, ${si(limit / most)} times as much as the longest bar.`;
+  const where = !limit ? "" : near ? `The line is the memory of a rank of ${data.study.cluster}: ${byteSize(hbm)}${margin}.`
+    : `A rank of ${data.study.cluster} has ${byteSize(hbm)}, ${si(hbm / most)} times as much as the longest bar.`;
   const chosen = plan.bars.find((bar) => bar.items);
   const swatches = chosen ? element("ul", { class: "swatches", "aria-label": `Memory of ${chosen.name} by item` },
     chosen.items.map(([name, bytes], place) => element("li", {}, element("i", { style: `background: ${ITEM_COLOURS[place % ITEM_COLOURS.length]}` }), `${name} ${byteSize(bytes)}`))) : null;

@@ -32,10 +32,14 @@ function matching(trials) {
   });
 }
 
+// A strategy's name, which may break behind each of its techniques.
+const breakable = (name) => name.split("+").flatMap((word, place) => (place ? ["+", element("wbr"), word] : [word]));
+
 function tableRow(trial, columns) {
   const marks = trial.marks.filter((mark) => mark !== "front" || trial.marks.length === 1);
   const cells = columns.map((column) => {
     const classes = [column.shown, column.number ? "number" : ""].filter(Boolean).join(" ");
+    if (column.id === "technique") return element("td", { class: classes }, breakable(trial.cells[column.place]));
     if (column.id !== "trial") return element("td", { class: classes }, trial.cells[column.place]);
     return element("td", { class: column.shown },
       element("a", { href: `#trial-${trial.n}`, id: `row-${trial.n}`, "aria-label": `Trial ${trial.n}, ${trial.name}` }, String(trial.n)),
