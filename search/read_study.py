@@ -45,10 +45,8 @@ def read_study(directory: Path, *, brief: bool = False, or_empty: bool = False) 
     retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
     comparisons = ledger.comparisons()
     ledger.close()
-    if (head is None or not trials) and not or_empty:
+    if head is None or (not trials and not or_empty):
         raise _not_begun(directory)
-    if head is None:
-        return _empty(directory, running=running)
     record = StudyRecord.model_validate(head).replace(
         directory=str(directory), running=running, comparisons=comparisons
     )

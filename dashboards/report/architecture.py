@@ -26,7 +26,8 @@ def architecture(trial: TrialRecord) -> dict[str, Any]:
     dim = _whole(model.get("embedding_dim"))
     layers = [layer for layer in _sequence(model.get("layers")) if isinstance(layer, Mapping)]
     inputs = _inputs(trial.job.cost, model, layers, dim)
-    drawn, embeddings = [], inputs
+    drawn: list[dict[str, Any]] = []
+    embeddings = inputs
     for index, layer in enumerate(layers):
         box = _layer(layer, embeddings, index)
         embeddings = box["out"]
@@ -82,7 +83,7 @@ def _inputs(
     It is what the first layer's shortcut maps from, where that is a map; else tables and numeric inputs are
     counted.
     """
-    each = _layer(layers[0], None, 0)["out"] if layers else None
+    each = _whole(_layer(layers[0], None, 0)["out"]) if layers else None
     shortcut = next((row.flops for row in cost if row.name == "layer0.shortcut"), 0.0)
     if shortcut and each and dim and not model.get("members"):
         return round(shortcut / (2 * each * dim))
