@@ -77,7 +77,7 @@ def enlarged(record: StudyRecord, candidates: int, points: int) -> StudyRecord:
     ]
     first = trials[1].number
     chosen = {"best": first, "knee": first, "front": (first,), "networks_front": (), "choice": None}
-    return record.replace(trials=tuple(trials), **chosen)
+    return record.replace(trials=tuple(trials), comparisons=(), retrainings=(), **chosen)
 
 
 def stretched(trial: TrialRecord, number: int, points: int, times: float) -> TrialRecord:

@@ -8,7 +8,8 @@ there.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from dashboards.report.answers import cluster_words
@@ -37,11 +38,11 @@ class Shared:
         self.values: list[Any] = []
         self._places: dict[Hashable, int] = {}
 
-    def place(self, key: Hashable, value: Any) -> int:
-        """Returns the place of the value with this key, which is added where it is new."""
+    def place(self, key: Hashable, value: Callable[[], Any]) -> int:
+        """Returns the place of the value with this key, which is made and added where it is new."""
         if key not in self._places:
             self._places[key] = len(self.values)
-            self.values.append(value)
+            self.values.append(value())
         return self._places[key]
 
 
@@ -112,7 +113,7 @@ def _trial(
         "curve": _curve(trial, record, grids),
         "attempts": [_attempt(attempt) for attempt in trial.attempts],
         "point": [
-            [axes.place(axis, axis), value if known_scalar(value) else str(value)]
+            [axes.place(axis, partial(str, axis)), value if known_scalar(value) else str(value)]
             for axis, value in trial.point.items()
         ],
     }
@@ -126,7 +127,10 @@ def known_scalar(value: Any) -> bool:
 def _cost(trial: TrialRecord, costs: Shared) -> list[list[Any]]:
     """Pairs of a layer's name and the places of its modules' costs."""
     return [
-        [layer.name, [costs.place((module.name, module.rows), _module(module)) for module in layer.modules]]
+        [
+            layer.name,
+            [costs.place((module.name, module.rows), partial(_module, module)) for module in layer.modules],
+        ]
         for layer in folded(trial.job.cost)
     ]
 
@@ -159,7 +163,7 @@ def _points(pairs: Sequence[tuple[int, float]], scale: float, grids: Shared) -> 
     kept = thinned(pairs, MOST_POINTS)
     examples = tuple(count for count, _ in kept)
     values = [round(value * scale) if known(value) else None for _, value in kept]
-    return {"grid": grids.place(examples, list(examples)), "values": values}
+    return {"grid": grids.place(examples, lambda: list(examples)), "values": values}
 
 
 def _attempt(attempt: Attempt) -> list[str]:

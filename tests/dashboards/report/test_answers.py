@@ -5,8 +5,8 @@ from random import Random
 
 import click
 import pytest
-from planned import confirmed, plan, planned_study
 from records import judged, study, trial
+from reports.planned import confirmed, plan, planned_study
 
 from dashboards.report.answers import Answers, answers
 from dashboards.report.commands import export_line, exportable, next_commands

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from planned import confirmed, planned_study
 from records import judged, study
+from reports.planned import confirmed, planned_study
 
 from dashboards.report.comparison import (
     best_rows,

@@ -5,8 +5,8 @@ import math
 from random import Random
 
 import pytest
-from planned import MIB, cost, planned, planned_study
 from records import judged, study, trial
+from reports.planned import MIB, cost, planned, planned_study
 
 from dashboards.report.architecture import architecture
 from dashboards.report.columns import columns_of

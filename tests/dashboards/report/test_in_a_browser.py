@@ -8,10 +8,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from axe import violations
 from chromium import EXECUTABLE, Chromium
-from planned import HBM, confirmed, planned, planned_study
 from records import judged, study, trial
+from reports.axe import violations
+from reports.planned import HBM, confirmed, planned, planned_study
 
 from dashboards.report.columns import columns_of
 from dashboards.report.comparison import write_comparison
@@ -129,9 +129,7 @@ def test_the_filter_finds_and_is_kept_over_a_reload(
     assert len(browser.evaluate(rows)) == len(record.trials)
 
 
-def test_a_click_on_a_point_of_the_front_opens_its_trial(
-    browser: Chromium, page: str, record: StudyRecord
-) -> None:
+def test_a_click_on_a_point_opens_its_trial(browser: Chromium, page: str, record: StudyRecord) -> None:
     opened(browser, page)
     place = browser.evaluate(
         "(p => { const r = p.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from chromium import EXECUTABLE, Chromium
-from planned import planned_study
+from reports.planned import planned_study
 
 from dashboards.report.page import Live, render
 from trials.study_record import StudyRecord

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planned import confirmed, planned_study
 from records import judged, study, trial
+from reports.planned import confirmed, planned_study
 
 from dashboards.report.page import Live, render, write_report
 from dashboards.report.plotly_source import packed_plotly
