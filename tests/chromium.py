@@ -113,6 +113,10 @@ class Chromium:
         """Prefers a `light` or a `dark` page, as a system's settings do."""
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
 
+    def print_preview(self, *, on: bool) -> None:
+        """Shows the page as paper would have it, or as the screen has it again."""
+        self._call("Emulation.setEmulatedMedia", media="print" if on else "")
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 

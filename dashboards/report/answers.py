@@ -129,9 +129,7 @@ def _better(best: TrialRow, baseline: TrialRecord | None, record: StudyRecord) -
     if best.trial.number == baseline.number:
         detail = f"{ne}: the baseline itself is the best"
         return Answer(question=question, value="0.00 %", detail=detail, tone=BAD)
-    against = trial_rows(record, (baseline,))[0]
-    other = record.baseline_for(best.trial)
-    against = trial_rows(record, (other,))[0] if other is not None else against
+    against = trial_rows(record, (record.baseline_for(best.trial) or baseline,))[0]
     tone = GOOD if best.relative_percent < 0 else BAD
     detail = f"{ne} against the baseline's {decimals(against.ne, 5)}; lower is better"
     return Answer(question=question, value=percent(best.relative_percent), detail=detail, tone=tone)
@@ -155,9 +153,11 @@ def _cost(best: TrialRecord, baseline: TrialRecord | None, record: StudyRecord) 
 
 
 def _cheaper(best: TrialRecord, baseline: TrialRecord | None, record: StudyRecord) -> str:
-    """The knee beside a best that costs more; empty where the best is the knee, or nothing is there to compare."""
+    """The knee beside a best that costs more; empty where the knee costs no less."""
     knee = find(record, record.knee)
-    if knee is None or baseline is None or best.number in (knee.number, baseline.number):
+    if knee is None or baseline is None or best.number == baseline.number:
+        return ""
+    if (knee.job.flops or 0.0) >= (best.job.flops or 0.0):
         return ""
     relative, times = trial_rows(record, (knee,))[0].relative_percent, _times(knee, baseline)
     return f"cheaper: trial {knee.number}, {percent(relative)} at {times}" if times else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,7 +50,10 @@ def render_comparison(first: StudyRecord, second: StudyRecord) -> str:
             best=best_rows(first, second),
             settings=different_settings(first, second),
             commands=[
-                Command(purpose=f"The report of {name}", line=f"dhen-search report {record.directory} --open")
+                Command(
+                    purpose=f"The report of {name}",
+                    line=f"dhen-search report {shlex.quote(record.directory)} --open",
+                )
                 for name, record in zip(names, records, strict=True)
             ],
             plotly=packed_plotly(),

@@ -52,7 +52,7 @@ def two_fronts_figure(info: TwoFrontsInfo) -> go.Figure:
     """Draws the fronts, in a colour and with a symbol each."""
     if not any(front.points for front in info.fronts):
         return empty("Shown as soon as one of the studies has a front.", title=TITLE)
-    what = "NE against each study's own baseline" if info.relative else "NE on validation"
+    what = "NE against its own baseline" if info.relative else "NE on validation"
     traces = [
         go.Scatter(
             x=[flops for _, flops, _, _ in front.points],

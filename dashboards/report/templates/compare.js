@@ -3,4 +3,4 @@ const trialOf = new Map();
 
 listenToCopy();
 watchFigures();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAllAgain);
+followColours();

@@ -33,15 +33,21 @@ function fitted(layout, width) {
 }
 
 async function draw(figure) {
-  const drawing = figure.querySelector(".drawing");
   const Plotly = await plotly();
-  if (!Plotly) {
+  if (Plotly) {
+    paint(figure, Plotly);
+  } else {
+    const drawing = figure.querySelector(".drawing");
     drawing.replaceChildren("This browser cannot draw the figure; its data are in the table below.");
-    drawing.style.height = "auto";
-    return;
+    drawing.style.minHeight = "auto";
   }
+}
+
+// Without waiting for anything, so that a page that is about to be printed has it.
+function paint(figure, Plotly) {
+  const drawing = figure.querySelector(".drawing");
   const { data: traces, layout } = parsed(figure);
-  await Plotly.react(drawing, traces, inked(fitted(layout, drawing.clientWidth)), CONFIG);
+  Plotly.react(drawing, traces, inked(fitted(layout, drawing.clientWidth)), CONFIG);
   // what is drawn is said by the title and by the table of its data; letters in the drawing would only repeat parts of it
   for (const picture of drawing.querySelectorAll(".main-svg")) picture.setAttribute("aria-hidden", "true");
   if (figure.dataset.drawn) return;
@@ -54,6 +60,17 @@ async function draw(figure) {
 
 function drawAllAgain() {
   for (const figure of document.querySelectorAll("figure[data-drawn]")) draw(figure);
+}
+
+// Paper is white, and has no place that could come into view later.
+function drawForPaper(event) {
+  const undrawn = event.matches && window.Plotly ? document.querySelectorAll("main figure:has(.drawing)") : [];
+  for (const figure of new Set([...undrawn, ...document.querySelectorAll("figure[data-drawn]")])) paint(figure, window.Plotly);
+}
+
+function followColours() {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAllAgain);
+  matchMedia("print").addEventListener("change", drawForPaper);
 }
 
 // A row for each point: its series, its place on both axes, and what its hover box says.

@@ -11,6 +11,6 @@ listenToAddress();
 listenToCopy();
 start();
 showPanel();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAllAgain);
+followColours();
 const live = document.querySelector('meta[name="study-live"]');
 if (live) follow(live);

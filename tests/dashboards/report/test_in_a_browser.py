@@ -257,15 +257,28 @@ def test_axe_finds_nothing_serious(
     browser.prefer(theme)
     write_comparison(record, study(), tmp_path / "two.html")
     two = "!!document.querySelector('#figure-fronts .main-svg')"
-    openings = "[...document.querySelectorAll('details')].forEach(d => { d.open = true; })"
-    for address, until in (
-        (page, DRAWN),
-        (f"{page}#trial-3-0", f"!!{PANEL}"),
-        ((tmp_path / "two.html").as_uri(), two),
-    ):
+    openings = "[...document.querySelectorAll('dialog details, #figure-front details')].forEach(d => { d.open = true; })"
+    addresses = [(page, DRAWN), (f"{page}#trial-3-0", f"!!{PANEL}"), ((tmp_path / "two.html").as_uri(), two)]
+    for address, until in addresses:
         opened(browser, address, until=until)
         browser.evaluate(openings)
         assert violations(browser) == [], address
+    browser.prefer("light")
+
+
+def test_paper_has_all_figures_in_dark_ink(browser: Chromium, page: str) -> None:
+    browser.prefer("dark")
+    opened(browser, page)
+    figures = "document.querySelectorAll('main figure .drawing').length"
+    inks = (
+        "[...document.querySelectorAll('main figure')].filter(f => f.querySelector('.xtick text'))"
+        ".map(f => getComputedStyle(f.querySelector('.xtick text')).fill)"
+    )
+    assert browser.evaluate(inks)[0] == "rgb(231, 234, 238)"
+    browser.print_preview(on=True)
+    browser.wait_for(f"document.querySelectorAll('figure[data-drawn]').length === {figures}")
+    assert set(browser.evaluate(inks)) == {"rgb(25, 29, 34)"}
+    browser.print_preview(on=False)
     browser.prefer("light")
 
 
