@@ -9,6 +9,9 @@ EXTRA = $$($(BIN)/python -c 'import torch; print("tables-cuda" if torch.cuda.is_
 TORCHREC = $(BIN)/python -m pip install --quiet --editable ".[$(EXTRA)]" && \
 	$(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
 
+# axe-core, by which tests judge pages; the package demands a driver of browsers that is hundreds of times larger.
+AXE = $(BIN)/python -m pip install --quiet --no-deps axe-playwright-python==0.1.8
+
 .PHONY: setup search techniques test test-all lint docs bench clean
 
 setup: $(READY)
@@ -16,6 +19,7 @@ setup: $(READY)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(AXE)
 	$(TORCHREC) || echo 'TorchRec could not be installed: all works without it, but tables over several ranks'
 	touch $(READY)
 

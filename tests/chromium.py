@@ -95,6 +95,28 @@ class Chromium:
         self.evaluate(f"{element}.focus()")
         self._call("Input.insertText", text=text)
 
+    def click(self, x: float, y: float) -> None:
+        """Clicks with the mouse at a place of the window, in CSS pixels."""
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def press(self, key: str) -> None:
+        """Presses a key by its name, as a keyboard does: `Enter`, `Escape`."""
+        text = {"Enter": "\r"}.get(key, "")
+        code = {"Enter": 13, "Escape": 27}[key]
+        for kind in ("keyDown", "keyUp"):
+            self._call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text, windowsVirtualKeyCode=code
+            )
+
+    def prefer(self, theme: str) -> None:
+        """Prefers a `light` or a `dark` page, as a system's settings do."""
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
+    def print_preview(self, *, on: bool) -> None:
+        """Shows the page as paper would have it, or as the screen has it again."""
+        self._call("Emulation.setEmulatedMedia", media="print" if on else "")
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 

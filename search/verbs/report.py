@@ -1,45 +1,71 @@
-"""`report`: writes a study's report anew."""
+"""`report`: writes a study's report anew, or one of two studies."""
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from dashboards.report.comparison import write_comparison
 from dashboards.report.page import write_report
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import accuracy_table, winners_table
 from dhen.values import load_yaml
+from search.bundles.lost_weights import lost_weights
 from search.read_study import read_study
-from search.run_directory import STUDY_FILE
+from search.run_directory import REPORT, STUDY_FILE
 from search.terminal import print_table
 from search.verbs.output import WrittenReport, json_option, print_json
 from trials.study_record import StudyRecord
 
 OUTPUT = WrittenReport
+COMPARISON = "comparison.html"
 
 
-@click.command(epilog="Example: dhen-search report runs/demo --out demo.html")
+@click.command(epilog="Example: dhen-search report runs/demo --open")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Default: report.html in DIRECTORY.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help=f"Default: report.html, or {COMPARISON}, in DIRECTORY."
+)
+@click.option(
+    "--compare",
+    "other",
+    metavar="DIRECTORY2",
+    type=click.Path(path_type=Path),
+    help="Write a report of two studies: both fronts, the best of each, what differs.",
+)
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @json_option("Its path and the findings as JSON.")
-def command(directory: Path, out: Path | None, as_json: bool) -> None:
+def command(directory: Path, out: Path | None, other: Path | None, opens: bool, as_json: bool) -> None:
     """Write the report of the study in DIRECTORY: one HTML file that opens anywhere, offline.
 
     A study whose runs go to a tracking server (tracking=) is brought up to date there, too.
     """
-    record = read_study(directory)
-    path = out or directory / "report.html"
-    write_report(record, path)
-    _catch_up(directory, record, json_on_stdout=as_json)
+    record = read_study(directory, or_empty=True)
+    notes: tuple[str, ...] = ()
+    if other is not None:
+        path = out or directory / COMPARISON
+        write_comparison(record, read_study(other, or_empty=True), path)
+    else:
+        path = out or directory / REPORT
+        notes = lost_weights(record)
+        write_report(record, path, notes=notes)
     if as_json:
-        print_json(
-            WrittenReport(
-                report=str(path), sentences=tuple(sentences(record)), comparisons=record.comparisons
-            )
-        )
-        return
+        findings = (*sentences(record), *notes)
+        print_json(WrittenReport(report=str(path), sentences=findings, comparisons=record.comparisons))
+    else:
+        if other is None:
+            _print(record, notes)
+        click.echo(f"report: {path}")
+    _catch_up(directory, record, json_on_stdout=as_json)
+    if opens:
+        _open(path)
+
+
+def _print(record: StudyRecord, notes: tuple[str, ...]) -> None:
+    """What was found, in sentences and tables."""
     for sentence in sentences(record):
         click.echo(sentence)
     table = accuracy_table(record)
@@ -52,7 +78,8 @@ def command(directory: Path, out: Path | None, as_json: bool) -> None:
         click.echo("winners against the baseline, on test")
         print_table(winners)
         click.echo()
-    click.echo(f"report: {path}")
+    for note in notes:
+        click.echo(f"note: {note}")
 
 
 def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> None:
@@ -69,3 +96,10 @@ def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> 
     if server is not None and mlflow.sync(record):
         mlflow.register_best(record)
         click.echo(f"MLflow: {server} is up to date", err=json_on_stdout)
+
+
+def _open(path: Path) -> None:
+    address = path.absolute().as_uri()
+    if not webbrowser.open(address):
+        said = f"no browser could be started here; open {address}, or copy the file to where there is one."
+        click.echo(said, err=True)

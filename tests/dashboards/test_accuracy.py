@@ -65,7 +65,7 @@ def test_attempts_are_counted_without_the_sizes_of_caches() -> None:
 
 def test_the_page_and_the_summary_say_the_same() -> None:
     page, said = render(RECORD), " ".join(sentences(RECORD))
-    table = page.split("Predicted against measured</h2>")[1].split("</table>")[0]
+    table = page.split("Predicted against measured</h3>")[1].split("</table>")[0]
     for row in accuracy(RECORD):
         assert "".join(f">{cell}</td>" for cell in cells(row)[:1]) in table
     assert all(column in table for column in COLUMNS)

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
-import re
+import json
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
-from chromium import EXECUTABLE, Chromium
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plotly.offline import get_plotlyjs
 from records import judged, study, trial
+from reports.planned import confirmed, planned_study
 
-from dashboards.report.page import COLUMNS, columns_of, render, write_report
+from dashboards.report.page import Live, render, write_report
+from dashboards.report.plotly_source import packed_plotly
 from dhen.errors import UserError
 from trials.ordered_axis import OrderedAxis
 from trials.record import Outcome, TrialKind
@@ -29,12 +30,15 @@ class Reader(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self._inside: list[str] = []
-        self.feed(page.replace(get_plotlyjs(), ""))
+        self.scripts: dict[str, str] = {}
+        self._id = ""
+        self.feed(page.replace(packed_plotly(), ""))
 
     def handle_starttag(self, tag, attrs) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag in ("script", "style"):
             self._inside.append(tag)
+            self._id = dict(attrs).get("id") or ""
 
     def handle_endtag(self, tag) -> None:
         if self._inside and tag == self._inside[-1]:
@@ -43,6 +47,13 @@ class Reader(HTMLParser):
     def handle_data(self, data) -> None:
         if not self._inside:
             self.text += data
+        elif self._id:
+            self.scripts[self._id] = self.scripts.get(self._id, "") + data
+
+    @property
+    def data(self) -> dict:
+        """What the page's scripts know of the study."""
+        return json.loads(self.scripts["study-data"])
 
     def count(self, tag: str) -> int:
         return sum(name == tag for name, _ in self.tags)
@@ -60,31 +71,63 @@ def test_the_page_holds_all_it_needs() -> None:
     ]
     assert loaded == []
     assert reader.count("link") == 0
-    assert page.count("plotly.js v") == 1
-    assert reader.ids("figure-") == [
+    assert page.count(packed_plotly()) == 1
+    assert figures(reader) == [
         f"figure-{name}" for name in ("front", "curves", "modules", "gain", "timeline", "time")
     ]
     axes = (OrderedAxis(name="embedding_dim", part="model", key="embedding_dim", values=(8, 16, 32)),)
-    assert Reader(render(study(axes=axes))).ids("figure-")[-2:] == ["figure-time", "figure-axes"]
+    assert figures(Reader(render(study(axes=axes))))[-2:] == ["figure-time", "figure-axes"]
 
 
 def test_table_bytes_are_shown_where_candidates_differ_in_them() -> None:
     record = study()
     trials = [each.with_job(table_bytes=1000 * (1 + each.number % 2)) for each in record.trials]
     differ = Reader(render(record.replace(trials=tuple(trials))))
-    assert differ.ids("figure-")[:2] == ["figure-front", "figure-table-bytes"]
+    assert figures(differ)[:2] == ["figure-front", "figure-table-bytes"]
     for reader, shown in ((differ, True), (Reader(render(record)), False)):
-        assert ("size of embedding tables as training stores them" in str(reader.tags)) == shown
+        assert ("tables" in [column["id"] for column in reader.data["columns"]]) == shown
 
 
 def test_every_trial_is_in_the_table_with_its_error() -> None:
     record = study(60)
+    trials = Reader(render(record)).data["trials"]
+    assert [each["n"] for each in trials] == [each.number for each in record.trials]
+    for each, embedded in zip(record.trials, trials, strict=True):
+        assert not each.result.error or any(each.result.error in cell for cell in embedded["cells"])
+
+
+def figures(reader: Reader) -> list[str]:
+    return [name for name in reader.ids("figure-") if not name.endswith("-title")]
+
+
+def test_headings_go_down_one_level_at_a_time_and_landmarks_are_named() -> None:
+    reader = Reader(render(confirmed(planned_study())))
+    levels = [int(tag[1]) for tag, _ in reader.tags if tag in ("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    ids = {attrs["id"] for _, attrs in reader.tags if attrs.get("id")}
+    named = [attrs["aria-labelledby"] for tag, attrs in reader.tags if tag in ("section", "figure")]
+    assert set(named) <= ids
+    assert [attrs["href"][1:] for tag, attrs in reader.tags if tag == "a" and attrs["href"] == "#overview"]
+
+
+def test_links_lead_to_places_of_the_page_or_to_trials() -> None:
+    record = confirmed(planned_study())
     reader = Reader(render(record))
-    cost_rows = len(record.trial(record.best).job.cost)
-    assert reader.count("tr") == 1 + len(record.trials) + 1 + cost_rows
-    assert reader.count("button") == len(columns_of(study()))
-    for each in record.trials:
-        assert not each.result.error or each.result.error in reader.text
+    places = {attrs["id"] for _, attrs in reader.tags if attrs.get("id")}
+    places |= {f"trial-{each.number}" for each in record.trials}
+    assert {attrs["href"].removeprefix("#") for tag, attrs in reader.tags if tag == "a"} <= places
+
+
+def test_a_page_says_where_it_is_brought_up_to_date_only_when_it_is_served() -> None:
+    live = Reader(render(study(3), live=Live(url="/version?a=1&b=<2>", version="7")))
+    assert ("meta", {"name": "study-live", "content": "/version?a=1&b=<2>", "data-version": "7"}) in live.tags
+    assert "study-live" not in [attrs.get("name") for _, attrs in Reader(render(study(3))).tags]
+
+
+def test_what_the_record_cannot_know_stands_on_top() -> None:
+    assert "<weights> are gone" in Reader(render(study(3), notes=["<weights> are gone"])).text
 
 
 def poisoned() -> StudyRecord:
@@ -100,10 +143,8 @@ def test_nothing_from_data_is_markup() -> None:
     beside_figures = [page.count("script") - len(page.ids("figure-")) for page in (clean, evil)]
     assert beside_figures[0] == beside_figures[1] > 0
     assert "alert(1)" in evil.text
-    titles = [
-        trace for trace in re.findall(r'"hovertext":\[[^\]]*', render(poisoned())) if "<script" in trace
-    ]
-    assert titles == []
+    embedded = [script for name, script in evil.scripts.items() if name != "plotly"]
+    assert not any("<" in script for script in embedded)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -143,63 +184,3 @@ def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a folder; name the file"):
         write_report(study(3), tmp_path)
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
-def test_in_a_browser_figures_are_drawn_and_headings_sort(tmp_path: Path) -> None:
-    record = study()
-    write_report(record, tmp_path / "report.html")
-    column = [each.value for each in COLUMNS].index("ne")
-    cells = f"[...document.querySelectorAll('.sortable tbody td:nth-child({column + 1})')].map(c => c.dataset.key)"
-    with Chromium(tmp_path / "profile") as browser:
-        browser.open((tmp_path / "report.html").as_uri())
-        assert browser.wait_for("document.readyState === 'complete'")
-        assert browser.wait_for("document.querySelectorAll('.main-svg').length >= 3")
-        for direction in (1, -1):
-            browser.evaluate(f"document.querySelectorAll('.sortable th button')[{column}].click()")
-            found = browser.evaluate(cells)
-            known = [float(key) for key in found if key]
-            assert known == sorted(known, reverse=direction < 0)
-            assert found[len(known) :] == [""] * (len(found) - len(known))
-        assert browser.evaluate("performance.getEntriesByType('resource').map(e => e.name)") == []
-        browser.screenshot(tmp_path / "report.png")
-
-
-LONG_NAME = "module_with_a_long_name"
-
-
-def studied_long() -> StudyRecord:
-    """A study whose models have names longer than any window, and errors of a sentence."""
-    layer = {"modules": [{"kind": f"{LONG_NAME}_{i}"} for i in range(12)], "ensemble": {"kind": "concat"}}
-    record = study()
-    models = ({"embedding_dim": 16 + trial.number, "layers": [layer] * 3} for trial in record.trials)
-    trials = [trial.with_job(model=model) for trial, model in zip(record.trials, models, strict=True)]
-    return judged(trials)
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
-@pytest.mark.parametrize("record", [study(), studied_long()], ids=["usual", "long names"])
-def test_in_a_window_of_1024_pixels_ne_and_flops_are_seen_without_scrolling(
-    record: StudyRecord, tmp_path: Path
-) -> None:
-    write_report(record, tmp_path / "report.html")
-    with Chromium(tmp_path / "profile") as browser:
-        browser.resize(1024, 768)
-        browser.open((tmp_path / "report.html").as_uri())
-        assert browser.wait_for("document.readyState === 'complete'")
-        assert browser.evaluate("window.innerWidth") == 1024
-        table = "document.querySelector('.sortable').parentElement"
-        frame = browser.evaluate(f"(r => [r.left, r.right])({table}.getBoundingClientRect())")
-        assert 0 <= frame[0] < frame[1] <= 1024
-        for value in ("trial.number", "ne", "relative_percent", "trial.job.flops"):
-            column = [each.value for each in columns_of(record)].index(value)
-            cells = f"[...document.querySelectorAll('.sortable tr > :nth-child({column + 1})')]"
-            edges = browser.evaluate(
-                f"{cells}.map(c => c.getBoundingClientRect()).map(r => [r.left, r.right])"
-            )
-            assert len(edges) == 1 + len(record.trials)
-            assert all(frame[0] <= left < right <= frame[1] for left, right in edges), value
-        # the page itself does not scroll to the side: only the table does
-        assert browser.evaluate("document.documentElement.scrollWidth") <= 1024

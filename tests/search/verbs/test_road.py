@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from command_line import SMALL, Run, write_log
 
+from dashboards.report.plotly_source import packed_plotly
 from search.read_study import read_study
 from search.study_state import CONTENDERS
 from search.verbs import verify
@@ -72,7 +73,7 @@ def test_only_what_may_be_exported_keeps_weights(study: Path) -> None:
 
 def test_the_report_stands_alone(study: Path) -> None:
     html = (study / "report.html").read_text()
-    assert "Plotly.newPlot" in html
+    assert packed_plotly() in html
     assert 'src="http' not in html
 
 

@@ -1,0 +1,156 @@
+"""Two studies on one page: both fronts, the best of each, settings that differ, and what cannot be compared."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from dashboards.names import trial_name
+from dashboards.report.about import facts
+from dashboards.report.answers import telling_comparison
+from dashboards.report.commands import Command
+from dashboards.report.figure_data import figure_data
+from dashboards.report.page import environment, scripts, write_page
+from dashboards.report.plotly_source import packed_plotly
+from dashboards.report.two_fronts import two_fronts_figure, two_fronts_info
+from dashboards.rows import TrialRow, find, trial_rows
+from dashboards.sentences.summary import progress
+from dashboards.sentences.winners import interval
+from dashboards.units import MISSING, byte_size, decimals, duration, percent, si
+from trials.record import Metrics
+from trials.study_record import StudyRecord
+
+SCRIPTS = ("elements.js", "units.js", "plotly.js", "figures.js", "copy.js", "compare.js")
+
+
+def write_comparison(first: StudyRecord, second: StudyRecord, path: Path) -> None:
+    """Writes the report of two studies.
+
+    Raises:
+        UserError: when the path is a folder.
+        OSError: when the file cannot be written.
+    """
+    write_page(path, lambda: render_comparison(first, second))
+
+
+def render_comparison(first: StudyRecord, second: StudyRecord) -> str:
+    """Returns the page; all that comes from data is escaped, as in the report of one study."""
+    records, names = (first, second), names_of(first, second)
+    limits = not_comparable(first, second)
+    info = two_fronts_info(records, names, relative=bool(limits))
+    return (
+        environment()
+        .get_template("comparison.html")
+        .render(
+            names=names,
+            progress=[f"{progress(record)}, {duration(record.elapsed_seconds)}" for record in records],
+            limits=limits,
+            figure=figure_data("fronts", two_fronts_figure(info)),
+            best=best_rows(first, second),
+            settings=different_settings(first, second),
+            commands=[
+                Command(
+                    purpose=f"The report of {name}",
+                    line=f"dhen-search report {shlex.quote(record.directory)} --open",
+                )
+                for name, record in zip(names, records, strict=True)
+            ],
+            plotly=packed_plotly(),
+            scripts=scripts(SCRIPTS),
+        )
+    )
+
+
+def names_of(first: StudyRecord, second: StudyRecord) -> tuple[str, str]:
+    """Returns what the two are called; by their directories where they have the same name."""
+    if first.name != second.name:
+        return first.name, second.name
+    return f"{first.name} ({first.directory})", f"{second.name} ({second.directory})"
+
+
+def not_comparable(first: StudyRecord, second: StudyRecord) -> tuple[str, ...]:
+    """Returns why NE of the one cannot be held against NE of the other, in sentences; none where it can."""
+    one, other = first.log, second.log
+    reasons = []
+    if one.rows != other.rows or one.base_rate != other.base_rate:
+        if one.name == other.name:
+            reasons.append(
+                f"The log {one.name} is split otherwise, or has other rows: {_rows(first)} and {_rows(second)}."
+            )
+        else:
+            reasons.append(
+                f"The logs differ: {one.name} ({_rows(first)}) and {other.name} ({_rows(second)})."
+            )
+    elif one.fingerprint != other.fingerprint:
+        reasons.append(
+            f"The prepared logs differ ({one.name} and {other.name}, fingerprints {one.fingerprint} and "
+            f"{other.fingerprint}): other rows, or the same ones encoded otherwise."
+        )
+    if first.period != second.period:
+        reasons.append(
+            f"NE is of different things: {_judged_by(first)} in the one, {_judged_by(second)} in the other."
+        )
+    return tuple(reasons)
+
+
+def best_rows(first: StudyRecord, second: StudyRecord) -> list[tuple[str, str, str]]:
+    """Returns the best of each side by side: name of a number, and its text in both studies."""
+    columns = [_best(record) for record in (first, second)]
+    return [(name, columns[0][name], columns[1][name]) for name in columns[0]]
+
+
+def different_settings(first: StudyRecord, second: StudyRecord) -> list[tuple[str, str, str]]:
+    """Returns the facts in which the studies differ."""
+    one, other = dict(facts(first)), dict(facts(second))
+    names = dict.fromkeys((*one, *other))
+    return [
+        (name, one.get(name, MISSING), other.get(name, MISSING))
+        for name in names
+        if one.get(name) != other.get(name)
+    ]
+
+
+def _best(record: StudyRecord) -> dict[str, str]:
+    trial = find(record, record.best)
+    row = trial_rows(record, (trial,))[0] if trial is not None else None
+    compared = telling_comparison(record)
+    of = f"trial {compared.trial}: " if compared and compared.trial != record.best else ""
+    baseline = find(record, record.baseline)
+    known: dict[str, Callable[[TrialRow], str]] = {
+        "Best": lambda row: f"trial {row.trial.number}, {trial_name(row.trial)}",
+        "NE on validation": lambda row: decimals(row.ne, 5),
+        "Against its own baseline": lambda row: percent(row.relative_percent),
+        "FLOPs per example": lambda row: si(row.trial.job.flops),
+        "Dense parameters": lambda row: si(row.trial.job.parameters),
+        "Weights": lambda row: byte_size(row.trial.job.weights_bytes),
+        "Memory technique": lambda row: row.trial.result.technique or row.trial.plan.technique or MISSING,
+        "Predicted peak per rank": lambda row: byte_size(row.trial.plan.peak_bytes),
+        "NE on test": lambda row: _ne(row.trial.result.test),
+        "Difference on test, 95 % interval": lambda _: (
+            f"{of}{percent(compared.difference_percent)} ({interval(compared)}), {len(compared.seeds)} seeds"
+            if compared
+            else "not confirmed"
+        ),
+        "Better than its baseline": lambda _: compared.better.value if compared else MISSING,
+        "Baseline": lambda _: (
+            f"trial {baseline.number}, {trial_name(baseline)}, NE {_ne(baseline.result.validation)}"
+            if baseline
+            else MISSING
+        ),
+    }
+    return {name: text(row) if row is not None else MISSING for name, text in known.items()}
+
+
+def _ne(metrics: Metrics | None) -> str:
+    return decimals(metrics.ne if metrics else None, 5)
+
+
+def _rows(record: StudyRecord) -> str:
+    return ", ".join(f"{split} {rows:,}" for split, rows in record.log.rows.items()) or "no rows known"
+
+
+def _judged_by(record: StudyRecord) -> str:
+    return (
+        f"periods of {record.period}, each scored before it is trained on" if record.period else "validation"
+    )

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from records import judged, study
+from reports.planned import confirmed, planned_study
+
+from dashboards.report.comparison import (
+    best_rows,
+    different_settings,
+    names_of,
+    not_comparable,
+    render_comparison,
+)
+from dashboards.report.two_fronts import two_fronts_figure, two_fronts_info
+from trials.study_record import StudyRecord
+
+ONE, OTHER = study(), study(seed=1, name="ads-april", directory="runs/ads-april", sampler="random")
+
+
+def on_log(record: StudyRecord, **changes: object) -> StudyRecord:
+    return record.replace(log=record.log.replace(**changes))
+
+
+def test_studies_of_one_log_and_split_are_compared_by_ne() -> None:
+    assert not_comparable(ONE, OTHER) == ()
+    info = two_fronts_info((ONE, OTHER), names_of(ONE, OTHER), relative=False)
+    for front, record in zip(info.fronts, (ONE, OTHER), strict=True):
+        assert [number for number, *_ in front.points] == list(record.front)
+        assert [ne for _, _, ne, _ in front.points] == [
+            record.trial(number).result.validation.ne for number in record.front
+        ]
+        assert front.baseline == record.trial(record.baseline).result.validation.ne
+
+
+def test_what_cannot_be_compared_is_said_and_only_differences_are_drawn() -> None:
+    other_log = on_log(OTHER, name="other.csv", rows={"train": 5}, fingerprint="1")
+    other_split = on_log(OTHER, rows={**OTHER.log.rows, "validation": 10}, fingerprint="1")
+    encoded = on_log(OTHER, fingerprint="1")
+    by_period = OTHER.replace(period="1d")
+    for record, said in (
+        (other_log, "The logs differ: ads.csv (train 400,000"),
+        (other_split, "The log ads.csv is split otherwise"),
+        (encoded, "The prepared logs differ"),
+        (by_period, "validation in the one, periods of 1d"),
+    ):
+        (reason,) = not_comparable(ONE, record)
+        assert said in reason
+        page = render_comparison(ONE, record)
+        assert "What cannot be compared" in page
+        assert said in page
+    assert "What cannot be compared" not in render_comparison(ONE, OTHER)
+    info = two_fronts_info((ONE, other_log), names_of(ONE, other_log), relative=True)
+    assert [front.baseline for front in info.fronts] == [0.0, 0.0]
+    assert two_fronts_figure(info).layout.yaxis.ticksuffix == " %"
+
+
+def test_the_best_of_each_stands_side_by_side_with_its_interval() -> None:
+    rows = {name: (one, other) for name, one, other in best_rows(confirmed(ONE), planned_study())}
+    assert rows["Best"][0].startswith(f"trial {ONE.best}, ")
+    assert rows["Difference on test, 95 % interval"] == (
+        "-0.30 % (-0.41 to -0.19 %), 3 seeds",
+        "not confirmed",
+    )
+    assert rows["Better than its baseline"] == ("yes", "–")
+    assert rows["Predicted peak per rank"] == ("–", "19.0 MiB")
+
+
+def test_settings_that_differ_are_listed_and_no_others() -> None:
+    listed = {name: (one, other) for name, one, other in different_settings(ONE, OTHER)}
+    assert listed["Sampler"] == ("tpe, seed 0", "random, seed 0")
+    assert "Space" not in listed
+    assert different_settings(ONE, ONE) == []
+
+
+def test_a_study_without_a_trial_is_compared_as_far_as_it_goes() -> None:
+    page = render_comparison(ONE, judged([], name="empty"))
+    assert "ads-march and empty" in page
+    assert two_fronts_figure(two_fronts_info((judged([]), judged([])), ("a", "b"), relative=False)).data == ()
+
+
+def test_nothing_from_data_is_markup() -> None:
+    evil = "<script>alert(1)</script>\"'&</script>"
+    page = render_comparison(ONE, OTHER.replace(name=evil, sampler=evil, directory=evil))
+    assert "<script>alert" not in page
+    assert page.count("<script") == render_comparison(ONE, OTHER).count("<script")
+
+
+def test_studies_of_one_name_are_told_apart_by_their_directories() -> None:
+    assert names_of(ONE, ONE.replace(directory="elsewhere")) == (
+        "ads-march (runs/ads-march)",
+        "ads-march (elsewhere)",
+    )
