@@ -106,6 +106,8 @@ FOLDERS = {
     "search.bundles": {"search.execution"},
     "search.execution": {"search.planning"},
     "search.growth": {"search.execution", "search.planning"},
+    "search.live": set(),
+    "search.notebook": {"search.budget", "search.bundles", "search.planning", "search.study"},
     "search.online": {"search.bundles"},
     "search.planning": {"search.samplers"},
     "search.proposals": {"search.execution", "search.planning"},

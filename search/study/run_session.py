@@ -31,15 +31,17 @@ def run_session(
     out: Path | None,
     launcher: Launcher,
     clock: StudyClock | None = None,
-) -> None:
-    """Searches until the budget is spent, or Ctrl-C (exit code 130); the same words go on from there.
+    console: Console | None = None,
+) -> Path:
+    """Searches until the budget is spent, or Ctrl-C (exit code 130), and returns the run directory; the same words
+    go on from there.
 
-    `clock` runs since the command began; by default since now.
+    `clock` runs since the command began, by default since now; the console is standard output by default.
 
     Raises:
         UserError: for whatever is wrong with the words, the log or the run directory.
     """
-    clock, console = clock or StudyClock(), Console()
+    clock, console = clock or StudyClock(), console or Console()
     file, overrides = _split_words(words)
     directory = out or _default_directory(file, data)
     base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
@@ -56,6 +58,7 @@ def run_session(
         console.print(
             f"bundle: {directory / BEST} (dhen-search predict {directory / BEST} --data ...)", soft_wrap=True
         )
+    return directory
 
 
 def _search(config: StudyConfig, session: Session, console: Console, clock: StudyClock) -> StudyRecord:
