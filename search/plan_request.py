@@ -55,11 +55,9 @@ def read_request(
     Raises:
         UserError: naming the key, what was received and what would work.
     """
-    if isinstance(what, str):
-        raw = _plain(what, member)
-    else:
-        what, raw = "plan", _request(deepcopy(dict(what)))
+    raw = _plain(what, member) if isinstance(what, str) else _request(deepcopy(dict(what)))
     raw |= given or {}
+    what = what if isinstance(what, str) else "plan"
     for unknown in sorted(set(raw) - set(KEYS)):
         raise UserError(f"{what}: {unknown_name('key', unknown, KEYS)}")
     for word in overrides:

@@ -126,7 +126,14 @@ FOLDERS = {
         ),
     },
     "search.verbs": {
-        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.online"),
+        *(
+            "search.analysis",
+            "search.budget",
+            "search.bundles",
+            "search.execution",
+            "search.live",
+            "search.online",
+        ),
         *("search.planning", "search.study"),
     },
 }
@@ -244,6 +251,9 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
         ("search.verbs.ui", HEAVY),
         ("search.verbs.clusters", HEAVY),
         ("search.config", ("mlflow", "plotly", "pyarrow")),
+        ("search", (*HEAVY, "pandas", "rich")),
+        ("search.live.sources", HEAVY),
+        ("search.live.app", ("torch", "mlflow", "optuna")),
     ],
 )
 def test_light_modules_stay_light(module: str, absent: tuple[str, ...]) -> None:

@@ -36,9 +36,10 @@ def web_app(settings: UiSettings) -> ASGIApp:
     Raises:
         UserError: where a database is named that cannot be read.
     """
+    mlflow = settings.directory
     if settings.directory is not None:
         page = StudyPage(StudySource(settings.directory), STUDY)
-        routes, mlflow = one_study(page), settings.directory
+        routes = one_study(page)
     else:
         assert settings.database is not None
         studies = stored_studies(settings.database, settings.study)

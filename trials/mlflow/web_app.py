@@ -40,4 +40,5 @@ def mlflow_web_app(directory: Path) -> WebApp:
     initialize_backend_stores(store, store, files)
     from mlflow.server.fastapi_app import app
 
-    return app
+    served: WebApp = app
+    return served

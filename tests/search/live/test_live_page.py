@@ -16,7 +16,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import pytest
 from chromium import EXECUTABLE, Chromium
 from click.testing import CliRunner
-from ui_process import ended, read_until, start
+from command_line import end_ui, read_until, start_ui
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
@@ -83,12 +83,12 @@ def driver(study: Path, tmp_path: Path) -> Iterator[Driver]:
 @contextmanager
 def served(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command, and the address of the page that it printed."""
-    process = start(*words)
+    process = start_ui(*words)
     try:
         said = read_until(process, "the study, as it goes on")
         yield process, re.search(r"http://\S+", said)[0]
     finally:
-        ended(process)
+        end_ui(process)
 
 
 def get(address: str, **headers: str) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from chromium import EXECUTABLE, Chromium
 from click.testing import CliRunner
-from ui_process import ended, read_until, start
+from command_line import end_ui, read_until, start_ui
 
 from dashboards.names import trial_name
 from dhen.errors import UserError
@@ -37,12 +37,12 @@ def record(study: Path) -> StudyRecord:
 
 @pytest.fixture(scope="module")
 def address(study: Path) -> Iterator[str]:
-    process = start(study)
+    process = start_ui(study)
     said = read_until(process, "MLflow answers at")
     link = re.search(r"by NE: (\S+)", said)
     assert link is not None
     yield link[1]
-    ended(process)
+    end_ui(process)
     port = int(re.search(r":(\d+)/", link[1])[1])
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server outlived its command"
