@@ -28,7 +28,7 @@ VERBS = {
     "join": "lend this machine's ranks to a study over several machines",
     "status": "what a study has found so far",
     "report": "write a study's report.html anew",
-    "ui": "look at a study in a browser: a page that follows it, and MLflow",
+    "ui": "a study's live page, and MLflow",
     "average": "means of the front's networks, chosen on validation, on the same front",
     "confirm": "are the winners better than the baseline? retrained from several seeds, with intervals",
     "ablate": "what each module, layer or member of a winner is worth, in NE and in FLOPs",

@@ -53,6 +53,6 @@ BLOCKS: dict[str, type[BlockConfig]] = {
 OWN_FILES = "DHEN_SEARCH_BLOCKS"
 """Variable that names files of blocks outside this package, `:` between them. It is read when this module is
 imported, in every process, so a study, its ranks and whatever loads its bundles know the same blocks."""
-BLOCKS |= classes_of_own_files(OWN_FILES, BlockConfig, known=BLOCKS)
+BLOCKS |= classes_of_own_files(OWN_FILES, BlockConfig, known=BLOCKS)  # type: ignore[type-abstract]
 
 __all__ = ["BLOCKS", "BlockConfig", "BlockShape", "DropoutBlockConfig"]

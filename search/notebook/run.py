@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,15 +59,23 @@ def run_study(
         run_session,
     )  # torch is imported here and in the fork server side by side
 
-    console = Console(force_jupyter=False)  # lines of text, which are kept with a notebook as they are
     file = (str(study),) if study is not None else ()
     try:
-        directory = run_session((*file, *words), _log(data), _path(out), launcher, clock, console)
+        directory = run_session((*file, *words), _log(data), _path(out), launcher, clock, _console())
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             raise KeyboardInterrupt from None
         raise
     return Study(directory)
+
+
+def _console() -> Console:
+    """Lines of text, which a notebook keeps as they are; a table that is redrawn in a terminal alone.
+
+    A notebook's kernel calls its output a terminal, and cannot redraw.
+    """
+    on_terminal = isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty()
+    return Console(force_jupyter=False, force_terminal=on_terminal)
 
 
 def _log(data: Log | None) -> tuple[str, ...]:

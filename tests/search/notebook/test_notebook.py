@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from records import judged, trial
 import search
 from dhen.errors import UserError
 from search.notebook.frames import winners_frame
-from search.notebook.run import _flat, _written
+from search.notebook.run import _console, _flat, _written
 from search.notebook.study import Study
 from search.read_study import read_study
 from trials.record import TrialKind
@@ -186,6 +187,18 @@ def test_settings_are_words_of_the_command_line() -> None:
         "training.table_decay": "null",
         "warm_start": '["runs/a"]',
     }
+
+
+class Kernel(io.StringIO):
+    """What a notebook's kernel has as standard output."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_notebook_has_lines_and_no_table_that_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Kernel())
+    assert not _console().is_terminal
 
 
 SCRIPT = """
