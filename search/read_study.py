@@ -67,6 +67,8 @@ def ledger_of(directory: Path) -> tuple[str, str]:
         UserError: where the directory holds no study, or one that has not trained anything yet.
     """
     if not (directory / STUDY_FILE).exists():
+        if is_driven(directory):
+            raise UserError(f"{directory}: a study begins here; it has not started a trial yet.")
         raise UserError(f"{directory}: no study here; `dhen-search run --out {directory}` starts one.")
     config = load_yaml(directory / STUDY_FILE)
     if not isinstance(config, dict):

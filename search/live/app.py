@@ -90,9 +90,9 @@ def _address(name: str) -> str:
 
 def _answer(request: Request, page: StudyPage) -> Response:
     """The page, or that the browser's own is still the newest; called in a thread, as rendering takes long."""
-    text, revision = page.html()
-    headers = HEADERS | {"ETag": f'"{revision}"', "Cache-Control": "no-cache"}
-    if revision and request.headers.get("if-none-match") == f'"{revision}"':
+    text, version = page.html()
+    headers = HEADERS | {"ETag": f'"{version}"', "Cache-Control": "no-cache"}
+    if version and request.headers.get("if-none-match") == f'"{version}"':
         return Response(status_code=304, headers=headers)
     return HTMLResponse(text, headers=headers)
 

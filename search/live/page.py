@@ -1,8 +1,8 @@
 """The page of one study as the server gives it: the report, with what keeps it up to date; or why there is none.
 
-The page names the address that says whether anything is new, and the revision that it has itself, in
-`<meta name="dhen-live" content="URL" data-revision="...">`; the answer is
-`{"revision": ..., "training": [...], "problem": ...}`. A page whose own script follows that name takes in what is
+The page names the address that says whether anything is new, and the version that it has itself, in
+`<meta name="study-live" content="URL" data-version="...">`; the answer is
+`{"version": ..., "training": [...], "problem": ...}`. A page whose own script follows that name takes in what is
 new by itself; into any other a script is put that loads it anew.
 """
 
@@ -21,7 +21,7 @@ from dhen.errors import UserError
 from search.live.sources import StudySource
 
 LOG = logging.getLogger(__name__)
-HOOK = "dhen-live"
+HOOK = "study-live"
 LEAST_PAUSE_SECONDS = 1.0
 PAUSE_RATIO = 10.0
 """Least pause between two renderings over the CPU time of the last: it may be the machine that trains."""
@@ -40,11 +40,12 @@ class StudyPage:
         self._due = 0.0
 
     def state(self) -> dict[str, Any]:
-        """What a page that is open asks for: the revision that it could have, and how far trainings are."""
+        """What a page that is open asks for: the version that it could have, and how far trainings are."""
         try:
-            revision = self._revision()
+            with self._lock:
+                version = self._version()
         except UserError as error:
-            return {"revision": self._newest, "training": [], "problem": str(error)}
+            return {"version": self._newest, "training": [], "problem": str(error)}
         training = [
             {
                 "trial": number,
@@ -54,43 +55,39 @@ class StudyPage:
             }
             for number, progress in sorted(self._source.progress().items())
         ]
-        return {"revision": revision, "training": training, "problem": None}
+        return {"version": version, "training": training, "problem": None}
 
     def html(self) -> tuple[str, str]:
-        """The page and its revision; where there is nothing to show, why, and no revision."""
+        """The page and its version; where there is nothing to show, why, and no version."""
         try:
             with self._lock:
-                revision = self._version()
-                if revision != self._rendered:
+                version = self._version()
+                if version != self._rendered:
                     began = time.thread_time()
-                    self._html = with_hook(render(self._source.record()), self._address, revision)
-                    self._rendered = revision
+                    self._html = with_hook(render(self._source.record()), self._address, version)
+                    self._rendered = version
                     took = time.thread_time() - began
                     self._due = time.monotonic() + max(LEAST_PAUSE_SECONDS, PAUSE_RATIO * took)
                 return self._html, self._rendered
         except UserError as error:
             return problem_page(self._source.name, str(error), self._address), ""
 
-    def _revision(self) -> str:
-        with self._lock:
-            return self._version()
-
     def _version(self) -> str:
-        """The newest revision; while the pause after a rendering lasts, the one that was rendered."""
+        """The newest version; while the pause after a rendering lasts, the one that was rendered."""
         newest = hashlib.sha256(self._source.version().encode()).hexdigest()[:16]
         if time.monotonic() >= self._due or not self._rendered:
             self._newest = newest
         return self._newest
 
 
-def with_hook(page: str, address: str, revision: str) -> str:
-    """A page with the name of its state's address and its own revision, with the strip that says what trains now,
+def with_hook(page: str, address: str, version: str) -> str:
+    """A page with the name of its state's address and its own version, with the strip that says what trains now,
     and with a script that loads it anew where the page has none of its own."""
     follows_itself = HOOK in page
-    meta = f'<meta name="{HOOK}" content="{html.escape(address)}/state" data-revision="{revision}">'
+    meta = f'<meta name="{HOOK}" content="{html.escape(address)}/state" data-version="{version}">'
     script = (FOLDER / "live.js").read_text(encoding="utf-8")
     strip = (
-        f'<script id="dhen-live-strip" data-reload="{"no" if follows_itself else "yes"}">\n{script}</script>'
+        f'<script id="study-live-strip" data-reload="{"no" if follows_itself else "yes"}">\n{script}</script>'
     )
     head, start, rest = page.partition("<head>")
     body, end, tail = rest.rpartition("</body>")

@@ -15,7 +15,7 @@ from dhen.errors import UserError
 from search.live.settings import LOOPBACK, TOKEN, UiSettings
 from search.live.start import Server, free_port, names_of, shown_address, started
 from search.read_study import stored_studies
-from search.run_directory import STUDY_FILE
+from search.run_directory import STUDY_FILE, is_driven
 from trials.mlflow.tracker import VIEW, check_store, database
 
 SHORTEST_TOKEN = 12
@@ -95,7 +95,7 @@ def _check(directory: Path | None, study: str | None, name: str | None) -> None:
         raise UserError(f"--name names a study of a database (--study); {directory} holds one alone.")
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the one of a run, e.g. runs/demo.")
-    if not (directory / STUDY_FILE).exists() and not database(directory).exists():
+    if not ((directory / STUDY_FILE).exists() or database(directory).exists() or is_driven(directory)):
         raise UserError(
             f"{directory}: nothing to browse, there is no {STUDY_FILE}, there is no {database(directory).name}. "
             f"`dhen-search run --out {directory}` starts a study there."

@@ -104,12 +104,12 @@ def get(address: str, **headers: str) -> tuple[int, str]:
 def test_a_trial_appears_while_the_page_is_open(driver: Driver, tmp_path: Path) -> None:
     with served(driver.directory) as (_, page), Chromium(tmp_path / "profile") as browser:
         browser.open(page)
-        browser.wait_for("document.getElementById('dhen-live')?.textContent === 'live'")
+        browser.wait_for("document.getElementById('study-trains')?.textContent === 'live'")
         assert REMARK not in browser.evaluate("document.body.textContent")
         driver.begin()
         driver.say(Progress(examples=430, total_examples=1000, seconds=2.0))
         words = f"trial {driver.number} trains: 43 % of its passes at most, 215 examples/s"
-        browser.wait_for(f"document.getElementById('dhen-live')?.textContent.includes({words!r})")
+        browser.wait_for(f"document.getElementById('study-trains')?.textContent.includes({words!r})")
         driver.end()
         browser.wait_for(f"document.body?.textContent.includes({REMARK!r})")
         browser.screenshot(tmp_path / "live.png")
@@ -121,14 +121,14 @@ def page_of(driver: Driver) -> StudyPage:
 
 
 def changes(page: StudyPage, do: Callable[[], None]) -> bool:
-    """Whether the revision is another one afterwards."""
-    before = page.state()["revision"]
+    """Whether the version is another one afterwards."""
+    before = page.state()["version"]
     time.sleep(0.01)  # a file system's clock may tick no faster
     do()
-    return bool(page.state()["revision"] != before)
+    return bool(page.state()["version"] != before)
 
 
-def test_the_revision_changes_with_what_the_page_shows(driver: Driver, page_of: StudyPage) -> None:
+def test_the_version_changes_with_what_the_page_shows(driver: Driver, page_of: StudyPage) -> None:
     assert not changes(page_of, lambda: None)
     assert changes(page_of, driver.begin)
     progress = Progress(examples=10, total_examples=20, seconds=1.0)
@@ -145,14 +145,14 @@ def test_the_revision_changes_with_what_the_page_shows(driver: Driver, page_of: 
 
 
 def test_a_page_is_rendered_once_and_at_most_a_tenth_of_the_time(driver: Driver, page_of: StudyPage) -> None:
-    first, revision = page_of.html()
-    assert f'<meta name="{HOOK}" content="/study/state" data-revision="{revision}">' in first
+    first, version = page_of.html()
+    assert f'<meta name="{HOOK}" content="/study/state" data-version="{version}">' in first
     driver.begin()
     driver.end()
-    assert page_of.html() == (first, revision), "the pause after a rendering is not over"
+    assert page_of.html() == (first, version), "the pause after a rendering is not over"
     page_of._due = 0.0
     later, other = page_of.html()
-    assert other != revision
+    assert other != version
     assert REMARK in later
     assert REMARK not in first
 
@@ -259,14 +259,20 @@ def test_a_study_that_has_not_begun_is_said_and_appears(driver: Driver, tmp_path
     directory.mkdir()
     shutil.copy(driver.directory / "study.yaml", directory)
     page = StudyPage(StudySource(directory), "/study")
-    text, revision = page.html()
+    text, version = page.html()
     assert "has not started a trial yet" in text
-    assert (revision, page.state()["revision"]) == ("", "")
+    assert (version, page.state()["version"]) == ("", "")
     shutil.copy(driver.directory / "study.db", directory)
     (directory / "study.yaml").write_text(f"name: {driver.directory.name}\n")
     assert page.state()["problem"] is None
-    assert page.state()["revision"] != ""
+    assert page.state()["version"] != ""
     assert "has not started" not in page.html()[0]
+
+
+def test_a_study_that_a_driver_prepares_has_a_page(tmp_path: Path) -> None:
+    with only_driver(tmp_path), served(tmp_path) as (_, page):
+        assert "a study begins here" in get(page)[1]
+        assert json.loads(get(f"{page}/state")[1])["version"] == ""
 
 
 def test_a_study_of_another_version_is_said(driver: Driver) -> None:
@@ -290,12 +296,12 @@ def test_a_study_whose_files_are_gone_but_the_ledger_is_shown(driver: Driver) ->
 
 
 def test_a_directory_that_goes_away_is_said_and_the_page_stays(driver: Driver, page_of: StudyPage) -> None:
-    _, revision = page_of.html()
+    _, version = page_of.html()
     page_of._due = 0.0
     shutil.rmtree(driver.directory)
     state = page_of.state()
     assert "no study here" in state["problem"]
-    assert state["revision"] == revision
+    assert state["version"] == version
 
 
 @pytest.mark.parametrize(
