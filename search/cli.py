@@ -29,7 +29,7 @@ VERBS = {
     "status": "what a study has found so far",
     "leaderboard": "a study's winners at a glance, and how to export each",
     "report": "write a study's report.html anew",
-    "ui": "browse a study in MLflow",
+    "ui": "a study's live page, and MLflow",
     "optuna": "write a study into an Optuna storage",
     "average": "means of the front's networks, chosen on validation, on the same front",
     "confirm": "are the winners better than the baseline? retrained from several seeds, with intervals",

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from dhen.errors import UserError
 from dhen.values import load_yaml
@@ -24,7 +27,9 @@ from search.run_directory import (
 from search.study_state import StudyState
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
 from trials.record import Outcome, TrialRecord
+from trials.storage.database import same_database
 from trials.storage.ledger import Ledger
+from trials.storage.studies import StoredStudy, Studies
 from trials.study_record import LogSummary, StudyRecord
 
 HEAD = "record"
@@ -45,35 +50,81 @@ def read_study(directory: Path, *, brief: bool = False, or_empty: bool = False) 
         UserError: where the directory holds no study, or one that has not trained anything yet, but with
             `or_empty`.
     """
-    if not (directory / STUDY_FILE).exists():
-        raise UserError(f"{directory}: no study here; `dhen-search run --out {directory}` starts one.")
     running = is_driven(directory)
-    ledger = _open_ledger(directory)
-    if ledger is None:
-        if or_empty:
-            return _empty(directory, running=running)
+    if or_empty and (directory / STUDY_FILE).exists() and not _has_ledger(directory):
+        return _empty(directory, running=running)
+    url, name = ledger_of(directory)
+    with _of_this_version(str(directory)):
+        return _read(url, name, directory, running=running, brief=brief, or_empty=or_empty)
+
+
+def read_stored_study(url: str, name: str, directory: Path | None) -> StudyRecord:
+    """The study of this name in a database, wherever its driver runs.
+
+    Whether a driver is at work is only seen in the run directory; a study that is not finished counts as one that
+    is driven where that directory is elsewhere.
+
+    Args:
+        url: the database.
+        name: the study's name there.
+        directory: the study's run directory, where it is on this machine.
+
+    Raises:
+        UserError: where the database has no such study, or one that has not trained anything yet.
+    """
+    running = None if directory is None else is_driven(directory)
+    with _of_this_version(f"study {name}"):
+        return _read(url, name, directory, running=running, brief=False)
+
+
+def ledger_of(directory: Path) -> tuple[str, str]:
+    """The database of the study in a run directory, and the study's name there.
+
+    Raises:
+        UserError: where the directory holds no study, or one that has not trained anything yet.
+    """
+    if not (directory / STUDY_FILE).exists():
+        if is_driven(directory):
+            raise UserError(f"{directory}: a study begins here; it has not started a trial yet.")
+        raise UserError(f"{directory}: no study here; `dhen-search run --out {directory}` starts one.")
+    if not _has_ledger(directory):
         raise _not_begun(directory)
-    facts = ledger.facts() or {}
-    head = facts.get(HEAD)
-    trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials(brief=brief)]
-    retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
-    comparisons = ledger.comparisons()
-    ablations, slices = ledger.analyses.ablations(), ledger.analyses.slices()
-    ledger.close()
-    if head is None or (not trials and not or_empty):
-        raise _not_begun(directory)
-    record = StudyRecord.model_validate(head).replace(
-        directory=str(directory),
-        created_at=facts.get("created"),
-        running=running,
-        comparisons=comparisons,
-        ablations=ablations,
-        slices=slices,
-    )
-    noted_at = facts.get(NOTED_AT, math.inf) if running else math.inf
-    since = max(0.0, time.time() - noted_at)
-    study = StudyState(record, trials, retrainings).record()
-    return study.replace(elapsed_seconds=max(study.elapsed_seconds, record.elapsed_seconds + since))
+    config = _config(directory)
+    return database_url(directory, config.get("storage")), study_name(directory, config.get("name"))
+
+
+def stored_studies(database: str, name: str | None) -> tuple[StoredStudy, ...]:
+    """The studies of a database: the one that is named, or all.
+
+    Raises:
+        UserError: where the database cannot be read, has no study, or none of that name.
+    """
+    opened = Studies(database)
+    try:
+        there = opened.all()
+    finally:
+        opened.close()
+    wanted = tuple(study for study in there if name in (None, study.name))
+    if not there:
+        raise UserError(
+            "the database holds no study that has trained anything; `dhen-search run storage=URL` begins one."
+        )
+    if not wanted:
+        names = ", ".join(study.name for study in there)
+        raise UserError(f"the database holds no study {name!r}; it has {names}.")
+    return wanted
+
+
+def run_directory_of(database: str, study: StoredStudy) -> Path | None:
+    """The study's run directory, where it is on this machine: another study may lie at its path here."""
+    if study.directory is None:
+        return None
+    directory = Path(study.directory)
+    try:
+        url, name = ledger_of(directory)
+    except (UserError, OSError):
+        return None
+    return directory if name == study.name and same_database(url, database) else None
 
 
 def read_finished_study(directory: Path) -> StudyRecord:
@@ -103,13 +154,41 @@ def read_progress(trials: Iterable[TrialRecord], directory: Path) -> dict[int, P
     return progress
 
 
-def _open_ledger(directory: Path) -> Ledger | None:
-    """Opens the ledger for reading alone: nothing is created. None where there is none."""
-    config = _config(directory)
-    if config.get("storage") is None and not (directory / STUDY_DB).exists():
-        return None
-    url = database_url(directory, config.get("storage"))
-    return Ledger(url, study_name(directory, config.get("name")), create=False)
+def _read(
+    url: str, name: str, directory: Path | None, *, running: bool | None, brief: bool, or_empty: bool = False
+) -> StudyRecord:
+    """The study in a database; its running trials go on where `running`, or where that is not known (None) and the
+    study is not finished."""
+    ledger = Ledger(url, name, create=False)  # for reading alone: nothing is created
+    facts = ledger.facts() or {}
+    head = facts.get(HEAD)
+    if running is None:
+        running = not (head or {}).get("finished", False)
+    trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials(brief=brief)]
+    retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
+    comparisons = ledger.comparisons()
+    ablations, slices = ledger.analyses.ablations(), ledger.analyses.slices()
+    ledger.close()
+    if head is None or (not trials and not or_empty):
+        raise _not_begun(directory or name)
+    record = StudyRecord.model_validate(head).replace(
+        created_at=facts.get("created"),
+        running=running,
+        comparisons=comparisons,
+        ablations=ablations,
+        slices=slices,
+    )
+    if directory is not None:
+        record = record.replace(directory=str(directory))
+    noted_at = facts.get(NOTED_AT, math.inf) if running else math.inf
+    since = max(0.0, time.time() - noted_at)
+    study = StudyState(record, trials, retrainings).record()
+    return study.replace(elapsed_seconds=max(study.elapsed_seconds, record.elapsed_seconds + since))
+
+
+def _has_ledger(directory: Path) -> bool:
+    """Whether the study in a run directory has a database by now."""
+    return _config(directory).get("storage") is not None or (directory / STUDY_DB).exists()
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -145,17 +224,31 @@ def _empty(directory: Path, *, running: bool) -> StudyRecord:
     )
 
 
-def _not_begun(directory: Path) -> UserError:
-    return UserError(f"{directory}: the study has not started a trial yet; run its command again.")
+@contextmanager
+def _of_this_version(what: str) -> Iterator[None]:
+    """Turns what is no record of this version's into an error that says so."""
+    try:
+        yield
+    except (ValidationError, KeyError) as error:
+        reason = f"{error}".splitlines()[0]
+        raise UserError(
+            f"{what}: the study was written by another version of dhen-search, whose records this one cannot read "
+            f"({reason}); look at it with that version, or choose another --out for a new study."
+        ) from error
 
 
-def _as_it_is(directory: Path, trial: TrialRecord, *, running: bool) -> TrialRecord:
-    """A trial of the ledger, which has it as it began: with the curve so far, or cut short with its driver."""
+def _not_begun(what: Path | str) -> UserError:
+    return UserError(f"{what}: the study has not started a trial yet; run its command again.")
+
+
+def _as_it_is(directory: Path | None, trial: TrialRecord, *, running: bool) -> TrialRecord:
+    """A trial of the ledger, which has it as it began: with the curve so far where its run directory is here, or
+    cut short with its driver."""
     if trial.result.outcome is not Outcome.RUNNING:
         return trial
     if not running:
         return cut_short(trial)
-    for event in _events(directory, trial.number):
+    for event in _events(directory, trial.number) if directory else ():
         if isinstance(event, Evaluated):
             trial = reduce_event(trial, event)
     return trial

@@ -7,7 +7,9 @@ import csv
 import datetime
 import io
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +24,7 @@ from pydantic import TypeAdapter
 
 from search.cli import main
 
+ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.executable).parent / "dhen-search"
 TIMEOUT_SECONDS = 300
 SMALL = ("space=tiny", "training.epochs=2", "baseline_trials=1", "threads=1", "parallel=1")
@@ -129,3 +132,31 @@ def write_log(path: Path, rows: int, *, seed: int = 0, label: bool = True) -> Pa
                 ]
             )
     return path
+
+
+def start_ui(*words: object) -> subprocess.Popen[str]:
+    """`dhen-search ui` in a process of its own, as a shell would start it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from search.cli import main; main()", "ui", *map(str, words)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def read_until(process: subprocess.Popen[str], wanted: str) -> str:
+    """What it prints, up to the line that has these words."""
+    said = ""
+    for line in process.stdout:
+        said += line
+        if wanted in line:
+            return said
+    raise AssertionError(said)
+
+
+def end_ui(process: subprocess.Popen[str]) -> None:
+    """Ends it by Ctrl-C, which it answers with exit code 0."""
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    process.stdout.close()

@@ -107,6 +107,8 @@ FOLDERS = {
     "search.bundles": {"search.execution"},
     "search.execution": {"search.planning"},
     "search.growth": {"search.execution", "search.planning"},
+    "search.live": set(),
+    "search.notebook": {"search.budget", "search.bundles", "search.planning", "search.study"},
     "search.online": {"search.bundles"},
     "search.optuna": {"search.growth"},
     "search.planning": {"search.samplers"},
@@ -129,8 +131,8 @@ FOLDERS = {
     },
     "search.tracking": {"search.bundles"},
     "search.verbs": {
-        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.online"),
-        *("search.optuna", "search.planning", "search.study", "search.tracking"),
+        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.live"),
+        *("search.online", "search.optuna", "search.planning", "search.study", "search.tracking"),
     },
 }
 """Which folders of its own room a folder may import. The files directly in a room are what its folders share."""
@@ -252,6 +254,9 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
         ("search.verbs.ui", HEAVY),
         ("search.verbs.clusters", HEAVY),
         ("search.config", ("mlflow", "plotly", "pyarrow")),
+        ("search", (*HEAVY, "pandas", "rich")),
+        ("search.live.sources", HEAVY),
+        ("search.live.app", ("torch", "mlflow", "optuna")),
     ],
 )
 def test_light_modules_stay_light(module: str, absent: tuple[str, ...]) -> None:

@@ -33,6 +33,7 @@ def run_session(
     launcher: Launcher,
     clock: StudyClock | None = None,
     *,
+    console: Console | None = None,
     quiet: bool = False,
 ) -> StudyRecord:
     """Searches until the budget is spent, or Ctrl-C (exit code 130); the same words go on from there.
@@ -43,7 +44,8 @@ def run_session(
         out: the run directory.
         launcher: starts processes.
         clock: runs since the command began; by default since now.
-        quiet: whether stdout is left alone: what goes on is said on stderr, and the findings are the caller's.
+        console: where it is said what goes on; by default standard output, or stderr where `quiet`.
+        quiet: whether stdout is left alone: the findings are the caller's.
 
     Returns:
         The study's record at the end.
@@ -51,7 +53,7 @@ def run_session(
     Raises:
         UserError: for whatever is wrong with the words, the log or the run directory.
     """
-    clock, console = clock or StudyClock(), Console(stderr=quiet)
+    clock, console = clock or StudyClock(), console or Console(stderr=quiet)
     file, overrides = _split_words(words)
     directory = out or _default_directory(file, data)
     base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)

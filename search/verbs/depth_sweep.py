@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dhen.config import DhenConfig, ModelConfig
 from dhen.errors import UserError
-from search.verbs.plan_request import PlanRequest, for_cluster
+from search.plan_request import PlanRequest, for_cluster
 from trials.cluster.cluster import Cluster
 from trials.planner.estimates import PricedStrategy
 from trials.planner.options import PlanOptions

@@ -23,12 +23,12 @@ from dashboards.units import byte_size
 from dhen.errors import UserError
 from dhen.values import parse
 from search.config import HELD_KEYS, StudyConfig, set_override
+from search.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_cluster, precision_here
 from search.verbs.data_option import data_option
 from search.verbs.depth_sweep import depths, sweep
 from search.verbs.output import PlannedCluster, StrategyPrice, print_json
-from search.verbs.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.quantity import parse_bytes

@@ -1,138 +1,148 @@
-"""`ui`: browse a study's runs in MLflow, on this machine alone."""
+"""`ui`: a study in the browser, at one address: a page that follows it, and MLflow."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
+import secrets
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPException
+import webbrowser
 from pathlib import Path
-from typing import IO, Any
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.parse import quote
 
 import click
 
 from dhen.errors import UserError
-from search import end_with_parent
-from trials.mlflow.store import ENVIRONMENT, artifacts, check_store, database, store_uri
+from search.live.settings import LOOPBACK, TOKEN, UiSettings
+from search.live.start import Server, free_port, names_of, shown_address, started
+from search.read_study import stored_studies
+from search.run_directory import STUDY_FILE, is_driven
+from trials.mlflow.store import check_store, database
 from trials.mlflow.view import VIEW, view_link
 
-HOST = "127.0.0.1"
-USUAL_PORT = 5000
-START_SECONDS = 120.0
-"""Seconds to wait for MLflow, which is up in about six; a loaded machine may take far longer."""
-LAST_LINES = 8
-"""Lines of the server's own output, shown where it does not start."""
+SHORTEST_TOKEN = 12
+"""Letters of a token that is given: fewer can be guessed."""
+LOCAL = (LOOPBACK, "localhost", "::1")
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+"""Variables one of which is set on Linux where a browser can be opened."""
 
 
-@click.command(epilog="Example: dhen-search ui runs/demo --port 5001")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.command(
+    epilog="""\b
+Example: dhen-search ui runs/demo --port 5001
+         dhen-search ui runs/demo --host 0.0.0.0
+         dhen-search ui --study postgresql://user@host/studies --name ads"""
+)
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.option("--study", metavar="URL", help="A study's database, as storage= has it, in place of DIRECTORY.")
+@click.option("--name", help="The study of the database to show; by default all that it has.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: 5000, or a free one if that is taken.")
-def command(directory: Path, port: int | None) -> None:
-    """Browse the study in DIRECTORY in MLflow: its trials, their curves and files. Ctrl-C ends it.
+@click.option(
+    "--host", default=LOOPBACK, help="Address to listen on. Default: 127.0.0.1, this machine alone."
+)
+@click.option(
+    "--token",
+    envvar="DHEN_SEARCH_TOKEN",
+    help="What readers must show; with --host one is made where none is given.",
+)
+@click.option("--open/--no-open", "opens", default=None, help="Open a browser; the default on a desktop.")
+def command(
+    directory: Path | None,
+    study: str | None,
+    name: str | None,
+    port: int | None,
+    host: str,
+    token: str | None,
+    opens: bool | None,
+) -> None:
+    """Look at the study in DIRECTORY in a browser. Ctrl-C ends it.
 
-    The server listens on 127.0.0.1 alone and reports to no one.
+    One address has its report, which follows the study while it runs, and MLflow with its trials, their curves and
+    files. Without --host it answers this machine alone; it reports to no one.
     """
-    _require_store(directory)
-    click.echo("MLflow starts, this takes some seconds ...")
+    _check(directory, study, name)
+    settings = UiSettings(
+        directory=directory,
+        database=study,
+        study=name,
+        host=host,
+        port=free_port(host, port),
+        token=_token(host, token),
+        host_names=names_of(host),
+    )
+    if study is not None:
+        stored_studies(study, name)
+    click.echo("the server starts, this takes some seconds ...")
     try:
-        with mlflow_server(directory, _port(port)) as (address, server):
-            for name, identity in _experiments(address):
-                click.echo(f"study {name}, by NE: {address}/{view_link(identity, VIEW)}")
-            click.echo(f"MLflow answers at {address} (Ctrl-C ends it)")
-            server.wait()
+        with started(settings) as server:
+            _say_where(settings, server, opens=opens)
+            server.process.wait()
     except KeyboardInterrupt:
         click.echo("\nended.")
         return
-    raise RuntimeError(f"the MLflow server at {address} ended by itself with exit code {server.returncode}")
+    raise RuntimeError(
+        f"the server at {server.address} ended by itself with exit code {server.process.returncode}"
+    )
 
 
-@contextmanager
-def mlflow_server(directory: Path, port: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server on this study's store that answers already; ended with all its processes on leaving.
-
-    Raises:
-        RuntimeError: with the server's last words, where it does not start.
-    """
-    mlflow = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", HOST, "--port", str(port)]
-    store = ["--backend-store-uri", store_uri(directory), "--default-artifact-root", _uri(directory)]
-    quiet = {**ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONSAFEPATH": "1"}
-    with tempfile.TemporaryFile() as output:
-        server = subprocess.Popen(
-            [sys.executable, end_with_parent.__file__, *mlflow, *store],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **quiet},
-            start_new_session=True,
-        )
-        try:
-            address = f"http://{HOST}:{port}"
-            _wait_until_it_answers(address, server, output)
-            yield address, server
-        finally:
-            assert server.stdin is not None
-            server.stdin.close()
-            server.wait()
-
-
-def _require_store(directory: Path) -> None:
+def _check(directory: Path | None, study: str | None, name: str | None) -> None:
+    """Checks that there is something to show."""
+    if (directory is None) == (study is None):
+        raise UserError("give the directory of a run, e.g. runs/demo, or --study with the URL of a database.")
+    if directory is None:
+        return
+    if name is not None:
+        raise UserError(f"--name names a study of a database (--study); {directory} holds one alone.")
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the one of a run, e.g. runs/demo.")
-    if not database(directory).exists():
+    if not ((directory / STUDY_FILE).exists() or database(directory).exists() or is_driven(directory)):
         raise UserError(
-            f"{directory}: nothing to browse, there is no {database(directory).name}. "
-            f"`dhen-search run --out {directory}` starts a study there, or brings its MLflow up to date."
+            f"{directory}: nothing to browse, there is no {STUDY_FILE}, there is no {database(directory).name}. "
+            f"`dhen-search run --out {directory}` starts a study there."
         )
     check_store(directory)
 
 
-def _uri(directory: Path) -> str:
-    return artifacts(directory).absolute().as_uri()
+def _token(host: str, given: str | None) -> str | None:
+    """The token that readers must show: the one given, or a new one where other machines are answered."""
+    if given is not None and len(given) < SHORTEST_TOKEN:
+        raise UserError(
+            f"--token: {len(given)} letters can be guessed; give {SHORTEST_TOKEN} or more, or leave it out."
+        )
+    return given or (None if host in LOCAL else secrets.token_urlsafe(24))
 
 
-def _port(wanted: int | None) -> int:
-    """The wanted port; where none is wanted, the usual port or any that is free."""
-    for port in (wanted,) if wanted else (USUAL_PORT, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise UserError(f"port {wanted} is taken or not allowed; leave --port out to have a free one picked.")
+def _say_where(settings: UiSettings, server: Server, *, opens: bool | None) -> None:
+    """Prints the addresses, and opens a browser at the first where it is wanted."""
+    address = shown_address(settings.host, settings.port)
+    query = f"?{TOKEN}={quote(settings.token)}" if settings.token else ""
+    if settings.host not in LOCAL:
+        click.echo(
+            "whoever has the token can look and change runs in MLflow, and it travels unencrypted: "
+            f"`ssh -L {settings.port}:localhost:{settings.port} {address.split('/')[-1].split(':')[0]}` and no "
+            "--host is safer."
+        )
+    page = f"{address}/study{query}"
+    click.echo(f"the study, as it goes on: {page}")
+    if opens or (opens is None and sys.stdout.isatty() and _has_desktop()):
+        _open(page)
+    try:
+        experiments = server.experiments()
+    except RuntimeError as error:
+        click.echo(f"MLflow does not start: {error}", err=True)
+        return
+    if experiments is None:
+        click.echo("MLflow has no store of the study on this machine (yet). Ctrl-C ends the server.")
+        return
+    for name, identity in experiments:
+        click.echo(f"study {name}, by NE: {address}/{query}{view_link(identity, VIEW)}")
+    click.echo(f"MLflow answers at {address}{f'/{query}' if query else ''} (Ctrl-C ends it)")
 
 
-def _wait_until_it_answers(address: str, server: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            _get(f"{address}/health")
-        except (OSError, HTTPException):
-            time.sleep(0.2)
-        else:
-            return
-    output.seek(0)
-    words = output.read().decode(errors="replace").splitlines()[-LAST_LINES:]
-    raise RuntimeError("the MLflow server did not start:\n" + "\n".join(words))
+def _open(page: str) -> None:
+    if not webbrowser.open(page):
+        click.echo("no browser could be opened here; open the address above in one.")
 
 
-def _experiments(address: str) -> list[tuple[str, str]]:
-    """Names and ids of the studies in the store."""
-    body = json.dumps({"max_results": 100, "filter": "name != 'Default'"}).encode()
-    url = f"{address}/api/2.0/mlflow/experiments/search"
-    answer = json.loads(_get(Request(url, body, {"Content-Type": "application/json"})))
-    return [(experiment["name"], experiment["experiment_id"]) for experiment in answer.get("experiments", [])]
-
-
-def _get(request: str | Request) -> Any:
-    """The body of the answer to a request past any proxy, which could not reach this machine's own address."""
-    with build_opener(ProxyHandler({})).open(request, timeout=10) as answer:
-        return answer.read()
+def _has_desktop() -> bool:
+    """Whether a browser with a window can be expected."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in DISPLAYS)

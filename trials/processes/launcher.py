@@ -11,18 +11,17 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from trials.processes.rank_process import LocalRank
 from trials.processes.supervisor import POLL_SECONDS, AnyRun, Run, forget_last_run, wait_for
+from trials.without_main import without_main
 
 if TYPE_CHECKING:
     from trials.processes.task import Task
@@ -101,7 +100,7 @@ class Launcher:
         ranks = task.ranks_here
         forget_last_run(directory, ranks)
         arguments = [(task.to_dict(), str(directory), rank) for rank in ranks]
-        with _server_environment(), _without_main():
+        with _server_environment(), without_main():
             try:
                 processes = self._processes(main, arguments)
             except (EOFError, OSError):  # the server was killed just then, and its ranks with it
@@ -161,15 +160,3 @@ def _server_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keeps multiprocessing from importing the caller's main module in each process; what runs there needs none of
-    it."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -19,6 +19,7 @@ from dhen.errors import UserError
 from trials.cluster.machine import Precision
 from trials.profiling.on_ranks import SharedMeasured, SharedSetting, time_rank
 from trials.profiling.timing import Measured, time_everything
+from trials.without_main import without_main
 
 T = TypeVar("T")
 
@@ -66,7 +67,8 @@ def _measuring(measure: Callable[..., T], arguments: tuple[Any, ...]) -> Iterato
             # a process inherits what is blocked; SIGINT that comes meanwhile is raised here afterwards
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                process.start()
+                with without_main():
+                    process.start()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield end

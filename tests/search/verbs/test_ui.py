@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chromium import EXECUTABLE, Chromium
 from click.testing import CliRunner
+from command_line import end_ui, read_until, start_ui
 
 from dashboards.names import trial_name
 from dhen.errors import UserError
@@ -23,7 +20,6 @@ from trials.mlflow.store import database
 from trials.record import TrialKind
 from trials.study_record import StudyRecord
 
-ROOT = Path(__file__).parents[3]
 SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 NE_HEAD = "document.querySelector('[data-testid=\"sort-header-best_ne\"]')"
@@ -31,26 +27,6 @@ RUNS = "[...document.querySelectorAll('a')].filter(a => a.closest('[row-index]')
 ROW = "Number(a.closest('[row-index]').getAttribute('row-index'))"
 NAMES = f"{RUNS}.map(a => [{ROW}, a.textContent]).sort((a, b) => a[0] - b[0]).map(pair => pair[1])"
 """As they stand on the page: the grid moves its rows without reordering the document."""
-
-
-def start(directory: Path, *options: str) -> subprocess.Popen[str]:
-    """The command in a process of its own, as a shell would start it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", "from search.cli import main; main()", "ui", str(directory), *options],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-
-
-def read_until(process: subprocess.Popen[str], wanted: str) -> str:
-    said = ""
-    for line in process.stdout:
-        said += line
-        if wanted in line:
-            return said
-    raise AssertionError(said)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +37,12 @@ def record(study: Path) -> StudyRecord:
 
 @pytest.fixture(scope="module")
 def address(study: Path) -> Iterator[str]:
-    process = start(study)
+    process = start_ui(study)
     said = read_until(process, "MLflow answers at")
     link = re.search(r"by NE: (\S+)", said)
     assert link is not None
     yield link[1]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
-    process.stdout.close()
+    end_ui(process)
     port = int(re.search(r":(\d+)/", link[1])[1])
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server outlived its command"

@@ -21,11 +21,11 @@ from trials.processes.launcher import (
     Launcher,
     Run,
     _server_environment,
-    _without_main,
     wait_for,
 )
 from trials.processes.rank_process import LocalRank
 from trials.record import Measured, Metrics
+from trials.without_main import without_main
 
 QUALITY = Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
 TRAINED = Trained(
@@ -134,7 +134,7 @@ def test_what_is_preloaded_exists(module: str) -> None:
 def test_the_callers_main_module_stays_where_it_is() -> None:
     """Processes are not given the caller's main module, which may be anything, to import."""
     main = sys.modules["__main__"]
-    with _without_main():
+    with without_main():
         assert "init_main_from_name" not in get_preparation_data("run")
         assert "init_main_from_path" not in get_preparation_data("run")
     assert sys.modules["__main__"] is main

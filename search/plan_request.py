@@ -6,6 +6,8 @@ needs data. A file with a model alone, or a shipped model's name, takes its inpu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,16 +40,24 @@ class PlanRequest(NamedTuple):
 
 
 def read_request(
-    what: str, data: tuple[str, ...], overrides: tuple[str, ...], member: int | None = None
+    what: str | Mapping[str, Any],
+    data: tuple[str, ...],
+    overrides: tuple[str, ...],
+    member: int | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> PlanRequest:
-    """The request in a bundle, a YAML file or a shipped model's name; a log in `data` gives the inputs instead.
+    """The request in a bundle, a YAML file, a shipped model's name, or what such a file would hold; a log in
+    `data` gives the inputs instead.
 
-    `member` says which network is meant in a bundle that is an average.
+    `member` says which network is meant in a bundle that is an average. Keys that are `given` replace those of the
+    file.
 
     Raises:
         UserError: naming the key, what was received and what would work.
     """
-    raw = _plain(what, member)
+    raw = _plain(what, member) if isinstance(what, str) else _request(deepcopy(dict(what)))
+    raw |= given or {}
+    what = what if isinstance(what, str) else "plan"
     for unknown in sorted(set(raw) - set(KEYS)):
         raise UserError(f"{what}: {unknown_name('key', unknown, KEYS)}")
     for word in overrides:
@@ -97,11 +107,16 @@ def _plain(what: str, member: int | None) -> dict[str, Any]:
         data = load_yaml(path)
         if not isinstance(data, dict):
             raise UserError(f"{what}: expected a mapping with {', '.join(KEYS)}, or a model alone.")
-        return data if "model" in data or "schema" in data else {"model": data}
+        return _request(data)
     if what in catalog():
         return {"model": what}
     names = ", ".join(sorted(catalog()))
     raise UserError(f"{what!r} is no bundle, no configuration file and no shipped model ({names}).")
+
+
+def _request(data: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file, which may be a model alone."""
+    return data if "model" in data or "schema" in data else {"model": data}
 
 
 def _model(data: object, what: str) -> ModelConfig:

@@ -1,0 +1,1 @@
+"""What `from search import ...` gives to notebooks: studies, bundles and plans as values that show themselves."""

@@ -1,0 +1,88 @@
+"""Each example runs as a reader runs it: a plain file, from another folder, with SMALL=1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from dhen.blocks import BLOCKS, OWN_FILES, BlockConfig
+from dhen.blocks.own_files import OwnFileError, classes_of_own_files
+from trials.cluster.machine import Precision, cores
+from trials.profiling.kept import kept_at
+
+FOLDER = Path(__file__).parents[2] / "examples"
+GATE = FOLDER / "own_block_gate.py"
+PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path != GATE)
+SAID = {
+    "csv_to_served_model.py": ("Name: probability", "3,000 rows scored"),
+    "own_block.py": ("[gate+linear]", "Bundle "),
+    "plan_for_a_cluster.py": ("fsdp+full_checkpointing", "131,072 examples: zero_offload"),
+}
+"""What each prints, among other things."""
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_it_runs_and_prints_what_it_is_about(program: Path, tmp_path: Path) -> None:
+    keep_costs_beside("gate")
+    done = subprocess.run(
+        [sys.executable, program, tmp_path / "out"],
+        cwd=tmp_path,
+        env={**os.environ, "SMALL": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    for words in SAID[program.name]:
+        assert words in done.stdout
+
+
+def keep_costs_beside(kind: str) -> None:
+    """Keeps what parts take for a registry with one more block, which would have them measured again."""
+    settings = list(product(get_args(Precision), range(1, cores() + 1), range(1, cores() + 1)))
+    kept = [kept_at(*setting).read_text() for setting in settings]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BLOCKS, kind, BlockConfig)
+        for setting, text in zip(settings, kept, strict=True):
+            kept_at(*setting).write_text(text)
+
+
+def test_the_readme_lists_every_file() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    for path in FOLDER.iterdir():
+        assert path.name == "README.md" or path.name in readme or path.suffix == ".jsonl", path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no Python file"),
+        ("x = 1", "defines no subclass of BlockConfig"),
+        ("x = 1 / 0", "cannot be imported: ZeroDivisionError"),
+        (GATE.read_text().replace('"gate"', '"dcn_v2"'), "needs a `kind` of its own"),
+    ],
+)
+def test_a_file_of_ones_own_that_is_no_block_is_said(
+    text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv(OWN_FILES, str(path))
+    with pytest.raises(OwnFileError, match=said):
+        classes_of_own_files(OWN_FILES, BlockConfig, known=BLOCKS)
+
+
+def test_two_files_are_taken_in_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "wide_gate.py"
+    other.write_text(GATE.read_text().replace('"gate"', '"wide_gate"'))
+    monkeypatch.setenv(OWN_FILES, f"{GATE}{os.pathsep}{other}")
+    assert list(classes_of_own_files(OWN_FILES, BlockConfig, known=BLOCKS)) == ["gate", "wide_gate"]

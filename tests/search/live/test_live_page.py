@@ -1,0 +1,336 @@
+"""The page of a study that is written to while a browser looks at it, through the real ledger and event files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import pytest
+from chromium import EXECUTABLE, Chromium
+from click.testing import CliRunner
+from command_line import end_ui, read_until, start_ui
+
+from dhen.atomic_write import write_atomically
+from dhen.errors import UserError
+from search.live.page import HOOK, StudyPage, with_hook
+from search.live.sources import StudySource
+from search.read_study import HEAD, ledger_of, read_study
+from search.run_directory import only_driver, trial_folder
+from search.verbs.ui import command
+from trials.events import EVENTS, Evaluated, EventWriter, Progress
+from trials.record import Outcome, TrialRecord
+from trials.storage.ledger import Ledger, Setting
+
+REMARK = "the loss was nan at step 4242"
+TOKEN = "correct horse battery"
+
+
+class Driver:
+    """Writes to a copy of a finished study as a driver of it would."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._ledger = Ledger(*ledger_of(directory))
+        facts = self._ledger.facts()
+        self._ledger.note_facts(facts | {HEAD: facts[HEAD] | {"finished": False}})
+        self._ledger.settle(
+            Setting(
+                directory=str(directory),
+                log=facts["log"],
+                features={},
+                seed=0,
+                version=0,
+                cluster=facts["cluster"],
+            )
+        )
+        trials = read_study(directory).trials
+        self._like = next(trial for trial in trials if trial.result.curve)
+        self.number = len(trials)
+
+    def begin(self) -> None:
+        trial_folder(self.directory, self.number).mkdir(parents=True)
+        self._save(self._like.with_result(outcome=Outcome.RUNNING, curve=(), validation=None, test=None))
+
+    def say(self, event: Progress | Evaluated) -> None:
+        with EventWriter(trial_folder(self.directory, self.number) / EVENTS) as write:
+            write(event)
+
+    def evaluate(self) -> None:
+        self.say(Evaluated(point=self._like.result.curve[0]))
+
+    def end(self) -> None:
+        self._save(self._like.with_result(outcome=Outcome.DIVERGED, error=REMARK, validation=None, test=None))
+
+    def _save(self, trial: TrialRecord) -> None:
+        self._ledger.save(trial.replace(number=self.number))
+
+
+@pytest.fixture
+def driver(study: Path, tmp_path: Path) -> Iterator[Driver]:
+    copy = Path(shutil.copytree(study, tmp_path / "runs" / study.name))
+    with only_driver(copy):
+        yield Driver(copy)
+
+
+@contextmanager
+def served(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and the address of the page that it printed."""
+    process = start_ui(*words)
+    try:
+        said = read_until(process, "the study, as it goes on")
+        yield process, re.search(r"http://\S+", said)[0]
+    finally:
+        end_ui(process)
+
+
+def get(address: str, **headers: str) -> tuple[int, str]:
+    try:
+        with build_opener(ProxyHandler({})).open(Request(address, headers=headers), timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+def test_a_trial_appears_while_the_page_is_open(driver: Driver, tmp_path: Path) -> None:
+    with served(driver.directory) as (_, page), Chromium(tmp_path / "profile") as browser:
+        browser.open(page)
+        browser.wait_for("document.getElementById('study-trains')?.textContent === 'live'")
+        assert REMARK not in browser.evaluate("document.body.textContent")
+        driver.begin()
+        driver.say(Progress(examples=430, total_examples=1000, seconds=2.0))
+        words = f"trial {driver.number} trains: 43 % of its passes at most, 215 examples/s"
+        browser.wait_for(f"document.getElementById('study-trains')?.textContent.includes({words!r})")
+        driver.end()
+        browser.wait_for(f"document.body?.textContent.includes({REMARK!r})")
+        browser.screenshot(tmp_path / "live.png")
+
+
+@pytest.fixture
+def page_of(driver: Driver) -> StudyPage:
+    return StudyPage(StudySource(driver.directory), "/study")
+
+
+def changes(page: StudyPage, do: Callable[[], None]) -> bool:
+    """Whether the version is another one afterwards."""
+    before = page.state()["version"]
+    time.sleep(0.01)  # a file system's clock may tick no faster
+    do()
+    return bool(page.state()["version"] != before)
+
+
+def test_the_version_changes_with_what_the_page_shows(driver: Driver, page_of: StudyPage) -> None:
+    assert not changes(page_of, lambda: None)
+    assert changes(page_of, driver.begin)
+    progress = Progress(examples=10, total_examples=20, seconds=1.0)
+    assert not changes(page_of, lambda: driver.say(progress))
+    (training,) = page_of.state()["training"]
+    assert (training["trial"], training["examples"]) == (driver.number, 10)
+    assert changes(page_of, driver.evaluate)
+    (driver.directory / "trials" / f"{driver.number:05d}" / EVENTS).unlink()  # another attempt begins
+    driver.say(Progress(examples=2, total_examples=20, seconds=1.0))
+    page_of.state()
+    assert page_of.state()["training"][0]["examples"] == 2
+    assert changes(page_of, driver.end)
+    assert page_of.state()["training"] == []
+
+
+def test_a_page_is_rendered_once_and_at_most_a_tenth_of_the_time(driver: Driver, page_of: StudyPage) -> None:
+    first, version = page_of.html()
+    assert f'<meta name="{HOOK}" content="/study/state" data-version="{version}">' in first
+    driver.begin()
+    driver.end()
+    assert page_of.html() == (first, version), "the pause after a rendering is not over"
+    page_of._due = 0.0
+    later, other = page_of.html()
+    assert other != version
+    assert REMARK in later
+    assert REMARK not in first
+
+
+def test_a_page_that_follows_by_itself_is_not_loaded_anew() -> None:
+    page = "<html><head></head><body>{}</body></html>"
+    assert 'data-reload="yes"' in with_hook(page, "/study", "1")
+    assert 'data-reload="no"' in with_hook(page.format(f"<script>follow('{HOOK}')</script>"), "/study", "1")
+
+
+def test_other_machines_need_the_token(study: Path) -> None:
+    with served(study, "--host", "0.0.0.0", "--token", TOKEN) as (process, printed):
+        assert "MLflow answers" in read_until(process, "MLflow answers")
+        port = re.search(r":(\d+)/", printed)[1]
+        base = f"http://127.0.0.1:{port}"
+        for path in (
+            "/study",
+            "/study/state",
+            "/",
+            "/api/2.0/mlflow/experiments/get?experiment_id=1",
+            "/health",
+        ):
+            code, text = get(base + path)
+            assert code == 401, path
+            assert study.name not in text
+            assert get(base + path, Authorization="Bearer correct horse")[0] == 401
+            assert get(base + path, Authorization=f"Bearer {TOKEN}")[0] == 200, path
+        assert get(f"{base}/study?token=wrong")[0] == 401
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+def test_the_printed_address_lets_a_browser_in_and_forgets_the_token(study: Path, tmp_path: Path) -> None:
+    with served(study, "--token", TOKEN) as (_, printed), Chromium(tmp_path / "profile") as browser:
+        assert "token=" in printed
+        bare = printed.partition("?")[0]
+        browser.open(bare)
+        browser.wait_for("document.body?.innerText.includes('needs its token')")
+        browser.open(printed)
+        browser.wait_for(f"document.body?.textContent.includes({study.name!r})")
+        assert browser.evaluate("location.href") == bare
+        assert browser.evaluate("document.cookie") == "", "a script could read the token"
+        mlflow = bare.removesuffix("study")
+        browser.open(mlflow)
+        browser.wait_for("document.title === 'MLflow'")
+
+
+def test_names_and_pages_of_other_sites_are_refused(study: Path) -> None:
+    with served(study) as (_, page):
+        assert get(page, Host="evil.example")[0] == 403
+        assert get(page, Host="localhost:9000")[0] == 200, "a tunnel has another port"
+        assert get(f"{page}/state", Origin="http://evil.example")[0] == 403
+        own = page.removesuffix("/study")
+        assert get(f"{page}/state", Origin=own)[0] == 200
+
+
+def test_a_study_by_its_database_has_its_page_alone(driver: Driver, tmp_path: Path) -> None:
+    """As on another machine, where there is neither run directory nor MLflow."""
+    database = shutil.copy(driver.directory / "study.db", tmp_path / "elsewhere.db")
+    shutil.move(driver.directory, tmp_path / "away")
+    with served("--study", f"sqlite:///{database}") as (process, page):
+        assert "no store of the study on this machine" in read_until(process, "MLflow")
+        code, text = get(page)
+        assert code == 200
+        assert "MLflow" not in get(f"{page}/state")[1]
+        assert driver.directory.name in text
+        assert get(page.removesuffix("/study") + "/")[1] == text, "the root leads to the page"
+
+
+def test_several_studies_of_a_database_are_listed(driver: Driver, tmp_path: Path) -> None:
+    database = tmp_path / "two.db"
+    shutil.copy(driver.directory / "study.db", database)
+    second = Ledger(f"sqlite:///{database}", "one/more & <b>")
+    first = Ledger(*ledger_of(driver.directory))
+    facts = first.facts()
+    second.settle(
+        Setting(
+            directory="/nowhere", log=facts["log"], features={}, seed=0, version=0, cluster=facts["cluster"]
+        )
+    )
+    second.note_facts(facts | {HEAD: facts[HEAD] | {"name": "one/more & <b>"}})
+    for trial in first.trials():
+        second.save(trial)
+    with served("--study", f"sqlite:///{database}") as (_, page):
+        listed = get(page)[1]
+        links = re.findall(r'href="([^"]+)"', listed)
+        assert len(links) == 2
+        assert "<b>" not in listed
+        for link in links:
+            address = page.removesuffix("/study") + link
+            assert get(address)[0] == 200
+            assert json.loads(get(f"{address}/state")[1])["problem"] is None
+        assert get(f"{page}/no-such")[0] == 404
+    with pytest.raises(UserError, match="it has"):
+        ui("--study", f"sqlite:///{database}", "--name", "ads")
+
+
+def ui(*words: str) -> None:
+    CliRunner().invoke(command, list(words), catch_exceptions=False)
+
+
+def test_a_study_that_has_not_begun_is_said_and_appears(driver: Driver, tmp_path: Path) -> None:
+    directory = tmp_path / "new"
+    directory.mkdir()
+    shutil.copy(driver.directory / "study.yaml", directory)
+    page = StudyPage(StudySource(directory), "/study")
+    text, version = page.html()
+    assert "has not started a trial yet" in text
+    assert (version, page.state()["version"]) == ("", "")
+    shutil.copy(driver.directory / "study.db", directory)
+    (directory / "study.yaml").write_text(f"name: {driver.directory.name}\n")
+    assert page.state()["problem"] is None
+    assert page.state()["version"] != ""
+    assert "has not started" not in page.html()[0]
+
+
+def test_a_study_that_a_driver_prepares_has_a_page(tmp_path: Path) -> None:
+    with only_driver(tmp_path), served(tmp_path) as (_, page):
+        assert "a study begins here" in get(page)[1]
+        assert json.loads(get(f"{page}/state")[1])["version"] == ""
+
+
+def test_a_study_of_another_version_is_said(driver: Driver) -> None:
+    ledger = Ledger(*ledger_of(driver.directory))
+    facts = ledger.facts()
+    ledger.note_facts(facts | {HEAD: facts[HEAD] | {"of_tomorrow": 1}})
+    text, _ = StudyPage(StudySource(driver.directory), "/study").html()
+    assert "another version of dhen-search" in text
+    with pytest.raises(UserError, match="another version"):
+        read_study(driver.directory)
+
+
+def test_a_study_whose_files_are_gone_but_the_ledger_is_shown(driver: Driver) -> None:
+    driver.begin()
+    for folder in ("trials", "artifacts", "best"):
+        shutil.rmtree(driver.directory / folder, ignore_errors=True)
+    (driver.directory / "mlflow.db").unlink()
+    page = StudyPage(StudySource(driver.directory), "/study")
+    assert driver.directory.name in page.html()[0]
+    assert page.state()["problem"] is None
+
+
+def test_a_directory_that_goes_away_is_said_and_the_page_stays(driver: Driver, page_of: StudyPage) -> None:
+    _, version = page_of.html()
+    page_of._due = 0.0
+    shutil.rmtree(driver.directory)
+    state = page_of.state()
+    assert "no study here" in state["problem"]
+    assert state["version"] == version
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--study with the URL"),
+        (("here", "--study", "sqlite:///x.db"), "--study with the URL"),
+        (("--study", "nonsense"), "SQLAlchemy URL"),
+        (("--study", "sqlite:////none/study.db"), "cannot be used"),
+        (("--study", "mysql://x/y"), "install the driver|of the kind"),
+        ((".", "--name", "ads"), "--name names a study of a database"),
+    ],
+)
+def test_what_cannot_be_shown_is_the_users_mistake(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ui(*words)
+
+
+def test_hosts_and_tokens_that_cannot_be(study: Path) -> None:
+    with pytest.raises(UserError, match="no address of this machine"):
+        ui(str(study), "--host", "192.0.2.1")
+    with pytest.raises(UserError, match="can be guessed"):
+        ui(str(study), "--host", "0.0.0.0", "--token", "secret")
+
+
+def test_an_empty_database_is_said(tmp_path: Path) -> None:
+    Ledger(f"sqlite:///{tmp_path / 'empty.db'}", "x").close()
+    with pytest.raises(UserError, match="no study that has trained"):
+        ui("--study", f"sqlite:///{tmp_path / 'empty.db'}")
+    write_atomically(tmp_path / "text.db", "no database " * 50)
+    with pytest.raises(UserError, match="cannot be used"):
+        ui("--study", f"sqlite:///{tmp_path / 'text.db'}")
