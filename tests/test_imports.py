@@ -111,6 +111,7 @@ FOLDERS = {
     "search.proposals": {"search.execution", "search.planning"},
     "search.reuse": {"search.execution", "search.samplers"},
     "search.samplers": set(),
+    "search.serving": {"search.bundles"},
     "search.stopping": set(),
     "search.study": {
         *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.execution"),
@@ -125,7 +126,7 @@ FOLDERS = {
     },
     "search.verbs": {
         *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.online"),
-        *("search.planning", "search.study"),
+        *("search.planning", "search.serving", "search.study"),
     },
 }
 """Which folders of its own room a folder may import. The files directly in a room are what its folders share."""
@@ -240,6 +241,8 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
         ("search.verbs.status", HEAVY),
         ("search.verbs.report", ("torch", "mlflow", "optuna")),
         ("search.verbs.ui", HEAVY),
+        ("search.verbs.serve", HEAVY),
+        ("search.serving.workers", HEAVY),
         ("search.verbs.clusters", HEAVY),
         ("search.config", ("mlflow", "plotly", "pyarrow")),
     ],

@@ -12,11 +12,11 @@ from dhen.errors import UserError
 from search.analysis.slices import MOST, Slice, bundle_slices, slices
 from search.bundles.bundle import is_bundle, read_bundle
 from search.bundles.export import study_log
+from search.bundles.log_of_bundle import log_of
 from search.pareto import picked
 from search.read_study import read_study
 from search.terminal import print_table
 from search.verbs.data_option import data_option
-from search.verbs.verify import log_of
 from trials.study_record import Better
 
 COLUMNS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -15,11 +14,10 @@ from dhen.averaging import mean_of_logits
 from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost
-from search.bundles.bundle import Bundle, read_bundle
-from search.dataset import log_files
+from search.bundles.bundle import Bundle, Int8Cost, read_bundle
+from search.bundles.log_of_bundle import log_of
 from search.verbs.data_option import data_option
 from trials.data.cache import PreparedLog
-from trials.data.prepare.prepare_log import prepare
 from trials.record import Metrics
 from trials.training.evaluation import evaluate, logit_metrics
 from trials.training.score_weights import score
@@ -65,6 +63,9 @@ def _forward(bundle: Bundle, log: PreparedLog | None) -> str:
 
 def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
     """Prints metrics on the log, compared where it is the log of the bundle."""
+    if bundle.info.int8_tables is not None:
+        _evaluate_int8(bundle, bundle.info.int8_tables, log)
+        return
     same = log.fingerprint == bundle.info.log.fingerprint and not bundle.version.number
     click.echo(
         "log: the one it was trained on" if same else f"log: {_other(bundle)}; nothing to compare with"
@@ -81,6 +82,22 @@ def _evaluate(bundle: Bundle, log: PreparedLog) -> None:
         click.echo(_line(split, now, exported if same else None))
         if same and exported is not None:
             worst = max(worst, abs(now.ne - exported.ne))
+    _check_difference(bundle, worst)
+
+
+def _evaluate_int8(bundle: Bundle, cost: Int8Cost, log: PreparedLog) -> None:
+    """Prints metrics of tables of 8 bits on validation, compared where they were measured on this log."""
+    same = log.fingerprint == cost.log
+    click.echo(
+        f"log: {'the one that its tables were measured on' if same else 'another one; nothing to compare with'}"
+    )
+    now = evaluate(bundle.model(as_trained=True), log, "validation")
+    click.echo(_line("validation", now, cost.validation if same else None))
+    _check_difference(bundle, abs(now.ne - cost.validation.ne) if same else 0.0)
+
+
+def _check_difference(bundle: Bundle, worst: float) -> None:
+    """Ends with exit code 1 where NE differs from the export's by more than machines may."""
     tolerance = max(NE_TOLERANCE[job.training.precision] for job in bundle.info.jobs)
     if worst > tolerance:
         click.echo(f"NE differs by {worst:.2g} from the export's (tolerance {tolerance})", err=True)
@@ -109,20 +126,6 @@ def _other(bundle: Bundle) -> str:
     """Why metrics on a log are not those at export."""
     number = bundle.version.number
     return f"the bundle has learnt since its export (version {number})" if number else "another one"
-
-
-def log_of(bundle: Bundle, data: tuple[str, ...], **reading: Any) -> PreparedLog:
-    """The log that `--data` names, prepared as at training where it is the bundle's, else in its encoding.
-
-    Raises:
-        UserError: for anything wrong with the files.
-    """
-    files = log_files(data)
-    if len(files) == 1 and PreparedLog.is_prepared(files[0]):
-        return PreparedLog.open(files[0])
-    log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, **reading)
-    same = log.fingerprint == bundle.info.log.fingerprint
-    return log if same else prepare(files, encoding=bundle.encoding, **reading)
 
 
 def _line(split: str, now: Metrics, exported: Metrics | None) -> str:
