@@ -70,21 +70,21 @@ def command(
         bundle = read_bundle(directory) if source else None
         if bundle is None:
             plain = form == "bundle" and not int8_tables
-            bundle = _exported(directory, pick or PICK, out if plain else steps[0])
+            bundle = _exported(directory, pick or PICK, out if plain else steps[0], named=out)
         if int8_tables:
             log = log_of(bundle, data) if source else study_log(directory)
-            bundle = _with_int8_tables(bundle, out if form == "bundle" else steps[1], log)
+            bundle = _with_int8_tables(bundle, out if form == "bundle" else steps[1], log, named=out)
         if form == "pt2":
             _compiled(bundle, out)
 
 
-def _exported(directory: Path, pick: str, out: Path) -> Bundle:
-    """Writes the bundle of a trial of a study, and says what it is."""
+def _exported(directory: Path, pick: str, out: Path, *, named: Path) -> Bundle:
+    """Writes the bundle of a trial of a study, and says what it is; `named` is what becomes of it."""
     record = read_study(directory)
     trial = export(record, study_log(directory), pick, out)
     assert trial.result.validation is not None
     click.echo(
-        f"{out}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
+        f"{named}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
         f"{trial.job.flops:,.0f} FLOPs per example"
     )
     click.echo(better_line(record, trial))
@@ -93,15 +93,15 @@ def _exported(directory: Path, pick: str, out: Path) -> Bundle:
     return bundle
 
 
-def _with_int8_tables(bundle: Bundle, out: Path, log: PreparedLog) -> Bundle:
+def _with_int8_tables(bundle: Bundle, out: Path, log: PreparedLog, *, named: Path) -> Bundle:
     from search.bundles.int8 import write_int8
 
     click.echo("tables of 8 bits: validation is scored twice, this takes a while ...")
-    click.echo(f"{out}: {int8_line(write_int8(bundle, out, log))}")
+    click.echo(f"{named}: {_int8_line(write_int8(bundle, out, log))}")
     return read_bundle(out)
 
 
-def int8_line(cost: Int8Cost) -> str:
+def _int8_line(cost: Int8Cost) -> str:
     """What tables of 8 bits cost and save, in words."""
     return (
         f"tables of 8 bits, {byte_size(cost.table_bytes)} in place of {byte_size(cost.fp32_table_bytes)}; NE on "

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dhen.errors import UserError
+from search.bundles.manifest import check_is_bundle
 from search.serving.settings import ServeSettings
 from trials.cluster.quantity import parse_bytes
 
@@ -58,6 +59,7 @@ def command(
     """
     from search.serving.workers import Workers
 
+    check_is_bundle(bundle)
     settings = ServeSettings(bundle=bundle, mapped=mapped, threads=threads, max_body_bytes=_bytes(max_body))
     with listening(host, port) as listener:
         address = f"http://{host}:{listener.getsockname()[1]}"
