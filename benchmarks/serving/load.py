@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         bodies = _bodies(Path(name), options.bundle, options.log, options.rows)
         servers = [_ours(options.bundle, workers) for workers in options.workers]
-        servers += [contextlib.nullcontext(tuple(one.split("=", 1))) for one in options.also]
+        servers += [_another(one) for one in options.also]
         lines = []
         for server in servers:
             with server as (label, address):
@@ -98,6 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _ours(bundle: Path, workers: int) -> Iterator[tuple[str, str]]:
     with serving(bundle, "--workers", workers) as server:
         yield f"{workers} worker{'s' if workers > 1 else ''}", f"http://{HOST}:{server.port}"
+
+
+@contextlib.contextmanager
+def _another(words: str) -> Iterator[tuple[str, str]]:
+    label, _, address = words.partition("=")
+    yield label, address
 
 
 def _bodies(folder: Path, bundle: Path, log: Path, sizes: Sequence[int]) -> dict[int, Path]:

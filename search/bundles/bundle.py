@@ -34,7 +34,7 @@ from dhen.inputs.int8_tables import use_int8_tables
 from dhen.model import build_model
 from dhen.values import Value, parse
 from search.bundles.increments import Increment, Version, base_version, read_increments, replay
-from search.bundles.manifest import MANIFEST, check_is_bundle, first_fault, is_bundle, write_manifest
+from search.bundles.manifest import MANIFEST, check_is_bundle, first_fault, write_manifest
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
 from trials.data.loader import feature_batch
@@ -313,6 +313,11 @@ def read_bundle(directory: Path) -> Bundle:
 def _exported(directory: Path, info: BundleInfo) -> Version:
     """The version of the weights that a bundle was written with."""
     return info.version or base_version(directory / MANIFEST)
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether the folder says it is a bundle (whole or not)."""
+    return (path / MANIFEST).is_file()
 
 
 def write_beside_weights(

@@ -18,18 +18,13 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
 
 
-def is_bundle(path: Path) -> bool:
-    """Whether the folder says it is a bundle (whole or not)."""
-    return (path / MANIFEST).is_file()
-
-
 def check_is_bundle(path: Path) -> None:
     """Checks that a folder says it is a bundle.
 
     Raises:
         UserError: where it does not.
     """
-    if not is_bundle(path):
+    if not (path / MANIFEST).is_file():
         raise UserError(f"{path}: no bundle here ({MANIFEST} is missing); `dhen-search export` makes one.")
 
 

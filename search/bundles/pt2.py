@@ -14,9 +14,13 @@ Shapes: B examples, T categorical tables, K numeric inputs, N numbers with bucke
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import shutil
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -164,7 +168,8 @@ def _compile(package: Package, inputs: tuple[Tensor, ...], path: Path) -> None:
     from torch._inductor import aoti_compile_and_package
 
     shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
-    program = torch.export.export(package, inputs, dynamic_shapes=(shapes,))
+    with _without_torchs_warnings():
+        program = torch.export.export(package, inputs, dynamic_shapes=(shapes,))
     ours = sorted(
         {str(node.target) for node in program.graph.nodes if str(node.target).startswith(f"{OUR_OPERATORS}.")}
     )
@@ -173,7 +178,22 @@ def _compile(package: Package, inputs: tuple[Tensor, ...], path: Path) -> None:
             f"the model has operators that are written in Python ({', '.join(ours)}), which a process without "
             "Python cannot run: export a candidate without such a module (of those that are shipped, sparse_moe)."
         )
-    aoti_compile_and_package(program, package_path=str(path))
+    with _without_torchs_warnings():
+        aoti_compile_and_package(program, package_path=str(path))
+
+
+@contextlib.contextmanager
+def _without_torchs_warnings() -> Iterator[None]:
+    """Keeps what torch says of its own insides from the user: deprecations, and how it calls an operator."""
+    log = logging.getLogger("torch._inductor")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
 
 
 def _traced(rows: EncodedRows) -> tuple[Tensor, ...]:
