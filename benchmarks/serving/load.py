@@ -4,9 +4,9 @@
     python -m benchmarks.serving.load runs/demo/best rows.parquet --also mlflow=http://127.0.0.1:5001
 
 For each number of workers and each number of rows per request: with one connection, the median and the 99th
-percentile of a request's time; with several, requests and rows per second. Requests differ, so that rows of tables
-are read in other places. `--also` asks another server that speaks the protocol and is running already. wrk is
-Debian's package of that name.
+percentile of a request's time; with several, requests and rows per second, and the server's CPU time per request.
+Requests differ, so that rows of tables are read in other places. `--also` asks another server that speaks the
+protocol and is running already. wrk is Debian's package of that name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +48,15 @@ request = function()
   return wrk.format("POST", "/invocations", { ["Content-Type"] = "application/json" }, bodies[i])
 end
 """
+
+
+class Asked(NamedTuple):
+    """A server that is asked."""
+
+    label: str
+    address: str
+    cpu_seconds: Callable[[], float] | None
+    """Its CPU time so far; None where its processes are not known."""
 
 
 class Load(NamedTuple):
@@ -80,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         servers += [_another(one) for one in options.also]
         lines = []
         for server in servers:
-            with server as (label, address):
+            with server as (label, address, cpu):
                 for rows, script in bodies.items():
-                    lines.append([label, rows, *_measured(address, script, rows, options.seconds)])
+                    lines.append([label, rows, *_measured(address, cpu, script, rows, options.seconds)])
     header = [
         "server",
         "rows per request",
@@ -90,20 +99,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "99 %, ms",
         f"requests/s, {MANY} connections",
         "rows/s",
+        "CPU ms per request",
     ]
     print(markdown(header, lines))
 
 
 @contextlib.contextmanager
-def _ours(bundle: Path, workers: int) -> Iterator[tuple[str, str]]:
+def _ours(bundle: Path, workers: int) -> Iterator[Asked]:
     with serving(bundle, "--workers", workers) as server:
-        yield f"{workers} worker{'s' if workers > 1 else ''}", f"http://{HOST}:{server.port}"
+        label = f"{workers} worker{'s' if workers > 1 else ''}"
+        yield Asked(label, f"http://{HOST}:{server.port}", server.cpu_seconds)
 
 
 @contextlib.contextmanager
-def _another(words: str) -> Iterator[tuple[str, str]]:
+def _another(words: str) -> Iterator[Asked]:
     label, _, address = words.partition("=")
-    yield label, address
+    yield Asked(label, address, None)
 
 
 def _bodies(folder: Path, bundle: Path, log: Path, sizes: Sequence[int]) -> dict[int, Path]:
@@ -130,16 +141,16 @@ def _records(table: pa.RecordBatch) -> list[dict[str, object]]:
     ]
 
 
-def _measured(address: str, script: Path, rows: int, seconds: int) -> list[str]:
+def _measured(
+    address: str, cpu: Callable[[], float] | None, script: Path, rows: int, seconds: int
+) -> list[str]:
     _asked(address, script, 1, 1)  # warms up
-    alone, many = _asked(address, script, 1, seconds), _asked(address, script, MANY, seconds)
-    per_second = many.requests_per_second
-    return [
-        f"{alone.median_ms:.2f}",
-        f"{alone.p99_ms:.2f}",
-        f"{per_second:,.0f}",
-        f"{per_second * rows:,.0f}",
-    ]
+    alone = _asked(address, script, 1, seconds)
+    before = cpu() if cpu is not None else 0.0
+    many = _asked(address, script, MANY, seconds)
+    rate = many.requests_per_second
+    cost = "" if cpu is None else f"{1000 * (cpu() - before) / (rate * seconds):.1f}"
+    return [f"{alone.median_ms:.1f}", f"{alone.p99_ms:.1f}", f"{rate:,.0f}", f"{rate * rows:,.0f}", cost]
 
 
 def _asked(address: str, script: Path, connections: int, seconds: int) -> Load:

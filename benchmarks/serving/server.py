@@ -48,6 +48,10 @@ class Running(NamedTuple):
         found: list[float] = json.loads(text)["predictions"]
         return found
 
+    def cpu_seconds(self) -> float:
+        """CPU time of the server's processes so far, which other work beside does not change much."""
+        return sum(map(_cpu_seconds, _descendants(self.process.pid)))
+
     def resident(self) -> Resident:
         """Resident memory of the worker, the largest of its processes."""
         return max(map(_resident, _descendants(self.process.pid)), key=sum)
@@ -95,6 +99,11 @@ def _resident(pid: int) -> Resident:
         name: int(value.split()[0]) for name, value in (line.split(":", 1) for line in lines if "Rss" in line)
     }
     return Resident(kib["RssAnon"] / 1024, kib["RssFile"] / 1024)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def without_threads() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
-from served import Server, session
+from servers.served import Server, session
 
 Serve = Callable[..., AbstractContextManager[Server]]
 

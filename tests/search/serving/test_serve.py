@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import TIMEOUT_SECONDS, Run, write_log
-from served import CSV, JSON, Server, asked_all_the_time, wait_until_gone
+from servers.served import CSV, JSON, Server, asked_all_the_time, wait_until_gone
 
 from search.bundles.bundle import read_bundle
 
