@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from trials.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
+from trials.processes.fork_server import SERVER_ENVIRONMENT, server_environment, without_main
 from trials.processes.launcher import (
     PRELOADED,
     PRELOADED_FOR_SEVERAL,
-    SERVER_ENVIRONMENT,
     Launcher,
     Run,
-    _server_environment,
-    _without_main,
     wait_for,
 )
 from trials.processes.rank_process import LocalRank
@@ -118,7 +116,7 @@ def test_a_driver_that_looks_away_is_no_evidence_of_a_hang(
 def test_the_servers_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with _server_environment():
+    with server_environment():
         assert SERVER_ENVIRONMENT.items() <= os.environ.items()
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "PYTHONSAFEPATH" not in os.environ
@@ -134,7 +132,7 @@ def test_what_is_preloaded_exists(module: str) -> None:
 def test_the_callers_main_module_stays_where_it_is() -> None:
     """Processes are not given the caller's main module, which may be anything, to import."""
     main = sys.modules["__main__"]
-    with _without_main():
+    with without_main():
         assert "init_main_from_name" not in get_preparation_data("run")
         assert "init_main_from_path" not in get_preparation_data("run")
     assert sys.modules["__main__"] is main
