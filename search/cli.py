@@ -43,6 +43,7 @@ VERBS = {
     "apply": "bring increments into a bundle, or write it whole",
     "convert": "make a bundle's tables growing or static",
     "predict": "score a file of rows with a bundle",
+    "serve": "score rows over HTTP, as MLflow does",
     "plan": "what each memory technique costs a configuration on a cluster, and the least that fits",
     "fidelity": "how much of the log it takes to rank candidates as on all of it",
     "reproduce": "the paper's tables 1, 2 and 3, trained on your log, with intervals",

@@ -115,6 +115,7 @@ FOLDERS = {
     "search.proposals": {"search.execution", "search.planning"},
     "search.reuse": {"search.execution", "search.samplers"},
     "search.samplers": set(),
+    "search.serving": {"search.bundles"},
     "search.stopping": set(),
     "search.study": {
         *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.execution"),
@@ -132,7 +133,8 @@ FOLDERS = {
     "search.tracking": {"search.bundles"},
     "search.verbs": {
         *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.live"),
-        *("search.online", "search.optuna", "search.planning", "search.study", "search.tracking"),
+        *("search.online", "search.optuna", "search.planning", "search.serving", "search.study"),
+        "search.tracking",
     },
 }
 """Which folders of its own room a folder may import. The files directly in a room are what its folders share."""
@@ -252,6 +254,8 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
         ("search.verbs.status", HEAVY),
         ("search.verbs.report", ("torch", "mlflow", "optuna")),
         ("search.verbs.ui", HEAVY),
+        ("search.verbs.serve", HEAVY),
+        ("search.serving.workers", HEAVY),
         ("search.verbs.clusters", HEAVY),
         ("search.config", ("mlflow", "plotly", "pyarrow")),
         ("search", (*HEAVY, "pandas", "rich")),

@@ -146,7 +146,7 @@ class _Taken(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BV: Tensor, rows_N: Tensor, back_N: Tensor) -> Tensor:
         ctx.save_for_backward(back_N)
-        ctx.copies = len(rows_N) // len(x_BV)
+        ctx.copies = rows_N.shape[0] // x_BV.shape[0]
         return x_BV.index_select(0, rows_N)
 
     @staticmethod

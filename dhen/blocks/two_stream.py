@@ -115,7 +115,7 @@ class TwoStreams(nn.Module):
         for_first, for_second = gates.unsqueeze(2).chunk(2, dim=1)
         first = self.first((x_BMD * for_first).flatten(1))
         second = self.second((x_BMD * for_second).flatten(1))
-        batch = len(x_BMD)
+        batch = x_BMD.shape[0]
         pieces = batch * self.heads
         products = torch.bmm(first.view(pieces, -1, 1), second.view(pieces, 1, -1))
         return torch.cat((first, second, products.view(batch, -1)), dim=1)

@@ -11,8 +11,11 @@ M embeddings out, D their dimension, R rows of a matrix.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
@@ -47,41 +50,44 @@ ADMISSION = "admission"
 """Kind of the part that stands for finding and giving rows of growing tables, before a step."""
 
 
-class EmbeddingTables(nn.Module):
-    """Tables of a schema as one matrix of (rows of all of them, D)."""
+class TableLookups(nn.Module):
+    """Tables of a schema one after another in one matrix, however its rows are stored."""
 
     row_offsets: Tensor
 
-    def __init__(self, schema: FeatureSchema, dim: int, places: Sequence[int] | None = None) -> None:
+    def __init__(self, schema: FeatureSchema, places: Sequence[int] | None = None) -> None:
         """`places` in the schema of those to hold, in order; None for all."""
         super().__init__()
         n, everything = len(schema.categorical), range(len(schema.tables))
         places = everything if places is None else places
+        self.schema, self.places = schema, places
         self.tables = tuple(schema.tables[place] for place in places)
         columns = [place for place in places if place < n]
         self.bags = tuple(place - n for place in places if place >= n)
         """Places of the multi-hot tables in a batch."""
-        starts = [0, *itertools.accumulate(table.rows for table in self.tables)]
-        self.bag_offsets = tuple(starts[len(columns) : -1])
-        firsts = torch.tensor(starts[: len(columns)], dtype=torch.int64)
+        self.starts = (0, *itertools.accumulate(table.rows for table in self.tables))
+        """First row of each table, and at the end the number of all."""
+        self.bag_offsets = self.starts[len(columns) : -1]
+        firsts = torch.tensor(self.starts[: len(columns)], dtype=torch.int64)
         self.register_buffer("row_offsets", firsts, persistent=False)
         self.ids = CategoricalIds(schema, columns)
-        self.weight = nn.Parameter(_fresh(self.tables, starts, dim))
-        self.slots: Tensor | None = None
-        """Where each row lies in `weight` (int32, in host memory), where that has only some of them; None where it
-        has all, in order."""
 
     def forward(self, batch: FeatureBatch) -> list[Tensor]:
         """[e_BTD, e_B1D, ...]: the categorical tables together, then each multi-hot one."""
         looked_up = []
         if self.row_offsets.numel():
-            looked_up.append(F.embedding(self._held(self._categorical_rows(batch)), self.weight, sparse=True))
+            looked_up.append(self.embedded(self._categorical_rows(batch)))
         for rows, offsets_B in self._bag_rows(batch):
-            bag_BD = F.embedding_bag(
-                self._held(rows), self.weight, offsets_B.long(), mode="mean", sparse=True
-            )
-            looked_up.append(bag_BD.unsqueeze(1))
+            looked_up.append(self.pooled(rows, offsets_B.long()).unsqueeze(1))
         return looked_up
+
+    @abstractmethod
+    def embedded(self, rows_BT: Tensor) -> Tensor:
+        """Returns e_BTD, the embeddings of rows of the tables."""
+
+    @abstractmethod
+    def pooled(self, rows: Tensor, offsets_B: Tensor) -> Tensor:
+        """Returns e_BD, the means of the embeddings of bags of rows; none gives zeros."""
 
     def rows(self, batch: FeatureBatch) -> Tensor:
         """The rows of the tables that a batch reads, in any order, some several times: int64, one dimension."""
@@ -93,10 +99,6 @@ class EmbeddingTables(nn.Module):
         rows_BT: Tensor = self.ids(batch.ids_BT) + self.row_offsets
         return rows_BT
 
-    def _held(self, rows: Tensor) -> Tensor:
-        """Rows of `weight` in place of rows of the tables."""
-        return rows if self.slots is None else self.slots[rows.cpu()].long().to(rows.device)
-
     def _bag_rows(self, batch: FeatureBatch) -> list[tuple[Tensor, Tensor]]:
         """Rows and the offsets at which examples start, of each multi-hot table."""
         chosen = [batch.bags[place] for place in self.bags]
@@ -106,8 +108,48 @@ class EmbeddingTables(nn.Module):
         ]
 
 
+class EmbeddingTables(TableLookups):
+    """Tables of a schema as one matrix of (rows of all of them, D), which can be trained."""
+
+    def __init__(self, schema: FeatureSchema, dim: int, places: Sequence[int] | None = None) -> None:
+        """`places` in the schema of those to hold, in order; None for all."""
+        super().__init__(schema, places)
+        self.weight = nn.Parameter(_fresh(self.tables, self.starts, dim))
+        self.slots: Tensor | None = None
+        """Where each row lies in `weight` (int32, in host memory), where that has only some of them; None where it
+        has all, in order."""
+
+    def embedded(self, rows_BT: Tensor) -> Tensor:
+        """See `TableLookups`; the gradient is sparse."""
+        return F.embedding(self._held(rows_BT), self.weight, sparse=True)
+
+    def pooled(self, rows: Tensor, offsets_B: Tensor) -> Tensor:
+        """See `TableLookups`; the gradient is sparse."""
+        return F.embedding_bag(self._held(rows), self.weight, offsets_B, mode="mean", sparse=True)
+
+    def _held(self, rows: Tensor) -> Tensor:
+        """Rows of `weight` in place of rows of the tables."""
+        return rows if self.slots is None else self.slots[rows.cpu()].long().to(rows.device)
+
+
+_UNFILLED: ContextVar[bool] = ContextVar("unfilled", default=False)
+
+
+@contextlib.contextmanager
+def unfilled_tables() -> Iterator[None]:
+    """A context in which tables are built without memory for their rows, which a file's take the place of
+    (`load_state_dict(..., assign=True)`)."""
+    token = _UNFILLED.set(True)
+    try:
+        yield
+    finally:
+        _UNFILLED.reset(token)
+
+
 def _fresh(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tensor:
     """Fresh weights. Rows of growing tables are zero until an id has them; few systems give them memory before."""
+    if _UNFILLED.get():
+        return torch.empty(starts[-1], dim, device="meta")
     if not any(table.growing for table in tables):
         # one draw for all: a seed stands for the same weights as it did before tables could grow
         return nn.init.normal_(torch.empty(starts[-1], dim), std=EMBEDDING_INIT_STD)

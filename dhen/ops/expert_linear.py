@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 @torch.library.custom_op("dhen::expert_linear", mutates_args=())
 def expert_linear(x_NI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, ends_E: Tensor) -> Tensor:
     """W_e x + b_e: (N, n_out) of (N, n_in); rows up to `ends_E[0]` are the first expert's, and so on."""
-    y_NO = x_NI.new_empty(len(x_NI), weight_EOI.shape[1])
+    y_NO = x_NI.new_empty(x_NI.shape[0], weight_EOI.shape[1])
     for expert, rows in _pieces(ends_E):
         torch.addmm(bias_EO[expert], x_NI[rows], weight_EOI[expert].mT, out=y_NO[rows])
     return y_NO
@@ -51,7 +51,7 @@ def _pieces(ends_E: Tensor) -> Iterator[tuple[int, slice]]:
 
 @expert_linear.register_fake
 def _(x_NI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, ends_E: Tensor) -> Tensor:
-    return x_NI.new_empty(len(x_NI), weight_EOI.shape[1])
+    return x_NI.new_empty(x_NI.shape[0], weight_EOI.shape[1])
 
 
 @expert_linear_backward.register_fake

@@ -56,7 +56,7 @@ class _Dots(torch.autograd.Function):
     def forward(ctx: Any, z_BRD: Tensor, pairs: Tensor, places: Tensor) -> Tensor:
         ctx.save_for_backward(z_BRD, places)
         products = torch.bmm(z_BRD, z_BRD.mT).flatten(1)
-        return products.gather(1, pairs.expand(len(products), -1))
+        return products.gather(1, pairs.expand(products.shape[0], -1))
 
     @staticmethod
     def backward(ctx: Any, gradient_BP: Tensor) -> tuple[Tensor, None, None]:

@@ -61,7 +61,7 @@ class EmbeddingProjection(nn.Module):
 
 def mix_embeddings(weight_LM: Tensor, x_BMD: Tensor) -> Tensor:
     """W x_b for each example b: u_BLD. As a batched product nothing is transposed in memory."""
-    return torch.bmm(weight_LM.expand(len(x_BMD), *weight_LM.shape), x_BMD)
+    return torch.bmm(weight_LM.expand(x_BMD.shape[0], *weight_LM.shape), x_BMD)
 
 
 def projection_cost(name: str, n_in: int, n_out: int, dim: int) -> CostRow:

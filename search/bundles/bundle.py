@@ -29,10 +29,13 @@ from dhen.atomic_write import atomic_folder
 from dhen.averaging import MeanOfNetworks
 from dhen.cost import CostRow
 from dhen.errors import UserError
+from dhen.inputs.features import unfilled_tables
+from dhen.inputs.int8_tables import use_int8_tables
 from dhen.model import build_model
 from dhen.values import Value, parse
 from search.bundles.increments import Increment, Version, base_version, read_increments, replay
-from search.bundles.manifest import MANIFEST, first_fault, write_manifest
+from search.bundles.int8_cost import Int8Cost
+from search.bundles.manifest import MANIFEST, check_is_bundle, first_fault, write_manifest
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
 from trials.data.loader import feature_batch
@@ -42,7 +45,7 @@ from trials.job import Job
 from trials.optim.master_weights import compute_in
 from trials.record import Metrics
 from trials.serving_limits import ForwardTime, ServingConfig
-from trials.storage.weights_file import load_weights
+from trials.storage.weights_file import adopt_weights
 from trials.study_record import Comparison, LogSummary
 from trials.training.latency import forward_time
 
@@ -92,6 +95,8 @@ class BundleInfo(Value):
     converted: Version | None = Field(default=None, exclude_if=lambda version: version is None)
     """The version of another bundle from which this one was made, with other kinds of tables (`convert`); None for
     one that was trained as it is."""
+    int8_tables: Int8Cost | None = Field(default=None, exclude_if=lambda cost: cost is None)
+    """What it costs that the tables have 8 bits per value; None where they have fp32."""
     planned_technique: str | None = None
     executed_technique: str | None = None
     versions: dict[str, str]
@@ -127,14 +132,27 @@ class Bundle:
         """The weights file of the bundle's network, or of this member of its average.
 
         Raises:
-            UserError: where the bundle has increments, which are not in the file.
+            UserError: where the bundle has increments, which are not in the file, or tables of 8 bits.
         """
+        self.check_trainable()
         if self.increments:
             raise UserError(
                 f"{self.directory} has {len(self.increments)} increments, which its weights file lacks: write a "
                 f"bundle that has them in its weights, `dhen-search apply {self.directory} --out FULL`."
             )
         return self.directory / weights_names(self.info)[member or 0]
+
+    def check_trainable(self) -> None:
+        """Checks that training can go on from the bundle's weights.
+
+        Raises:
+            UserError: where its tables have 8 bits per value.
+        """
+        if self.info.int8_tables is not None:
+            raise UserError(
+                f"{self.directory} has tables of 8 bits per value, which cannot be trained: take the bundle that "
+                "they were made of (`dhen-search export` without --int8-tables writes it)."
+            )
 
     def job(self, member: int | None = None) -> Job:
         """The job of the bundle's network, or of this member of its average.
@@ -156,9 +174,12 @@ class Bundle:
             f"them, --member 0 to --member {members[-1]}."
         )
 
-    def model(self, *, as_trained: bool = False) -> nn.Module:
-        """The trained model, in evaluation mode; in fp32, or in the precision that it was trained in."""
-        return _model(self.directory, self.info, self.increments, as_trained=as_trained)
+    def model(self, *, as_trained: bool = False, mapped: bool = False) -> nn.Module:
+        """The trained model, in evaluation mode; in fp32, or in the precision that it was trained in.
+
+        With `mapped` its weights stay in the bundle's files (`trials.storage.weights_file.adopt_weights`).
+        """
+        return _model(self.directory, self.info, self.increments, as_trained=as_trained, mapped=mapped)
 
     def examples(self) -> EncodedRows:
         """The stored examples, encoded."""
@@ -176,8 +197,10 @@ class Bundle:
             ServingConfig(batch=at_export.batch, threads=at_export.threads) if at_export else ServingConfig()
         )
 
-    def check(self) -> float:
+    def check(self, model: nn.Module | None = None) -> float:
         """The largest difference between the scores of the stored examples now and when exported.
+
+        `model` is the bundle's in fp32; None where it is not there yet.
 
         Raises:
             UserError: where it exceeds the tolerance.
@@ -185,7 +208,7 @@ class Bundle:
         stored = (
             self.increments[-1].scores() if self.increments else load_file(self.directory / CHECK)["score"]
         )
-        worst = float((self.scores(self.model()) - stored).abs().max())
+        worst = float((self.scores(model or self.model()) - stored).abs().max())
         if worst > CHECK_TOLERANCE:
             raise UserError(
                 f"{self.directory}: scores differ by up to {worst:.2g} from those at export "
@@ -256,10 +279,7 @@ def read_bundle(directory: Path) -> Bundle:
     Raises:
         UserError: naming the missing or altered file, or where the folder is no bundle.
     """
-    if not is_bundle(directory):
-        raise UserError(
-            f"{directory}: no bundle here ({MANIFEST} is missing); `dhen-search export` makes one."
-        )
+    check_is_bundle(directory)
     try:
         fault = first_fault(directory)
     except ValueError:
@@ -309,17 +329,25 @@ def _write_check(building: Path, model: nn.Module, rows: EncodedRows) -> None:
 
 
 def _model(
-    directory: Path, info: BundleInfo, increments: Sequence[Increment] = (), *, as_trained: bool = False
+    directory: Path,
+    info: BundleInfo,
+    increments: Sequence[Increment] = (),
+    *,
+    as_trained: bool = False,
+    mapped: bool = False,
 ) -> nn.Module:
     """The model with the weights of the files in a folder."""
     networks = []
     for job, name in zip(info.jobs, weights_names(info), strict=True):
-        network = build_model(job.model, job.features)
-        load_weights(network, directory / name)
+        with unfilled_tables():
+            network = build_model(job.model, job.features)
+        if info.int8_tables is not None:
+            use_int8_tables(network)
+        adopt_weights(network, directory / name, mapped=mapped)
         if increments:
             weights = network.state_dict()
             replay(weights, increments)
-            network.load_state_dict(weights)  # also makes the index of growing tables
+            network.load_state_dict(weights, assign=True)  # also makes the index of growing tables
         assert job.training.precision != "auto"
         networks.append(compute_in(network, job.training.precision) if as_trained else network)
     model = networks[0] if info.job else MeanOfNetworks(networks, info.negative_sampling_rate)

@@ -87,6 +87,10 @@ def convert(
         raise UserError(
             "--capacity is of growing tables; a static one has a row for each id that has one now."
         )
+    if bundle.info.int8_tables is not None:
+        raise UserError(
+            f"{bundle.directory} has tables of 8 bits per value: convert first, then export --int8-tables."
+        )
     model = bundle.model()
     old = [model] if bundle.info.job else list(model.networks)  # type: ignore[arg-type]
     names = _convertible(bundle, kind, columns)

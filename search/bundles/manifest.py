@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from dhen.errors import UserError
 from dhen.fingerprint import file_hash
 
 MANIFEST = "manifest.json"
@@ -15,6 +16,16 @@ def write_manifest(folder: Path) -> None:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     files = {str(path.relative_to(folder)): file_hash(path) for path in paths}
     (folder / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def check_is_bundle(path: Path) -> None:
+    """Checks that a folder says it is a bundle.
+
+    Raises:
+        UserError: where it does not.
+    """
+    if not (path / MANIFEST).is_file():
+        raise UserError(f"{path}: no bundle here ({MANIFEST} is missing); `dhen-search export` makes one.")
 
 
 def listed_files(folder: Path) -> list[str]:

@@ -34,10 +34,13 @@ class Scorer:
     Nothing is kept from call to call, so several threads may share one.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Reads the weights, onto the accelerator where there is one."""
+    def __init__(self, bundle: Bundle, *, mapped: bool = False) -> None:
+        """Reads the weights, onto the accelerator where there is one; with `mapped` they stay in the bundle's
+        files, and rows of tables are read when they are looked up, by this machine's CPU."""
         self.encoding = bundle.encoding
-        self._model = bundle.model().to(device())
+        self._device = torch.device("cpu") if mapped else device()
+        self.model = bundle.model(mapped=mapped).to(self._device)
+        """The network, which computes in fp32."""
         self._rate = bundle.info.negative_sampling_rate
 
     @property
@@ -67,7 +70,7 @@ class Scorer:
     @torch.no_grad()
     def score_encoded(self, rows: EncodedRows) -> NDArray[np.float64]:
         """Returns the probability of each encoded row (B), all in one forward pass."""
-        logits_B = self._model(feature_batch(rows).to(device()))
+        logits_B = self.model(feature_batch(rows).to(self._device))
         p_B: NDArray[np.float64] = torch.sigmoid(logits_B.double()).cpu().numpy()
         return undo_negative_sampling(p_B, self._rate)
 
@@ -90,7 +93,7 @@ def records_batch(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) 
 def _array(values: Iterable[Any]) -> pa.Array:
     try:
         column = pa.array(values, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         texts = [None if _missing(value) else str(value) for value in values]
         return pa.array(texts, pa.string())
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -53,11 +53,12 @@ def online_job(bundle: Bundle, training: TrainingConfig) -> Job:
 
 
 def check_network(bundle: Bundle) -> None:
-    """Checks that a bundle is of one network.
+    """Checks that a bundle is of one network, which can be trained.
 
     Raises:
-        UserError: where it is an average, saying how to take one of its networks.
+        UserError: where it is an average, saying how to take one of its networks, or has tables of 8 bits.
     """
+    bundle.check_trainable()
     if bundle.info.members:
         trials = [member.trial for member in bundle.info.members]
         raise UserError(

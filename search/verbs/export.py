@@ -1,55 +1,156 @@
-"""`export`: writes a picked trial as a bundle."""
+"""`export`: writes a picked trial, or a bundle in another form, to take away."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from dashboards.names import trial_name
+from dashboards.names import short_name
 from dashboards.sentences.winners import better_line
-from search.bundles.bundle import read_bundle
+from dashboards.units import byte_size
+from dhen.errors import UserError
+from search.bundles.bundle import Bundle, BundleInfo, is_bundle, read_bundle
 from search.bundles.export import export, study_log
+from search.bundles.int8_cost import Int8Cost
+from search.bundles.log_of_bundle import log_of
 from search.read_study import read_study
+from search.verbs.data_option import data_option
 from search.verbs.output import ExportedBundle, json_option, print_json
+from trials.data.cache import PreparedLog
 
 OUTPUT = ExportedBundle
+PICK = "best"
 
 
-@click.command(epilog="Example: dhen-search export runs/demo --pick 'flops<=5e6' --out cheap")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search export runs/demo --pick 'flops<=5e6' --out cheap
+  dhen-search export runs/demo --int8-tables --out small
+  dhen-search export small --format pt2 --out compiled
+  dhen-search export cheap --int8-tables --data log.csv --out small
+"""
+)
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIRECTORY|BUNDLE")
 @click.option(
     "--pick",
-    default="best",
-    show_default=True,
-    help="best, lowest, knee, 'flops<=X', 'ms<=X', 'table_bytes<=X', or a trial number.",
+    help="best, lowest, knee, 'flops<=X', 'ms<=X', 'table_bytes<=X', or a trial number. Default: best.",
 )
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle's folder.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("bundle", "pt2")),
+    default="bundle",
+    show_default=True,
+    help="pt2: compiled by AOTInductor, for processes without Python.",
+)
+@click.option("--int8-tables", is_flag=True, help="Store embedding tables with 8 bits per value.")
+@data_option("For --int8-tables of a BUNDLE: the log on which its cost is measured.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @json_option("What was exported, as JSON.")
-def command(directory: Path, pick: str, out: Path, as_json: bool) -> None:
+def command(
+    directory: Path,
+    pick: str | None,
+    form: str,
+    int8_tables: bool,
+    data: tuple[str, ...],
+    out: Path,
+    as_json: bool,
+) -> None:
     """Write a bundle: configuration, weights, encoding, cost, metrics, environment, checksums.
 
-    Says whether it is better than the baseline, where `dhen-search confirm` has compared them.
+    Says whether it is better than the baseline, where `dhen-search confirm` has compared them. A BUNDLE that is
+    there already is written in another form.
     """
+    source = is_bundle(directory)
+    if source and pick is not None:
+        raise UserError(f"--pick chooses a trial of a study, and {directory} is a bundle: leave it out.")
+    if data and not (source and int8_tables):
+        raise UserError("--data is for --int8-tables of a BUNDLE; leave it out.")
+    if source and form == "bundle" and not int8_tables:
+        raise UserError(f"{directory} is a bundle already: give --format pt2 or --int8-tables.")
+    if source and int8_tables and not data:
+        raise UserError(
+            "--int8-tables of a BUNDLE needs --data, the log on which its cost in NE is measured."
+        )
+
+    def say(sentence: str) -> None:
+        click.echo(sentence, err=as_json)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".partial") as folder:
+        steps = [Path(folder) / "bundle", Path(folder) / "int8"]
+        bundle = read_bundle(directory) if source else None
+        if bundle is None:
+            plain = form == "bundle" and not int8_tables
+            bundle = _exported(directory, pick or PICK, out if plain else steps[0], say, named=out)
+        if int8_tables:
+            log = log_of(bundle, data) if source else study_log(directory)
+            bundle = _with_int8_tables(bundle, out if form == "bundle" else steps[1], log, say, named=out)
+        if form == "pt2":
+            _compiled(bundle, out, say)
+    if as_json:
+        print_json(_described(bundle.info, out, form))
+
+
+def _exported(directory: Path, pick: str, out: Path, say: Callable[[str], None], *, named: Path) -> Bundle:
+    """Writes the bundle of a trial of a study, and says what it is; `named` is what becomes of it."""
     record = read_study(directory)
     trial = export(record, study_log(directory), pick, out)
     assert trial.result.validation is not None
-    forward = read_bundle(out).info.forward
-    if as_json:
-        exported = ExportedBundle(
-            bundle=str(out),
-            trial=trial.number,
-            architecture=trial_name(trial),
-            ne=trial.result.validation.ne,
-            flops=trial.job.flops or 0.0,
-            comparison=record.comparison(trial.number),
-            forward=forward,
-        )
-        print_json(exported)
-        return
-    click.echo(
-        f"{out}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
+    say(
+        f"{named}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
         f"{trial.job.flops:,.0f} FLOPs per example"
     )
-    click.echo(better_line(record, trial))
-    click.echo(f"forward: {forward or 'not measured: this device cannot hold it'}")
+    say(better_line(record, trial))
+    bundle = read_bundle(out)
+    say(f"forward: {bundle.info.forward or 'not measured: this device cannot hold it'}")
+    return bundle
+
+
+def _with_int8_tables(
+    bundle: Bundle, out: Path, log: PreparedLog, say: Callable[[str], None], *, named: Path
+) -> Bundle:
+    from search.bundles.int8 import write_int8
+
+    say("tables of 8 bits: validation is scored twice, this takes a while ...")
+    say(f"{named}: {_int8_line(write_int8(bundle, out, log))}")
+    return read_bundle(out)
+
+
+def _int8_line(cost: Int8Cost) -> str:
+    """What tables of 8 bits cost and save, in words."""
+    return (
+        f"tables of 8 bits, {byte_size(cost.table_bytes)} in place of {byte_size(cost.fp32_table_bytes)}; NE on "
+        f"validation {cost.validation.ne:.5f}, {cost.ne_percent:+.4f} % beside {cost.fp32_validation.ne:.5f}"
+    )
+
+
+def _compiled(bundle: Bundle, out: Path, say: Callable[[str], None]) -> None:
+    from search.bundles.pt2 import INPUTS, MODEL, write_pt2
+
+    say("AOTInductor compiles the model, this takes half a minute or more ...")
+    info = write_pt2(bundle, out)
+    names = ", ".join(one.name for one in info.inputs)
+    say(
+        f"{out / MODEL}: compiled for {info.machine}; its probabilities of the stored examples are the bundle's"
+    )
+    say(f"{out / INPUTS}: inputs {names}")
+
+
+def _described(info: BundleInfo, out: Path, form: str) -> ExportedBundle:
+    """What was written, as a value."""
+    return ExportedBundle(
+        bundle=str(out),
+        format=form,
+        trial=info.trial,
+        architectures=tuple(short_name(job.model.to_dict()) for job in info.jobs),
+        ne=info.validation.ne,
+        flops=info.flops,
+        comparison=info.comparison,
+        forward=info.forward,
+        int8_tables=info.int8_tables,
+    )

@@ -13,6 +13,7 @@ import click
 from pydantic import Field, SerializeAsAny, TypeAdapter
 
 from dhen.values import Value
+from search.bundles.int8_cost import Int8Cost
 from trials.cluster.cluster import Link, PeakFlops
 from trials.cluster.part_costs import PartCosts
 from trials.record import NAN_AS_WORD, Metrics
@@ -95,17 +96,21 @@ class ExportedBundle(Value):
     """`export`: a trial that was taken away."""
 
     bundle: str
-    """Path of the bundle."""
+    """Path of what was written."""
+    format: str
+    """`bundle`, or `pt2` for a folder with the compiled model."""
     trial: int
-    architecture: str
-    """The model in short."""
+    architectures: tuple[str, ...]
+    """The model in short; of an average one for each of its networks."""
     ne: float
-    """NE on validation."""
+    """NE on validation at the end of training; what tables of 8 bits come to, `int8_tables` says."""
     flops: float
     comparison: Comparison | None
     """How it compares with the baseline, where it was confirmed."""
     forward: ForwardTime | None
     """Its measured forward pass; None where this device cannot hold it."""
+    int8_tables: Int8Cost | None
+    """What tables of 8 bits cost and save, where it has them."""
 
 
 class VerifiedSplit(Value):

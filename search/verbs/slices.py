@@ -13,13 +13,13 @@ from dhen.errors import UserError
 from search.analysis.slices import MOST, bundle_slices, slices
 from search.bundles.bundle import is_bundle, read_bundle
 from search.bundles.export import study_log
+from search.bundles.log_of_bundle import log_of
 from search.config import written_config
 from search.pareto import picked
 from search.read_study import read_study
 from search.run_directory import database_url, study_name
 from search.terminal import print_table
 from search.verbs.data_option import data_option
-from search.verbs.verify import log_of
 from trials.analyses import Better, Slice, Slices
 from trials.storage.ledger import Ledger
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -17,11 +16,11 @@ from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost
 from search.bundles.bundle import Bundle, read_bundle
-from search.dataset import log_files
+from search.bundles.int8_cost import Int8Cost
+from search.bundles.log_of_bundle import log_of
 from search.verbs.data_option import data_option
 from search.verbs.output import VerifiedBundle, VerifiedSplit, json_option, print_json
 from trials.data.cache import PreparedLog
-from trials.data.prepare.prepare_log import prepare
 from trials.record import Metrics
 from trials.serving_limits import ForwardTime
 from trials.training.evaluation import evaluate, logit_metrics
@@ -94,12 +93,17 @@ def _forward(bundle: Bundle, now: ForwardTime | None, log: PreparedLog | None) -
 
 
 def _is_own_log(bundle: Bundle, log: PreparedLog) -> bool:
-    """Whether metrics on a log can be compared with those at export."""
-    return log.fingerprint == bundle.info.log.fingerprint and not bundle.version.number
+    """Whether metrics on a log can be compared with those that the bundle has; those of tables of 8 bits may have
+    been measured on another log than it was trained on."""
+    int8 = bundle.info.int8_tables
+    own = int8.log if int8 is not None else bundle.info.log.fingerprint
+    return log.fingerprint == own and not bundle.version.number
 
 
 def _evaluate(bundle: Bundle, log: PreparedLog, say: Callable[[str], None]) -> dict[str, VerifiedSplit]:
     """Says metrics on the log, compared where it is the log of the bundle, and returns them by split."""
+    if bundle.info.int8_tables is not None:
+        return _evaluate_int8(bundle, bundle.info.int8_tables, log, say)
     same = _is_own_log(bundle, log)
     say("log: the one it was trained on" if same else f"log: {_other(bundle)}; nothing to compare with")
     model, period = bundle.model(as_trained=True), bundle.info.jobs[0].period
@@ -114,6 +118,19 @@ def _evaluate(bundle: Bundle, log: PreparedLog, say: Callable[[str], None]) -> d
         splits[split] = VerifiedSplit(now=now, exported=exported if same else None)
         say(_line(split, now, splits[split].exported))
     return splits
+
+
+def _evaluate_int8(
+    bundle: Bundle, cost: Int8Cost, log: PreparedLog, say: Callable[[str], None]
+) -> dict[str, VerifiedSplit]:
+    """Says metrics of tables of 8 bits on validation, compared where they were measured on this log."""
+    same = _is_own_log(bundle, log)
+    which = "the one that its tables were measured on" if same else "another one; nothing to compare with"
+    say(f"log: {which}")
+    now = evaluate(bundle.model(as_trained=True), log, "validation")
+    split = VerifiedSplit(now=now, exported=cost.validation if same else None)
+    say(_line("validation", now, split.exported))
+    return {"validation": split}
 
 
 def _ahead(bundle: Bundle, log: PreparedLog, split_name: str) -> Metrics:
@@ -138,20 +155,6 @@ def _other(bundle: Bundle) -> str:
     """Why metrics on a log are not those at export."""
     number = bundle.version.number
     return f"the bundle has learnt since its export (version {number})" if number else "another one"
-
-
-def log_of(bundle: Bundle, data: tuple[str, ...], **reading: Any) -> PreparedLog:
-    """The log that `--data` names, prepared as at training where it is the bundle's, else in its encoding.
-
-    Raises:
-        UserError: for anything wrong with the files.
-    """
-    files = log_files(data)
-    if len(files) == 1 and PreparedLog.is_prepared(files[0]):
-        return PreparedLog.open(files[0])
-    log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, **reading)
-    same = log.fingerprint == bundle.info.log.fingerprint
-    return log if same else prepare(files, encoding=bundle.encoding, **reading)
 
 
 def _line(split: str, now: Metrics, exported: Metrics | None) -> str:

@@ -68,6 +68,20 @@ def test_examples_do_not_mix(kind: str) -> None:
 
 
 @every_block
+def test_is_exported_for_any_number_of_examples(kind: str) -> None:
+    """`export --format pt2` compiles the graph; `len(tensor)` in a forward pass would make a constant of it."""
+    torch.manual_seed(0)
+    shape = SHAPES[0]
+    block = BLOCKS[kind]().build(shape, dropout=0.0).eval()
+    given = (torch.randn(4, shape.embeddings, shape.dim),)
+    with torch.no_grad():
+        program = torch.export.export(block, given, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        for examples in (1, 7):
+            x_BMD = torch.randn(examples, shape.embeddings, shape.dim)
+            torch.testing.assert_close(program.module()(x_BMD), block(x_BMD))
+
+
+@every_block
 def test_config_round_trips_and_refuses_unknown_keys(kind: str) -> None:
     config = BLOCKS[kind]()
     assert config.kind == kind

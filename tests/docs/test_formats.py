@@ -12,11 +12,12 @@ from records import spaced_study
 from dhen.model import named_model
 from dhen.schema import FeatureSchema, Table
 from search import run_directory
-from search.bundles import bundle, increments
+from search.bundles import bundle, increments, pt2
 from search.execution.trainer import SERVING
 from search.online.online_training import CHECKPOINTS
 from search.optuna.mirror import study_attributes
 from search.optuna.rows import attributes_of
+from search.serving import app
 from search.verbs.online import FIGURE
 from search.verbs.plan import as_data
 from trials.choice import Choice, Judged, Winner
@@ -74,6 +75,21 @@ def test_every_file_of_a_bundle_is_there() -> None:
     files = (bundle.INFO, f"{bundle.ENCODING}/", WEIGHTS, bundle.CHECK, bundle.MANIFEST)
     files += (f"{increments.INCREMENTS}/", increments.INFO, increments.CHANGES, f"{CHECKPOINTS}/", FIGURE)
     assert missing(files, section("A bundle")) == []
+
+
+def test_every_file_and_field_of_a_package_is_there() -> None:
+    names = {pt2.MODEL, pt2.INPUTS, f"{bundle.ENCODING}/", pt2.EXAMPLES, bundle.MANIFEST, pt2.PROBABILITY}
+    fields = {*pt2.PackageInfo.model_fields, *pt2.Input.model_fields, *pt2.Column.model_fields}
+    assert missing(names | fields, section("A package")) == []
+
+
+def test_what_tables_of_8_bits_cost_is_there() -> None:
+    assert missing({"int8_tables", *bundle.Int8Cost.model_fields}, row(bundle.INFO)) == []
+
+
+def test_what_serve_answers_is_there() -> None:
+    words = (app.VERSION_HEADER, app.BAD_REQUEST, app.INTERNAL_ERROR)
+    assert missing(words, section("What `serve` answers")) == []
 
 
 def test_every_file_of_a_run_directory_is_there() -> None:

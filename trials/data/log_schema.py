@@ -6,6 +6,7 @@ It is inferred from a sample of the log (`trials.data.roles.infer`), written as 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -436,19 +437,19 @@ class LogSchema(Value):
         column = self.columns.get(self.timestamp or "")
         return column.derive if isinstance(column, TimestampColumn) else ()
 
-    @property
+    @cached_property
     def categorical(self) -> dict[str, CategoricalColumn]:
         """Categorical columns by name."""
         return {
             name: column for name, column in self.columns.items() if isinstance(column, CategoricalColumn)
         }
 
-    @property
+    @cached_property
     def multi_hot(self) -> dict[str, MultiHotColumn]:
         """Multi-hot columns by name."""
         return {name: column for name, column in self.columns.items() if isinstance(column, MultiHotColumn)}
 
-    @property
+    @cached_property
     def tables(self) -> dict[str, TableColumn]:
         """Categorical columns, then multi-hot ones."""
         return {**self.categorical, **self.multi_hot}
@@ -457,7 +458,7 @@ class LogSchema(Value):
         """Returns how the table of a column grows; None for one of fixed rows."""
         return self.tables[name].table.growing
 
-    @property
+    @cached_property
     def numeric(self) -> dict[str, NumericColumn]:
         """Numeric columns by name."""
         return {name: column for name, column in self.columns.items() if isinstance(column, NumericColumn)}

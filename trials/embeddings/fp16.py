@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dhen.batch import FeatureBatch
-from dhen.inputs.features import EmbeddingTables, Tables
+from dhen.inputs.features import EmbeddingTables, TableLookups, Tables
 
 
 class HalfTables(EmbeddingTables):
@@ -23,28 +22,19 @@ class HalfTables(EmbeddingTables):
 
     def __init__(self, tables: EmbeddingTables) -> None:
         """Takes the tables' weights over, rounded to the nearest."""
-        nn.Module.__init__(self)  # the parent's would draw fresh weights
-        self.tables, self.bags, self.bag_offsets = tables.tables, tables.bags, tables.bag_offsets
-        self.register_buffer("row_offsets", tables.row_offsets, persistent=False)
-        self.ids, self.slots = tables.ids, tables.slots
+        TableLookups.__init__(self, tables.schema, tables.places)  # the parent's would draw fresh weights
+        self.row_offsets, self.ids, self.slots = tables.row_offsets, tables.ids, tables.slots
         self.weight = nn.Parameter(tables.weight.detach().half())
         self.weight.grad_dtype = torch.float32
 
-    def forward(self, batch: FeatureBatch) -> list[Tensor]:
-        """Looks embeddings up as `EmbeddingTables` does."""
-        looked_up = []
-        if self.row_offsets.numel():
-            rows_BT = self._categorical_rows(batch)
-            looked_up.append(
-                self._rows_of(self._held(rows_BT).flatten()).view(*rows_BT.shape, self.weight.shape[1])
-            )
-        for rows_N, offsets_B in self._bag_rows(batch):
-            places_N = torch.arange(len(rows_N), device=rows_N.device)
-            bag_BD = F.embedding_bag(
-                places_N, self._rows_of(self._held(rows_N)), offsets_B.long(), mode="mean"
-            )
-            looked_up.append(bag_BD.unsqueeze(1))
-        return looked_up
+    def embedded(self, rows_BT: Tensor) -> Tensor:
+        """See `EmbeddingTables`."""
+        return self._rows_of(self._held(rows_BT).flatten()).view(*rows_BT.shape, self.weight.shape[1])
+
+    def pooled(self, rows: Tensor, offsets_B: Tensor) -> Tensor:
+        """See `EmbeddingTables`."""
+        places = torch.arange(len(rows), device=rows.device)
+        return F.embedding_bag(places, self._rows_of(self._held(rows)), offsets_B, mode="mean")
 
     def _rows_of(self, rows_N: Tensor) -> Tensor:
         rows_ND: Tensor = _Rows.apply(self.weight, rows_N)  # type: ignore[no-untyped-call]

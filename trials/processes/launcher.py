@@ -7,18 +7,17 @@ nothing of one candidate reaches the next, and a crash of one is an event, not t
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import multiprocessing
-import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from trials.processes.fork_server import server_environment
 from trials.processes.rank_process import LocalRank
 from trials.processes.supervisor import POLL_SECONDS, AnyRun, Run, forget_last_run, wait_for
 from trials.without_main import without_main
@@ -34,11 +33,6 @@ use."""
 PRELOADED_FOR_SEVERAL = ("trials.embeddings.preload",)
 """Modules that are preloaded for ranks whose tables are sharded: a third of a second, once (2 cores,
 2026-11-21)."""
-SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-"""Environment of the fork server. OpenMP in the server must never have had more than one thread, or processes that
-use two hang; and what lies in the current folder (a `trials/` of the user's) must not be imported in place of this
-project."""
-
 SERVER_GONE_SECONDS = 0.1
 """Seconds until a server whose pipe broke is known to be dead."""
 
@@ -69,7 +63,7 @@ class Launcher:
     def warm_up(self) -> None:
         """Starts the fork server's imports (seconds) while the caller does something else."""
         LOG.info("fork server: is started, unless it runs")
-        with _server_environment():
+        with server_environment():
             forkserver.ensure_running()
 
     def start(self, task: Task, directory: Path) -> Run:
@@ -100,7 +94,7 @@ class Launcher:
         ranks = task.ranks_here
         forget_last_run(directory, ranks)
         arguments = [(task.to_dict(), str(directory), rank) for rank in ranks]
-        with _server_environment(), without_main():
+        with server_environment(), without_main():
             try:
                 processes = self._processes(main, arguments)
             except (EOFError, OSError):  # the server was killed just then, and its ranks with it
@@ -145,18 +139,3 @@ def _run_of(ranks: list[LocalRank], task: Task, directory: Path) -> Run:
 def _kill_all(ranks: weakref.WeakSet[LocalRank]) -> None:
     for rank in list(ranks):
         rank.kill()
-
-
-@contextlib.contextmanager
-def _server_environment() -> Iterator[None]:
-    """Sets the environment that the fork server must be started with, should it be started now."""
-    before = {name: os.environ.get(name) for name in SERVER_ENVIRONMENT}
-    os.environ.update(SERVER_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

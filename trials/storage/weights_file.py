@@ -5,8 +5,13 @@ Optimizer state may be beside them.
 
 from __future__ import annotations
 
+import json
+import math
+import mmap
+import os
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -15,6 +20,8 @@ from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 
 Weights = dict[str, Tensor]
+_DTYPES = {"F32": torch.float32, "I64": torch.int64, "U8": torch.uint8}
+"""The types that weights have, as files name them."""
 OPTIMIZER = "optimizer."
 """Beginning of the names of optimizer state (`trials.checkpoint.optimizer_state`)."""
 
@@ -61,8 +68,63 @@ def load_weights(model: nn.Module, path: Path) -> None:
     Raises:
         UserError: when the file is missing, damaged, or of another model.
     """
+    _load(model, read_weights(path), path, assign=False)
+
+
+def adopt_weights(model: nn.Module, path: Path, *, mapped: bool) -> None:
+    """Puts a file's weights in the place of a model's own, which need no memory.
+
+    Args:
+        model: the model, in host memory.
+        path: the weights file.
+        mapped: whether the weights stay in the file, mapped into memory: pages of it are read when they are looked
+            up, and the system may take them back. The file must not be changed in place while the model lives; a
+            rename over it is no change. What is written to the weights stays in memory and never reaches the file.
+
+    Raises:
+        UserError: when the file is missing, damaged, or of another model.
+    """
+    weights = _mapped(path) if mapped else _in_memory(path)
+    _load(model, weights, path, assign=True)
+
+
+def _load(model: nn.Module, weights: Weights, path: Path, *, assign: bool) -> None:
     try:
-        model.load_state_dict(read_weights(path), strict=True)
+        model.load_state_dict(weights, strict=True, assign=assign)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: the weights are of another model: {reason}") from None
+
+
+def _in_memory(path: Path) -> Weights:
+    """Returns copies of a file's weights, which safetensors maps as it reads them."""
+    return {name: tensor.clone() for name, tensor in read_weights(path).items()}
+
+
+def _mapped(path: Path) -> Weights:
+    """Returns a file's weights as views of its pages, of which only those in use take memory.
+
+    safetensors maps files too, but the system then reads far more than the rows that are looked up, and keeps it.
+    """
+    try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
+            # pages that were read to check the file's hash would stay, and be mapped in blocks of megabytes
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        pages.madvise(mmap.MADV_RANDOM)
+        found: Weights = {}
+        for name, entry in header.items():
+            if name == "__metadata__" or name.startswith(OPTIMIZER):
+                continue
+            shape, dtype, first = entry["shape"], _DTYPES[entry["dtype"]], entry["data_offsets"][0]
+            count = math.prod(shape)
+            found[name] = (
+                torch.frombuffer(pages, dtype=dtype, count=count, offset=8 + header_bytes + first).view(shape)
+                if count
+                else torch.empty(shape, dtype=dtype)
+            )
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: no readable weights ({error}).") from None

@@ -28,7 +28,7 @@ def test_the_report_is_opened_in_the_browser(
     nowhere = {name: value for name, value in environment.items() if name != "DISPLAY"}
     done = run_process(words, {**nowhere, "BROWSER": "/nowhere", "PATH": "/nowhere"}, None)
     assert done.returncode == 0, done.stderr
-    assert "no browser could be started here; open file://" in done.stdout
+    assert "no browser could be started here; open file://" in done.stderr
 
 
 def test_two_studies_are_compared(dhen_search: Run, study: Path, tmp_path: Path) -> None:

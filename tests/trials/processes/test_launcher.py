@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from trials.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
+from trials.processes.fork_server import SERVER_ENVIRONMENT, server_environment
 from trials.processes.launcher import (
     PRELOADED,
     PRELOADED_FOR_SEVERAL,
-    SERVER_ENVIRONMENT,
     Launcher,
     Run,
-    _server_environment,
     wait_for,
 )
 from trials.processes.rank_process import LocalRank
@@ -118,7 +117,7 @@ def test_a_driver_that_looks_away_is_no_evidence_of_a_hang(
 def test_the_servers_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with _server_environment():
+    with server_environment():
         assert SERVER_ENVIRONMENT.items() <= os.environ.items()
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "PYTHONSAFEPATH" not in os.environ

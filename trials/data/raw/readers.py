@@ -57,9 +57,14 @@ class BadRows:
             row = int(np.argmax(bad))
             value = batch.table.column(name)[row].as_py()
             text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            remedy = (
+                "Mend the row, give the column another role in schema.yaml, or count such values as missing with "
+                "skip_bad_rows."
+                if batch.source
+                else "Mend the value, or leave it out where it is not known."
+            )
             raise UserError(
-                f"{batch.where(row)}: column {name!r} holds {text!r}, which is no {kind}. Mend the row, give the "
-                "column another role in schema.yaml, or count such values as missing with skip_bad_rows."
+                f"{batch.where(row)}: column {name!r} holds {text!r}, which is no {kind}. {remedy}"
             )
         self.unreadable[name] += int(bad.sum())
 

@@ -1,0 +1,129 @@
+"""MLflow's scoring protocol over HTTP: /ping, /health, /version and /invocations, as `mlflow models serve` has it.
+
+Requests are read and scored one after another in a thread of their own, so that /ping answers meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dhen.errors import UserError
+from search.serving.live_model import LiveModel, Served
+from search.serving.requests import ContentTypeError, rows_of
+
+LOG = logging.getLogger(__name__)
+VERSION_HEADER = "X-Model-Version"
+BAD_REQUEST, INTERNAL_ERROR = "BAD_REQUEST", "INTERNAL_ERROR"
+"""MLflow's words for errors."""
+DRAINED = 4
+"""Times the limit up to which a body that is too large is read to its end: who still sends hears no answer."""
+
+
+class TooLargeError(UserError):
+    """The body is larger than the limit."""
+
+
+def make_app(model: LiveModel, *, max_body_bytes: int) -> Starlette:
+    """Returns the application that answers with a model's newest version."""
+    scoring = ThreadPoolExecutor(1, thread_name_prefix="scoring")
+
+    async def ping(request: Request) -> Response:
+        return _answer("\n", model.served)
+
+    async def version(request: Request) -> Response:
+        return Response(metadata.version("mlflow"), headers=_headers(model.served), media_type="text/plain")
+
+    async def invocations(request: Request) -> Response:
+        served = model.served  # one version for all of the request
+        try:
+            body = await _body(request, max_body_bytes)
+            content_type = request.headers.get("content-type", "")
+            loop = asyncio.get_running_loop()
+            text = await loop.run_in_executor(scoring, _scored, served, body, content_type)
+        except TooLargeError as error:
+            return _error(413, str(error), served)
+        except ContentTypeError as error:
+            return _error(415, str(error), served)
+        except UserError as error:
+            return _error(400, str(error), served)
+        except UnicodeEncodeError as error:
+            return _error(400, f"a text of the body is no Unicode: {error}.", served)
+        except Exception:
+            LOG.exception("a request failed")
+            return _error(500, "the server failed; its log says why.", served)
+        return _answer(text, served)
+
+    routes = [
+        Route("/ping", ping, methods=["GET"]),
+        Route("/health", ping, methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/invocations", invocations, methods=["POST"]),
+    ]
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        known = ", ".join(
+            f"{method} {route.path}"
+            for route in routes
+            for method in sorted(route.methods or ())
+            if method != "HEAD"
+        )
+        status = getattr(error, "status_code", 404)
+        return _error(
+            status, f"{request.method} {request.url.path} is not answered here; {known} are.", model.served
+        )
+
+    return Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})
+
+
+def _scored(served: Served, body: bytes, content_type: str) -> str:
+    """Returns the answer to a body, as JSON."""
+    rows = rows_of(body, content_type, served.scorer.encoding.schema)
+    scores = [] if rows is None else served.scorer.score(rows).tolist()
+    return json.dumps({"predictions": scores})
+
+
+async def _body(request: Request, most_bytes: int) -> bytes:
+    """Returns a request's body.
+
+    Raises:
+        TooLargeError: where it has more bytes than the limit, of which no more is kept.
+    """
+    parts, size = list[bytes](), 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= most_bytes:
+                parts.append(part)
+            elif size > DRAINED * most_bytes:
+                break
+    except ClientDisconnect:
+        raise UserError("the connection was closed before the body's end.") from None
+    if size > most_bytes:
+        raise TooLargeError(
+            f"the body has more than {most_bytes:,} bytes: send fewer rows at a time, or start the server with a "
+            "higher --max-body."
+        )
+    return b"".join(parts)
+
+
+def _headers(served: Served) -> dict[str, str]:
+    return {VERSION_HEADER: served.name}
+
+
+def _answer(text: str, served: Served) -> Response:
+    return Response(text, headers=_headers(served), media_type="application/json")
+
+
+def _error(status: int, message: str, served: Served) -> Response:
+    code = INTERNAL_ERROR if status >= 500 else BAD_REQUEST
+    text = json.dumps({"error_code": code, "message": message})
+    return Response(text, status, headers=_headers(served), media_type="application/json")

@@ -1,0 +1,116 @@
+"""`serve`: answers with a bundle's probabilities over HTTP, in MLflow's protocol."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from dhen.errors import UserError
+from search.bundles.manifest import check_is_bundle
+from search.serving.settings import ServeSettings
+from trials.cluster.quantity import parse_bytes
+
+HOST = "127.0.0.1"
+USUAL_PORT = 5000
+MAX_BODY = "16MiB"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dhen-search serve runs/demo/best --port 5000
+  dhen-search serve live --port 5000 --workers 4 --mmap
+  curl http://127.0.0.1:5000/invocations -H 'Content-Type: application/json' \\
+    -d '{"dataframe_records": [{"site": "a", "price": 3.5}]}'
+"""
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), help="Default: 5000, or a free one if that is taken.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that answer."
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Torch's threads in each worker; workers x threads should not exceed the cores.",
+)
+@click.option(
+    "--mmap", "mapped", is_flag=True, help="Leave embedding rows in the file until they are looked up."
+)
+@click.option("--max-body", default=MAX_BODY, show_default=True, help="Largest body of a request.")
+@click.option(
+    "--host",
+    default=HOST,
+    show_default=True,
+    help="Address to listen on. Whoever reaches another one than this may score: there is no password.",
+)
+def command(
+    bundle: Path, port: int | None, workers: int, threads: int, mapped: bool, max_body: str, host: str
+) -> None:
+    """Serve BUNDLE in MLflow's scoring protocol: POST /invocations has raw rows (JSON or CSV) and answers with
+    probabilities; GET /ping says whether it is up. Ctrl-C ends it, after the requests that it has begun.
+
+    When the bundle changes on disk (replaced by a newer export, or by an increment) the new version answers
+    without a restart; the header X-Model-Version says which one has. One that is damaged is refused.
+    """
+    from search.serving.workers import Workers
+
+    check_is_bundle(bundle)
+    settings = ServeSettings(bundle=bundle, mapped=mapped, threads=threads, max_body_bytes=_bytes(max_body))
+    with listening(host, port) as listener:
+        address = f"http://{host}:{listener.getsockname()[1]}"
+        click.echo(f"{workers} worker{'s' if workers > 1 else ''} start, this takes some seconds ...")
+        pool = None
+        try:
+            pool = Workers(settings, listener, workers)
+            if host != HOST:
+                click.echo(
+                    f"note: whoever reaches {host} may score, and all that is sent can be read on the way: there "
+                    "is no password and no encryption. A proxy in front has both.",
+                )
+            click.echo(f"version {pool.version} answers at {address}/invocations (Ctrl-C ends it)")
+            for event in pool.watch():
+                click.echo(event, err=True)
+        except KeyboardInterrupt:
+            click.echo("\nends after the requests that it has begun ...")
+        finally:
+            listener.close()
+            if pool is not None:
+                pool.end()
+    click.echo("ended.")
+
+
+def listening(host: str, wanted: int | None) -> socket.socket:
+    """Returns a socket that listens on the wanted port; where none is wanted on the usual one, or any that is
+    free.
+
+    Raises:
+        UserError: where the port is taken, or the address is none of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reason = ""
+    for port in (USUAL_PORT, 0) if wanted is None else (wanted,):
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            reason = error.strerror or str(error)
+        else:
+            return listener
+    raise UserError(
+        f"cannot listen on {host}, port {port}: {reason}. Leave --port out to have a free one picked."
+    )
+
+
+def _bytes(words: str) -> int:
+    try:
+        return parse_bytes(words)
+    except ValueError as error:
+        raise UserError(f"--max-body {words}: {error}.") from None
