@@ -111,6 +111,11 @@ def different_settings(first: StudyRecord, second: StudyRecord) -> list[tuple[st
     ]
 
 
+def _report_of(name: str, record: StudyRecord) -> Command:
+    directory = shlex.quote(record.directory)
+    return Command(purpose=f"The report of {name}", line=f"dhen-search report {directory} --open")
+
+
 def _best(record: StudyRecord) -> dict[str, str]:
     trial = find(record, record.best)
     row = trial_rows(record, (trial,))[0] if trial is not None else None

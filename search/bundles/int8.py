@@ -15,11 +15,11 @@ from dhen.errors import UserError
 from dhen.inputs.int8_tables import Int8Tables, use_int8_tables
 from search.bundles.bundle import (
     Bundle,
-    Int8Cost,
     check_place,
     weights_names,
     write_beside_weights,
 )
+from search.bundles.int8_cost import Int8Cost
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.optim.master_weights import compute_in, embedding_tables

@@ -257,8 +257,8 @@ def test_axe_finds_nothing_serious(
     browser.prefer(theme)
     write_comparison(record, study(), tmp_path / "two.html")
     two = "!!document.querySelector('#figure-fronts .main-svg')"
-    folded = "document.querySelectorAll('dialog details, #figure-front details')"
-    openings = f"[...{folded}].forEach(d => {{ d.open = true; }})"
+    details = "[...document.querySelectorAll('dialog details, #figure-front details')]"
+    openings = f"{details}.forEach(d => {{ d.open = true; }})"
     addresses = [(page, DRAWN), (f"{page}#trial-3-0", f"!!{PANEL}"), ((tmp_path / "two.html").as_uri(), two)]
     for address, until in addresses:
         opened(browser, address, until=until)
