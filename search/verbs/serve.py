@@ -63,7 +63,7 @@ def command(
     settings = ServeSettings(bundle=bundle, mapped=mapped, threads=threads, max_body_bytes=_bytes(max_body))
     with listening(host, port) as listener:
         address = f"http://{host}:{listener.getsockname()[1]}"
-        click.echo(f"{workers} worker{'s' if workers > 1 else ''} start, this takes some seconds ...")
+        click.echo(f"workers that start: {workers}; this takes some seconds ...")
         pool = None
         try:
             pool = Workers(settings, listener, workers)
