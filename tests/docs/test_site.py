@@ -64,10 +64,10 @@ def test_the_python_reference_has_docstrings(site: Path) -> None:
 def test_a_reader_without_a_network_finds_a_page(site: Path, tmp_path: Path) -> None:
     with Chromium(tmp_path / "profile") as browser:
         browser.open((site / "index.html").as_uri())
-        browser.wait_for("document.querySelector('.md-search__button')")
-        browser.wait_for(
-            f"document.querySelector('.md-search__button').click() || {SEARCH}.querySelector('input')"
-        )
+        browser.wait_for("document.querySelectorAll('.md-search__button').length")
+        browser.evaluate("document.querySelector('.md-search__button').click()")
+        browser.wait_for("[...document.querySelectorAll('div')].some(div => div.shadowRoot)")
+        browser.wait_for(f"{SEARCH}.querySelectorAll('input').length")
         browser.type(f"{SEARCH}.querySelector('input')", "memory margin")
         found = browser.wait_for(f"[...{SEARCH}.querySelectorAll('a')].map(link => link.href).join(' ')")
         assert "ranks-and-hosts.html" in found
