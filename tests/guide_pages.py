@@ -23,6 +23,7 @@ from command_line import run_here
 import search
 from search.cli import INTERRUPTED, VERBS
 
+REPRODUCED = ("seeds=2", "layers=1", "embedding_dim=4", "out_embeddings=4", "threads=1", "parallel=1")
 SMALLER: Mapping[str, tuple[str, ...]] = {
     "demo": ("rows=4000",),
     "run": ("trials=2", "space=tiny", "training.epochs=1", "baseline_trials=1", "threads=1", "parallel=1"),
@@ -30,10 +31,11 @@ SMALLER: Mapping[str, tuple[str, ...]] = {
     "confirm": ("--seeds", "2"),
     "ablate": ("--seeds", "2"),
     "average": ("--seeds", "1"),
-    "fidelity": ("--space", "tiny", "--candidates", "3", "--fractions", "0.5", "training.epochs=1"),
-    "reproduce": ("seeds=2", "layers=1", "embedding_dim=4", "out_embeddings=4", "threads=1", "parallel=1"),
+    "fidelity": ("--space", "tiny", "--candidates", "5", "--fractions", "0.5", "training.epochs=1"),
+    "reproduce": REPRODUCED,
+    "reproduce table3": (*REPRODUCED, "experts=2"),
 }
-"""Words after those of a command. The last one wins where a key or an option is given twice."""
+"""Words behind those of a command, by its verb. The last one wins where a key or an option is given twice."""
 SERVERS = ("ui", "serve")
 """Verbs that go on until Ctrl-C: they run beside what follows on their page."""
 COMING = ("leaderboard", "optuna", "serve", "report --open", "report --compare", "search.open_study")
@@ -101,6 +103,13 @@ def is_coming(text: str) -> bool:
     return "from search import" in text and any(name in text for name in names)
 
 
+def smaller(words: list[str]) -> tuple[str, ...]:
+    """Words that make a command small; a space of its own that it names stays."""
+    added = SMALLER.get(" ".join(words[:2]), SMALLER.get(words[0], ()))
+    own_space = any(word.startswith("space=") for word in words)
+    return tuple(word for word in added if not (own_space and word.startswith("space=")))
+
+
 def arrived(what: str) -> bool:
     """Whether something of `COMING` is there by now, and has to leave the list."""
     if what.startswith("search."):
@@ -131,7 +140,8 @@ class Page:
         for server in self.servers:
             server.send_signal(signal.SIGINT)
         for server in self.servers:
-            assert server.wait(60) in (0, INTERRUPTED)
+            server.communicate(timeout=TIMEOUT_SECONDS)
+            assert server.returncode in (0, INTERRUPTED)
 
     def run(self, block: Block) -> None:
         """Runs a block of commands or of Python, compares an output, writes a file that is shown."""
@@ -164,7 +174,7 @@ class Page:
         verb = words[0]
         if verb in SERVERS:
             return self._start(words)
-        done = run_here((*words, *SMALLER.get(verb, ())), self.environment, self.folder)
+        done = run_here((*words, *smaller(words)), self.environment, self.folder)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr
         if into:

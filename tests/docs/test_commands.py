@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run_here
-from guide_pages import COMING, REASON, SMALLER, Page, arrived, blocks, commands, is_coming, missing_lines
+from guide_pages import COMING, REASON, Page, arrived, blocks, commands, is_coming, missing_lines, smaller
 
 from search.cli import VERBS
 
@@ -26,6 +26,8 @@ SLOW = (
     "spaces.md",
 )
 """Pages with many studies, in `make test-all` alone."""
+DEEP = "{modules: {linear: {}, dlrm: {}, mlp: {}}, depth: 2, model: {embedding_dim: [4, 8]}}"
+"""A space all of whose networks have parts to remove, as `ablate` needs them."""
 LANGUAGES = {"sh", "text", "python", "yaml", "json", "sql"}
 
 
@@ -40,21 +42,22 @@ def placeholders(environment: dict[str, str], tmp_path_factory: pytest.TempPathF
     """A folder with what pages take for granted; docs/guide/README.md says what each name stands for."""
     folder = tmp_path_factory.mktemp("guide")
 
-    def dhen_search(*words: str) -> None:
-        done = run_here((*words, *SMALLER.get(words[0], ())), environment, folder)
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    def dhen_search(verb: str, *words: str) -> None:
+        done = run_here((verb, *smaller([verb]), *words), environment, folder)
+        assert done.returncode == 0, f"{verb} {words}\n{done.stdout}\n{done.stderr}"
 
-    dhen_search("demo", "--out", "demo.csv", "users=100", "items=30", "affinity=0.5")
+    dhen_search("demo", "--out", "demo.csv", "rows=5500", "users=100", "items=30", "affinity=0.5")
     head, *rows = (folder / "demo.csv").read_text().splitlines(keepends=True)
     for generated, name in (("C3", "site"), ("user", "user_id"), ("item", "item_id")):
         head = head.replace(f'"{generated}"', f'"{name}"')
-    parts = {"log.csv": rows[:3000], "newer.csv": rows[3000:], "new.csv": rows[3900:]}
-    parts |= {"july.csv": rows[3000:3500], "august.csv": rows[3500:]}
-    parts |= {"train.csv": rows[:2500], "test.csv": rows[2500:3000]}
+    parts = {"log.csv": rows[:4000], "newer.csv": rows[4000:], "new.csv": rows[5400:]}
+    parts |= {"july.csv": rows[4000:4750], "august.csv": rows[4750:]}
+    parts |= {"train.csv": rows[:3500], "test.csv": rows[3500:4000]}
     for name, part in parts.items():
         (folder / name).write_text("".join((head, *part)))
     dhen_search("prepare", "log.csv", "--out", "prepared")
-    dhen_search("run", "--data", "log.csv", "--out", "runs/mine")
+    (folder / "deep.yaml").write_text(DEEP)
+    dhen_search("run", "--data", "log.csv", "--out", "runs/mine", "trials=2", "space=deep.yaml")
     dhen_search("confirm", "runs/mine")
     return folder
 
