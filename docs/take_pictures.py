@@ -3,12 +3,14 @@
     .venv/bin/python docs/take_pictures.py runs/first
 
 `runs/first` is the tutorial's study. Pictures are as people see them: the report and MLflow in Chromium, the
-terminal as Rich draws what `dhen-search status` prints. PNG files keep 128 colours, which makes them a third of the size.
+terminal as Rich draws what `dhen-search status` prints. PNG files keep 128 colours, which makes them a third of
+the size.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from chromium import Chromium  # noqa: E402
-from guide_pages import free_port  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 COMMAND = Path(sys.executable).parent / "dhen-search"
@@ -66,7 +67,10 @@ def terminal(directory: Path, browser: Chromium) -> None:
 def mlflow(directory: Path, browser: Chromium) -> None:
     """The table of runs in MLflow."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    words = [COMMAND, "ui", directory, "--port", str(free_port())]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = [COMMAND, "ui", directory, "--port", port]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None
