@@ -118,7 +118,7 @@ def arrived(what: str) -> bool:
     if not option:
         return verb in VERBS
     source = Path(search.__file__).parent / "verbs" / f"{verb}.py"
-    return f'"{option}"' in source.read_text(encoding="utf-8")
+    return f'"{option}' in source.read_text(encoding="utf-8")
 
 
 @dataclass(kw_only=True)
