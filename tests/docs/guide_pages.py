@@ -10,7 +10,6 @@ import itertools
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -138,7 +137,7 @@ class Page:
 
     def __exit__(self, *_: object) -> None:
         for server in self.servers:
-            server.send_signal(signal.SIGINT)
+            server.terminate()  # as Ctrl-C, which processes started in a background do not hear
         for server in self.servers:
             server.communicate(timeout=TIMEOUT_SECONDS)
             assert server.returncode in (0, INTERRUPTED)
