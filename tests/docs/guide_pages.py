@@ -13,11 +13,12 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from command_line import run_here
+from output_shape import missing_lines
 
 import search
 from search.cli import INTERRUPTED, VERBS
@@ -41,9 +42,6 @@ COMING = ("leaderboard", "optuna", "serve", "report --open", "report --compare",
 """What the documents tell of and is not there yet: verbs, options and names of Python."""
 REASON = re.compile(r"<!-- not run: (.+?) -->")
 NEEDS = re.compile(r"<!-- needs: (.+?) -->")
-NUMBER = re.compile(r"[-+±]?\d[\d,.]*(?:e[-+]?\d+)?")
-MODEL = re.compile(r"(?:\d+x)?\[[\w+ ]+\](?: \w+)*|advanced_dlrm [\d-]+ d\d+(?: buckets \w+)?")
-STATE = re.compile(r"\b(?:baseline|best|knee|front|completed)\b")
 TIMEOUT_SECONDS = 120.0
 
 
@@ -256,27 +254,3 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def missing_lines(shown: str, printed: str) -> list[str]:
-    """Lines of a shown output whose shape was not printed; three dots stand for anything.
-
-    Numbers, names of networks, what a trial of a table is (best, knee) and widths of columns may differ.
-    """
-    text = shape(printed)
-    return [line for line in shown.splitlines() for part in _parts(line) if part not in text]
-
-
-def _parts(line: str) -> Iterator[str]:
-    """What has to be printed of a shown line: the parts between three dots."""
-    return (part for part in map(shape, re.split(r"\.\.\.|…", line)) if part)
-
-
-def shape(text: str) -> str:
-    """A text without what differs from run to run."""
-    text = MODEL.sub("NETWORK", text)
-    text = STATE.sub("STATE", text)
-    text = re.sub(r"(?<![\w])(?:–|NaN)(?![\w])", "0", text)
-    text = NUMBER.sub("0", text)
-    text = re.sub(r"\b0( ?)(?:min 0 s|k|M|G|ms|s)\b", "0", text)
-    return " ".join(text.split())

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from command_line import run_here
-from guide_pages import COMING, REASON, Page, arrived, blocks, commands, is_coming, missing_lines, smaller
+from guide_pages import COMING, REASON, Page, arrived, blocks, commands, is_coming, smaller
+from output_shape import missing_lines
 
 from search.cli import VERBS
 
