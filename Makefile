@@ -12,7 +12,7 @@ TORCHREC = $(BIN)/python -m pip install --quiet --editable ".[$(EXTRA)]" && \
 # axe-core, by which tests judge pages; the package demands a driver of browsers that is hundreds of times larger.
 AXE = $(BIN)/python -m pip install --quiet --no-deps axe-playwright-python==0.1.8
 
-.PHONY: setup search techniques test test-all lint docs bench clean
+.PHONY: setup search techniques test test-all lint docs docs-serve bench clean
 
 setup: $(READY)
 
@@ -54,9 +54,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# make docs                                docs/reference, from the configuration classes
+# make docs                                docs/reference, from the configuration classes, then the documentation site: site/index.html
 docs: $(READY)
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python docs/build_site.py
+
+# make docs-serve                          the site at http://127.0.0.1:8000, drawn anew as documents change
+docs-serve: $(READY)
+	$(BIN)/python docs/build_site.py serve
 
 # make bench                               speed on this machine
 # make bench FUXICTR_PYTHON=.venv-fuxictr/bin/python       ... beside FuxiCTR (benchmarks/training/beside_peers.py says how to get it)
@@ -69,4 +74,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.search.candidates_per_hour demo trials=8 --settings "parallel=1 threads=2" "parallel=2 threads=1"
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from generate_reference import all_rows
+from guide_pages import COMING
 
 from dhen.blocks import BLOCKS
 from search.analysis.reproduce.config import CONFIGS
@@ -60,7 +61,7 @@ def anchors(document: Path) -> set[str]:
 @pytest.mark.parametrize("name", GUIDE)
 def test_verbs_exist(name: str) -> None:
     text = (ROOT / name).read_text()
-    assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= set(VERBS)
+    assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= {*VERBS, *COMING}
 
 
 def test_readme_has_every_verb_with_its_line_and_a_page_that_tells_of_it() -> None:
@@ -73,7 +74,11 @@ def test_readme_has_every_verb_with_its_line_and_a_page_that_tells_of_it() -> No
 
 
 def test_readme_stays_short() -> None:
-    assert len(README.read_text().split()) <= 900, "what is told at length belongs into docs/guide"
+    lines = README.read_text().splitlines()
+    words = " ".join(
+        line for line in lines if not line.startswith("|")
+    ).split()  # a verb's line it has to have
+    assert len(words) <= 500, "what is told at length belongs into docs/guide"
 
 
 def test_the_guide_lists_all_its_pages_and_verbs() -> None:

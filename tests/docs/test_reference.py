@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from generate_reference import FOLDER, all_rows, pages
+from generate_reference import DECISIONS, FOLDER, all_rows, decisions, pages
 from reference_rows import rows, table
 
 from dhen.blocks import BLOCKS
@@ -18,6 +18,10 @@ def test_the_committed_pages_are_what_the_generator_gives() -> None:
     assert {path.name for path in FOLDER.iterdir()} == set(given)
     for name, text in given.items():
         assert (FOLDER / name).read_text() == text, f"{name} is not up to date: run `make docs`"
+
+
+def test_the_list_of_decisions_has_all_of_them() -> None:
+    assert (DECISIONS / "README.md").read_text() == decisions(), "run `make docs`"
 
 
 def test_every_key_has_a_meaning_of_some_words() -> None:

@@ -1,0 +1,256 @@
+"""Reads the command blocks of documents and runs them, made small: what `tests/docs/test_commands.py` rests on.
+
+docs/testing.md has the conventions of the documents: what a block's language means, and how a block is left out.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from command_line import run_here
+from output_shape import missing_lines
+
+import search
+from search.cli import INTERRUPTED, VERBS
+
+REPRODUCED = ("seeds=2", "layers=1", "embedding_dim=4", "out_embeddings=4", "threads=1", "parallel=1")
+SMALLER: Mapping[str, tuple[str, ...]] = {
+    "demo": ("rows=4000",),
+    "run": ("trials=2", "space=tiny", "training.epochs=1", "baseline_trials=1", "threads=1", "parallel=1"),
+    "train": ("training.epochs=1",),
+    "confirm": ("--seeds", "2"),
+    "ablate": ("--seeds", "2"),
+    "average": ("--seeds", "1"),
+    "fidelity": ("--space", "tiny", "--candidates", "5", "--fractions", "0.5", "training.epochs=1"),
+    "reproduce": REPRODUCED,
+    "reproduce table3": (*REPRODUCED, "experts=2"),
+}
+"""Words behind those of a command, by its verb. The last one wins where a key or an option is given twice."""
+SERVERS = ("ui", "serve")
+"""Verbs that go on until Ctrl-C: they run beside what follows on their page."""
+COMING = ("leaderboard", "optuna", "serve", "report --open", "report --compare", "search.open_study")
+"""What the documents tell of and is not there yet: verbs, options and names of Python."""
+REASON = re.compile(r"<!-- not run: (.+?) -->")
+NEEDS = re.compile(r"<!-- needs: (.+?) -->")
+TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block of a document."""
+
+    language: str
+    text: str
+    line: int
+    not_run: str = ""
+    """Why its commands are not run, where they are not."""
+    needs: str = ""
+    """What of `COMING` it cannot do without, where its commands do not say so."""
+
+
+def blocks(document: Path) -> list[Block]:
+    """All fenced blocks, in order; a comment on the line before says why one is not run."""
+    found: list[Block] = []
+    lines = document.read_text(encoding="utf-8").splitlines()
+    opened: int | None = None
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if opened is None:
+            opened = number
+            continue
+        reason, needs = (pattern.fullmatch(lines[opened - 1]) for pattern in (REASON, NEEDS))
+        found.append(
+            Block(
+                language=lines[opened].removeprefix("```").strip(),
+                text="\n".join(lines[opened + 1 : number]) + "\n",
+                line=opened + 1,
+                not_run=reason[1] if reason else "",
+                needs=needs[1] if needs else "",
+            )
+        )
+        opened = None
+    assert opened is None, f"{document}:{opened}: a block does not end"
+    return found
+
+
+def commands(block: Block) -> list[str]:
+    """Commands of a block, one a line; a line that ends with a backslash goes on."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def is_coming(text: str) -> bool:
+    """Whether a command, or a block of Python, needs what is not there yet."""
+    words = text.split()
+    verb = words[1] if words[:1] == ["dhen-search"] else ""
+    if any(verb == what.split()[0] and set(what.split()[1:]) <= set(words) for what in COMING):
+        return True
+    names = [what.partition(".")[2] for what in COMING if what.startswith("search.")]
+    return "from search import" in text and any(name in text for name in names)
+
+
+def smaller(words: list[str]) -> tuple[str, ...]:
+    """Words that make a command small; a space of its own that it names stays."""
+    added = SMALLER.get(" ".join(words[:2]), SMALLER.get(words[0], ()))
+    own_space = any(word.startswith("space=") for word in words)
+    return tuple(word for word in added if not (own_space and word.startswith("space=")))
+
+
+def arrived(what: str) -> bool:
+    """Whether something of `COMING` is there by now, and has to leave the list."""
+    if what.startswith("search."):
+        return hasattr(search, what.partition(".")[2])
+    verb, _, option = what.partition(" ")
+    if not option:
+        return verb in VERBS
+    source = Path(search.__file__).parent / "verbs" / f"{verb}.py"
+    return f'"{option}' in source.read_text(encoding="utf-8")
+
+
+@dataclass(kw_only=True)
+class Page:
+    """A document whose commands are run in a folder, one after another."""
+
+    folder: Path
+    environment: dict[str, str]
+    said: str = ""
+    """What the last command block printed."""
+    servers: list[subprocess.Popen[str]] = field(default_factory=list)
+    ports: dict[str, str] = field(default_factory=dict)
+    """Of servers: the port that the page says, and the free one that was taken."""
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self.servers:
+            server.terminate()  # as Ctrl-C, which processes started in a background do not hear
+        for server in self.servers:
+            server.communicate(timeout=TIMEOUT_SECONDS)
+            assert server.returncode in (0, INTERRUPTED)
+
+    def run(self, block: Block) -> None:
+        """Runs a block of commands or of Python, compares an output, writes a file that is shown."""
+        shown_file = re.match(r"# ([\w./-]+\.\w+)\n", block.text)
+        if block.language == "sh":
+            self._run_commands(block)
+        elif block.language == "text":
+            if not is_missing(self.said):
+                missing = "\n".join(missing_lines(block.text, self.said))
+                assert not missing, f"not printed:\n{missing}\n\nprinted:\n{self.said}"
+        elif block.language == "python" and not is_coming(block.text):
+            self._run_python(block)
+        elif shown_file:
+            (self.folder / shown_file[1]).write_text(block.text)
+
+    def _run_commands(self, block: Block) -> None:
+        self.said = ""
+        for command in commands(block):
+            if is_coming(command) or block.needs in COMING:
+                self.said += MISSING
+                continue
+            self.said += self._run_command(self._with_free_ports(command))
+
+    def _run_command(self, command: str) -> str:
+        words = [os.path.expandvars(word) for word in shlex.split(command, comments=True)]
+        if words[0] != "dhen-search":
+            return self._run_shell(command)
+        words, into = _redirected(words[1:])
+        words = list(itertools.chain.from_iterable(map(self._expanded, words)))
+        verb = words[0]
+        if verb in SERVERS:
+            return self._start(words)
+        done = run_here((*words, *smaller(words)), self.environment, self.folder)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, done.stderr
+        if into:
+            (self.folder / into).write_text(done.stdout)
+        return "" if into else done.stdout + done.stderr
+
+    def _expanded(self, word: str) -> list[str]:
+        """A word with a star is the files that it matches, as a shell has it."""
+        return sorted(glob.glob(word, root_dir=self.folder)) if "*" in word else [word]
+
+    def _run_shell(self, command: str) -> str:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{self.environment['PATH']}"
+        done = subprocess.run(
+            ["bash", "-euc", command],
+            cwd=self.folder,
+            env={**self.environment, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _start(self, words: list[str]) -> str:
+        """Starts a server, and waits until it says where it is."""
+        port = self.ports.setdefault(_option(words, "--port"), str(free_port()))
+        without = [word for word in words if word not in ("--port", _option(words, "--port"))]
+        server = subprocess.Popen(
+            [sys.executable, "-c", "from search.cli import main; main()", *without, "--port", port],
+            cwd=self.folder,
+            env={**self.environment, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.servers.append(server)
+        assert server.stdout is not None
+        for line in server.stdout:
+            if f":{port}" in line:
+                return line
+        raise AssertionError(f"{words} ended with {server.wait()}")
+
+    def _with_free_ports(self, command: str) -> str:
+        for said, taken in self.ports.items():
+            command = command.replace(f":{said}", f":{taken}") if said else command
+        return command
+
+    def _run_python(self, block: Block) -> None:
+        done = subprocess.run(
+            [sys.executable, "-"],
+            input=block.text,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+        assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+        self.said = done.stdout
+
+
+MISSING = "(a command of this block is not there yet)\n"
+
+
+def is_missing(said: str) -> bool:
+    """Whether an output is of a block with a command that is not there yet."""
+    return said.endswith(MISSING)
+
+
+def _redirected(words: list[str]) -> tuple[list[str], str]:
+    """Words of a command, and the file that it writes its output to, if any."""
+    return (words[:-2], words[-1]) if words[-2:-1] == [">"] else (words, "")
+
+
+def _option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1] if name in words else ""
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

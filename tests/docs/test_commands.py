@@ -1,0 +1,132 @@
+"""Every command of the guide runs as it stands there, on a small log and made small, and prints what is shown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import run_here
+from guide_pages import COMING, REASON, Page, arrived, blocks, commands, is_coming, smaller
+from output_shape import missing_lines
+
+from search.cli import VERBS
+
+ROOT = Path(__file__).parent.parent.parent
+GUIDE = ROOT / "docs" / "guide"
+TUTORIAL = GUIDE / "tutorial.md"
+PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]
+SLOW = (
+    "data.md",
+    "online.md",
+    "paper-tables.md",
+    "plans.md",
+    "ranks-and-hosts.md",
+    "searching.md",
+    "spaces.md",
+)
+"""Pages with many studies, in `make test-all` alone."""
+DEEP = "{modules: {linear: {}, dlrm: {}, mlp: {}}, depth: 2, model: {embedding_dim: [4, 8]}}"
+"""A space all of whose networks have parts to remove, as `ablate` needs them."""
+LANGUAGES = {"sh", "text", "python", "yaml", "json", "sql"}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What opens a browser opens none."""
+    return {**os.environ, "BROWSER": "true"}
+
+
+@pytest.fixture(scope="module")
+def placeholders(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what pages take for granted; docs/guide/README.md says what each name stands for."""
+    folder = tmp_path_factory.mktemp("guide")
+
+    def dhen_search(verb: str, *words: str) -> None:
+        done = run_here((verb, *smaller([verb]), *words), environment, folder)
+        assert done.returncode == 0, f"{verb} {words}\n{done.stdout}\n{done.stderr}"
+
+    dhen_search("demo", "--out", "demo.csv", "rows=5500", "users=100", "items=30", "affinity=0.5")
+    head, *rows = (folder / "demo.csv").read_text().splitlines(keepends=True)
+    for generated, name in (("C3", "site"), ("user", "user_id"), ("item", "item_id")):
+        head = head.replace(f'"{generated}"', f'"{name}"')
+    parts = {"log.csv": rows[:4000], "newer.csv": rows[4000:], "new.csv": rows[5400:]}
+    parts |= {"july.csv": rows[4000:4750], "august.csv": rows[4750:]}
+    parts |= {"train.csv": rows[:3500], "test.csv": rows[3500:4000]}
+    for name, part in parts.items():
+        (folder / name).write_text("".join((head, *part)))
+    dhen_search("prepare", "log.csv", "--out", "prepared")
+    (folder / "deep.yaml").write_text(DEEP)
+    dhen_search("run", "--data", "log.csv", "--out", "runs/mine", "trials=2", "space=deep.yaml")
+    dhen_search("confirm", "runs/mine")
+    return folder
+
+
+def with_commands() -> list[object]:
+    """Pages that have commands to be run, as parameters; slow ones are marked."""
+    return [
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW else [])
+        for page in PAGES
+        if any(block.language in ("sh", "python") and not block.not_run for block in blocks(page))
+    ]
+
+
+@pytest.mark.parametrize("page", with_commands())
+def test_commands_run_and_print_what_is_shown(
+    page: Path, request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "here"
+    if page == TUTORIAL:
+        folder.mkdir()  # it begins with nothing
+    else:
+        shutil.copytree(request.getfixturevalue("placeholders"), folder)
+    with Page(folder=folder, environment=environment) as here:
+        for block in blocks(page):
+            if not block.not_run:
+                here.run(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_says_what_it_is(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in LANGUAGES, f"{page.name}:{block.line}: ```{block.language}"
+        runs = block.language in ("sh", "python")
+        assert runs or not block.not_run, f"{page.name}:{block.line} would not be run anyway"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_are_not_run_call_verbs_that_there_are(page: Path) -> None:
+    for block in blocks(page):
+        for command in commands(block) if block.language == "sh" else ():
+            words = command.split("dhen-search ")[1:]
+            assert {part.split()[0] for part in words} <= {*VERBS, *COMING}, command
+
+
+def test_what_is_not_there_yet_is_not_there_yet() -> None:
+    assert [what for what in COMING if arrived(what)] == [], (
+        "take it out of COMING: its commands are run then"
+    )
+
+
+def test_outputs_are_compared_by_their_shape() -> None:
+    printed = "trial 3 completed, NE 0.75 (-1.2 %), 594 k FLOPs, 2 s: [dlrm] d16\nbundle: b\nkept\n"
+    shown = "trial 35 completed, NE 0.81692 (+4.67 %), 2.72 M FLOPs, 1 min 41 s: 2x[dcn_v2+mlp] sum d16 ...\n"
+    assert missing_lines(shown, printed) == []
+    assert missing_lines("...\nbundle: b ... kept", printed) == []
+    assert missing_lines("trial 35 stopped, NE 0.81692\nbundle: c\n", printed) == [
+        "trial 35 stopped, NE 0.81692",
+        "bundle: c",
+    ]
+
+
+def test_a_block_is_left_out_by_a_comment_with_its_reason(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- not run: no Slurm here -->\n```sh\nsrun true\n```\n\n```sh\ndhen-search run \\\n  trials=2\n```\n"
+    )
+    left_out, run = blocks(page)
+    assert (left_out.not_run, run.not_run) == ("no Slurm here", "")
+    assert commands(run) == ["dhen-search run    trials=2"]
+    assert REASON.fullmatch("<!-- not run: -->") is None
+    assert is_coming(f"dhen-search {COMING[0]} runs/mine") or not COMING
