@@ -21,6 +21,7 @@ from dhen.blocks.low_rank_fm import LowRankFmConfig
 from dhen.blocks.mask_block import MaskBlockConfig
 from dhen.blocks.mlp import MlpConfig
 from dhen.blocks.pnn import PnnConfig
+from dhen.blocks.sparse_attention import SparseAttentionConfig
 from dhen.blocks.sparse_moe import SparseMoeConfig
 from dhen.blocks.token_mixing import TokenMixingConfig
 from dhen.blocks.two_stream import TwoStreamConfig
@@ -44,6 +45,7 @@ BLOCKS: dict[str, type[BlockConfig]] = {
     "mask_block": MaskBlockConfig,
     "mlp": MlpConfig,
     "pnn": PnnConfig,
+    "sparse_attention": SparseAttentionConfig,
     "sparse_moe": SparseMoeConfig,
     "token_mixing": TokenMixingConfig,
     "two_stream": TwoStreamConfig,
