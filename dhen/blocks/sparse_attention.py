@@ -1,12 +1,18 @@
 """Sparse attention: the Transformer encoder layer of `attention`, whose embeddings attend in blocks.
 
 u = W Encoder(x) as in the DHEN paper (section 3.2.2); each block of neighbouring embeddings attends to some blocks
-alone. Layouts: `fixed`, local groups and the last blocks of each, which all attend to (Sparse Transformers, arXiv
-1904.10509); `sliding_window`, neighbours and global blocks (Longformer, arXiv 2004.05150); `bigbird`, the same with
-random blocks (arXiv 2007.14062); `variable`, groups of several sizes, global blocks anywhere and random ones (DeepSpeed's sparse
-attention); `given`, whatever is written. The pairs of blocks, and with them time and memory, grow linearly with the embeddings
-but for `fixed`, whose summaries are a share of them, and `given`. Where the layout lets all attend to all, as it does for few
-embeddings, the module is `attention`, in its cost too.
+alone. Layouts:
+
+- `fixed`: local groups, and the last blocks of each, to which all attend (Sparse Transformers, arXiv 1904.10509);
+- `sliding_window`: neighbours and global blocks (Longformer, arXiv 2004.05150);
+- `bigbird`: these and random blocks (BigBird, arXiv 2007.14062);
+- `variable`: groups of several sizes, global blocks anywhere, random blocks (DeepSpeed's sparse attention);
+- `given`: whatever is written.
+
+The pairs of blocks, and with them time and memory, grow linearly with the embeddings under `sliding_window`,
+`bigbird`, and `variable` with sizes that are given; by the power 1.5 under `fixed` with groups of the square
+root of the blocks, as that paper has them; and as they are written under `given`. Where the layout lets all
+attend to all, as it does over few embeddings, the module is `attention`, in its cost too.
 
 Shapes: B examples, M embeddings, D their dimension, L embeddings out.
 """
@@ -52,8 +58,10 @@ OF_LAYOUTS = set[str]().union(*USES.values())
 
 
 class SparseAttentionConfig(DropoutBlockConfig):
-    """An encoder layer with attention in blocks, and its projection. Settings that the layout does not use have their
-    defaults, whatever is said."""
+    """An encoder layer with attention in blocks, and its projection.
+
+    Settings that the layout does not use have their defaults, whatever is said.
+    """
 
     kind: Literal["sparse_attention"] = "sparse_attention"
     heads: int = Field(default=2, gt=0)
@@ -61,30 +69,31 @@ class SparseAttentionConfig(DropoutBlockConfig):
     feedforward: int = Field(default=64, gt=0)
     """Width of the encoder layer's feed-forward part."""
     layout: Literal["fixed", "sliding_window", "bigbird", "variable", "given"] = "bigbird"
-    """Which blocks attend to which: fixed (local groups and the summaries of all), sliding_window (neighbours and global
-    blocks), bigbird (these and random blocks), variable (groups of several sizes, global blocks anywhere, random
-    blocks), or given."""
-    block_size: int = Field(default=16, gt=0, le=MOST)
+    """Which blocks attend to which: fixed (local groups and the summaries of all), sliding_window (neighbours and
+    global blocks), bigbird (these and random blocks), variable (groups of several sizes, global blocks anywhere,
+    random blocks), or given."""
+    block_size: int = Field(default=8, gt=0, le=MOST)
     """Embeddings of a block at most; blocks are as even as they can be. Of all layouts but given."""
     window: Count = 1
     """Blocks on each side of its own that a block attends to. Of sliding_window and bigbird."""
-    local_blocks: tuple[Annotated[int, Field(gt=0, le=MOST)], ...] = Field(default=(4,), min_length=1)
-    """Blocks of each local group from the first on; the last number stands for all that follow. Of fixed and
-    variable."""
+    local_blocks: tuple[Annotated[int, Field(gt=0, le=MOST)], ...] = ()
+    """Blocks of each local group from the first on; the last number stands for all that follow. None: the square
+    root of their number, as in Sparse Transformers. Of fixed and variable."""
     global_blocks: Count = 1
-    """Of sliding_window and bigbird the first blocks, which attend to all and to which all attend; of fixed the last
-    blocks of each group, to which all attend."""
+    """Of sliding_window and bigbird the first blocks, which attend to all and to which all attend; of fixed the
+    last blocks of each group, to which all attend."""
     global_positions: tuple[Count, ...] = (0,)
     """Places of the global blocks, the first being 0; places behind the last block mean none. Of variable."""
     random_blocks: Count = 1
     """Random blocks that a block attends to beside the others. Of bigbird and variable."""
     seed: Count = 0
-    """Seed of the random blocks, which are the same for all examples and in every training. Of bigbird and variable."""
+    """Seed of the random blocks, which are the same for all examples and in every training. Of bigbird and
+    variable."""
     per_head: bool = False
     """Whether each head has other random blocks, or, of fixed, other summaries. Of fixed, bigbird and variable."""
     given: tuple[str, ...] = ()
-    """The layout given: a text of 0 and 1 for each of N blocks, such as ["110", "110", "011"], 1 where it attends to a block. N
-    blocks are cut from the embeddings, however many there are."""
+    """The layout itself, of given: a text for each of N blocks, such as ["110", "110", "011"], with a 1 for each
+    block that it attends to. The embeddings are cut into N blocks, however many there are."""
 
     @model_validator(mode="before")
     @classmethod
@@ -176,11 +185,11 @@ def _blocks(config: SparseAttentionConfig, count: int, head: int) -> Blocks:
     """The layout of one head over so many blocks."""
     if config.layout == "given":
         return given(count, config.given)
+    local = config.local_blocks or (round(count**0.5),)
     if config.layout == "fixed":
-        local, summaries = config.local_blocks, config.global_blocks
-        return fixed(count, local_blocks=local, summaries=summaries, turn=head)
+        return fixed(count, local_blocks=local, summaries=config.global_blocks, turn=head)
     if config.layout == "variable":
-        rows = variable(count, local_blocks=config.local_blocks, positions=config.global_positions)
+        rows = variable(count, local_blocks=local, positions=config.global_positions)
     else:
         rows = sliding_window(count, window=config.window, global_blocks=config.global_blocks)
     drawn = config.random_blocks if config.uses("random_blocks") else 0

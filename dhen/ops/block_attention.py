@@ -1,12 +1,12 @@
 """Attention over a layout of blocks: each block of queries with the blocks of keys that it attends to, gathered.
 
-Rows of a layout that attend to equally many blocks are computed together, so that nothing is padded to the widest row
-(a global block's) and the products are exactly those of the layout. Only where the blocks do not divide the
+Rows of a layout that attend to equally many blocks are computed together, so that nothing is padded to the widest
+row (a global block's) and the products are exactly those of the layout. Only where the blocks do not divide the
 embeddings the last block has padding: its keys get no weight, its queries are computed and left out. Backward
 gathers again, so that what is kept is linear in the pairs of blocks that attend.
 
-Shapes: B examples, M embeddings, H heads of d numbers, V = 3 H d numbers of queries, keys and values; N blocks of s
-embeddings, R blocks of queries that are computed together, over all heads.
+Shapes: B examples, M embeddings, H heads of d numbers, V = 3 H d numbers of queries, keys and values; N blocks of
+s embeddings, R blocks of queries that are computed together, over all heads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dhen.ops.block_layout import BlockLayout
 from dhen.ops.dropout import keep_mask, where_kept
 from dhen.ops.flex_attention import flex_runs, flex_values
 
+
 class Together(NamedTuple):
     """Blocks of queries that are computed together; blocks are counted over all heads, one after another."""
 
@@ -32,6 +33,18 @@ class Together(NamedTuple):
     rows: list[int]
     columns: list[int]
     """The blocks that they attend to, one row after another."""
+
+    def gathers_rows(self, layout: BlockLayout) -> bool:
+        """Whether its queries are not all there are, in their order."""
+        return self.rows != _all(layout)
+
+    def gathers_columns(self, layout: BlockLayout) -> bool:
+        """Whether its keys are not all there are, in their order; a global block's are."""
+        return self.columns != _all(layout)
+
+
+def _all(layout: BlockLayout) -> list[int]:
+    return list(range(len(layout.heads) * layout.blocks))
 
 
 def together(layout: BlockLayout) -> list[Together]:
@@ -54,11 +67,13 @@ class BlockAttention(nn.Module):
     def __init__(self, layout: BlockLayout) -> None:
         super().__init__()
         self.layout, self.groups = layout, together(layout)
-        # one block is taken as it is
-        self.gathers = layout.blocks > 1
-        for place, group in enumerate(self.groups if self.gathers else ()):
-            self.register_buffer(f"rows{place}", torch.tensor(group.rows), persistent=False)
-            self.register_buffer(f"columns{place}", torch.tensor(group.columns), persistent=False)
+        for place, group in enumerate(self.groups):
+            self._register(f"rows{place}", group.rows, gathers=group.gathers_rows(layout))
+            self._register(f"columns{place}", group.columns, gathers=group.gathers_columns(layout))
+
+    def _register(self, name: str, blocks: list[int], *, gathers: bool) -> None:
+        """A buffer of the blocks that are gathered; None where they are taken as they lie."""
+        self.register_buffer(name, torch.tensor(blocks) if gathers else None, persistent=False)
 
     def forward(self, qkv_BMV: Tensor, p: float) -> Tensor:
         """With dropout `p` of the weights; q is scaled already, and on CPUs v by dropout's scale."""
@@ -67,12 +82,16 @@ class BlockAttention(nn.Module):
         fused = is_fused(qkv_BMV.device.type, self.layout, width // (3 * heads), p)
         if fused:
             q, k, v = qkv_BMV.view(batch, m, 3, heads, -1).permute(2, 0, 3, 1, 4)
-            if self.gathers:
+            if self.layout.blocks > 1:
                 values = flex_values(q, k, v, self.layout)
             else:
                 values = F.scaled_dot_product_attention(q, k, v, dropout_p=p, scale=1.0)
             return values.transpose(1, 2).reshape(batch, m, -1)
-        indices = list(self.buffers())
+        indices = [
+            getattr(self, f"{what}{place}")
+            for place in range(len(self.groups))
+            for what in ("rows", "columns")
+        ]
         y_BMD: Tensor = _BlockAttention.apply(qkv_BMV, p, self.layout, self.groups, *indices)  # type: ignore[no-untyped-call]
         return y_BMD
 
@@ -87,11 +106,16 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv_BMV: Tensor, p: float, layout: BlockLayout, groups: list[Together], *indices: Tensor
+        ctx: Any,
+        qkv_BMV: Tensor,
+        p: float,
+        layout: BlockLayout,
+        groups: list[Together],
+        *indices: Tensor | None,
     ) -> Tensor:
         blocks = _split(qkv_BMV, 3, layout)
         values, saved = torch.empty_like(blocks[0]), []
-        for group, places in zip(groups, _places(indices, len(groups)), strict=True):
+        for group, places in zip(groups, _places(indices), strict=True):
             weights = _weights(blocks, group, places)
             dropout = _Dropout(p, _keep(weights, p) if p else None)
             _put_values(values, blocks[2], weights, places, dropout)
@@ -105,15 +129,16 @@ class _BlockAttention(torch.autograd.Function):
         count, kept = len(ctx.groups), 2 if ctx.p else 1
         blocks, *saved = ctx.saved_tensors
         indices = saved[kept * count :]
-        by_values, by_blocks = _split(gradient_BMD, 1, ctx.layout)[0], torch.zeros_like(blocks)
-        for place, places in enumerate(_places(indices, count)):
+        by_values, by_blocks = _split(gradient_BMD, 1, ctx.layout)[0], torch.empty_like(blocks)
+        by_blocks[1:].zero_()
+        for place, places in enumerate(_places(indices)):
             dropout = _Dropout(ctx.p, saved[kept * place + 1] if ctx.p else None)
             _add_gradients(by_blocks, by_values, blocks, saved[kept * place], places, dropout)
         return _joined(by_blocks, ctx.layout), *[None] * (3 + len(indices))
 
 
 class _Places(NamedTuple):
-    """Where the blocks of a group stand; None where there is one block, which is taken as it is."""
+    """Where the blocks of a group stand; None where these are all blocks in their order."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -122,11 +147,26 @@ class _Places(NamedTuple):
         """(B R, s, d)."""
         return x.flatten(0, 1) if self.rows is None else x.index_select(1, self.rows).flatten(0, 1)
 
-    def keys(self, x: Tensor) -> Tensor:
-        """(B R, width s, d): the blocks of each of R rows, one after another."""
-        if self.columns is None or self.rows is None:
-            return x.flatten(0, 1)
-        return x.index_select(1, self.columns).view(len(x) * len(self.rows), -1, x.shape[-1])
+    def keys(self, x: Tensor, count: int) -> Tensor:
+        """(count, width s, d): the blocks of each of B R rows, one after another."""
+        taken = x if self.columns is None else x.index_select(1, self.columns)
+        return taken.view(count, -1, x.shape[-1])
+
+    def put_queries(self, into: Tensor, values: Tensor) -> None:
+        """Each block of queries is in one group."""
+        values = values.view(len(into), -1, *into.shape[2:])
+        if self.rows is None:
+            into.copy_(values)
+        else:
+            into.index_copy_(1, self.rows, values)
+
+    def add_keys(self, into: Tensor, values: Tensor) -> None:
+        """A block of keys is as often in a group as queries attend to it."""
+        values = values.view(len(into), -1, *into.shape[2:])
+        if self.columns is None:
+            into.add_(values)
+        else:
+            into.index_add_(1, self.columns, values)
 
 
 class _Dropout(NamedTuple):
@@ -142,10 +182,7 @@ class _Dropout(NamedTuple):
         return where_kept(self.keep, x) if x.device.type == "cpu" else x * self.keep / (1.0 - self.p)
 
 
-def _places(indices: Sequence[Tensor], groups: int) -> list[_Places]:
-    """Of each group."""
-    if not indices:
-        return [_Places(None, None)] * groups
+def _places(indices: Sequence[Tensor | None]) -> list[_Places]:
     return [_Places(*pair) for pair in zip(indices[::2], indices[1::2], strict=True)]
 
 
@@ -179,18 +216,16 @@ def _joined(blocks: Tensor, layout: BlockLayout) -> Tensor:
 
 def _weights(blocks: Tensor, group: Together, places: _Places) -> Tensor:
     """softmax(q k^T); padding has no weight."""
-    scores = torch.bmm(places.queries(blocks[0]), places.keys(blocks[1]).mT)
+    q = places.queries(blocks[0])
+    scores = torch.bmm(q, places.keys(blocks[1], len(q)).mT)
+    del q
     if group.padded:
         scores[:, :, -group.padded :].fill_(float("-inf"))
     return scores.softmax(dim=-1)
 
 
 def _put_values(into: Tensor, v: Tensor, weights: Tensor, places: _Places, dropout: _Dropout) -> None:
-    values = torch.bmm(dropout(weights), places.keys(v))
-    if places.rows is None:
-        into.copy_(values.view_as(into))
-    else:
-        into.index_copy_(1, places.rows, values.view(len(into), -1, *into.shape[2:]))
+    places.put_queries(into, torch.bmm(dropout(weights), places.keys(v, len(weights))))
 
 
 def _add_gradients(
@@ -198,21 +233,14 @@ def _add_gradients(
 ) -> None:
     """Adds the gradients of queries, keys and values from blocks that were computed together."""
     q, k, v = blocks
-    gradient = places.queries(by_values)
-    _add(into[2], places.columns, torch.bmm(dropout(weights).mT, gradient))
-    by_scores = _by_scores(gradient, places.keys(v), weights, dropout)
-    _add(into[0], places.rows, torch.bmm(by_scores, places.keys(k)))
-    _add(into[1], places.columns, torch.bmm(by_scores.mT, places.queries(q)))
+    gradient, count = places.queries(by_values), len(weights)
+    places.add_keys(into[2], torch.bmm(dropout(weights).mT, gradient))
+    by_scores = _by_scores(gradient, places.keys(v, count), weights, dropout)
+    places.put_queries(into[0], torch.bmm(by_scores, places.keys(k, count)))
+    places.add_keys(into[1], torch.bmm(by_scores.mT, places.queries(q)))
 
 
 def _by_scores(gradient: Tensor, v: Tensor, weights: Tensor, dropout: _Dropout) -> Tensor:
     """The gradient before the softmax."""
     by_weights = dropout(torch.bmm(gradient, v.mT))
     return torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
-
-
-def _add(into: Tensor, index: Tensor | None, values: Tensor) -> None:
-    if index is None:
-        into.copy_(values.view_as(into))
-    else:
-        into.index_add_(1, index, values.view(len(into), -1, *into.shape[2:]))

@@ -86,10 +86,16 @@ class _Sizes(NamedTuple):
 
 
 def _sizes(layout: BlockLayout, head: int) -> Iterator[_Sizes]:
-    size, copies = layout.size, layout.blocks > 1
+    size = layout.size
     for group in together(layout):
         queries, keys = size * head * len(group.rows), size * head * len(group.columns)
-        yield _Sizes(queries, keys, size * size * len(group.columns), queries * copies, keys * copies)
+        yield _Sizes(
+            queries=queries,
+            keys=keys,
+            scores=size * size * len(group.columns),
+            gathered_queries=queries if group.gathers_rows(layout) else 0,
+            gathered_keys=keys if group.gathers_columns(layout) else 0,
+        )
 
 
 def _running(itemsize: int, sizes: list[_Sizes], split: int, out: int, p: float) -> int:
@@ -113,5 +119,7 @@ def _held(tape: Tape, row_bytes: int) -> Held:
 
 
 def _indices(layout: BlockLayout) -> int:
-    """Numbers of blocks that are gathered; none where there is one block."""
-    return sum(len(group.rows) + len(group.columns) for group in together(layout)) if layout.blocks > 1 else 0
+    """Numbers of blocks that are gathered."""
+    groups = together(layout)
+    rows = sum(len(group.rows) for group in groups if group.gathers_rows(layout))
+    return rows + sum(len(group.columns) for group in groups if group.gathers_columns(layout))

@@ -1,9 +1,10 @@
 """Layouts of block-sparse attention: which blocks of embeddings attend to which others.
 
-M embeddings are cut into N blocks in a row, and a layout has for each block the blocks that it attends to: `fixed` is that
-of Sparse Transformers (arXiv 1904.10509, section 4.3) without its causal mask, `sliding_window` Longformer's (arXiv
-2004.05150, section 3.1), `with_random` BigBird's third part (arXiv 2007.14062, section 2), and `variable` what
-DeepSpeed's sparse attention has beside them. Blocks that attend to all and to which all attend are called global.
+M embeddings are cut into N blocks in a row, and a layout has for each block the blocks that it attends to:
+`fixed` is that of Sparse Transformers (arXiv 1904.10509, section 4.3) without its causal mask, `sliding_window`
+Longformer's (arXiv 2004.05150, section 3.1), `with_random` adds BigBird's third part (arXiv 2007.14062, section
+2), and `variable` is what DeepSpeed's sparse attention has beside them. Blocks that attend to all and to which
+all attend are global.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def with_random(rows: Blocks, number: int, generator: random.Random) -> Blocks:
 def given(count: int, rows: Sequence[str]) -> Blocks:
     """Returns a written layout: a text per block, whose characters 1 are the blocks that it attends to.
 
-    Where there are fewer blocks than texts, a block stands for several of them and attends to what one of them does.
+    Where there are fewer blocks than texts, a block stands for several and attends to what any of them does.
     """
     blocks: Blocks = [set() for _ in range(count)]
     for i, row in enumerate(rows):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,15 +25,12 @@ def flex_runs(device_type: str, head: int, p: float) -> bool:
 
 def flex_values(q_BHMd: Tensor, k_BHMd: Tensor, v_BHMd: Tensor, layout: BlockLayout) -> Tensor:
     """Returns softmax(q k^T) v of (B, H, M, d), where the layout attends; q is scaled already."""
-    attend = _compiled() if q_BHMd.device.type == "cuda" else flex_attention
-    values: Tensor = attend(
-        q_BHMd, k_BHMd, v_BHMd, block_mask=_block_mask(layout, str(q_BHMd.device)), scale=1.0
-    )
-    return values
+    attend: Callable[..., Tensor] = _compiled() if q_BHMd.device.type == "cuda" else flex_attention
+    return attend(q_BHMd, k_BHMd, v_BHMd, block_mask=_block_mask(layout, str(q_BHMd.device)), scale=1.0)
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
+def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention)
 
 
