@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
+from typing import Any
 
+from dhen.blocks import BLOCKS, BlockConfig
 from spaces.axes import Axis, Choice
 from spaces.space import NONE, Space
 
@@ -78,7 +80,7 @@ def _stack_counts(space: Space, model_dropout: float) -> Iterator[tuple[int, flo
 def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> float:
     """Number of distinct layers: the sum over all multisets of at most `slots` kinds."""
     settings = {
-        kind: math.prod(_setting_count(key, axes[f"{kind}.{key}"], model_dropout) for key in keys)
+        kind: _module_count(kind, {key: axes[f"{kind}.{key}"] for key in keys}, model_dropout)
         for kind, keys in space.config.modules.items()
     }
     ensembles = axes["ensemble"].size
@@ -89,6 +91,23 @@ def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> f
     )
     others = math.prod(axes[key].size for key in ("out_embeddings", "raw_numeric", "shortcut"))
     return count * others * _norm_count(axes["norm"], axes["norm_placement"])
+
+
+def _module_count(kind: str, axes: Mapping[str, Axis], model_dropout: float) -> float:
+    """Number of distinct settings of a module; those that mean nothing beside others are not counted."""
+    block = BLOCKS[kind]
+    if block.uses is BlockConfig.uses:
+        return math.prod(_setting_count(key, axis, model_dropout) for key, axis in axes.items())
+    apart = {key: axis for key, axis in axes.items() if key == "dropout"}
+    others = [(key, _every_value(axis)) for key, axis in axes.items() if key not in apart]
+    combined = product(*(values for _, values in others))
+    names = [key for key, _ in others]
+    distinct = {block.model_validate(dict(zip(names, values, strict=True))) for values in combined}
+    return len(distinct) * math.prod(_setting_count(key, axis, model_dropout) for key, axis in apart.items())
+
+
+def _every_value(axis: Axis) -> list[Any]:
+    return list(axis.values) if isinstance(axis, Choice) else _values(axis)
 
 
 def _setting_count(key: str, axis: Axis, model_dropout: float) -> float:

@@ -270,7 +270,7 @@ class Space:
             raise UserError(f"{len(layer.modules)} modules in a layer; this space has {self.config.slots}.")
         for slot, block in enumerate(layer.modules):
             point |= _encoded(axes[f"block{slot}"], block.kind)
-            for key in self.config.modules.get(block.kind, {}):
+            for key in filter(block.uses, self.config.modules.get(block.kind, {})):
                 axis, value = axes[f"{block.kind}.{key}"], getattr(block, key)
                 if key == "dropout" and value is None and not _has(axis, value):
                     value = model_dropout  # which a module does not repeat

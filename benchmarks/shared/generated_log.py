@@ -88,6 +88,7 @@ def generated_log(
     buckets: bool = False,
     uniform: bool = False,
     held_out: float = 0.1,
+    order: Sequence[int] | None = None,
 ) -> PreparedLog:
     """A generated log, prepared in a new folder.
 
@@ -98,13 +99,14 @@ def generated_log(
         buckets: tables have exactly as many rows as there are distinct ids, seen in the log or not.
         uniform: draw ids evenly in place of Zipf-like.
         held_out: fraction.
+        order: of the columns in the prepared log; as they are written where there is none.
     """
     folder.mkdir(parents=True)
     path = folder / "log.parquet"
     write_log(path, rows, columns, uniform=uniform)
     roles: dict[str, Column] = {"label": LabelColumn()}
-    for i, count in enumerate(columns):
-        roles[f"c{i}"] = CategoricalColumn(hash_buckets=count if buckets else None)
+    for i in range(len(columns)) if order is None else order:
+        roles[f"c{i}"] = CategoricalColumn(hash_buckets=columns[i] if buckets else None)
     schema = LogSchema(columns=roles, split=SplitRule(validation=held_out, test=held_out))
     log = prepare([path], out=folder / "prepared", schema=schema)
     path.unlink()

@@ -22,6 +22,7 @@ from dhen.blocks.mask_block import MaskBlockConfig
 from dhen.blocks.mlp import MlpConfig
 from dhen.blocks.own_files import classes_of_own_files
 from dhen.blocks.pnn import PnnConfig
+from dhen.blocks.sparse_attention import SparseAttentionConfig
 from dhen.blocks.sparse_moe import SparseMoeConfig
 from dhen.blocks.token_mixing import TokenMixingConfig
 from dhen.blocks.two_stream import TwoStreamConfig
@@ -45,6 +46,7 @@ BLOCKS: dict[str, type[BlockConfig]] = {
     "mask_block": MaskBlockConfig,
     "mlp": MlpConfig,
     "pnn": PnnConfig,
+    "sparse_attention": SparseAttentionConfig,
     "sparse_moe": SparseMoeConfig,
     "token_mixing": TokenMixingConfig,
     "two_stream": TwoStreamConfig,

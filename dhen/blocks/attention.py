@@ -27,6 +27,9 @@ from dhen.cost import (
     product_cost,
 )
 from dhen.memory.tape import FP32_BYTES, MASK_BYTES, Tape
+from dhen.ops.block_attention import BlockAttention
+from dhen.ops.block_attention_cost import fused_attention_tape
+from dhen.ops.block_layout import BlockLayout
 from dhen.ops.dropout import drop, dropout_scale
 from dhen.ops.linear import Linear, linear, linear_shapes, linear_tape
 from dhen.ops.norm import LayerNorm, norm_tape
@@ -44,12 +47,7 @@ class AttentionConfig(DropoutBlockConfig):
 
     def check(self, dim: int) -> None:
         """Heads divide the embedding dimension."""
-        if dim % self.heads:
-            fitting = [n for n in range(1, dim + 1) if dim % n == 0]
-            raise ValueError(
-                f"attention with heads={self.heads} does not divide embedding_dim={dim}; "
-                f"heads that do: {fitting}"
-            )
+        check_heads(self.kind, self.heads, dim)
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
@@ -60,43 +58,25 @@ class AttentionConfig(DropoutBlockConfig):
 
     def cost(self, shape: BlockShape) -> Costs:
         """Projections, the two products of attention, softmax, feed-forward, norms."""
-        m, d, f = shape.embeddings, shape.dim, self.feedforward
-        return (
-            linear_cost("qkv", d, 3 * d, positions=m),
+        m, d = shape.embeddings, shape.dim
+        products = (
             product_cost("scores", m, d, m, kind=ATTENTION),
             elementwise_cost("softmax", self.heads * m * m, flops_each=SOFTMAX_FLOPS),
             product_cost("values", m, m, d, kind=ATTENTION),
-            linear_cost("output", d, d, positions=m),
-            linear_cost("feedforward0", d, f, positions=m),
-            elementwise_cost("feedforward0.relu", m * f),
-            linear_cost("feedforward1", f, d, positions=m),
-            elementwise_cost("norms", 2 * m * d, flops_each=NORM_FLOPS + 1, parameters=4 * d),
-            projection_cost("projection", m, shape.out, d),
         )
+        return encoder_cost(shape, self.feedforward, products)
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Attention, feed-forward, each with its residual and norm; the projection."""
-        m, d, f = shape.embeddings, shape.dim, self.feedforward
-        attended = self._write_attention(tape, x, m, d, dropout)
-        attended = linear_tape(tape, attended, d, d, positions=m, p=dropout)
-        x = norm_tape(tape, tape.add(x, attended), m, d)
-        hidden = linear_tape(tape, x, d, f, positions=m, relu=True, p=dropout)
-        fed = linear_tape(tape, hidden, f, d, positions=m, p=dropout)
-        x = norm_tape(tape, tape.add(x, fed), m, d)
-        return projection_tape(tape, x, m, shape.out, d)
+        attended = self._write_attention(tape, x, shape.embeddings, shape.dim, dropout)
+        return encoder_tape(tape, x, attended, shape, self.feedforward, dropout=dropout)
 
     def _write_attention(self, tape: Tape, x: int, m: int, d: int, dropout: float) -> int:
         """softmax(q k^T / sqrt(d)) v. With one head its rearrangements are views."""
         heads = self.heads
         if tape.device == "cuda":  # fused: q, k, v, its output and one number per row of scores
-            qkv = linear_tape(tape, x, d, 3 * d, positions=m)
-            sums = tape.scratch(heads * m, itemsize=FP32_BYTES)
-            values = tape.operation(
-                m * d, [qkv], saves=[qkv, sums], saves_output=True, backward_running=tape.held(3 * m * d)
-            )
-            return tape.copy(values) if heads > 1 else values
-        scaled = tape.scaled(linear_shapes(d, 3 * d))
-        qkv = tape.operation(3 * m * d, [scaled, x], saves=[scaled, x])
+            return fused_attention_tape(tape, linear_tape(tape, x, d, 3 * d, positions=m), m, d, heads)
+        qkv = scaled_qkv_tape(tape, x, m, d)
         split = tape.copy(qkv) if heads > 1 else qkv
         q, k, v = tape.unbind(split, 3)
         n = heads * m * m
@@ -114,16 +94,63 @@ class AttentionConfig(DropoutBlockConfig):
         return values
 
 
+def check_heads(kind: str, heads: int, dim: int) -> None:
+    """Raises ValueError where so many heads do not divide the embedding dimension."""
+    if dim % heads:
+        fitting = [n for n in range(1, dim + 1) if dim % n == 0]
+        raise ValueError(
+            f"{kind} with heads={heads} does not divide embedding_dim={dim}; heads that do: {fitting}"
+        )
+
+
+def encoder_cost(shape: BlockShape, feedforward: int, products: Costs) -> Costs:
+    """Returns the cost of `Encoder` and its projection, with these products of attention."""
+    m, d, f = shape.embeddings, shape.dim, feedforward
+    return (
+        linear_cost("qkv", d, 3 * d, positions=m),
+        *products,
+        linear_cost("output", d, d, positions=m),
+        linear_cost("feedforward0", d, f, positions=m),
+        elementwise_cost("feedforward0.relu", m * f),
+        linear_cost("feedforward1", f, d, positions=m),
+        elementwise_cost("norms", 2 * m * d, flops_each=NORM_FLOPS + 1, parameters=4 * d),
+        projection_cost("projection", m, shape.out, d),
+    )
+
+
+def encoder_tape(
+    tape: Tape, x: int, attended: int, shape: BlockShape, feedforward: int, *, dropout: float
+) -> int:
+    """Writes down `Encoder` after its attention, and its projection; the tensor u_BLD."""
+    m, d, f = shape.embeddings, shape.dim, feedforward
+    attended = linear_tape(tape, attended, d, d, positions=m, p=dropout)
+    x = norm_tape(tape, tape.add(x, attended), m, d)
+    hidden = linear_tape(tape, x, d, f, positions=m, relu=True, p=dropout)
+    fed = linear_tape(tape, hidden, f, d, positions=m, p=dropout)
+    x = norm_tape(tape, tape.add(x, fed), m, d)
+    return projection_tape(tape, x, m, shape.out, d)
+
+
+def scaled_qkv_tape(tape: Tape, x: int, embeddings: int, dim: int) -> int:
+    """Writes down queries, keys and values by weights that are scaled; their tensor."""
+    scaled = tape.scaled(linear_shapes(dim, 3 * dim))
+    return tape.operation(3 * embeddings * dim, [scaled, x], saves=[scaled, x])
+
+
 class Encoder(nn.Module):
     """x_BMD -> x_BMD: self-attention, then feed-forward, each with dropout, a residual and a norm after it.
 
     The modules and their order are those of torch's TransformerEncoderLayer; on the CPU attention is
     written out, since torch's kernels for it are made for long sequences and large heads (docs/log.md).
+    With a `layout` embeddings attend in blocks.
     """
 
-    def __init__(self, dim: int, heads: int, feedforward: int, *, dropout: float) -> None:
+    def __init__(
+        self, dim: int, heads: int, feedforward: int, *, dropout: float, layout: BlockLayout | None = None
+    ) -> None:
         super().__init__()
         self.heads, self.p = heads, dropout
+        self.blocks = None if layout is None else BlockAttention(layout)
         self.qkv = Linear(dim, 3 * dim)
         self.output = Linear(dim, dim, dropout=dropout)
         self.feedforward = nn.Sequential(
@@ -145,6 +172,9 @@ class Encoder(nn.Module):
         """softmax(q k^T / sqrt(d)) v for each head, heads one after another in the last dimension."""
         batch, m, dim = x_BMD.shape
         p = self.p if self.training else 0.0
+        if self.blocks is not None:
+            values_BMD: Tensor = self.blocks(self._scaled_qkv(x_BMD, p), p)
+            return values_BMD
         if x_BMD.device.type != "cpu":
             qkv = self.qkv(x_BMD).view(batch, m, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             values = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], dropout_p=p)
@@ -157,10 +187,12 @@ class Encoder(nn.Module):
         return values.transpose(1, 2).reshape(batch, m, dim)
 
     def _scaled_qkv(self, x_BMD: Tensor, p: float) -> Tensor:
-        """q / sqrt(d), k, and v as dropout scales it: by the weights, which are fewer than the values."""
+        """q / sqrt(d), k, and on CPUs v as dropout scales it: by the weights, which are fewer than the values."""
         weight, bias = self.qkv.weight, self.qkv.bias
         dim = weight.shape[1]
         scale = weight.new_ones(3)
-        scale[0], scale[2] = (dim // self.heads) ** -0.5, dropout_scale(p)
+        scale[0] = (dim // self.heads) ** -0.5
+        if x_BMD.device.type == "cpu":
+            scale[2] = dropout_scale(p)
         scale = scale.repeat_interleave(dim)
         return linear(x_BMD, weight * scale.unsqueeze(1), bias * scale)

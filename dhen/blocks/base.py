@@ -67,6 +67,11 @@ class BlockConfig(Value):
         del model_dropout
         return self
 
+    def uses(self, setting: str) -> bool:
+        """Whether a setting means anything beside the values of the others; where not, it has its default."""
+        del setting
+        return True
+
     def check(self, dim: int) -> None:
         """Raises ValueError, with a remedy, where the module cannot stand at embedding dimension `dim`."""
         del dim

@@ -53,3 +53,28 @@ def test_networks_are_compared_with_and_without_buckets(log: Path) -> None:
     assert "interpolated" in rows[3]["network"]
     assert number(rows[3]["beside apart"]) != 0.0
     assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)
+
+
+def test_sparse_attention_is_timed_beside_dense_attention_and_its_memory_grows() -> None:
+    words = ("--embeddings", 24, 48, "--examples", 2, "--repeats", 1, "--dim", 8, "--block-size", 2)
+    layouts = ("--layouts", "sliding_window", "--precisions", "fp32")
+    rows, growth = tables(run_benchmark("benchmarks.models.sparse_attention", "speed", *words, *layouts))
+    assert [row["attention"] for row in rows[:5]] == [
+        "dense",
+        "dense, kernel",
+        "masked",
+        "masked, kernel",
+        "sliding_window",
+    ]
+    assert all(number(row["CPU ms"]) > 0 and number(row["peak MiB"]) > 0 for row in rows)
+    power = {row["attention"]: number(row["memory grows with the power"]) for row in growth}
+    assert power["sliding_window"] < 1.3 < power["dense"]
+
+
+def test_sparse_attention_is_compared_in_ne() -> None:
+    words = ("--columns", 6, "--rows", 1000, "--seeds", 2, "--block-size", 1, "--shuffled")
+    said = run_benchmark("benchmarks.models.sparse_attention", "ne", *words, "--layouts", "bigbird")
+    (rows,) = tables(said)
+    assert [row["module"] for row in rows] == ["attention", "bigbird"]
+    assert number(rows[1]["FLOPs"]) < number(rows[0]["FLOPs"])
+    assert "±" in rows[1]["to attention"]

@@ -38,6 +38,13 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "factorized": [{"widths": [32]}],
     "gated_cross": [{"layers": 3}],
     "pnn": [{"products": "inner", "mlp": [16]}, {"products": "outer"}],
+    "sparse_attention": [
+        {"block_size": 2},
+        {"layout": "sliding_window", "block_size": 3, "heads": 1},
+        {"layout": "fixed", "block_size": 2, "local_blocks": [2], "heads": 4, "per_head": True},
+        {"layout": "variable", "block_size": 1, "local_blocks": [3, 1], "global_positions": [7]},
+        {"layout": "given", "given": ["1100", "0100", "0011", "1001"]},
+    ],
     "sparse_moe": [{"active": 1, "hidden": 16}],
     "token_mixing": [{"tokens": 1}, {"tokens": 8}],
     "two_stream": [{"first": [32], "heads": 1}],
@@ -57,6 +64,7 @@ LAYERS = [
     LayerConfig(modules=("mlp", "mlp"), norm="none", shortcut=False),  # type: ignore[arg-type]
     LayerConfig(modules=({"kind": "mlp", "dropout": 0.2}, "mlp")),  # type: ignore[arg-type]
     LayerConfig(modules=("cross",), out_embeddings=12),  # type: ignore[arg-type]
+    LayerConfig(modules=({"kind": "sparse_attention", "block_size": 3},), raw_numeric=True),  # type: ignore[arg-type]
     LayerConfig(modules=("linear",), norm="rms", raw_numeric=True),  # type: ignore[arg-type]
     LayerConfig(modules=("linear",), norm="rms", norm_placement="pre"),  # type: ignore[arg-type]
     LayerConfig(modules=("dlrm", "linear"), norm_placement="pre", raw_numeric=True),  # type: ignore[arg-type]

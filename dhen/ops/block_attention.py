@@ -1,0 +1,246 @@
+"""Attention over a layout of blocks: each block of queries with the blocks of keys that it attends to, gathered.
+
+Rows of a layout that attend to equally many blocks are computed together, so that nothing is padded to the widest
+row (a global block's) and the products are exactly those of the layout. Only where the blocks do not divide the
+embeddings the last block has padding: its keys get no weight, its queries are computed and left out. Backward
+gathers again, so that what is kept is linear in the pairs of blocks that attend.
+
+Shapes: B examples, M embeddings, H heads of d numbers, V = 3 H d numbers of queries, keys and values; N blocks of
+s embeddings, R blocks of queries that are computed together, over all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dhen.ops.block_layout import BlockLayout
+from dhen.ops.dropout import keep_mask, where_kept
+from dhen.ops.flex_attention import flex_runs, flex_values
+
+
+class Together(NamedTuple):
+    """Blocks of queries that are computed together; blocks are counted over all heads, one after another."""
+
+    width: int
+    """Blocks that each attends to."""
+    padded: int
+    """Keys at the end of the last of them that are padding."""
+    rows: list[int]
+    columns: list[int]
+    """The blocks that they attend to, one row after another."""
+
+    def gathers_rows(self, layout: BlockLayout) -> bool:
+        """Whether its queries are not all there are, in their order."""
+        return self.rows != _all(layout)
+
+    def gathers_columns(self, layout: BlockLayout) -> bool:
+        """Whether its keys are not all there are, in their order; a global block's are."""
+        return self.columns != _all(layout)
+
+
+def _all(layout: BlockLayout) -> list[int]:
+    return list(range(len(layout.heads) * layout.blocks))
+
+
+def together(layout: BlockLayout) -> list[Together]:
+    """Returns the blocks of queries by how many blocks they attend to, and whether padding is among these."""
+    groups: dict[tuple[int, int], Together] = {}
+    last = layout.blocks - 1
+    for head, rows in enumerate(layout.heads):
+        first = head * layout.blocks
+        for place, row in enumerate(rows):
+            key = len(row), layout.padding if row[-1] == last else 0
+            group = groups.setdefault(key, Together(*key, [], []))
+            group.rows.append(first + place)
+            group.columns.extend(first + column for column in row)
+    return list(groups.values())
+
+
+class BlockAttention(nn.Module):
+    """Queries, keys and values of (B, M, V) -> (B, M, H d): softmax(q k^T) v where the layout attends."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        super().__init__()
+        self.layout, self.groups = layout, together(layout)
+        for place, group in enumerate(self.groups):
+            self._register(f"rows{place}", group.rows, gathers=group.gathers_rows(layout))
+            self._register(f"columns{place}", group.columns, gathers=group.gathers_columns(layout))
+
+    def _register(self, name: str, blocks: list[int], *, gathers: bool) -> None:
+        """A buffer of the blocks that are gathered; None where they are taken as they lie."""
+        self.register_buffer(name, torch.tensor(blocks) if gathers else None, persistent=False)
+
+    def forward(self, qkv_BMV: Tensor, p: float) -> Tensor:
+        """With dropout `p` of the weights; q is scaled already, and on CPUs v by dropout's scale."""
+        batch, m, width = qkv_BMV.shape
+        heads = len(self.layout.heads)
+        fused = is_fused(qkv_BMV.device.type, self.layout, width // (3 * heads), p)
+        if fused:
+            q, k, v = qkv_BMV.view(batch, m, 3, heads, -1).permute(2, 0, 3, 1, 4)
+            if self.layout.blocks > 1:
+                values = flex_values(q, k, v, self.layout)
+            else:
+                values = F.scaled_dot_product_attention(q, k, v, dropout_p=p, scale=1.0)
+            return values.transpose(1, 2).reshape(batch, m, -1)
+        indices = [
+            getattr(self, f"{what}{place}")
+            for place in range(len(self.groups))
+            for what in ("rows", "columns")
+        ]
+        y_BMD: Tensor = _BlockAttention.apply(qkv_BMV, p, self.layout, self.groups, *indices)  # type: ignore[no-untyped-call]
+        return y_BMD
+
+
+def is_fused(device_type: str, layout: BlockLayout, head: int, p: float) -> bool:
+    """Returns whether PyTorch has one kernel for it."""
+    return device_type == "cuda" and (layout.blocks == 1 or flex_runs(device_type, head, p))
+
+
+class _BlockAttention(torch.autograd.Function):
+    """Keeps queries, keys and values by block, the weights, and dropout's mask."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv_BMV: Tensor,
+        p: float,
+        layout: BlockLayout,
+        groups: list[Together],
+        *indices: Tensor | None,
+    ) -> Tensor:
+        blocks = _split(qkv_BMV, 3, layout)
+        values, saved = torch.empty_like(blocks[0]), []
+        for group, places in zip(groups, _places(indices), strict=True):
+            weights = _weights(blocks, group, places)
+            dropout = _Dropout(p, _keep(weights, p) if p else None)
+            _put_values(values, blocks[2], weights, places, dropout)
+            saved += [weights] if dropout.keep is None else [weights, dropout.keep]
+        ctx.save_for_backward(blocks, *saved, *indices)
+        ctx.p, ctx.layout, ctx.groups = p, layout, groups
+        return _joined(values.unsqueeze(0), layout)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BMD: Tensor) -> tuple[Tensor | None, ...]:
+        count, kept = len(ctx.groups), 2 if ctx.p else 1
+        blocks, *saved = ctx.saved_tensors
+        indices = saved[kept * count :]
+        by_values, by_blocks = _split(gradient_BMD, 1, ctx.layout)[0], torch.empty_like(blocks)
+        by_blocks[1:].zero_()
+        for place, places in enumerate(_places(indices)):
+            dropout = _Dropout(ctx.p, saved[kept * place + 1] if ctx.p else None)
+            _add_gradients(by_blocks, by_values, blocks, saved[kept * place], places, dropout)
+        return _joined(by_blocks, ctx.layout), *[None] * (3 + len(indices))
+
+
+class _Places(NamedTuple):
+    """Where the blocks of a group stand; None where these are all blocks in their order."""
+
+    rows: Tensor | None
+    columns: Tensor | None
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(B R, s, d)."""
+        return x.flatten(0, 1) if self.rows is None else x.index_select(1, self.rows).flatten(0, 1)
+
+    def keys(self, x: Tensor, count: int) -> Tensor:
+        """(count, width s, d): the blocks of each of B R rows, one after another."""
+        taken = x if self.columns is None else x.index_select(1, self.columns)
+        return taken.view(count, -1, x.shape[-1])
+
+    def put_queries(self, into: Tensor, values: Tensor) -> None:
+        """Each block of queries is in one group."""
+        values = values.view(len(into), -1, *into.shape[2:])
+        if self.rows is None:
+            into.copy_(values)
+        else:
+            into.index_copy_(1, self.rows, values)
+
+    def add_keys(self, into: Tensor, values: Tensor) -> None:
+        """A block of keys is as often in a group as queries attend to it."""
+        values = values.view(len(into), -1, *into.shape[2:])
+        if self.columns is None:
+            into.add_(values)
+        else:
+            into.index_add_(1, self.columns, values)
+
+
+class _Dropout(NamedTuple):
+    """Dropout of weights; on CPUs its scale is in v."""
+
+    p: float
+    keep: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x where it is kept."""
+        if self.keep is None:
+            return x
+        return where_kept(self.keep, x) if x.device.type == "cpu" else x * self.keep / (1.0 - self.p)
+
+
+def _places(indices: Sequence[Tensor | None]) -> list[_Places]:
+    return [_Places(*pair) for pair in zip(indices[::2], indices[1::2], strict=True)]
+
+
+def _keep(weights: Tensor, p: float) -> Tensor:
+    """Dropout's mask."""
+    if weights.device.type == "cpu":
+        return keep_mask(weights, p)
+    return torch.rand_like(weights, dtype=torch.float32) >= p
+
+
+def _split(x_BMV: Tensor, parts: int, layout: BlockLayout) -> Tensor:
+    """(parts, B, H N, s, d), one block after another, with zeros for padding."""
+    batch, m, _ = x_BMV.shape
+    heads, padded = len(layout.heads), layout.blocks * layout.size
+    x = x_BMV.view(batch, m, parts, heads, -1).permute(2, 0, 3, 1, 4)
+    shape = (parts, batch, heads, padded, x.shape[-1])
+    split = x.new_zeros(shape) if padded > m else x.new_empty(shape)
+    split[:, :, :, :m].copy_(x)
+    return split.view(parts, batch, heads * layout.blocks, layout.size, -1)
+
+
+def _joined(blocks: Tensor, layout: BlockLayout) -> Tensor:
+    """(B, M, V) of (parts, B, H N, s, d): what `_split` takes apart."""
+    parts, batch, _, _, d = blocks.shape
+    heads, m = len(layout.heads), layout.embeddings
+    x_BMV = blocks.new_empty(batch, m, parts * heads * d)
+    by_head = blocks.view(parts, batch, heads, -1, d)[:, :, :, :m]
+    x_BMV.view(batch, m, parts, heads, d).copy_(by_head.permute(1, 3, 0, 2, 4))
+    return x_BMV
+
+
+def _weights(blocks: Tensor, group: Together, places: _Places) -> Tensor:
+    """softmax(q k^T); padding has no weight."""
+    q = places.queries(blocks[0])
+    scores = torch.bmm(q, places.keys(blocks[1], len(q)).mT)
+    del q
+    if group.padded:
+        scores[:, :, -group.padded :].fill_(float("-inf"))
+    return scores.softmax(dim=-1)
+
+
+def _put_values(into: Tensor, v: Tensor, weights: Tensor, places: _Places, dropout: _Dropout) -> None:
+    places.put_queries(into, torch.bmm(dropout(weights), places.keys(v, len(weights))))
+
+
+def _add_gradients(
+    into: Tensor, by_values: Tensor, blocks: Tensor, weights: Tensor, places: _Places, dropout: _Dropout
+) -> None:
+    """Adds the gradients of queries, keys and values from blocks that were computed together."""
+    q, k, v = blocks
+    gradient, count = places.queries(by_values), len(weights)
+    places.add_keys(into[2], torch.bmm(dropout(weights).mT, gradient))
+    by_scores = _by_scores(gradient, places.keys(v, count), weights, dropout)
+    places.put_queries(into[0], torch.bmm(by_scores, places.keys(k, count)))
+    places.add_keys(into[1], torch.bmm(by_scores.mT, places.queries(q)))
+
+
+def _by_scores(gradient: Tensor, v: Tensor, weights: Tensor, dropout: _Dropout) -> Tensor:
+    """The gradient before the softmax."""
+    by_weights = dropout(torch.bmm(gradient, v.mT))
+    return torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
