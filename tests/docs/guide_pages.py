@@ -20,8 +20,7 @@ from pathlib import Path
 from command_line import run_here
 from output_shape import missing_lines
 
-import search
-from search.cli import INTERRUPTED, VERBS
+from search.cli import INTERRUPTED
 
 REPRODUCED = ("seeds=2", "layers=1", "embedding_dim=4", "out_embeddings=4", "threads=1", "parallel=1")
 SMALLER: Mapping[str, tuple[str, ...]] = {
@@ -38,10 +37,7 @@ SMALLER: Mapping[str, tuple[str, ...]] = {
 """Words behind those of a command, by its verb. The last one wins where a key or an option is given twice."""
 SERVERS = ("ui", "serve")
 """Verbs that go on until Ctrl-C: they run beside what follows on their page."""
-COMING = ("leaderboard", "optuna", "serve", "report --open", "report --compare", "search.open_study")
-"""What the documents tell of and is not there yet: verbs, options and names of Python."""
 REASON = re.compile(r"<!-- not run: (.+?) -->")
-NEEDS = re.compile(r"<!-- needs: (.+?) -->")
 TIMEOUT_SECONDS = 120.0
 
 
@@ -54,8 +50,6 @@ class Block:
     line: int
     not_run: str = ""
     """Why its commands are not run, where they are not."""
-    needs: str = ""
-    """What of `COMING` it cannot do without, where its commands do not say so."""
 
 
 def blocks(document: Path) -> list[Block]:
@@ -69,14 +63,13 @@ def blocks(document: Path) -> list[Block]:
         if opened is None:
             opened = number
             continue
-        reason, needs = (pattern.fullmatch(lines[opened - 1]) for pattern in (REASON, NEEDS))
+        reason = REASON.fullmatch(lines[opened - 1])
         found.append(
             Block(
                 language=lines[opened].removeprefix("```").strip(),
                 text="\n".join(lines[opened + 1 : number]) + "\n",
                 line=opened + 1,
                 not_run=reason[1] if reason else "",
-                needs=needs[1] if needs else "",
             )
         )
         opened = None
@@ -90,32 +83,11 @@ def commands(block: Block) -> list[str]:
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
-def is_coming(text: str) -> bool:
-    """Whether a command, or a block of Python, needs what is not there yet."""
-    words = text.split()
-    verb = words[1] if words[:1] == ["dhen-search"] else ""
-    if any(verb == what.split()[0] and set(what.split()[1:]) <= set(words) for what in COMING):
-        return True
-    names = [what.partition(".")[2] for what in COMING if what.startswith("search.")]
-    return "from search import" in text and any(name in text for name in names)
-
-
 def smaller(words: list[str]) -> tuple[str, ...]:
     """Words that make a command small; a space of its own that it names stays."""
     added = SMALLER.get(" ".join(words[:2]), SMALLER.get(words[0], ()))
     own_space = any(word.startswith("space=") for word in words)
     return tuple(word for word in added if not (own_space and word.startswith("space=")))
-
-
-def arrived(what: str) -> bool:
-    """Whether something of `COMING` is there by now, and has to leave the list."""
-    if what.startswith("search."):
-        return hasattr(search, what.partition(".")[2])
-    verb, _, option = what.partition(" ")
-    if not option:
-        return verb in VERBS
-    source = Path(search.__file__).parent / "verbs" / f"{verb}.py"
-    return f'"{option}' in source.read_text(encoding="utf-8")
 
 
 @dataclass(kw_only=True)
@@ -146,10 +118,9 @@ class Page:
         if block.language == "sh":
             self._run_commands(block)
         elif block.language == "text":
-            if not is_missing(self.said):
-                missing = "\n".join(missing_lines(block.text, self.said))
-                assert not missing, f"not printed:\n{missing}\n\nprinted:\n{self.said}"
-        elif block.language == "python" and not is_coming(block.text):
+            missing = "\n".join(missing_lines(block.text, self.said))
+            assert not missing, f"not printed:\n{missing}\n\nprinted:\n{self.said}"
+        elif block.language == "python":
             self._run_python(block)
         elif shown_file:
             (self.folder / shown_file[1]).write_text(block.text)
@@ -157,9 +128,6 @@ class Page:
     def _run_commands(self, block: Block) -> None:
         self.said = ""
         for command in commands(block):
-            if is_coming(command) or block.needs in COMING:
-                self.said += MISSING
-                continue
             self.said += self._run_command(self._with_free_ports(command))
 
     def _run_command(self, command: str) -> str:
@@ -230,14 +198,6 @@ class Page:
         )
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
         self.said = done.stdout
-
-
-MISSING = "(a command of this block is not there yet)\n"
-
-
-def is_missing(said: str) -> bool:
-    """Whether an output is of a block with a command that is not there yet."""
-    return said.endswith(MISSING)
 
 
 def _redirected(words: list[str]) -> tuple[list[str], str]:

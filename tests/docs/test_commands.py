@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run_here
-from guide_pages import COMING, REASON, Page, arrived, blocks, commands, is_coming, smaller
+from guide_pages import REASON, Page, blocks, commands, smaller
 from output_shape import missing_lines
 
 from search.cli import VERBS
@@ -100,13 +100,7 @@ def test_commands_that_are_not_run_call_verbs_that_there_are(page: Path) -> None
     for block in blocks(page):
         for command in commands(block) if block.language == "sh" else ():
             words = command.split("dhen-search ")[1:]
-            assert {part.split()[0] for part in words} <= {*VERBS, *COMING}, command
-
-
-def test_what_is_not_there_yet_is_not_there_yet() -> None:
-    assert [what for what in COMING if arrived(what)] == [], (
-        "take it out of COMING: its commands are run then"
-    )
+            assert {part.split()[0] for part in words} <= set(VERBS), command
 
 
 def test_outputs_are_compared_by_their_shape() -> None:
@@ -129,4 +123,3 @@ def test_a_block_is_left_out_by_a_comment_with_its_reason(tmp_path: Path) -> Non
     assert (left_out.not_run, run.not_run) == ("no Slurm here", "")
     assert commands(run) == ["dhen-search run    trials=2"]
     assert REASON.fullmatch("<!-- not run: -->") is None
-    assert is_coming(f"dhen-search {COMING[0]} runs/mine") or not COMING
