@@ -30,7 +30,7 @@ if not clicks.exists():
 #    candidates are trained. Settings are those of `dhen-search run`. The same call goes on where an earlier one
 #    was interrupted, and returns at once when there is nothing left to do.
 small = {"space": "tiny", "baseline_trials": 1, "training": {"epochs": 1}, "parallel": 1, "threads": 1}
-study = run_study(clicks, folder / "study", trials=3 if SMALL else 20, **(small if SMALL else {}))
+study = run_study(clicks, folder / "study", trials=2 if SMALL else 20, **(small if SMALL else {}))
 
 # 3. What was found, which the search has said in sentences already (`study.summary`): as data frames, and as
 #    Plotly figures. In a notebook `study` alone shows itself.

@@ -26,7 +26,7 @@ study = run_study(
     "demo",
     folder,
     space=str(here / "own_block_space.yaml"),
-    trials=3 if SMALL else 20,
+    trials=2 if SMALL else 20,
     demo={"rows": 3_000 if SMALL else 50_000},
     baseline_trials=1,
     training={"epochs": 1},

@@ -24,7 +24,7 @@ from search.live.page import HOOK, StudyPage, with_hook
 from search.live.sources import StudySource
 from search.read_study import HEAD, ledger_of, read_study
 from search.run_directory import only_driver, trial_folder
-from search.verbs.ui import command
+from search.verbs.ui import _check, command
 from trials.events import EVENTS, Evaluated, EventWriter, Progress
 from trials.record import Outcome, TrialRecord
 from trials.storage.ledger import Ledger, Setting
@@ -163,7 +163,7 @@ def test_a_page_that_follows_by_itself_is_not_loaded_anew() -> None:
     assert 'data-reload="no"' in with_hook(page.format(f"<script>follow('{HOOK}')</script>"), "/study", "1")
 
 
-def test_other_machines_need_the_token(study: Path) -> None:
+def test_other_machines_need_the_token_and_other_sites_are_refused(study: Path) -> None:
     with served(study, "--host", "0.0.0.0", "--token", TOKEN) as (process, printed):
         assert "MLflow answers" in read_until(process, "MLflow answers")
         port = re.search(r":(\d+)/", printed)[1]
@@ -181,6 +181,11 @@ def test_other_machines_need_the_token(study: Path) -> None:
             assert get(base + path, Authorization="Bearer correct horse")[0] == 401
             assert get(base + path, Authorization=f"Bearer {TOKEN}")[0] == 200, path
         assert get(f"{base}/study?token=wrong")[0] == 401
+        state, shown = f"{base}/study/state", f"Bearer {TOKEN}"
+        assert get(state, Authorization=shown, Host="evil.example")[0] == 403
+        assert get(state, Authorization=shown, Host="localhost:9000")[0] == 200, "a tunnel has another port"
+        assert get(state, Authorization=shown, Origin="http://evil.example")[0] == 403
+        assert get(state, Authorization=shown, Origin=base)[0] == 200
 
 
 @pytest.mark.browser
@@ -198,15 +203,6 @@ def test_the_printed_address_lets_a_browser_in_and_forgets_the_token(study: Path
         mlflow = bare.removesuffix("study")
         browser.open(mlflow)
         browser.wait_for("document.title === 'MLflow'")
-
-
-def test_names_and_pages_of_other_sites_are_refused(study: Path) -> None:
-    with served(study) as (_, page):
-        assert get(page, Host="evil.example")[0] == 403
-        assert get(page, Host="localhost:9000")[0] == 200, "a tunnel has another port"
-        assert get(f"{page}/state", Origin="http://evil.example")[0] == 403
-        own = page.removesuffix("/study")
-        assert get(f"{page}/state", Origin=own)[0] == 200
 
 
 def test_a_study_by_its_database_has_its_page_alone(driver: Driver, tmp_path: Path) -> None:
@@ -270,9 +266,13 @@ def test_a_study_that_has_not_begun_is_said_and_appears(driver: Driver, tmp_path
 
 
 def test_a_study_that_a_driver_prepares_has_a_page(tmp_path: Path) -> None:
-    with only_driver(tmp_path), served(tmp_path) as (_, page):
-        assert "a study begins here" in get(page)[1]
-        assert json.loads(get(f"{page}/state")[1])["version"] == ""
+    with pytest.raises(UserError, match="nothing to browse"):
+        _check(tmp_path, None, None)
+    with only_driver(tmp_path):
+        _check(tmp_path, None, None)
+        page = StudyPage(StudySource(tmp_path), "/study")
+        assert "a study begins here" in page.html()[0]
+        assert page.state()["version"] == ""
 
 
 def test_a_study_of_another_version_is_said(driver: Driver) -> None:
