@@ -1,11 +1,13 @@
-"""From a CSV file of clicks to a model that scores new rows.
+"""From a CSV file of clicks to a model that answers over HTTP.
 
 python examples/csv_to_served_model.py [FOLDER]
 """
 
+import json
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pandas as pd
@@ -48,3 +50,18 @@ scores = folder / "scores.csv"
 words = ["predict", str(bundle.directory), "--data", str(clicks), "--out", str(scores)]
 subprocess.run([dhen_search, *words], check=True)
 print(f"{len(pd.read_csv(scores)):,} rows scored: {scores}")
+
+# 6. Served over HTTP, in the protocol of MLflow's scoring server. `--port 0` takes a free port; the line that says
+#    where the server answers comes once it does.
+server = subprocess.Popen(
+    [dhen_search, "serve", str(bundle.directory), "--port", "0"], stdout=subprocess.PIPE, text=True
+)
+try:
+    address = next(line for line in server.stdout if "answers at" in line).split(" answers at ")[1].split()[0]
+    body = json.dumps({"dataframe_records": json.loads(new_rows.to_json(orient="records"))}).encode()
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        print(json.load(answer))  # the same probabilities as above
+finally:
+    server.terminate()
+    server.wait()

@@ -6,7 +6,7 @@ probability wherever it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,13 +81,6 @@ def record_batch(columns: Mapping[str, Iterable[Any]] | pd.DataFrame) -> pa.Reco
     A column whose values have several types is text, as it would be in a CSV file of the same rows.
     """
     return pa.RecordBatch.from_pydict({str(name): _array(values) for name, values in columns.items()})
-
-
-def records_batch(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pa.RecordBatch:
-    """Returns the named columns of rows that are mappings; a column that no row has is left out, and a row without
-    a column that others have lacks the value."""
-    present = [name for name in columns if any(name in record for record in records)]
-    return record_batch({name: [record.get(name) for record in records] for name in present})
 
 
 def _array(values: Iterable[Any]) -> pa.Array:

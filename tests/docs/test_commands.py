@@ -29,7 +29,7 @@ SLOW = (
 """Pages with many studies, in `make test-all` alone."""
 DEEP = "{modules: {linear: {}, dlrm: {}, mlp: {}}, depth: 2, model: {embedding_dim: [4, 8]}}"
 """A space all of whose networks have parts to remove, as `ablate` needs them."""
-LANGUAGES = {"sh", "text", "python", "yaml", "json", "sql"}
+LANGUAGES = {"sh", "text", "python", "yaml", "json", "sql", "cpp"}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "examples"
 GATE = FOLDER / "own_block_gate.py"
 PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path != GATE)
 SAID = {
-    "csv_to_served_model.py": ("Name: probability", "3,000 rows scored"),
+    "csv_to_served_model.py": ("Name: probability", "3,000 rows scored", "{'predictions': [0."),
     "own_block.py": ("[gate+linear]", "Bundle "),
     "plan_for_a_cluster.py": ("fsdp+full_checkpointing", "131,072 examples: zero_offload"),
 }

@@ -11,7 +11,7 @@ from command_line import Run
 
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
-from search.bundles.scorer import Scorer, record_batch, records_batch
+from search.bundles.scorer import Scorer, record_batch
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +34,13 @@ def test_a_data_frame_scores_as_the_file_it_was_read_from(
     assert scorer.score(pd.read_csv(click_log)) == pytest.approx(predicted, rel=1e-6)
 
 
-def test_records_with_values_of_several_types_score_as_their_text(
+def test_columns_with_values_of_several_types_score_as_their_text(
     scorer: Scorer, click_log: Path, predicted: np.ndarray
 ) -> None:
     text = pd.read_csv(click_log, dtype=str, keep_default_na=False)
     mixed = text.astype(object)
     mixed.loc[::2, "price"] = [float(price) if price else None for price in text.loc[::2, "price"]]
-    records = mixed.to_dict("records")
-    assert records_batch(records, scorer.inputs).num_columns == len(scorer.inputs)
-    assert scorer.score(records_batch(records, scorer.inputs)) == pytest.approx(predicted, rel=1e-6)
+    assert scorer.score(mixed) == pytest.approx(predicted, rel=1e-6)
 
 
 def test_a_column_that_is_missing_is_named(scorer: Scorer, click_log: Path) -> None:
