@@ -2,26 +2,23 @@
 
 The page names the address that says whether anything is new, and the version that it has itself, in
 `<meta name="study-live" content="URL" data-version="...">`; the answer is
-`{"version": ..., "training": [...], "problem": ...}`. A page whose own script follows that name takes in what is
-new by itself; into any other a script is put that loads it anew.
+`{"version": ..., "training": [...], "problem": ...}`. The report takes in what is new by itself, and keeps what
+the reader has open; a page that says why there is none is loaded anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import html
-import logging
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from dashboards.report.page import render
+from dashboards.report.page import Live, render
 from dhen.errors import UserError
 from search.live.sources import StudySource
 
-LOG = logging.getLogger(__name__)
-HOOK = "study-live"
 LEAST_PAUSE_SECONDS = 1.0
 PAUSE_RATIO = 10.0
 """Least pause between two renderings over the CPU time of the last: it may be the machine that trains."""
@@ -64,7 +61,8 @@ class StudyPage:
                 version = self._version()
                 if version != self._rendered:
                     began = time.thread_time()
-                    self._html = with_hook(render(self._source.record()), self._address, version)
+                    live = Live(url=state_address(self._address), version=version)
+                    self._html = with_strip(render(self._source.record(), live=live), reloads=False)
                     self._rendered = version
                     took = time.thread_time() - began
                     self._due = time.monotonic() + max(LEAST_PAUSE_SECONDS, PAUSE_RATIO * took)
@@ -80,25 +78,28 @@ class StudyPage:
         return self._newest
 
 
-def with_hook(page: str, address: str, version: str) -> str:
-    """A page with the name of its state's address and its own version, with the strip that says what trains now,
-    and with a script that loads it anew where the page has none of its own."""
-    follows_itself = HOOK in page
-    meta = f'<meta name="{HOOK}" content="{html.escape(address)}/state" data-version="{version}">'
+def with_strip(page: str, *, reloads: bool) -> str:
+    """A page with a strip that says what trains now; `reloads` has it load the page anew once the version
+    differs."""
     script = (FOLDER / "live.js").read_text(encoding="utf-8")
-    strip = (
-        f'<script id="study-live-strip" data-reload="{"no" if follows_itself else "yes"}">\n{script}</script>'
-    )
-    head, start, rest = page.partition("<head>")
-    body, end, tail = rest.rpartition("</body>")
-    return f"{head}{start}\n{meta}{body}{strip}\n{end}{tail}"
+    strip = f'<script id="study-live-strip" data-reload="{"yes" if reloads else "no"}">\n{script}</script>'
+    body, end, tail = page.rpartition("</body>")
+    return f"{body}{strip}\n{end}{tail}"
 
 
 def problem_page(title: str, problem: str, address: str | None = None) -> str:
     """A page that says why there is nothing to show; with an address it appears once there is."""
     body = f"<main><h1>{html.escape(title)}</h1><p>{html.escape(problem)}</p></main>"
     page = plain_page(title, body)
-    return with_hook(page, address, "") if address else page
+    if address is None:
+        return page
+    hook = f'<meta name="study-live" content="{html.escape(state_address(address))}" data-version="">'
+    return with_strip(page.replace("<head>", f"<head>\n{hook}", 1), reloads=True)
+
+
+def state_address(address: str) -> str:
+    """The address that says which version the page at `address` could have."""
+    return f"{address}/state"
 
 
 def plain_page(title: str, body: str) -> str:

@@ -20,7 +20,7 @@ from command_line import end_ui, read_until, start_ui
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from search.live.page import HOOK, StudyPage, with_hook
+from search.live.page import StudyPage, problem_page
 from search.live.sources import StudySource
 from search.read_study import HEAD, ledger_of, read_study
 from search.run_directory import only_driver, trial_folder
@@ -146,7 +146,7 @@ def test_the_version_changes_with_what_the_page_shows(driver: Driver, page_of: S
 
 def test_a_page_is_rendered_once_and_at_most_a_tenth_of_the_time(driver: Driver, page_of: StudyPage) -> None:
     first, version = page_of.html()
-    assert f'<meta name="{HOOK}" content="/study/state" data-version="{version}">' in first
+    assert f'<meta name="study-live" content="/study/state" data-version="{version}">' in first
     driver.begin()
     driver.end()
     assert page_of.html() == (first, version), "the pause after a rendering is not over"
@@ -157,10 +157,11 @@ def test_a_page_is_rendered_once_and_at_most_a_tenth_of_the_time(driver: Driver,
     assert REMARK not in first
 
 
-def test_a_page_that_follows_by_itself_is_not_loaded_anew() -> None:
-    page = "<html><head></head><body>{}</body></html>"
-    assert 'data-reload="yes"' in with_hook(page, "/study", "1")
-    assert 'data-reload="no"' in with_hook(page.format(f"<script>follow('{HOOK}')</script>"), "/study", "1")
+def test_a_page_that_says_why_there_is_none_is_loaded_anew(page_of: StudyPage) -> None:
+    assert 'data-reload="no"' in page_of.html()[0]
+    problem = problem_page("study", "not begun", "/study")
+    assert 'data-reload="yes"' in problem
+    assert '<meta name="study-live" content="/study/state" data-version="">' in problem
 
 
 def test_other_machines_need_the_token_and_other_sites_are_refused(study: Path) -> None:
