@@ -216,12 +216,12 @@ def main() -> None:
     of_ne.add_argument("--columns", type=int, default=300)
     of_ne.add_argument("--ids", type=int, default=3, help="distinct ids of each column")
     of_ne.add_argument("--rows", type=int, default=12_000)
-    of_ne.add_argument("--passes", type=int, default=2)
+    of_ne.add_argument("--passes", type=int, default=4)
     of_ne.add_argument("--seeds", type=int, default=5)
     of_ne.add_argument("--shuffled", action="store_true", help="columns in an order of chance")
     for each, layouts in (
         (of_speed, ["bigbird", "sliding_window", "fixed", "variable"]),
-        (of_ne, [*LAYOUTS]),
+        (of_ne, ["bigbird", "sliding_window", "fixed"]),
     ):
         each.add_argument("--heads", type=int, default=2)
         each.add_argument("--block-size", type=int, default=8)

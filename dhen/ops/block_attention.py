@@ -5,8 +5,8 @@ row (a global block's) and the products are exactly those of the layout. Only wh
 embeddings the last block has padding: its keys get no weight, its queries are computed and left out. Backward
 gathers again, so that what is kept is linear in the pairs of blocks that attend.
 
-Shapes: B examples, M embeddings, H heads of d numbers, V = 3 H d numbers of queries, keys and values; N blocks of
-s embeddings, R blocks of queries that are computed together, over all heads.
+Shapes: B examples, M embeddings, D = H d their dimension, H heads of d numbers, V = 3 D numbers of queries,
+keys and values; N blocks of s embeddings, R blocks of queries that are computed together, over all heads.
 """
 
 from __future__ import annotations

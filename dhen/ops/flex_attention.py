@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,13 +26,15 @@ def flex_runs(device_type: str, head: int, p: float) -> bool:
 
 def flex_values(q_BHMd: Tensor, k_BHMd: Tensor, v_BHMd: Tensor, layout: BlockLayout) -> Tensor:
     """Returns softmax(q k^T) v of (B, H, M, d), where the layout attends; q is scaled already."""
-    attend: Callable[..., Tensor] = _compiled() if q_BHMd.device.type == "cuda" else flex_attention
+    attend = _attention(q_BHMd.device.type)
     return attend(q_BHMd, k_BHMd, v_BHMd, block_mask=_block_mask(layout, str(q_BHMd.device)), scale=1.0)
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention)
+def _attention(device_type: str) -> Callable[..., Tensor]:
+    """Compiled where its kernel is."""
+    attend = cast("Callable[..., Tensor]", flex_attention)
+    return torch.compile(attend) if device_type == "cuda" else attend
 
 
 @lru_cache(maxsize=64)

@@ -165,6 +165,18 @@ def test_a_layer_allocates_what_its_tape_says(layer: LayerConfig, embeddings: in
     assert_declared(layer, LayerShape(embeddings=embeddings, dim=dim, numeric=5))
 
 
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("layout", ["bigbird", "sliding_window", "fixed"])
+@pytest.mark.parametrize("embeddings", [17, 83])
+def test_a_layer_whose_peak_is_attention_in_blocks_does_so_too(
+    layout: str, heads: int, embeddings: int
+) -> None:
+    """All else in it is small; the last block of 83 embeddings has padding, and 17 are one block but for `fixed`."""
+    module = {"kind": "sparse_attention", "layout": layout, "heads": heads, "feedforward": 1}
+    layer = LayerConfig(modules=(module,), out_embeddings=1, norm="none", shortcut=False)  # type: ignore[arg-type]
+    assert_declared(layer, LayerShape(embeddings=embeddings, dim=8, numeric=5))
+
+
 @pytest.mark.parametrize("parting", [True, False])
 @pytest.mark.parametrize("layer", SHARED, ids=lambda layer: "-".join(m.kind for m in layer.modules))
 def test_a_layer_that_members_share_does_so_too(layer: LayerConfig, parting: bool) -> None:
