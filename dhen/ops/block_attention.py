@@ -154,7 +154,7 @@ class _Places(NamedTuple):
 
     def put_queries(self, into: Tensor, values: Tensor) -> None:
         """Each block of queries is in one group."""
-        values = values.view(len(into), -1, *into.shape[2:])
+        values = values.view(into.shape[0], -1, *into.shape[2:])
         if self.rows is None:
             into.copy_(values)
         else:
@@ -162,7 +162,7 @@ class _Places(NamedTuple):
 
     def add_keys(self, into: Tensor, values: Tensor) -> None:
         """A block of keys is as often in a group as queries attend to it."""
-        values = values.view(len(into), -1, *into.shape[2:])
+        values = values.view(into.shape[0], -1, *into.shape[2:])
         if self.columns is None:
             into.add_(values)
         else:
@@ -217,7 +217,7 @@ def _joined(blocks: Tensor, layout: BlockLayout) -> Tensor:
 def _weights(blocks: Tensor, group: Together, places: _Places) -> Tensor:
     """softmax(q k^T); padding has no weight."""
     q = places.queries(blocks[0])
-    scores = torch.bmm(q, places.keys(blocks[1], len(q)).mT)
+    scores = torch.bmm(q, places.keys(blocks[1], q.shape[0]).mT)
     del q
     if group.padded:
         scores[:, :, -group.padded :].fill_(float("-inf"))
@@ -225,7 +225,7 @@ def _weights(blocks: Tensor, group: Together, places: _Places) -> Tensor:
 
 
 def _put_values(into: Tensor, v: Tensor, weights: Tensor, places: _Places, dropout: _Dropout) -> None:
-    places.put_queries(into, torch.bmm(dropout(weights), places.keys(v, len(weights))))
+    places.put_queries(into, torch.bmm(dropout(weights), places.keys(v, weights.shape[0])))
 
 
 def _add_gradients(
@@ -233,7 +233,7 @@ def _add_gradients(
 ) -> None:
     """Adds the gradients of queries, keys and values from blocks that were computed together."""
     q, k, v = blocks
-    gradient, count = places.queries(by_values), len(weights)
+    gradient, count = places.queries(by_values), weights.shape[0]
     places.add_keys(into[2], torch.bmm(dropout(weights).mT, gradient))
     by_scores = _by_scores(gradient, places.keys(v, count), weights, dropout)
     places.put_queries(into[0], torch.bmm(by_scores, places.keys(k, count)))

@@ -118,7 +118,7 @@ def test_it_is_shown(averaged: Path) -> None:
     record = read_study(averaged)
     page = (averaged / "report.html").read_text()
     assert "average of trials" in page
-    assert "triangles: averages" in page
+    assert '"name":"averages"' in page, "points of the front's figure"
     assert "The lowest NE of one candidate is" in page
     with sqlite3.connect(averaged / "mlflow.db") as store:
         kinds = [value for (value,) in store.execute("select value from tags where key = 'kind'")]

@@ -76,7 +76,8 @@ def test_optunas_trouble_is_told_once_and_is_not_fatal(
     monkeypatch.setattr("search.study.report_writer.PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("search.study.report_writer.PAUSE_RATIO", 0.0)
     said = io.StringIO()
-    follows = ReportWriter(tmp_path, Console(file=said, width=200), optuna=str(tmp_path))
+    config = StudyConfig(optuna=str(tmp_path))
+    follows = ReportWriter(tmp_path, config, Console(file=said, width=200))
     for changes in (1, 2):
         follows(driver(study(2), changes))
         follows._settle()
