@@ -76,7 +76,7 @@ def winners_frame(record: StudyRecord) -> pd.DataFrame:
 
 def _trial(row: TrialRow) -> dict[str, Any]:
     trial = row.trial
-    job, plan, result, measured = trial.job, trial.plan, trial.result, trial.result.measured
+    job, plan, result = trial.job, trial.plan, trial.result
     return {
         "number": trial.number,
         "kind": trial.kind.value,
@@ -95,9 +95,7 @@ def _trial(row: TrialRow) -> dict[str, Any]:
         "planned_technique": plan.technique,
         "predicted_peak_bytes": plan.peak_bytes,
         "executed_technique": result.technique,
-        "peak_memory_bytes": measured.peak_memory_bytes,
-        "step_ms": measured.step_ms,
-        "examples_per_second": measured.examples_per_second,
+        **dict(result.measured),
         "seconds": result.seconds,
         "started_at": trial.origin.started_at,
         "marks": ", ".join(row.marks),

@@ -113,6 +113,19 @@ class ExportedBundle(Value):
     """What tables of 8 bits cost and save, where it has them."""
 
 
+class RegisteredModel(Value):
+    """`register`: a bundle that is a model in MLflow."""
+
+    bundle: str
+    model: str
+    """Name of the registered model."""
+    version: int
+    alias: str
+    """Alias that the version has."""
+    tracking: str
+    """Address of the store that it is registered in."""
+
+
 class VerifiedSplit(Value):
     """Metrics of a bundle on one split of a log."""
 

@@ -9,7 +9,10 @@ import click
 from search.run_directory import BEST
 from search.tracking.destination import registry
 from search.tracking.register import register_bundle
+from search.verbs.output import RegisteredModel, json_option, print_json
 from trials.mlflow.registry import ALIAS
+
+OUTPUT = RegisteredModel
 
 
 @click.command(
@@ -26,7 +29,8 @@ Examples:
     help="Address of a tracking server, or a run directory with an mlflow.db. Default: MLFLOW_TRACKING_URI, else "
     f"the run directory whose {BEST}/ the bundle is.",
 )
-def command(bundle: Path, name: str | None, tracking: str | None) -> None:
+@json_option("Which version of which model it is, as JSON.")
+def command(bundle: Path, name: str | None, tracking: str | None, as_json: bool) -> None:
     """Register a bundle as a model in MLflow, with the alias `best` on its version.
 
     `mlflow models serve -m models:/NAME@best --env-manager local` then answers raw rows with probabilities. What
@@ -34,6 +38,16 @@ def command(bundle: Path, name: str | None, tracking: str | None) -> None:
     """
     with registry(bundle, tracking) as (client, uri):
         version = register_bundle(client, bundle, name=name)
+    if as_json:
+        registered = RegisteredModel(
+            bundle=str(bundle),
+            model=version.name,
+            version=int(version.version),
+            alias=ALIAS,
+            tracking=uri,
+        )
+        print_json(registered)
+        return
     click.echo(f"{bundle}: version {version.version} of the model {version.name}, alias {ALIAS}")
     address = f"models:/{version.name}@{ALIAS}"
     click.echo(f"serve: MLFLOW_TRACKING_URI={uri} mlflow models serve --env-manager local -m '{address}'")

@@ -92,7 +92,7 @@ def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> 
 
     config = written_config(directory)
     server = server_of(config)
-    mlflow = MlflowFollower(directory, config, Console(stderr=True))
+    mlflow = MlflowFollower(directory, config, Console(stderr=json_on_stdout))
     if server is not None and mlflow.sync(record):
         mlflow.register_best(record)
         click.echo(f"MLflow: {server} is up to date", err=json_on_stdout)

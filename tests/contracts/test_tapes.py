@@ -171,7 +171,7 @@ def test_a_layer_allocates_what_its_tape_says(layer: LayerConfig, embeddings: in
 def test_a_layer_whose_peak_is_attention_in_blocks_does_so_too(
     layout: str, heads: int, embeddings: int
 ) -> None:
-    """All else in it is small; the last block of 83 embeddings has padding, and 17 are one block but for `fixed`."""
+    """All else in it is small. The last block of 83 embeddings has padding; 17 are one block but for `fixed`."""
     module = {"kind": "sparse_attention", "layout": layout, "heads": heads, "feedforward": 1}
     layer = LayerConfig(modules=(module,), out_embeddings=1, norm="none", shortcut=False)  # type: ignore[arg-type]
     assert_declared(layer, LayerShape(embeddings=embeddings, dim=8, numeric=5))

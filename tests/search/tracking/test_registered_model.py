@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from command_line import Run
@@ -89,7 +91,8 @@ def test_the_model_says_what_it_is_and_holds_no_pickle(study: Path) -> None:
     assert (
         next(path for path in files if path.name == "requirements.txt")
     ).read_text().split() == requirements()
-    (definition,) = (path for path in files if path.name == "MLmodel")
+    definition = Path(unquote(urlsplit(version.source).path)) / "MLmodel"
+    assert definition in files
     model = mlflow.pyfunc.load_model(str(definition.parent))
     inputs = model.metadata.signature.inputs.input_names()
     assert inputs == list(read_bundle(study / "best").encoding.schema.inputs)
@@ -100,6 +103,8 @@ def test_registering_again_makes_no_further_version(dhen_search: Run, study: Pat
     said = dhen_search("register", study / "best").stdout
     assert "version 1 of the model study, alias best" in said
     assert "mlflow models serve" in said
+    registered = json.loads(dhen_search("register", study / "best", "--json").stdout)
+    assert (registered["model"], registered["version"], registered["alias"]) == ("study", 1, "best")
     assert len(client(study).search_model_versions("name = 'study'")) == 1
     dhen_search("export", study, "--pick", "lowest", "--out", tmp_path / "lowest")
     said = dhen_search("register", tmp_path / "lowest", "--name", "cheap/a", "--tracking", study).stdout

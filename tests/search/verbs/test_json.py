@@ -20,20 +20,21 @@ from search.cli import VERBS, cli
 from search.read_study import read_study
 
 ROOT = Path(__file__).parent.parent.parent.parent
-REPORT_NOTHING = {"join", "ui"}
+REPORT_NOTHING = {"join", "ui", "serve"}
 """Verbs that go on until they are ended."""
 ELSEWHERE = {
     "optuna": "tests/search/optuna/test_mirror.py",
     "confirm": "tests/search/analysis/test_winners.py",
     "ablate": "tests/search/analysis/test_winners.py",
     "slices": "tests/search/analysis/test_winners.py",
-    "train": "tests/search/verbs/test_online.py",
-    "online": "tests/search/verbs/test_online.py",
-    "apply": "tests/search/verbs/test_online.py",
+    "train": "tests/search/online/test_online.py",
+    "online": "tests/search/online/test_online.py",
+    "apply": "tests/search/online/test_online.py",
     "plan": "tests/search/verbs/test_plan.py",
     "fidelity": "tests/search/analysis/test_fidelity.py",
     "reproduce": "tests/search/analysis/test_reproduce.py",
     "clusters": "tests/search/verbs/test_clusters.py",
+    "register": "tests/search/tracking/test_registered_model.py",
 }
 """Files that run a verb with `--json` on what it needs, which takes its time to make."""
 HERE = {
