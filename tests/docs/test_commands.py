@@ -18,6 +18,7 @@ GUIDE = ROOT / "docs" / "guide"
 TUTORIAL = GUIDE / "tutorial.md"
 PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]
 SLOW = (
+    "bundles.md",
     "data.md",
     "online.md",
     "paper-tables.md",
