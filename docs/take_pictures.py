@@ -74,13 +74,8 @@ def mlflow(directory: Path, browser: Chromium) -> None:
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None
-        words_said = (word for line in server.stdout for word in line.split())
-        address = next(word for word in words_said if word.startswith("http://") and "#/experiments" in word)
-            word
-            for line in server.stdout
-            for word in line.split()
-            if word.startswith("http://") and "#/experiments" in word
-        )
+        said = (word for line in server.stdout for word in line.split())
+        address = next(word for word in said if word.startswith("http://") and "#/experiments" in word)
         browser.resize(1440, 640)
         browser.open(address)
         browser.wait_for(RUNS)
