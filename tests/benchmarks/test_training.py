@@ -157,7 +157,7 @@ def test_an_increment_stands_beside_all_weights() -> None:
 
 @pytest.fixture
 def one_core() -> Iterator[None]:
-    """Trainings take one thread: how many are fastest depends on what else goes on, and they sum in another order."""
+    """Trainings take one thread: how many are fastest depends on the load, and several sum in another order."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield
