@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dashboards.figures.memory.rungs import ITEMS as LADDER_ITEMS
+from dashboards.figures.memory.rungs import nearest_of_each_way
 from dashboards.units import byte_size
 from trials.record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
 
 MOST_BARS = 7
 """Techniques that were not chosen and have a bar; of the others one sentence tells."""
-ITEMS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer_state": "optimizer state",
-    "activations": "activations",
-    "embedding_shards": "embedding tables",
-    "unsharded_layer": "gathered layers",
-    "communication_buffers": "communication buffers",
+ITEMS = LADDER_ITEMS | {
     "input_batch": "input batch",
     "context": "context",
     "reserve": "allocator reserve",
@@ -99,13 +94,9 @@ def _ran_out(attempt: Attempt) -> dict[str, Any]:
 def _nearest(plan: PlanSummary) -> tuple[list[RejectedStrategy], str | None]:
     """Returns the rejected strategies that have a bar, one for each way to hold the model, and a sentence on the
     others."""
-    ways: dict[str, RejectedStrategy] = {}
-    for strategy in plan.rejected:
-        best = ways.setdefault(strategy.held_as, strategy)
-        if strategy.lacking_bytes < best.lacking_bytes:
-            ways[strategy.held_as] = strategy
-    nearest = sorted(ways.values(), key=lambda strategy: strategy.lacking_bytes)[:MOST_BARS]
+    ways = nearest_of_each_way(plan)
+    nearest = sorted(ways, key=lambda strategy: strategy.lacking_bytes)[:MOST_BARS]
     shown = {strategy.strategy for strategy in nearest}
-    left = [strategy.lacking_bytes for strategy in ways.values() if strategy.strategy not in shown]
+    left = [strategy.lacking_bytes for strategy in ways if strategy.strategy not in shown]
     more = f"{len(left)} more lack {byte_size(min(left))} to {byte_size(max(left))}." if left else None
     return [strategy for strategy in plan.rejected if strategy.strategy in shown], more

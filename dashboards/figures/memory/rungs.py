@@ -77,6 +77,11 @@ def _shown(plan: PlanSummary) -> tuple[RejectedStrategy, ...]:
     itemised = tuple(each for each in plan.rejected if each.items)
     if itemised:
         return itemised
+    return nearest_of_each_way(plan)
+
+
+def nearest_of_each_way(plan: PlanSummary) -> tuple[RejectedStrategy, ...]:
+    """Of the rejected strategies the one that lacks least for each way to hold the model, in the plan's order."""
     nearest: dict[str, RejectedStrategy] = {}
     for each in plan.rejected:
         if each.held_as not in nearest or each.lacking_bytes < nearest[each.held_as].lacking_bytes:
