@@ -158,5 +158,5 @@ def read_until(process: subprocess.Popen[str], wanted: str) -> str:
 def end_ui(process: subprocess.Popen[str]) -> None:
     """Ends it by Ctrl-C, which it answers with exit code 0."""
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
-    process.stdout.close()
+    with process.stdout:
+        assert process.wait(30) == 0

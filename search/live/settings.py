@@ -8,6 +8,10 @@ from dhen.values import Value
 
 VARIABLE = "DHEN_SEARCH_UI"
 """Variable by which the server gets its settings: unlike a command line, no other user can read it."""
+LISTENER = "DHEN_SEARCH_UI_LISTENER"
+"""Variable with the file descriptor of the socket that the server listens on."""
+READY = "DHEN_SEARCH_UI_READY"
+"""Variable with the file descriptor that the server writes a byte to once it answers."""
 TOKEN = "token"
 """Name of the query parameter that carries the token."""
 LOOPBACK = "127.0.0.1"

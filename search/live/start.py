@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -16,11 +16,9 @@ from typing import IO, Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from dhen.errors import UserError
-from search import end_with_parent
-from search.live.settings import LOOPBACK, VARIABLE, UiSettings
+from search.live import end_with_parent
+from search.live.settings import LISTENER, LOOPBACK, READY, VARIABLE, UiSettings
 
-USUAL_PORT = 5000
 START_SECONDS = 120.0
 """Seconds to wait for MLflow, which is up in about six; a loaded machine may take far longer."""
 LAST_LINES = 8
@@ -68,53 +66,41 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def started(settings: UiSettings) -> Iterator[Server]:
+def started(settings: UiSettings, listener: socket.socket) -> Iterator[Server]:
     """A server that answers already; ended with all its processes on leaving.
 
     Raises:
         RuntimeError: with the server's last words, where it does not start.
     """
+    ready, says_ready = os.pipe()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, end_with_parent.__file__, sys.executable, "-m", "search.live.serve"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, VARIABLE: settings.model_dump_json(), "PYTHONSAFEPATH": "1"},
+            env={
+                **os.environ,
+                VARIABLE: settings.model_dump_json(),
+                LISTENER: str(listener.fileno()),
+                READY: str(says_ready),
+                "PYTHONSAFEPATH": "1",
+            },
+            pass_fds=(listener.fileno(), says_ready),
             start_new_session=True,
         )
+        # held by the server alone from here on: when it ends, whoever waits for it is told so
+        listener.close()
+        os.close(says_ready)
         try:
+            _wait_until_it_answers(ready, process, output)
             host = LOOPBACK if settings.host in ANY else settings.host
-            _wait_until_it_listens(host, settings.port, process, output)
             yield Server(f"http://{_in_url(host)}:{settings.port}", process, settings.token)
         finally:
+            os.close(ready)
             assert process.stdin is not None
             process.stdin.close()
             process.wait()
-
-
-def free_port(host: str, wanted: int | None) -> int:
-    """The wanted port; where none is wanted, the usual port or any that is free.
-
-    Raises:
-        UserError: where the port is taken, or the host is no address of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in (wanted,) if wanted else (USUAL_PORT, 0):
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except socket.gaierror:
-                raise UserError(
-                    f"--host {host}: no such host; give an address of this machine, such as 0.0.0.0."
-                ) from None
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    if wanted is None:
-        raise UserError(f"--host {host} is no address of this machine; 127.0.0.1 or 0.0.0.0 would work.")
-    raise UserError(f"port {wanted} is taken or not allowed; leave --port out to have a free one picked.")
 
 
 def names_of(host: str) -> tuple[str, ...]:
@@ -131,15 +117,11 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _wait_until_it_listens(host: str, port: int, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            socket.create_connection((host, port), timeout=1.0).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
+def _wait_until_it_answers(ready: int, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+    """Waits for the byte that the server writes once it answers; its end is read as no byte."""
+    said, _, _ = select.select([ready], [], [], START_SECONDS)
+    if said and os.read(ready, 1):
+        return
     output.seek(0)
     words = output.read().decode(errors="replace").splitlines()[-LAST_LINES:]
     raise RuntimeError("the server did not start:\n" + "\n".join(words))

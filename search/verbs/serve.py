@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import click
 
 from dhen.errors import UserError
 from search.bundles.manifest import check_is_bundle
+from search.listener import listening
 from search.serving.settings import ServeSettings
 from trials.cluster.quantity import parse_bytes
 
 HOST = "127.0.0.1"
-USUAL_PORT = 5000
 MAX_BODY = "16MiB"
 
 
@@ -82,31 +81,6 @@ def command(
             if pool is not None:
                 pool.end()
     click.echo("ended.")
-
-
-def listening(host: str, wanted: int | None) -> socket.socket:
-    """Returns a socket that listens on the wanted port; where none is wanted on the usual one, or any that is
-    free.
-
-    Raises:
-        UserError: where the port is taken, or the address is none of this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reason = ""
-    for port in (USUAL_PORT, 0) if wanted is None else (wanted,):
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen()
-        except OSError as error:
-            listener.close()
-            reason = error.strerror or str(error)
-        else:
-            return listener
-    raise UserError(
-        f"cannot listen on {host}, port {port}: {reason}. Leave --port out to have a free one picked."
-    )
 
 
 def _bytes(words: str) -> int:

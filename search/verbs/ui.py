@@ -12,8 +12,9 @@ from urllib.parse import quote
 import click
 
 from dhen.errors import UserError
+from search.listener import listening
 from search.live.settings import LOOPBACK, TOKEN, UiSettings
-from search.live.start import Server, free_port, names_of, shown_address, started
+from search.live.start import Server, names_of, shown_address, started
 from search.read_study import stored_studies
 from search.run_directory import STUDY_FILE, is_driven
 from trials.mlflow.store import check_store, database
@@ -60,22 +61,24 @@ def command(
     files. Without --host it answers this machine alone; it reports to no one.
     """
     _check(directory, study, name)
-    settings = UiSettings(
-        directory=directory,
-        database=study,
-        study=name,
-        host=host,
-        port=free_port(host, port),
-        token=_token(host, token),
-        host_names=names_of(host),
-    )
     if study is not None:
         stored_studies(study, name)
-    click.echo("the server starts, this takes some seconds ...")
+    readers_token = _token(host, token)
     try:
-        with started(settings) as server:
-            _say_where(settings, server, opens=opens)
-            server.process.wait()
+        with listening(host, port) as listener:
+            settings = UiSettings(
+                directory=directory,
+                database=study,
+                study=name,
+                host=host,
+                port=listener.getsockname()[1],
+                token=readers_token,
+                host_names=names_of(host),
+            )
+            click.echo("the server starts, this takes some seconds ...")
+            with started(settings, listener) as server:
+                _say_where(settings, server, opens=opens)
+                server.process.wait()
     except KeyboardInterrupt:
         click.echo("\nended.")
         return

@@ -102,7 +102,7 @@ def test_a_port_that_is_taken_is_told(study: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} is taken"):
+        with pytest.raises(UserError, match=f"127.0.0.1, port {port}: .*leave --port out"):
             CliRunner().invoke(command, [str(study), "--port", str(port)], catch_exceptions=False)
 
 

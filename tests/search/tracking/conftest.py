@@ -18,7 +18,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
-from search import end_with_parent
+from search.live import end_with_parent
 
 START_SECONDS = 120.0
 MLFLOW = (sys.executable, "-m", "mlflow")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from search import end_with_parent
+from search.live import end_with_parent
 
 SLEEPER = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); {0}"
 POLITE = "subprocess.run(['sleep', '600'])"

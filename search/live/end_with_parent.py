@@ -21,7 +21,10 @@ GRACE_SECONDS = 5.0
 def main() -> int:
     """Returns the command's exit code, should it end by itself."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, this process included
-    command = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=_default_signals)
+    # what was passed on to the guard is the command's: a socket to listen on, say
+    command = subprocess.Popen(
+        sys.argv[1:], stdin=subprocess.DEVNULL, close_fds=False, preexec_fn=_default_signals
+    )
     threading.Thread(target=_end_with_parent, args=(command,), daemon=True).start()
     return command.wait()
 

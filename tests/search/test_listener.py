@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from dhen.errors import UserError
+from search.listener import listening
+
+HERE = "127.0.0.1"
+
+
+def test_servers_that_start_together_get_ports_of_their_own() -> None:
+    """Neither listens yet as the other's port is picked: it is taken as soon as it is picked."""
+    with listening(HERE, None) as one, listening(HERE, None) as other:
+        assert one.getsockname() != other.getsockname()
+
+
+def test_a_taken_port_and_a_foreign_address_are_said_with_what_would_work() -> None:
+    with listening(HERE, None) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port}: .*; leave --port out"):
+            listening(HERE, port)
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        with pytest.raises(UserError, match=f"cannot listen on {host}.*0.0.0.0"):
+            listening(host, None)
