@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from statistics import median
+
 from dashboards.sentences.winners import confirm_command
 from dashboards.units import decimals, duration
+from trials.record import TrialKind
 from trials.study_record import ExpectedGain, StudyRecord
 
 MOST_SEEDS = 5
 """Number of seeds from which `dhen-search confirm` retrains winners by default."""
 
+TRAININGS_TO_BEGIN_WITH = 12
+"""Minutes, in trainings of the baseline, that leave its tuning and a few candidates their time: half is at most the
+baseline's, a quarter is kept for confirmation (docs/decisions/0029-minutes.md)."""
 NO_TIME_TO_DISTIL = "No network learnt from the best average, for want of time; with distil=yes some do."
 """What a study says whose minutes leave no time for distillation."""
 
@@ -22,6 +29,23 @@ def search_ended(record: StudyRecord) -> str | None:
         f"The search ended after {gain.candidates} candidates with a result: {gain.more} more were expected to "
         f"lower the best NE by {decimals(gain.percent, 2)} %, {_against(gain)}. "
         "The same command with search_until=none goes on."
+    )
+
+
+def no_candidate(record: StudyRecord) -> str:
+    """That no candidate has ended; where the minutes were too few for one, how many would do."""
+    took = [
+        trial.result.training_seconds
+        for trial in record.trials
+        if trial.kind is TrialKind.BASELINE and trial.result.training_seconds > 0.0
+    ]
+    if not record.finished or record.seconds_budget is None or not took:
+        return "No candidate has ended yet."
+    one = median(took)
+    minutes = max(math.ceil(TRAININGS_TO_BEGIN_WITH * one / 60.0), math.ceil(record.seconds_budget / 30.0))
+    return (
+        f"The minutes were over before a candidate could train: a training of the baseline takes {duration(one)}; "
+        f"the same command with minutes={minutes} goes on and has time for some."
     )
 
 

@@ -12,7 +12,7 @@ from dashboards.names import short_name, trial_name
 from dashboards.rows import does_not_fit, find
 from dashboards.sentences.choice import baseline_is_best, best_not_lowest, noise, winners_chosen
 from dashboards.sentences.edges import on_the_edge, widened
-from dashboards.sentences.minutes import fewer_seeds, fewer_winners, search_ended
+from dashboards.sentences.minutes import fewer_seeds, fewer_winners, no_candidate, search_ended
 from dashboards.sentences.stages import over_limits, passes_found, promotion, proposed, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
@@ -85,7 +85,7 @@ def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
     if best is None or best.result.validation is None:
-        return _no_result(record) if ended(record.candidates) else "No candidate has ended yet."
+        return _no_result(record) if ended(record.candidates) else no_candidate(record)
     name = f"trial {best.number} ({trial_name(best)})"
     about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
     if baseline is None or baseline.result.validation is None:

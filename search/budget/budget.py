@@ -108,11 +108,13 @@ class Budget:
 
     def has_time_for_candidate(self, *, reserved: float = 0.0) -> bool:
         """Whether a candidate that begins now is expected to end within the search's time, less `reserved`
-        seconds."""
+        seconds; the first one within all of the minutes, since without it nothing follows the search."""
         if self._later is None:
             return True
-        end = self._state.elapsed_seconds() + candidate_seconds(self._state)
-        return end < self._search_end() - reserved
+        seconds = candidate_seconds(self._state)
+        if not self._state.candidates:
+            return self.has_time_for(seconds)
+        return self._state.elapsed_seconds() + seconds < self._search_end() - reserved
 
     def is_worth_its_time(self, seconds_per_example: float) -> bool:
         """Says whether a proposal whose planned steps take so long per example leaves the search time for others:

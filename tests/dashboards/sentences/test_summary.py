@@ -71,6 +71,9 @@ def test_studies_without_a_result_say_why() -> None:
     assert "1 failed" in failed[1]
     assert "exit code 1" in failed[2]
     assert "no baseline yet" in sentences(judged([trial(0, Random(0))]))[0]
+    baseline = trial(0, Random(0), kind=TrialKind.BASELINE).with_result(seconds=40.0)
+    too_few = judged([baseline], seconds_budget=120.0, finished=True, best=None, front=())
+    assert "training of the baseline takes 40 s; the same command with minutes=8" in sentences(too_few)[0]
 
 
 def test_techniques_are_counted_without_the_sizes_of_caches() -> None:

@@ -83,6 +83,15 @@ def test_a_candidate_is_not_begun_where_it_is_not_expected_to_end_in_time() -> N
         assert budget(words, slower, 90.0).search_is_over(0) is over
 
 
+def test_the_first_candidate_has_all_of_the_minutes() -> None:
+    """Of six minutes a quarter is kept for confirmation, of which there would be nothing to confirm."""
+    words = "minutes=6 trials=99 averages=0 tune=0 search_until=none"
+    took = begun(0, baselines=3, seconds=20.0)
+    for elapsed, over in ((335.9, False), (336.1, True)):
+        assert budget(words, took, elapsed).search_is_over(0) is over
+    assert budget(words, begun(1, baselines=3, seconds=20.0), 335.9).search_is_over(0)
+
+
 def test_a_proposal_takes_a_tenth_of_what_is_left_or_twice_what_is_usual() -> None:
     """Ten seconds of training for every 10 ms of a planned step of 100 examples."""
     trials = [
