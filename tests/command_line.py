@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -132,6 +133,13 @@ def write_log(path: Path, rows: int, *, seed: int = 0, label: bool = True) -> Pa
                 ]
             )
     return path
+
+
+def free_port() -> int:
+    """A port that nobody listens at, for a server that is told its port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def start_ui(*words: object) -> subprocess.Popen[str]:

@@ -10,14 +10,13 @@ import itertools
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from command_line import run_here
+from command_line import free_port, run_here
 from output_shape import missing_lines
 
 from search.cli import INTERRUPTED
@@ -207,10 +206,3 @@ def _redirected(words: list[str]) -> tuple[list[str], str]:
 
 def _option(words: list[str], name: str) -> str:
     return words[words.index(name) + 1] if name in words else ""
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from command_line import Run
+from command_line import Run, free_port
 
 from search.bundles.bundle import read_bundle
 from search.tracking.model_files import requirements
@@ -42,7 +42,6 @@ def test_mlflow_serves_what_predict_writes(
     click_log: Path,
     tmp_path: Path,
     model_server: Callable[..., AbstractContextManager[str]],
-    free_port: int,
     post: Callable[[str, dict[str, Any]], tuple[int, dict[str, Any]]],
 ) -> None:
     dhen_search("predict", study / "best", "--data", click_log, "--out", tmp_path / "scores.csv")
@@ -53,7 +52,7 @@ def test_mlflow_serves_what_predict_writes(
     columns = list(rows[0])
     split = {"columns": columns, "data": [[row[name] for name in columns] for row in rows]}
     without = [{name: value for name, value in rows[0].items() if name != "site"}]
-    with model_server("models:/study@best", store_uri(study), free_port) as address:
+    with model_server("models:/study@best", store_uri(study), free_port()) as address:
         answers = [post(address, {"dataframe_records": rows}), post(address, {"dataframe_split": split})]
         nothing = post(address, {"dataframe_records": [dict.fromkeys(columns)]})
         lacking = post(address, {"dataframe_records": without})

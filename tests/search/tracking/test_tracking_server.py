@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Run, start, wait_for_trials
+from command_line import Run, free_port, start, wait_for_trials
 from records import study as made_up
 from rich.console import Console
 
@@ -40,12 +40,11 @@ def test_a_server_that_is_killed_and_comes_back_misses_nothing(
     environment: dict[str, str],
     tmp_path: Path,
     tracking_server: Serve,
-    free_port: int,
 ) -> None:
     out, part, whole = tmp_path / "ads", made_up(3, finished=False), made_up(5)
-    said = io.StringIO()
+    said, port = io.StringIO(), free_port()
     with ExitStack() as until_killed:
-        server = until_killed.enter_context(tracking_server(tmp_path, free_port))
+        server = until_killed.enter_context(tracking_server(tmp_path, port))
         config = StudyConfig(tracking=server)
         follower = MlflowFollower(tmp_path / "made-up", config, Console(file=said, width=400))
         assert follower.sync(part)
@@ -62,7 +61,7 @@ def test_a_server_that_is_killed_and_comes_back_misses_nothing(
     late = dhen_search("report", out)
     assert "MLflow is behind" in late.stdout
 
-    with tracking_server(tmp_path, free_port):
+    with tracking_server(tmp_path, port):
         assert follower.sync(whole, at_once=True)
         assert len(runs(server, "ads-march")) == 1 + len(whole.trials)
         assert f"MLflow: {server} is up to date" in dhen_search("report", out).stdout
