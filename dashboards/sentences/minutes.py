@@ -14,8 +14,8 @@ MOST_SEEDS = 5
 """Number of seeds from which `dhen-search confirm` retrains winners by default."""
 
 TRAININGS_TO_BEGIN_WITH = 12
-"""Minutes, in trainings of the baseline, that leave its tuning and a few candidates their time: half is at most the
-baseline's, a quarter is kept for confirmation (docs/decisions/0029-minutes.md)."""
+"""Minutes, in trainings of the baseline, that leave its tuning and a few candidates their time: at most half is
+the baseline's, a quarter is kept for confirmation (docs/decisions/0029-minutes.md)."""
 NO_TIME_TO_DISTIL = "No network learnt from the best average, for want of time; with distil=yes some do."
 """What a study says whose minutes leave no time for distillation."""
 
