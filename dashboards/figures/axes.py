@@ -98,8 +98,11 @@ def axes_figure(info: AxesInfo) -> go.Figure:
         for on_front in (False, True)
     ]
     figure = drawing(traces, title=TITLE, subtitle=subtitle, height=MARGINS + PANEL_HEIGHT * lines)
-    for index, panel in enumerate(info.panels):
-        _lay_out(figure, panel, index, lines, info.frame)
+    figure.layout.shapes = [
+        shape
+        for index, panel in enumerate(info.panels)
+        for shape in _laid_out(figure, panel, index, lines, info.frame)
+    ]
     figure.update_xaxes(ticks="", showline=False)
     return figure
 
@@ -178,8 +181,10 @@ def _hover(panel: AxisPanel, point: AxisPoint) -> str:
     )
 
 
-def _lay_out(figure: go.Figure, panel: AxisPanel, index: int, lines: int, ne: Frame) -> None:
-    """Draws a panel's two axes at its place, the ends of the space and the baseline."""
+def _laid_out(
+    figure: go.Figure, panel: AxisPanel, index: int, lines: int, ne: Frame
+) -> list[dict[str, object]]:
+    """Puts a panel's two axes at its place; returns lines at the ends of the space and at the baseline."""
     column, line = index % COLUMNS, index // COLUMNS
     left, top = column / COLUMNS + (GAP / 2 if column else 0), 1 - line / lines
     right = (column + 1) / COLUMNS - (GAP / 2 if column < COLUMNS - 1 else 0)
@@ -195,11 +200,15 @@ def _lay_out(figure: go.Figure, panel: AxisPanel, index: int, lines: int, ne: Fr
         "gridcolor": GRID,
         "zeroline": False,
     }
-    shape, vermilion = {"type": "line", "layer": "below"}, {"color": VERMILION, "width": 1, "dash": "dot"}
+    shape: dict[str, object] = {"type": "line", "layer": "below"}
+    vermilion = {"color": VERMILION, "width": 1, "dash": "dot"}
     grey, whole = {"color": PALE_GREY, "width": 1}, f"{y} domain"
-    for end in (panel.low, panel.high):
-        figure.add_shape(shape, x0=end, x1=end, y0=0, y1=1, xref=x, yref=whole, line=grey)
-    figure.add_shape(shape, x0=0, x1=1, y0=0, y1=0, xref=f"{x} domain", yref=y, line=vermilion)
+    ends = [
+        shape | {"x0": end, "x1": end, "y0": 0, "y1": 1, "xref": x, "yref": whole, "line": grey}
+        for end in (panel.low, panel.high)
+    ]
+    baseline = {"x0": 0, "x1": 1, "y0": 0, "y1": 0, "xref": f"{x} domain", "yref": y, "line": vermilion}
+    return [*ends, shape | baseline]
 
 
 def _numbered(axis: str, index: int) -> str:

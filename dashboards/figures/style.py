@@ -35,9 +35,9 @@ def drawing(traces: Iterable[go.BaseTraceType], *, title: str, subtitle: str, he
 
     Plotly reads a few HTML tags in text, so whatever comes from data is escaped here and in `text`.
     """
-    figure = go.Figure(list(traces))
-    figure.update_layout(
-        title={
+    # given whole: `update_layout` looks at each value many times, which is most of the time of a small figure
+    layout = {
+        "title": {
             "text": escape(title, quote=False),
             "subtitle": {"text": escape(subtitle, quote=False), "font": {"size": 13.5, "weight": "normal"}},
             "font": {"size": 19, "weight": "bold"},
@@ -47,12 +47,12 @@ def drawing(traces: Iterable[go.BaseTraceType], *, title: str, subtitle: str, he
             "y": 0.97,
             "yanchor": "top",
         },
-        font={"family": FONT, "size": 13, "color": INK},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        height=height,
-        margin={"l": 64, "r": 24, "t": 92, "b": 52},
-        legend={
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "height": height,
+        "margin": {"l": 64, "r": 24, "t": 92, "b": 52},
+        "legend": {
             "orientation": "h",
             "traceorder": "normal",
             "x": 1,
@@ -60,13 +60,19 @@ def drawing(traces: Iterable[go.BaseTraceType], *, title: str, subtitle: str, he
             "y": 1,
             "yanchor": "bottom",
         },
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
-        hoverlabel={"font": {"family": FONT}, "align": "left"},
-        hovermode="closest",
-    )
-    figure.update_xaxes(gridcolor=GRID, zeroline=False, linecolor=GRID, ticks="outside", tickcolor=GRID)
-    figure.update_yaxes(gridcolor=GRID, zeroline=False)
-    return figure
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
+        "hoverlabel": {"font": {"family": FONT}, "align": "left"},
+        "hovermode": "closest",
+        "xaxis": {
+            "gridcolor": GRID,
+            "zeroline": False,
+            "linecolor": GRID,
+            "ticks": "outside",
+            "tickcolor": GRID,
+        },
+        "yaxis": {"gridcolor": GRID, "zeroline": False},
+    }
+    return go.Figure(list(traces), layout=layout)
 
 
 def text(*lines: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sqlite3
@@ -9,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from urllib.request import url2pathname
 from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
 from trials.storage.disk_full import free_space, is_disk_full
+from trials.user_cache import user_cache
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -117,21 +120,52 @@ def store_errors(directory: Path) -> Iterator[None]:
 
 
 def _make_store(path: Path) -> None:
-    """Makes a store that is whole or not there: MLflow could not go on with one whose making was cut short."""
+    """Makes a store that is whole or not there: MLflow could not go on with one whose making was cut short.
+
+    MLflow makes the first one by all migrations that there ever were, in some seconds; an empty one is kept in the
+    user's cache, and later ones are copies of it.
+    """
     if path.exists():
         return
     # a name of its own each time: MLflow holds on to a store whose making found no space
     making = path.with_name(f".{path.name}.{time.monotonic_ns()}.making")
     for leftover in path.parent.glob(f".{path.name}.*"):  # journals, too
         leftover.unlink()
+    kept = _kept_empty()
+    if _is_whole(kept):
+        _copy(kept, path)
+        return
     open_client(f"sqlite:///{making.absolute()}")
+    with contextlib.suppress(OSError, sqlite3.Error):  # a cache that cannot be written saves nothing
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        _copy(making, kept)
+    _copy(making, path)
+    making.unlink()
+
+
+def _kept_empty() -> Path:
+    """Returns where an empty store of this version of MLflow is kept."""
+    return user_cache() / "mlflow" / f"empty-{version('mlflow')}.db"
+
+
+def _is_whole(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            return bool(connection.execute("PRAGMA quick_check").fetchone() == ("ok",))
+    except sqlite3.Error:
+        return False
+
+
+def _copy(store: Path, path: Path) -> None:
+    """Copies a store that somebody may hold open, whole or not at all."""
     with (
         atomic_file(path) as partial,
-        closing(sqlite3.connect(making)) as source,
+        closing(sqlite3.connect(store)) as source,
         closing(sqlite3.connect(partial)) as target,
     ):
-        source.backup(target)  # MLflow holds on to what it has made
-    making.unlink()
+        source.backup(target)
 
 
 def _store_error(directory: Path, error: Exception) -> UserError:

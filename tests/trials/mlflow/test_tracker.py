@@ -260,7 +260,8 @@ def test_a_driver_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) ->
         "from pathlib import Path; from trials.mlflow.tracker import Tracker; "
         f"Tracker.open(Path({str(tmp_path)!r}))"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+    nothing_kept = os.environ | {"DHEN_SEARCH_CACHE": str(tmp_path / "cache")}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=nothing_kept) as process:
         while not list(tmp_path.glob(".mlflow.db.*.making")):
             assert process.poll() is None
         process.kill()
@@ -269,6 +270,40 @@ def test_a_driver_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) ->
     Tracker.open(tmp_path).sync(record)
     assert len(by_number(tmp_path)) == len(record.trials)
     assert not list(tmp_path.glob(".mlflow*"))
+
+
+def test_an_empty_store_is_kept_for_later_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of it is a store like the first; one that was damaged is made anew."""
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "cache"))
+    Tracker.open(tmp_path / "first")
+    (kept,) = (tmp_path / "cache").rglob("*.db")
+    whole = schema_of(kept)
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.store.db.utils._initialize_tables", unexpected)
+        Tracker.open(tmp_path / "second").sync(study(2))
+    assert len(by_number(tmp_path / "second")) == len(study(2).trials)
+    assert schema_of(database(tmp_path / "second")) == schema_of(database(tmp_path / "first")) == whole
+    kept.write_bytes(kept.read_bytes()[:5000] + b"damaged" * 1000)
+    Tracker.open(tmp_path / "third")
+    assert schema_of(database(tmp_path / "third")) == schema_of(kept) == whole
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "cache"))
+    Tracker.open(tmp_path / "study").sync(study(2))
+    assert len(by_number(tmp_path / "study")) == len(study(2).trials)
+
+
+def schema_of(path: Path) -> list[tuple[str]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("select sql from sqlite_master order by name").fetchall()
+
+
+def unexpected(*_: object) -> None:
+    raise AssertionError("all tables are made once more")
 
 
 def test_a_damaged_store_is_told_with_the_remedy_and_left_alone(tmp_path: Path) -> None:
