@@ -164,6 +164,7 @@ def one_core() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.slow
 def test_online_stands_beside_frozen(one_core: None) -> None:
     kinds = tables(run_benchmark("benchmarks.training.online_beside_frozen", "--rows", 4000, "--seeds", 2))
     assert len(kinds) == 6

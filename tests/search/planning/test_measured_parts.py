@@ -92,6 +92,7 @@ def parts_kept(cached: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[
     return cached
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_training_are_measured_where_a_plan_asks_for_them(
     parts_kept: dict[str, str], tmp_path: Path
 ) -> None:

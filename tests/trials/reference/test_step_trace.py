@@ -295,7 +295,9 @@ def test_real_ranks_hold_what_was_traced(measured: dict[str, Any]) -> None:
 
 
 def of_world(ranks: int) -> list[tuple[Strategy, str]]:
-    return [case for case in MEASURED if case[0].dense != "hsdp" or ranks == 4]
+    """Two ranks hold what four do in other parts, so a few cases are enough there."""
+    few = [case for case in MEASURED if case[0].name in ("dp", "zero1", "fsdp") and "bf16," not in case[1]]
+    return list(MEASURED) if ranks == 4 else few
 
 
 def on_a_rank() -> dict[str, dict[str, Any]]:
