@@ -23,7 +23,9 @@ def listening(host: str, wanted: int | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reason = ""
     for port in (USUAL_PORT, 0) if wanted is None else (wanted,):
-        listener = socket.socket(family)
+        # asyncio sends small answers at once (TCP_NODELAY) only on sockets that name their protocol; without it
+        # the kernel keeps the second part of an answer for 40 ms
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
