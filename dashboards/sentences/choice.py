@@ -7,11 +7,15 @@ from dashboards.rows import find
 from dashboards.units import decimals, percent, ratio
 from trials.study_record import StudyRecord
 
+NO_OPTIMISM_PERCENT = 0.005
+"""Percent of NE that are shown as 0.00."""
 
 def noise(record: StudyRecord) -> str | None:
-    """What choosing the lowest of several makes of its NE; None where that is not known."""
+    """What choosing the lowest of several makes of its NE; None where it is not known, or nothing that is shown."""
     choice = record.choice
     if choice is None or not choice.judged or choice.compared < 2:
+        return None
+    if choice.optimism_percent < NO_OPTIMISM_PERCENT:
         return None
     return (
         f"Choosing the lowest NE of {choice.compared} makes it look about {_size(choice.optimism_percent)} "

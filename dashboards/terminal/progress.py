@@ -92,17 +92,26 @@ def seconds_left(record: StudyRecord) -> float | None:
     nor a budget, and where what is left are stages behind the candidates."""
     estimates = []
     behind = record.stage is not None and record.stage.name not in (StageName.BASELINE, *OF_CANDIDATES)
-    if (
-        record.trials_budget is not None
-        and not behind
-        and ended(record.trials)
-        and record.elapsed_seconds > 0
-    ):
-        pace = record.elapsed_seconds / len(ended(record.trials))
+    pace = _seconds_per_trial(record)
+    if record.trials_budget is not None and not behind and pace is not None:
         estimates.append((record.trials_budget - len(ended(record.candidates))) * pace)
     if record.seconds_budget is not None:
         estimates.append(record.seconds_budget - record.elapsed_seconds)
     return max(0.0, min(estimates)) if estimates else None
+
+
+def _seconds_per_trial(record: StudyRecord) -> float | None:
+    """Seconds from the end of one trial to that of the next, by those of this stage; before it has any, at most
+    what trials took: the time in which the log was read and the machine measured comes once. None before any
+    has ended."""
+    trials, stage = ended(record.trials), record.stage
+    if stage is not None:
+        done = done_in_stage(record, stage) - stage.done_before
+        if done > 0 and record.elapsed_seconds > stage.began_seconds:
+            return (record.elapsed_seconds - stage.began_seconds) / done
+    took = sum(trial.result.seconds or 0.0 for trial in trials) or record.elapsed_seconds
+    seconds = min(took, record.elapsed_seconds)
+    return seconds / len(trials) if trials and seconds > 0.0 else None
 
 
 def _best(record: StudyRecord) -> str:

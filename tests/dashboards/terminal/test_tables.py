@@ -91,6 +91,17 @@ def test_time_left_takes_the_nearer_limit() -> None:
     assert seconds_left(judged([], finished=False)) is None
 
 
+def test_time_left_knows_nothing_of_what_comes_before_the_first_trial() -> None:
+    """Minutes in which the machine is measured; then trainings of 34.6 s, and more in the stage of the search."""
+    stage = Stage(name=StageName.SEARCH, total=30, began_seconds=100.0)
+    record = study(0).replace(finished=False, trials_budget=30, stage=stage, elapsed_seconds=100.0)
+    assert [trial.result.seconds for trial in record.trials] == [34.6] * len(record.trials)
+    assert seconds_left(record.replace(elapsed_seconds=1000.0, stage=None)) == pytest.approx(30 * 34.6)
+    searched = study(10).replace(finished=False, trials_budget=30, stage=stage, elapsed_seconds=200.0)
+    done = sum(trial.result.outcome is not Outcome.RUNNING for trial in searched.candidates)
+    assert seconds_left(searched) == pytest.approx((30 - done) * 100.0 / done)
+
+
 def test_a_stage_says_how_many_of_how_many_and_how_long() -> None:
     stage = Stage(name=StageName.BASELINE, total=5, done_before=1, counted_before=1, began_seconds=10.0)
     record = study(0).replace(finished=False, trials_budget=20, stage=stage, elapsed_seconds=40.0)
