@@ -11,7 +11,7 @@ NO_OPTIMISM_PERCENT = 0.005
 """Percent of NE that are shown as 0.00."""
 
 def noise(record: StudyRecord) -> str | None:
-    """What choosing the lowest of several makes of its NE; None where it is not known, or nothing that is shown."""
+    """What choosing the lowest of several makes of its NE; None where that is not known, or nothing to say."""
     choice = record.choice
     if choice is None or not choice.judged or choice.compared < 2:
         return None
