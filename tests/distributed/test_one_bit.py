@@ -130,7 +130,7 @@ def algorithm(clip_norm: float | None) -> list[float]:
                 moments = [optimizer.state[p] for p in parameters]
                 roots = [(m["exp_avg_sq"].flatten() / (1 - BETA2**number)).sqrt() for m in moments]
                 whole = torch.cat(roots).mean()
-                roots = [r.clamp(min=LEAST_ROOT * (r.mean() if r.any() else whole)) for r in roots]
+                roots = [r.clamp(min=LEAST_ROOT * r.mean() if r.any() else whole) for r in roots]
                 root = torch.cat(roots) + EPSILON
                 momentum = torch.cat([m["exp_avg"].flatten() for m in moments]) / root
                 worker = [torch.zeros_like(root) for _ in range(RANKS)]

@@ -16,7 +16,7 @@ It is the same momentum in units that do not differ between numbers: a scale fit
 weight whose gradients are a thousand times smaller than its neighbours' gets steps like theirs and not a thousand
 times as large ones. (DeepSpeed leaves such weights to masks that users write.) A root that is less than
 `LEAST_ROOT` of its tensor's mean counts as that much: a unit that was dead in the first stage may come to life in
-the second.
+the second. In a tensor that had no gradient at all it counts as the mean of all weights.
 
 A worker's vector, one for both, is what it has of the momentum and of its residue: beta1 times the one plus the
 other.
@@ -174,8 +174,7 @@ class OneBitAdam(AdamW):
         mean = root_N.mean()
         for roots in torch.split(root_N, list(self._sizes)):
             of_tensor = roots.mean()
-            least = LEAST_ROOT * torch.where(of_tensor > 0, of_tensor, mean)
-            roots.clamp_(min=least)
+            roots.clamp_(min=torch.where(of_tensor > 0, LEAST_ROOT * of_tensor, mean))
         root_N.add_(self.param_groups[0]["eps"])
         self.begin_second_stage(weight_N, momentum_N.div_(root_N).mul_(beta1), root_N)
         assert self.second_stage is not None
