@@ -7,29 +7,37 @@ from pathlib import Path
 from command_line import Run
 
 from search.read_study import read_study
-from trials.record import Outcome
+from trials.record import Outcome, TrialKind
 
 WORDS = (
-    *("demo.rows=4000", "trials=2", "baseline_trials=1", "sampler=random", "threads=1", "parallel=1"),
-    *("training.epochs=1", "training.batch_size=128", "training.precision=fp32", "training.order=log"),
+    *("demo.rows=2000", "trials=2", "baseline_trials=1", "sampler=random", "threads=1", "parallel=1"),
+    *("training.epochs=1", "training.batch_size=64", "training.precision=fp32", "ranks=1x2"),
+    "training.optimizer=onebit_adam",
 )
+SPACE = """
+layers: shared
+depth: [1]
+slots: 1
+modules: {dcn_v2: {layers: [1, 2]}}
+model: {embedding_dim: [4]}
+training: {optimizer: [adamw, onebit_adam]}
+"""
 
 
 def test_a_study_trains_by_it_on_ranks_and_refuses_what_shards(dhen_search: Run, tmp_path: Path) -> None:
-    """Its space chooses between the optimizers, and the baseline has it by setting."""
     space, out = tmp_path / "space.yaml", tmp_path / "study"
-    space.write_text(
-        "layers: shared\ndepth: [1]\nslots: 1\nmodules: {dcn_v2: {layers: [1, 2]}}\nmodel: {embedding_dim: [4]}\n"
-        "training: {optimizer: [adamw, onebit_adam]}\n"
-    )
-    one_bit = ("training.optimizer=onebit_adam", "ranks=1x2", f"space={space}")
-    dhen_search("run", "--out", out, *WORDS, "trials=4", *one_bit, "prefer=fastest")
-    trials = read_study(out).trials
-    by_optimizer = {trial.job.training.get("optimizer", "adamw") for trial in trials}
-    assert by_optimizer == {"adamw", "onebit_adam"}
-    assert all(trial.attempts[-1].outcome is Outcome.COMPLETED for trial in trials)
-    logs = "".join(path.read_text() for path in out.glob("**/*.log"))
-    assert "one-bit Adam compresses from step" in logs
-    said = dhen_search("run", "--out", tmp_path / "no", *WORDS, *one_bit[:2], "technique=fsdp", code=2).stderr
+    space.write_text(SPACE)
+    dhen_search("run", "--out", out, *WORDS, f"space={space}")
+    baseline, *candidates = read_study(out).trials
+    assert baseline.kind is TrialKind.BASELINE
+    assert baseline.job.training["optimizer"] == "onebit_adam"
+    assert all("training.optimizer" in trial.point for trial in candidates)
+    for trial in (baseline, *candidates):
+        (attempt,) = trial.attempts
+        assert (attempt.outcome, attempt.executed) == (Outcome.COMPLETED, "dp")
+    (log,) = out.glob("trials/00000/attempt0.rank1.log")
+    assert "one-bit Adam compresses from step" in log.read_text()
+    refused = tmp_path / "refused"
+    said = dhen_search("run", "--out", refused, *WORDS, "technique=fsdp", code=2).stderr
     assert "Give technique=dp or technique=zero1, or optimizer=adamw." in " ".join(said.split())
-    assert not (tmp_path / "no" / "study.db").exists()
+    assert not list(refused.glob("trials/*/*.log"))
