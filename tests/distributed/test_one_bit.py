@@ -236,7 +236,7 @@ def resumed() -> dict[str, Any]:
     world, folder = dist.get_world_size(), Path(os.environ["SHARED"])
     ranks, log = Ranks(dist.get_rank(), 1, world), PreparedLog.open(folder / "log")
     found: dict[str, Any] = {}
-    for name, more in (("dp", {"weight_average": 2}), ("zero1+micro_batches=2", {"precision": "bf16"})):
+    for name, more in (("dp", {}), ("zero1+micro_batches=2", {"precision": "bf16", "weight_average": 2})):
         job, place = a_job(log, **more), folder / name
         strategy = named(name)
         whole = run(job, log, Told(), None, ranks=ranks, strategy=strategy)
@@ -265,12 +265,11 @@ def on_a_rank() -> dict[str, Any]:
         found[name] = trained(step)
         assert_alike(step)
         found[f"{name}, clipped"] = trained(wrapped(name, config(clip_norm=0.2)))
+    for name in HELD[1:3]:
         found[f"{name}, bf16"] = trained(wrapped(name, config(precision="bf16")))
     found["algorithm"], found["clipped"] = algorithm(None), algorithm(0.2)
     found["adamw"] = trained(wrapped("dp", config(optimizer="adamw", variance_lag=None, variance_ratio=0.96)))
-    found["held"] = {
-        f"{name} {precision}": held(name, precision) for name in HELD for precision in ("fp32", "bf16")
-    }
+    found["held"] = {f"{name} {kind}": held(name, kind) for name in HELD[:2] for kind in ("fp32", "bf16")}
     found["held"]["one rank"] = held("dp", "bf16", 1)
     found["traffic"] = {name: traffic(name) for name in ("dp", "zero1")}
     return found
@@ -318,7 +317,7 @@ def test_the_first_stage_is_adamw_and_the_second_is_not(answers: dict[str, Any])
 
 
 def test_bf16_trains_as_fp32_does(answers: dict[str, Any]) -> None:
-    for name in HELD:
+    for name in HELD[1:3]:
         assert answers[f"{name}, bf16"] == pytest.approx(answers[name], abs=5e-2), name
 
 
