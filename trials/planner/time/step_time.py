@@ -52,10 +52,9 @@ UPDATE_KERNELS = 8
 """Kernels for each chunk of numbers whose moments are in bf16 (`trials.optim.bf16_adamw`)."""
 ONE_BIT_BYTES = {"cpu": 92, "cuda": 152}
 """Traffic per parameter of one-bit Adam's second stage. What is carried takes in gradient and root (16), is
-compressed (8 as it is read and written) and takes in the momentum (8); weights decay (8) and are updated (8); a
-server's residues are less than a weight's share of ranks. On a GPU each of the kernels that compress, sum up and
-decompress a piece reads and writes memory (104); on a CPU pieces stay in a cache, and what they take there was
-measured to be about 44 bytes of traffic."""
+compressed (8 as it is read and written) and takes in the momentum (8); weights decay (8) and are updated (8). On a
+GPU the kernels that compress, sum up and decompress a piece read and write memory each (104). On a CPU pieces stay
+in a cache; that this costs as much as 44 bytes of traffic is an assumption, unverified."""
 ONE_BIT_KERNELS = 24
 """Kernels for each piece of numbers that is compressed, summed up and decompressed (`trials.optim.one_bit`)."""
 ROUNDING = 1e-9
