@@ -26,6 +26,11 @@ SCALING_EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """Exponents with which the ratio of a batch to the reference batch enters the dense learning rate."""
 DELAY_AFTER = 40
 """Steps after which updates are delayed, by default (arXiv 2101.06840)."""
+VARIANCE_RATIO = 0.96
+"""Ratio of norms from which on one-bit Adam takes a variance for steady, by default (arXiv 2102.02888)."""
+LONGEST_LAG, LOOKS = 1000, 20
+"""Most steps between two looks at the variance, 1 / (1 - beta2) as in arXiv 2102.02888, and number of looks in a
+training that has fewer steps than would allow it."""
 TRAINING_VERSION = 3
 """Version of training, raised whenever a change makes the same job train to another result; part of every
 fingerprint."""
@@ -104,6 +109,20 @@ class TrainingConfig(Value):
     warmup_share: float = Field(default=0.0, ge=0, le=1, exclude_if=lambda share: share == 0)
     """The warm-up of `warmup_examples` as a share of all passes instead, so that one value suits logs of any
     length; give one of the two."""
+    optimizer: Literal["adamw", "onebit_adam"] = Field(
+        default="adamw", exclude_if=lambda optimizer: optimizer == "adamw"
+    )
+    """Optimizer of the dense part: AdamW, or one-bit Adam (arXiv 2102.02888), which is AdamW until the variance is
+    steady and then sends one bit per number each way in place of gradients. It changes results, also on one rank,
+    which compresses as if there were several. It needs `dp` or `zero1`."""
+    variance_lag: int | None = Field(default=None, gt=0, exclude_if=lambda steps: steps is None)
+    """Steps of one-bit Adam between two looks at the variance; by default a twentieth of all steps, so that it may
+    be steady after a tenth, and at most 1,000. The warm-up of learning rates is over by the second look."""
+    variance_ratio: float = Field(
+        default=VARIANCE_RATIO, gt=0, le=1, exclude_if=lambda ratio: ratio == VARIANCE_RATIO
+    )
+    """Ratio of the variance's L1 norms at two looks, the smaller to the larger, from which on one-bit Adam takes
+    it for steady."""
     optimizer_precision: Literal["fp32", "bf16"] = "fp32"
     """Precision in which AdamW's two moments of the dense part are stored; bf16 is rounded stochastically."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
@@ -166,6 +185,29 @@ class TrainingConfig(Value):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_bit_is_wanted(self) -> Self:
+        if self.optimizer == "adamw":
+            for name in self.model_fields_set & {"variance_lag", "variance_ratio"}:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} says when one-bit Adam begins to compress, and "
+                        f"optimizer=adamw never does; give optimizer=onebit_adam too, or leave it out"
+                    )
+            return self
+        if self.optimizer_precision != "fp32":
+            raise ValueError(
+                f"optimizer_precision={self.optimizer_precision} rounds moments, in which "
+                f"optimizer=onebit_adam keeps what its compression loses; give optimizer_precision=fp32, or "
+                f"optimizer=adamw"
+            )
+        if self.delayed_update:
+            raise ValueError(
+                "delayed_update=true is of zero_offload, which updates by AdamW on the host, and "
+                "optimizer=onebit_adam updates on the device; leave one of them out"
+            )
+        return self
+
     def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
         """Returns the same settings with nothing left open, for a log of this size on a machine that prefers this
         precision.
@@ -187,9 +229,11 @@ class TrainingConfig(Value):
                 f"training.epochs={epochs} over {used} examples are {epochs * used}; "
                 f"give at most that, or more passes."
             )
+        batch_size = min(self.batch_size or power, used)
         return self.replace(
             epochs=epochs,
-            batch_size=min(self.batch_size or power, used),
+            batch_size=batch_size,
+            variance_lag=self._lag(epochs * used, batch_size),
             evaluate_every=max(1, min(evaluate_every, used)),
             patience=self.patience or (2 if epochs == 1 else 4),
             plateau_factor=self.plateau_factor or (0.3 if epochs == 1 else 1.0),
@@ -197,6 +241,26 @@ class TrainingConfig(Value):
             all_reduce_precision=self.reduction_precision(computed),
             schedule=("linear" if epochs == 1 else "constant") if self.schedule == "auto" else self.schedule,
         )
+
+    def _lag(self, examples: int, batch_size: int) -> int | None:
+        """Returns the steps between two looks at the variance, for so many examples of all passes; None for AdamW.
+
+        Raises:
+            UserError: for a lag after which the second look is before the end of the learning rates' warm-up.
+        """
+        if self.optimizer == "adamw":
+            return None
+        warmup = math.ceil((self.warmup_examples or self.warmup_share * examples) / batch_size)
+        lag = self.variance_lag or max(
+            1, min(LONGEST_LAG, examples // batch_size // LOOKS), math.ceil(warmup / 2)
+        )
+        if 2 * lag < warmup:
+            raise UserError(
+                f"training.variance_lag={lag} lets one-bit Adam freeze the variance after {2 * lag} steps, when "
+                f"learning rates still rise, for {warmup} steps; give at least {math.ceil(warmup / 2)}, or a "
+                f"shorter warm-up."
+            )
+        return lag
 
     def reduction_precision(self, computed: Literal["fp32", "bf16"]) -> Literal["fp32", "bf16"]:
         """Returns the precision that gradients are sent and added up in, where they are computed in `computed`."""

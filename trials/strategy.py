@@ -29,6 +29,9 @@ FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
 DELAYING: Dense = "zero_offload"
 """The value of `dense` whose updates can be delayed (`training.delayed_update`)."""
+COMPRESSING: tuple[Dense, ...] = ("dp", "zero1")
+"""Values of `dense` under which gradients can stay whole on every rank, for one-bit Adam
+(`training.optimizer=onebit_adam`)."""
 CHECKPOINTING, TABLES, KIB = "_checkpointing", "_tables", 1024
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "

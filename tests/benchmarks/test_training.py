@@ -147,6 +147,21 @@ def test_the_delays_cost_is_told_seed_by_seed() -> None:
     assert " to " in rows[2]["from seed to seed"]
 
 
+def test_one_bit_adam_stands_beside_adamw_and_its_links_are_priced() -> None:
+    words = ("--rows", 3000, "--repeats", 2, "--layers", 1, "--batch", 64, "--ranks", "1x1", "--ratios", 0.5)
+    (rows,) = tables(run_benchmark("benchmarks.training.one_bit_adam", "ne", *words))
+    assert [row["optimizer"] for row in rows] == ["AdamW", "one-bit Adam, ratio 0.5"]
+    assert number(rows[0]["first stage, % of steps"]) == 100
+    assert 5 < number(rows[1]["first stage, % of steps"]) < 60
+    assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)
+    (rows,) = tables(
+        run_benchmark("benchmarks.training.one_bit_adam", "links", "--layers", 2, "--width", 512)
+    )
+    times = [number(row["times as fast"]) for row in rows]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1 > times[-1]
+
+
 def test_an_increment_stands_beside_all_weights() -> None:
     words = ("--capacities", 500, "--shares", 0.01, 0.5)
     (rows,) = tables(run_benchmark("benchmarks.training.increments", *words))

@@ -55,8 +55,13 @@ AVERAGED = "averaged{}."
 class Resumable(Protocol):
     """A training step that can be saved."""
 
-    def dense_state(self) -> dict[str, FlatPieces]:
-        """Returns the dense state of this rank; loading into it changes what trains."""
+    def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
+        """Returns the dense state of this rank, to save it; with `saved`, to load what a checkpoint has under
+        these names into, which changes what trains."""
+
+    def dense_moments(self, steps: int) -> dict[str, FlatPieces]:
+        """Returns the dense part's two moments as AdamW would have them after so many steps, on this rank; a
+        collective."""
 
     def table_state(self, saved: Collection[str] | None = None) -> State:
         """Returns this rank's tables, to save them; with `saved`, what it needs of a checkpoint that has these
@@ -202,7 +207,8 @@ class Checkpoints:
             saved = reader.read_metadata().state_dict_metadata
             tables = step.table_state({key.removeprefix(TABLES) for key in saved if key.startswith(TABLES)})
             random = {name: tensor for name, tensor in _random(self._ranks).items() if name in saved}
-            dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state().items()}
+            names = {key.removeprefix(DENSE) for key in saved if key.startswith(DENSE)}
+            dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state(names).items()}
             state = dense | {f"{TABLES}{name}": tensor for name, tensor in tables.items()} | random
             state = {f"{weights}{key}" if _is_weight(key) else key: value for key, value in state.items()}
             load(state, storage_reader=reader, planner=LoadPlanner(), no_dist=_alone())

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from trials.checkpoint.checkpointer import DENSE, TABLES, Resumable
-from trials.checkpoint.dcp_vectors import FlatPieces
 from trials.embeddings.blocks import State, sums_of
 from trials.embeddings.growing import PROGRESS
 from trials.memory.limit import on_host
@@ -31,7 +30,7 @@ def optimizer_state(step: Resumable, steps: int, ranks: Ranks) -> Weights:
     """Returns a copy of a step's optimizer state after so many steps, on the first rank, empty on others; a
     collective."""
     with on_host():
-        dense = _moments(step)
+        dense = step.dense_moments(steps)
         held = {name: [(start, values.cpu()) for start, values in one.pieces] for name, one in dense.items()}
         tables = {name: values.cpu() for name, values in _tables(step).items()}
         of_ranks: list[Any] = [(held, tables)]
@@ -61,7 +60,7 @@ def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> None:
     if not saved:
         return
     with on_host(), torch.no_grad():
-        for name, one in _moments(step).items():
+        for name, one in step.dense_moments(int(saved[STEPS])).items():
             whole = saved[f"{OPTIMIZER}{DENSE}{name}"]
             for start, values in one.pieces:
                 values.copy_(whole[start : start + len(values)])
@@ -74,11 +73,6 @@ def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> None:
             elif name.startswith(COUNTED):
                 values.copy_(given_tables[name])
         step.restored(own, int(saved[STEPS]))
-
-
-def _moments(step: Resumable) -> dict[str, FlatPieces]:
-    """Returns what a step's dense part has beside weights; a collective."""
-    return {name: pieces for name, pieces in step.dense_state().items() if name != "weight"}
 
 
 def _tables(step: Resumable) -> State:

@@ -1,15 +1,15 @@
 """Applies a strategy to the dense part of a model, and trains it one step at a time.
 
 The engines are PyTorch's DistributedDataParallel around `MasterWeights` (dp), ZeRO's stages 1 and 2
-(`trials.distributed.zero`), ZeRO-Offload (`trials.distributed.zero_offload`), and PyTorch's `fully_shard` on
-every DHEN layer and on the rest together (shard_grad_op, fsdp, hsdp; arXiv 2304.11277), with
-`checkpoint_wrapper` on layers (arXiv 1604.06174) and `CPUOffloadPolicy`. Embedding tables are not part of it
-(`trials.distributed.table_split`).
+(`trials.distributed.zero`; stage 1 with one-bit Adam in `trials.distributed.one_bit`), ZeRO-Offload
+(`trials.distributed.zero_offload`), and PyTorch's `fully_shard` on every DHEN layer and on the rest together
+(shard_grad_op, fsdp, hsdp; arXiv 2304.11277), with `checkpoint_wrapper` on layers (arXiv 1604.06174) and
+`CPUOffloadPolicy`. Embedding tables are not part of it (`trials.distributed.table_split`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import accumulate, pairwise
 from typing import Protocol
 
@@ -34,16 +34,18 @@ from torch.optim import Optimizer
 from dhen.loss import cross_entropy
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.distributed.comm_hooks import averaged_in
+from trials.distributed.one_bit import OneBitZero, begins_later, one_bit_state, take_over
 from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, pass_on_gradients
 from trials.distributed.zero import Zero
 from trials.distributed.zero_offload import ZeroOffload
 from trials.job import TrainingConfig
 from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
 from trials.optim.clip import Clip
-from trials.optim.master_weights import DTYPES, MasterWeights, all_finite
+from trials.optim.master_weights import DTYPES, MasterWeights, all_finite, dense_parameters
+from trials.optim.onebit_adam import OneBitAdam
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.storage.weights_file import Weights
-from trials.strategy import DELAYING, RECOMPUTED, Checkpointing, Dense, Strategy
+from trials.strategy import COMPRESSING, DELAYING, RECOMPUTED, Checkpointing, Dense, Strategy
 
 MIB = 2**20
 
@@ -78,8 +80,9 @@ class Engine(Protocol):
         Only the first rank has them; the result is empty on other ranks.
         """
 
-    def state(self) -> dict[str, FlatPieces]:
-        """Returns weights and optimizer state that this rank holds, to save or to load into (`restored`)."""
+    def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
+        """Returns weights and optimizer state that this rank holds, to save; with `saved`, to load what a
+        checkpoint has under these names into (`restored`)."""
 
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`: weights and optimizer state after so many updates; a
@@ -160,6 +163,7 @@ def parallelize(
     """
     engine: Engine
     assert strategy.dense == DELAYING or not config.delayed_update
+    assert strategy.dense in COMPRESSING or config.optimizer == "adamw"
     if strategy.fully_sharded:
         assert mesh is not None
         engine = _FullySharded(model, strategy, config, mesh)
@@ -169,6 +173,10 @@ def parallelize(
     elif strategy.dense == "zero_offload":
         where = where or next(model.parameters()).device
         engine = ZeroOffload(model, config, mesh.get_group() if mesh else None, where)
+        _checkpoint_layers(model, strategy.checkpointing)
+    elif config.optimizer == "onebit_adam":
+        assert mesh is not None
+        engine = OneBitZero(model, config, mesh.get_group())
         _checkpoint_layers(model, strategy.checkpointing)
     else:
         assert mesh is not None
@@ -197,7 +205,12 @@ class _Replicated:
         reduced = DTYPES[config.reduction_precision(config.precision)]
         if isinstance(self.module, DistributedDataParallel) and reduced is not DTYPES[config.precision]:
             self.module.register_comm_hook(None, averaged_in(reduced))
-        self.optimizer, self.clip = adamw([self._master.flat], config), Clip(config.clip_norm)
+        flat, self.clip = self._master.flat, Clip(config.clip_norm)
+        self._one_bit: OneBitAdam | None = None
+        if config.optimizer == "onebit_adam":
+            sizes = [p.numel() for p in dense_parameters(model).values()]
+            self._one_bit = OneBitAdam(flat, config, dist.group.WORLD if self._in_buckets else None, sizes)
+        self.optimizer = self._one_bit or adamw([flat], config)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         with torch.no_grad():
@@ -205,7 +218,8 @@ class _Replicated:
 
     def accumulate_only(self, yes: bool) -> None:
         if isinstance(self.module, DistributedDataParallel):
-            self.module.require_backward_grad_sync = not yes
+            compresses = self._one_bit is not None and self._one_bit.compresses
+            self.module.require_backward_grad_sync = not (yes or compresses)
 
     def update(self) -> None:
         self._master.gather_gradients(in_buckets=self._in_buckets)
@@ -213,6 +227,10 @@ class _Replicated:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._master.publish()
+        if self._one_bit is not None and not self._one_bit.compresses and self._one_bit.is_steady():
+            flat = self._master.flat
+            self._one_bit.freeze(flat.detach(), *moments(self._one_bit, flat).values())
+            self.clip.of_own_gradients(self._one_bit.group)
 
     def is_finite(self) -> bool:
         return all_finite(self._master.flat)
@@ -220,13 +238,25 @@ class _Replicated:
     def weights(self) -> Weights:
         return {} if self._in_buckets and dist.get_rank() else self._master.weights()
 
-    def state(self) -> dict[str, FlatPieces]:
-        flat = self._master.flat
-        vectors = {"weight": flat.detach(), **moments(self.optimizer, flat)}
-        return {name: FlatPieces(flat.numel(), (Piece(0, vector),)) for name, vector in vectors.items()}
+    def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
+        flat, more = self._master.flat, {}
+        vectors = {"weight": flat.detach()}
+        if self._one_bit is not None:
+            if begins_later(self._one_bit, saved):
+                zeros = (torch.zeros_like(flat.detach()) for _ in range(2))
+                self._one_bit.begin_second_stage(flat.detach(), *zeros)
+            more = one_bit_state(self._one_bit, saved)
+        if self._one_bit is None or not self._one_bit.compresses:
+            vectors |= moments(self.optimizer, flat)
+        return more | {name: FlatPieces(flat.numel(), (Piece(0, each),)) for name, each in vectors.items()}
 
     def restored(self, steps: int) -> None:
-        set_steps(self.optimizer, self._master.flat, steps)
+        if self._one_bit is not None:
+            take_over(self._one_bit, steps)
+        if self._one_bit is None or not self._one_bit.compresses:
+            set_steps(self.optimizer, self._master.flat, steps)
+        else:
+            self.clip.of_own_gradients(self._one_bit.group)
         self._master.publish()
 
 
@@ -297,7 +327,7 @@ class _FullySharded:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return dict(get_model_state_dict(self.module, options=options))  # type: ignore[arg-type]
 
-    def state(self) -> dict[str, FlatPieces]:
+    def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         parameters = [(_first_value(p), p) for p in self.module.parameters()]
         starts = list(accumulate((p.numel() for _, p in parameters), initial=0))
         pieces_by_name: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}

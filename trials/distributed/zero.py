@@ -17,6 +17,8 @@ In bf16 they are fp32 tensors of their own, as long as the part.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -105,7 +107,7 @@ class Zero:
         """Returns a copy of all weights in fp32 on the first rank, nothing on others; a collective."""
         return whole_weights(self.module, self._names, self.buckets, self._group)
 
-    def state(self) -> dict[str, FlatPieces]:
+    def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns the own parts of weights and moments, to save or to load into (`restored`)."""
         return own_state(self.buckets, self.optimizer)
 

@@ -21,6 +21,8 @@ layer's weights while the host updates the next.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -121,7 +123,7 @@ class ZeroOffload:
         self.finish()
         return whole_weights(self.module, self._names, self.buckets, self._group)
 
-    def state(self) -> dict[str, FlatPieces]:
+    def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns the own parts of weights and moments, to save or to load into (`restored`); a collective."""
         self.finish()
         return own_state(self.buckets, self._host.optimizer)

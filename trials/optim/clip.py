@@ -5,6 +5,10 @@ larger than `training.clip_norm`, all of them are multiplied by `clip_norm` / no
 whole batch: averaged over ranks, all micro-batches added up. Where ranks hold parts of them, the parts' squared
 norms are added up over the ranks, one number each.
 
+Where ranks no longer average their gradients (one-bit Adam's second stage), the norm is the root mean square of
+the norms of the ranks' own gradients, which is at least that of the average: all ranks clip by the same factor, so
+that the average keeps its direction.
+
 Embedding tables are left out, of the norm and of the clipping: row-wise Adagrad divides a row's gradient by the
 root of its mean squares so far, which is a bound of its own, and engines that shard tables update a row as soon as
 its gradient is there, before a norm over all of them could be known.
@@ -37,7 +41,13 @@ class Clip:
                 this rank holds all of them.
         """
         self._largest_norm, self._group = largest_norm, process_group
+        self._copies = 1
         self._clipped: Tensor | None = None
+
+    def of_own_gradients(self, process_group: dist.ProcessGroup | None) -> None:
+        """From now on these ranks have a whole gradient of their own each, whose average is that of the batch."""
+        self._group = process_group
+        self._copies = 1 if process_group is None else dist.get_world_size(process_group)
 
     @torch.no_grad()
     def __call__(self, gradients: Iterable[Tensor | None]) -> None:
@@ -50,6 +60,7 @@ class Clip:
         if self._group is not None:
             squares = squares.to(device())  # offloaded parts are on the host, where NCCL does not send
             dist.all_reduce(squares, group=self._group)
+            squares /= self._copies
         # multiplied by 1 where the norm is small enough: nobody waits for an accelerator to know it
         factor = (self._largest_norm / (squares.sqrt() + SMALLEST_NORM)).clamp_(max=1.0)
         for gradient in mine:

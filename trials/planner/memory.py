@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 from dhen.memory.tape import FP32_BYTES, Shape
 from trials.optim.adamw import MOMENTS
 from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
+from trials.optim.compressed_all_reduce import Layout
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
 from trials.planner.segments import Segment
@@ -35,6 +36,11 @@ from trials.planner.zero.memory import (
 )
 from trials.planner.zero.offload import host_bytes, offload_left, zero_offload_moments
 from trials.strategy import RECOMPUTED, Strategy
+
+UPDATE = "optimizer step"
+"""Name of the moment of the dense part's update."""
+ALL_IN_ONE = 2**62
+"""Bytes of a bucket that no model fills: zero1 has one for all weights with one-bit Adam."""
 
 
 class DensePeak(NamedTuple):
@@ -102,8 +108,11 @@ def dense_peak(
     device: Literal["cpu", "cuda"] = "cpu",
     bucket_bytes: int = BUCKET_BYTES,
     delayed: bool = False,
+    one_bit: bool = False,
 ) -> DensePeak:
     """Returns the dense part of the fullest rank, at the peak of a step after the first.
+
+    Of one-bit Adam the stage counts that holds more.
 
     Args:
         segments: the model's segments at the micro-batch's size.
@@ -117,8 +126,11 @@ def dense_peak(
             sends.
         bucket_bytes: bytes of gradients that DDP reduces at a time.
         delayed: whether updates go on while the next step runs (zero_offload).
+        one_bit: whether the optimizer is one-bit Adam (dp and zero1).
     """
     ranks = hosts * gpus_per_host
+    if one_bit and strategy.dense == "zero1":
+        bucket_bytes = ALL_IN_ONE
     host = 0
     copies = device == "cpu" and ranks > 1
     buffers = sum(segment.buffer_bytes for segment in segments)
@@ -167,7 +179,7 @@ def dense_peak(
     peak = max(moments, key=total)
     if strategy.offload:
         host = parameters + optimizer + parameters + workspace
-    return DensePeak(
+    dense = DensePeak(
         parameters=buffers + (0 if strategy.offload else parameters),
         optimizer_state=0 if strategy.offload else optimizer,
         buckets=buckets,
@@ -177,6 +189,56 @@ def dense_peak(
         wrapping=wrapping,
         by_segment=activations.by_segment(segments, peak),
         host=host,
+    )
+    if not one_bit:
+        return dense
+    second = _second_stage(
+        dense, segments, activations, strategy, batch, itemsizes, ranks, device, bucket_bytes
+    )
+    return max(dense, second, key=lambda each: each.total)
+
+
+def _second_stage(
+    first: DensePeak,
+    segments: Sequence[Segment],
+    activations: Activations,
+    strategy: Strategy,
+    batch: Batch,
+    itemsizes: Itemsizes,
+    ranks: int,
+    device: str,
+    bucket_bytes: int,
+) -> DensePeak:
+    """Returns the dense part at the peak of one-bit Adam's second stage (`trials.optim.onebit_adam`), or as it
+    begins.
+
+    What a rank carries and the variance's roots take the place of the moments, whole, with the residue of the
+    chunk that it serves. Nothing but the compressed all-reduce is sent: gradients stay where backward makes them.
+    """
+    computed = itemsizes.computed
+    values, masters = sum(segment.parameters for segment in segments), computed != FP32_BYTES
+    layout, zero1 = Layout(values, ranks), strategy.dense == "zero1"
+    flat, workspace = FP32_BYTES * values, layout.workspace_bytes(device)
+    as_computed = itemsizes._replace(reduced=computed)
+    moments = _replicated(
+        segments, activations, strategy, batch, as_computed, bucket_bytes if ranks > 1 else 0, workspace
+    )
+    if zero1:  # gradients stay in the bucket and are cast to fp32 beside it
+        passes = (moment for moment in moments if moment.at != UPDATE)
+        part = FP32_BYTES * -(-values // ranks)
+        gathered = (len(MOMENTS) + masters) * part  # own parts, beside what was gathered of them
+        update = LiveMemory(UPDATE, 0, 0, gradients=flat if masters else 0, buffers=workspace)
+        moments = iter((*passes, update, LiveMemory("freezing of the variance", 0, 0, buffers=gathered)))
+    peak = max(moments, key=total)
+    parameters = first.parameters
+    if zero1 and masters:
+        parameters += FP32_BYTES * (ranks - 1) * -(-values // ranks)
+    return first._replace(
+        parameters=parameters,
+        optimizer_state=len(MOMENTS) * flat + FP32_BYTES * min(layout.chunk, values),
+        moment=peak,
+        left=LiveMemory(TABLES_UPDATE, 0, 0, 0 if ranks > 1 else computed * values),
+        by_segment=activations.by_segment(segments, peak),
     )
 
 
@@ -238,8 +300,8 @@ def _replicated(
     embeddings = batch.embeddings if several else batch.micro_embeddings
     yield LiveMemory("all-reduce", 0, embeddings, gradients=gradients_so_far, buffers=cast)
     flat, own = FP32_BYTES * gradient_bytes // itemsize, 0 if in_buckets else gradient_bytes
-    yield LiveMemory("optimizer step", 0, 0, gradients=flat + own)
-    yield LiveMemory("optimizer step", 0, 0, gradients=flat, buffers=workspace)
+    yield LiveMemory(UPDATE, 0, 0, gradients=flat + own)
+    yield LiveMemory(UPDATE, 0, 0, gradients=flat, buffers=workspace)
 
 
 class _Sharded(NamedTuple):
@@ -370,7 +432,7 @@ def _fully_sharded(walk: _Walk, strategy: Strategy, workspace: int) -> Iterator[
     yield from _sharded_backward(walk)
     if walk.dense == "hsdp" and not walk.on_device and strategy.micro_batches > 2 and not walk.no_sync:
         yield from _sharded_backward(walk, last=False)
-    yield LiveMemory("optimizer step", 0, 0, walk.on_device * walk.state.shard_bytes, buffers=workspace)
+    yield LiveMemory(UPDATE, 0, 0, walk.on_device * walk.state.shard_bytes, buffers=workspace)
 
 
 def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:

@@ -23,11 +23,12 @@ from trials.planner.sentences import (
     delay_sentences,
     faster_sentence,
     lacking_sentence,
+    one_bit_sentences,
     option_sentences,
     reason,
 )
 from trials.planner.tables.placement import PlacementError
-from trials.strategy import DELAYING, Strategy
+from trials.strategy import COMPRESSING, DELAYING, Strategy
 
 
 class Plan(Value):
@@ -90,7 +91,8 @@ def plan(
 
     Raises:
         UserError: for a batch smaller than the number of ranks, a technique that these ranks do not have, or
-            one that cannot delay updates where they are delayed.
+            one that cannot delay updates where they are delayed, or cannot compress where the optimizer is one-bit
+            Adam.
     """
     pricing = Pricing(model, schema, training, cluster, options=options)
     if pricing.batch_size < cluster.ranks:
@@ -126,6 +128,7 @@ def plan(
         notes=(
             *option_sentences(options),
             *delay_sentences(training),
+            *one_bit_sentences(pricing, chosen),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
         ),
@@ -142,6 +145,8 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     allowed = tuple(filter(options.allows, strategies))
     if pricing.training.delayed_update and allowed:
         return _delaying(allowed, options)
+    if pricing.one_bit and allowed:
+        return _compressing(allowed, options)
     if options.technique is not None and not allowed:
         names = dict.fromkeys(strategy.held_as for strategy in strategies)
         raise UserError(
@@ -184,6 +189,19 @@ def _delaying(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[S
             f"{options.technique.name} excludes. Give technique={DELAYING}, or leave one of the two out."
         )
     return delaying
+
+
+def _compressing(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
+    """Returns the strategies under which one-bit Adam can compress."""
+    compressing = tuple(strategy for strategy in strategies if strategy.dense in COMPRESSING)
+    if not compressing:
+        assert options.technique is not None
+        raise UserError(
+            f"training.optimizer=onebit_adam is planned with {' and '.join(COMPRESSING)} alone, under which "
+            f"every rank has whole gradients; technique={options.technique.name} shards or offloads "
+            f"them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
+        )
+    return compressing
 
 
 def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:

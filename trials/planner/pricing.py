@@ -158,6 +158,11 @@ class Pricing:
         )
 
     @property
+    def one_bit(self) -> bool:
+        """Whether the optimizer is one-bit Adam."""
+        return self.training.optimizer == "onebit_adam"
+
+    @property
     def context_bytes(self) -> int:
         """Memory of a GPU's context, of libraries' workspaces, of a communicator where there are several
         ranks, and of random bits."""
@@ -238,6 +243,7 @@ class Pricing:
             device=self.cluster.device,
             bucket_bytes=self._bucket_bytes,
             delayed=self.training.delayed_update,
+            one_bit=self.one_bit,
         )
         moment = max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
         activations = dense.by_segment if moment is dense.moment else ()
@@ -294,8 +300,8 @@ class Pricing:
 
     def _batch(self, strategy: Strategy, micro: int) -> Batch:
         """Returns a rank's input. Plain DP on one rank looks embeddings up within the step, unless gradients of
-        embeddings must be reached (`training.frequency_decay`); other strategies look them up once for all
-        micro-batches.
+        embeddings must be reached (`training.frequency_decay`) or the optimizer is one-bit Adam; other strategies
+        look them up once for all micro-batches.
 
         Embeddings looked up within the step stay only where they are lifted in fp32, for which they are saved.
         """
@@ -308,7 +314,8 @@ class Pricing:
         other_bytes = (
             round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         )
-        within = self.cluster.ranks == 1 and not strategy.techniques and not self.training.frequency_decay
+        apart = bool(strategy.techniques or self.training.frequency_decay or self.one_bit)
+        within = self.cluster.ranks == 1 and not apart
         return Batch(
             embeddings=(self._lifted_bytes if within else width) * examples,
             micro_embeddings=width * micro,

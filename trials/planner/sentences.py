@@ -5,9 +5,10 @@ from __future__ import annotations
 from trials.cluster.quantity import byte_words
 from trials.job import TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy
+from trials.planner.one_bit_worth import worth
 from trials.planner.options import PlanOptions
 from trials.planner.pricing import Pricing
-from trials.strategy import DELAYING, Strategy
+from trials.strategy import COMPRESSING, DELAYING, Strategy
 
 PARTS = {
     "parameters": "parameters",
@@ -88,6 +89,37 @@ def delay_sentences(training: TrainingConfig) -> tuple[str, ...]:
         f"The ladder is restricted to {DELAYING}, which alone can delay updates (training.delayed_update): from "
         f"step {training.delayed_update_after + 1} on the host's update goes on while the next step runs.",
     )
+
+
+def one_bit_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[str, ...]:
+    """Says of a job whose optimizer is one-bit Adam to what the ladder is restricted, what is sent, and on which
+    links that makes a step shorter."""
+    if not pricing.one_bit:
+        return ()
+    restricted = (
+        f"The ladder is restricted to {' and '.join(COMPRESSING)}, under which one-bit Adam can compress "
+        "(training.optimizer=onebit_adam); times and memory are of its second stage where that holds more."
+    )
+    if pricing.cluster.ranks == 1:
+        return (
+            f"{restricted} One rank sends nothing, and compresses as if there were others: AdamW takes less time.",
+        )
+    if chosen is None:
+        return (restricted,)
+    found = worth(pricing, chosen.strategy)
+    ms, adamw_ms = 1e3 * found.seconds, 1e3 * found.adamw_seconds
+    sent = (
+        f"After its first stage one-bit Adam sends 1/{found.times_less:.1f} of gradients in fp32: a step takes "
+        f"{ms:.3g} ms, one of AdamW and of the first stage {adamw_ms:.3g} ms."
+    )
+    link = "network" if pricing.cluster.hosts > 1 else "link inside the host"
+    pays = (
+        f"It pays where the {link} has less than {found.pays_below * 8 / 1e9:.3g} Gb/s for each rank (this one "
+        f"has {found.bandwidth * 8 / 1e9:.3g})."
+        if found.pays_below is not None
+        else f"It pays at no bandwidth of the {link}: the rest of its update takes longer than what it saves."
+    )
+    return restricted, f"{sent} {pays}"
 
 
 def _largest(memory: MemoryEstimate) -> str:

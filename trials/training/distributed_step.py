@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.inputs.held_schema import held_schema
-from trials.checkpoint.dcp_vectors import FlatPieces
+from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.collectives import all_agree
@@ -42,6 +42,8 @@ from trials.memory.limit import (
     on_device_for_good,
     on_host,
 )
+from trials.optim.adamw import MOMENTS
+from trials.optim.onebit_adam import OneBitAdam
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.pricing import pricing_of
@@ -216,9 +218,20 @@ class DistributedStep:
             weights[f"{GROWING}keys"] = self._rows.keys.clone()
         return weights
 
-    def dense_state(self) -> dict[str, FlatPieces]:
-        """Returns this rank's dense state for `trials.checkpoint.checkpointer`, to save or to load into."""
-        return self._engine.state()
+    def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
+        """Returns this rank's dense state for `trials.checkpoint.checkpointer`, to save it; with `saved`, to load
+        what a checkpoint has under these names into."""
+        return self._engine.state(saved)
+
+    def dense_moments(self, steps: int) -> dict[str, FlatPieces]:
+        """Returns the dense part's two moments as AdamW would have them after so many steps, on this rank; a
+        collective."""
+        optimizer = self._engine.optimizer
+        if isinstance(optimizer, OneBitAdam) and optimizer.second_stage is not None:
+            vectors = optimizer.second_stage.moments(steps)
+            return {name: FlatPieces(len(one), (Piece(0, one),)) for name, one in vectors.items()}
+        state = self.dense_state()
+        return {name: state[name] for name in MOMENTS}
 
     def table_state(self, saved: Collection[str] | None = None) -> State:
         """Returns this rank's tables, to save them; with `saved`, what it needs of a checkpoint that has these

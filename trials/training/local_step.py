@@ -18,7 +18,7 @@ from trials.embeddings.fp16 import store_tables_in_half
 from trials.embeddings.growing import GrowingTables, begin_rows, growing_rows
 from trials.job import TrainingConfig
 from trials.memory.limit import is_counted
-from trials.optim.adamw import adamw, moments, set_steps
+from trials.optim.adamw import MOMENTS, adamw, moments, set_steps
 from trials.optim.clip import Clip
 from trials.optim.master_weights import MasterWeights, all_finite, embedding_tables
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
@@ -136,11 +136,16 @@ class TrainStep:
         most = eval_rows(self.model)
         return min(self._batch_size or most, most) if is_counted() else most
 
-    def dense_state(self) -> dict[str, FlatPieces]:
+    def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns weights and AdamW's moments, for `trials.checkpoint.checkpointer`, to save or to load into."""
         flat = self._master.flat
         vectors = {"weight": flat.detach()} | moments(self._dense, flat)
         return {name: FlatPieces(flat.numel(), (Piece(0, values),)) for name, values in vectors.items()}
+
+    def dense_moments(self, steps: int) -> dict[str, FlatPieces]:
+        """Returns AdamW's two moments after so many steps."""
+        state = self.dense_state()
+        return {name: state[name] for name in MOMENTS}
 
     def table_state(self, saved: Collection[str] | None = None) -> State:
         """Returns the tables' weights and optimizer state, to save; with `saved`, what to take of a checkpoint's

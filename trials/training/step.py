@@ -22,7 +22,7 @@ from trials.memory.limit import on_device_for_good, on_host
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weights_file import Weights
-from trials.strategy import DELAYING, Strategy
+from trials.strategy import COMPRESSING, DELAYING, Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 
@@ -91,6 +91,11 @@ def fresh_step(
             f"training.delayed_update=true needs {DELAYING}, whose updates are the host's; {strategy.name} "
             f"updates between two steps. Give technique={DELAYING}, or leave delayed_update out."
         )
+    if job.training.optimizer == "onebit_adam" and strategy.dense not in COMPRESSING:
+        raise UserError(
+            f"training.optimizer=onebit_adam needs whole gradients on every rank, and {strategy.name} shards or "
+            f"offloads them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
+        )
     torch.manual_seed(job.seed)
     with on_host():
         model = build_model(job.model, job.features).train()
@@ -98,7 +103,8 @@ def fresh_step(
             model.load_state_dict(start_from)
         if job.training.table_precision == "fp16":
             store_tables_in_half(model)  # before a device would need room for them in fp32
-    if ranks.world == 1 and strategy == PLAIN_DP and not job.training.frequency_decay:
+    plain = not job.training.frequency_decay and job.training.optimizer == "adamw"
+    if ranks.world == 1 and strategy == PLAIN_DP and plain:
         LOG.info("model and tables on %s, in one process", device())
         return TrainStep(on_device_for_good(model, device()), job.training)
     step = DistributedStep(model, job, strategy, ranks, cluster, where=device())

@@ -21,6 +21,8 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.part_costs import UPDATE, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
+from trials.optim.compressed_all_reduce import Layout
+from trials.optim.one_bit import AT_ONCE
 from trials.planner.collectives import Collectives, collectives
 from trials.planner.device_constants import (
     HOST_MEMORY_BANDWIDTH,
@@ -48,6 +50,13 @@ CLIP_BYTES = 3 * MASTER_BYTES
 """Clipping's traffic per parameter: gradients are read for their norm, then read and written."""
 UPDATE_KERNELS = 8
 """Kernels for each chunk of numbers whose moments are in bf16 (`trials.optim.bf16_adamw`)."""
+ONE_BIT_BYTES = {"cpu": 92, "cuda": 152}
+"""Traffic per parameter of one-bit Adam's second stage. What is carried takes in gradient and root (16), is
+compressed (8 as it is read and written) and takes in the momentum (8); weights decay (8) and are updated (8). On a
+GPU the kernels that compress, sum up and decompress a piece read and write memory each (104). On a CPU pieces stay
+in a cache; that this costs as much as 44 bytes of traffic is an assumption, unverified."""
+ONE_BIT_KERNELS = 24
+"""Kernels for each piece of numbers that is compressed, summed up and decompressed (`trials.optim.one_bit`)."""
 ROUNDING = 1e-9
 """Share of a step below which what overlaps is a rounding error."""
 
@@ -114,6 +123,8 @@ class Step(NamedTuple):
     """Whether gradients are clipped by their norm."""
     delayed: bool = False
     """Whether the host's update goes on while the next step runs (zero_offload)."""
+    one_bit: bool = False
+    """Whether the step is one of one-bit Adam's second stage (dp and zero1)."""
 
 
 class Communication(NamedTuple):
@@ -190,6 +201,7 @@ def prepare(
         shared=shared_step(segments, costs, placement, cluster),
         clips=training.clip_norm is not None,
         delayed=training.delayed_update,
+        one_bit=training.optimizer == "onebit_adam",
     )
 
 
@@ -204,12 +216,13 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         "backward": backward,
         "recomputation": recomputation,
     }
-    if step.shared is not None:
+    if step.shared is not None and not step.one_bit:  # its all-reduce was not measured
         share, slower = 1 / _state_shards(step, strategy), _slower_update(step, strategy)
         measured_time = shared_time(step.shared, strategy, compute_items, share, slower)
         if measured_time is not None:
             return measured_time
-    engine = _fully_sharded if strategy.fully_sharded else _replicated if strategy.dense == "dp" else _zero
+    replicated = strategy.dense == "dp" or step.one_bit
+    engine = _fully_sharded if strategy.fully_sharded else _replicated if replicated else _zero
     elapsed, links = engine(step, strategy)
     compute = forward + backward + recomputation
     overlapped = compute + sum(links) - elapsed
@@ -256,18 +269,27 @@ def _passes(step: Step, strategy: Strategy) -> Passes:
 
 
 def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
-    """Prices dp: gradients are all-reduced behind the last micro-batch's backward; returns seconds until both
-    end."""
+    """Prices dp: gradients are all-reduced behind the last micro-batch's backward, or momentum after it by one-bit
+    Adam; returns seconds until both end."""
     passes = _passes(step, strategy)
     backward = [passes.after[1], *(seconds for _, seconds in reversed(passes.layers)), passes.before[1]]
     ended, spent = sum(backward), 0.0
-    if step.cluster.ranks > 1:
+    if step.one_bit:  # what is sent is made of all gradients
+        spent = one_bit_all_reduce(step)
+        ended += spent
+    elif step.cluster.ranks > 1:
         before, layers, after = step.parameters
         computed = step.itemsizes.computed
         sizes = [computed * values for values in (after, *reversed(layers), before)]
         ended, spent = reduced_in_buckets(backward, sizes, step.bucket_bytes, partial(_all_reduce, step))
     earlier = (strategy.micro_batches - 1) * (step.forward.total + sum(backward))
     return earlier + step.forward.total + ended, Communication(all_reduce=spent)
+
+
+def one_bit_all_reduce(step: Step) -> float:
+    """Returns the seconds in which one-bit Adam's compressed momentum is sent both ways; 0 on one rank."""
+    size = Layout(round(step.parameters.total), step.cluster.ranks).vector_bytes
+    return step.everywhere.all_to_all(size) + step.everywhere.all_gather(size)
 
 
 def _zero(step: Step, strategy: Strategy) -> tuple[float, Communication]:
@@ -388,6 +410,8 @@ def _clipping(step: Step, strategy: Strategy) -> float:
     if not step.clips:
         return 0.0
     cluster = step.cluster
+    if step.one_bit:
+        return CLIP_BYTES * step.parameters.total / step.bandwidth + step.everywhere.all_reduce(MASTER_BYTES)
     size = CLIP_BYTES * step.parameters.total / _state_shards(step, strategy)
     seconds = size / step.bandwidth
     if strategy.updated_on_host:
@@ -408,6 +432,8 @@ def _adamw(step: Step, strategy: Strategy) -> float:
     host's CPUs."""
     cluster, (computed, reduced, moment) = step.cluster, step.itemsizes
     on_host = strategy.updated_on_host
+    if step.one_bit:
+        return _one_bit_adam(step)
     values = step.parameters.total / _state_shards(step, strategy)
     if step.costs is not None and moment == MASTER_BYTES:
         return sum(step.costs.seconds(UPDATE, (1, values, step.tensors)))
@@ -419,6 +445,18 @@ def _adamw(step: Step, strategy: Strategy) -> float:
             state_bytes += (reduced + 2 * MASTER_BYTES + computed) * values
         return kernels + state_bytes * cluster.gpus_per_host / _host_bandwidth(cluster)
     return kernels + (state_bytes + _flat_master_bytes(step, strategy)) / step.bandwidth
+
+
+def _one_bit_adam(step: Step) -> float:
+    """Returns the seconds of an update of one-bit Adam's second stage, which every rank makes for all weights, and
+    of the copies around it, without what is sent."""
+    values, (computed, _, _) = step.parameters.total, step.itemsizes
+    on_cpu, times = step.cluster.device == "cpu", values / step.bandwidth
+    pieces = ceil(values / AT_ONCE[step.cluster.device])
+    kernels = 0.0 if on_cpu else ONE_BIT_KERNELS * pieces * KERNEL_SECONDS
+    publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
+    gather = 2 * computed + MASTER_BYTES  # gradients put together in fp32, their places set to zero
+    return kernels + (ONE_BIT_BYTES[step.cluster.device] + publish + gather) * times
 
 
 def _slower_update(step: Step, strategy: Strategy) -> float:
@@ -465,7 +503,7 @@ def _state_shards(step: Step, strategy: Strategy) -> int:
 def _publication(step: Step, strategy: Strategy) -> float:
     """Returns the seconds in which zero1, zero2 and zero_offload gather, bucket by bucket, the weights that
     each rank has updated, as the model computes with them."""
-    if strategy.dense not in ("zero1", "zero2", "zero_offload"):
+    if strategy.dense not in ("zero1", "zero2", "zero_offload") or step.one_bit:
         return 0.0
     values = (step.parameters.before, *step.parameters.layers, step.parameters.after)
     buckets = [sum(values[place] for place in bucket) for bucket in _zero_buckets(step, strategy)]

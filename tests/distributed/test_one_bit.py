@@ -1,0 +1,359 @@
+"""One-bit Adam on ranks: it follows its paper's algorithm, sends a thirtieth, and goes on from checkpoints to the
+bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from command_line import write_log
+from gloo_ranks import as_rank, on_ranks
+from interrupted import Interrupted, Told, run
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dhen.loss import cross_entropy
+from dhen.model import build_model, parse_model
+from dhen.schema import FeatureSchema
+from trials.cluster.load import load_cluster
+from trials.data.cache import PreparedLog
+from trials.data.prepare.prepare_log import prepare
+from trials.distributed.executed_strategy import executed_strategy
+from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
+from trials.distributed.table_split import DenseBatch, DenseInputs
+from trials.job import Job, TrainingConfig
+from trials.memory.counter import MemoryCounter
+from trials.optim.one_bit import BLOCK
+from trials.optim.onebit_adam import LEAST_ROOT, OneBitAdam
+from trials.planner.pricing import Pricing
+from trials.ranks import Ranks
+from trials.strategy import named
+
+RANKS, FEWER, EXAMPLES, STEPS, LAG = 3, 2, 30, 14, 4
+"""The variance is frozen after eight steps."""
+SCHEMA = FeatureSchema(tables=(), numeric=tuple("abcdefgh"))
+LAYER = {"modules": [{"kind": "mlp", "mlp": [128]}], "out_embeddings": 4}
+MODEL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
+WIDE = parse_model(
+    {"embedding_dim": 16, "layers": [{"modules": [{"kind": "mlp", "mlp": [1024, 256]}]}], "dropout": 0.0},
+    "test",
+)
+SETTINGS = {
+    "optimizer": "onebit_adam",
+    "variance_lag": LAG,
+    "variance_ratio": 0.01,
+    "batch_size": EXAMPLES,
+    "precision": "fp32",
+    "learning_rate": 5e-3,
+    "weight_decay": 0.1,
+    "epochs": 1,
+}
+HELD = ("dp", "zero1", "dp+micro_batches=2", "zero1+full_checkpointing+micro_batches=2")
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def config(**more: object) -> TrainingConfig:
+    return TrainingConfig.model_validate(SETTINGS | more).resolved(EXAMPLES * STEPS, "fp32")
+
+
+def fresh(model: Any = MODEL) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(model, SCHEMA).train()
+
+
+def batch(step: int, rank: int) -> DenseBatch:
+    """A rank's part; nothing depends on numbers before the first layer's second half, which stay dead for long."""
+    generator = torch.Generator().manual_seed(step)
+    numeric = torch.randn(EXAMPLES, 8, generator=generator)
+    label = (numeric[:, 0] + 0.5 * torch.randn(EXAMPLES, generator=generator) > 0).float()
+    mine = slice(rank * EXAMPLES // RANKS, (rank + 1) * EXAMPLES // RANKS)
+    return DenseBatch(DenseInputs((), numeric[mine]), label[mine], None)
+
+
+def trained(step: ParallelStep, steps: int = STEPS, first: int = 0) -> list[float]:
+    losses = []
+    for number in range(first, steps):
+        loss = step.forward_backward(batch(number, dist.get_rank()))
+        step.update()
+        dist.all_reduce(loss)
+        losses.append(loss.item() / RANKS)
+    return losses
+
+
+def wrapped(name: str, settings: TrainingConfig, model: Any = MODEL) -> ParallelStep:
+    strategy = named(name)
+    step = parallelize(fresh(model), strategy, settings, device_mesh(strategy.dense, 1, RANKS, "cpu"))
+    assert executed_strategy(step) == strategy
+    return step
+
+
+# the paper's algorithm, written out for all workers in one process
+
+
+def one_bit(x: Tensor) -> Tensor:
+    """A block's signs times its mean magnitude."""
+    blocks = torch.split(x, BLOCK)
+    return torch.cat([torch.where(block >= 0, 1.0, -1.0) * block.abs().mean() for block in blocks])
+
+
+def algorithm(clip_norm: float | None) -> list[float]:
+    """Losses of all workers by algorithm 1 of the paper, momentum in units of the frozen roots."""
+    model, settings = fresh(), config()
+    parameters = list(model.parameters())
+    optimizer = AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    momentum, root = torch.empty(0), torch.empty(0)
+    worker: list[Tensor] = []
+    server = torch.empty(0)
+    losses = []
+    for number in range(1, STEPS + 1):
+        gradients, loss = [], 0.0
+        for rank in range(RANKS):
+            inputs, label, _ = batch(number - 1, rank)
+            of_rank = cross_entropy(model(inputs), label, None)
+            gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(of_rank, parameters)]))
+            loss += of_rank.item() / RANKS
+        losses.append(loss)
+        if number <= 2 * LAG:
+            mean = torch.stack(gradients).mean(dim=0)
+            if clip_norm is not None:
+                mean *= min(1.0, clip_norm / mean.norm())
+            for p, g in zip(parameters, torch.split(mean, [p.numel() for p in parameters]), strict=True):
+                p.grad = g.view_as(p)
+            optimizer.step()
+            if number == 2 * LAG:
+                moments = [optimizer.state[p] for p in parameters]
+                roots = [(m["exp_avg_sq"].flatten() / (1 - BETA2**number)).sqrt() for m in moments]
+                whole = torch.cat(roots).mean()
+                roots = [r.clamp(min=LEAST_ROOT * r.mean() if r.any() else whole) for r in roots]
+                root = torch.cat(roots) + EPSILON
+                momentum = torch.cat([m["exp_avg"].flatten() for m in moments]) / root
+                worker = [torch.zeros_like(root) for _ in range(RANKS)]
+                server = torch.zeros_like(root)
+            continue
+        if clip_norm is not None:
+            norm = torch.stack([g.norm() ** 2 for g in gradients]).mean().sqrt()
+            gradients = [g * min(1.0, float(clip_norm / norm)) for g in gradients]
+        sent = []
+        for rank, gradient in enumerate(gradients):
+            mine = BETA1 * momentum + (1 - BETA1) * gradient / root + worker[rank]
+            sent.append(one_bit(mine))
+            worker[rank] = mine - sent[-1]
+        average = torch.stack(sent).mean(dim=0) + server
+        momentum = one_bit(average)
+        server = average - momentum
+        with torch.no_grad():
+            change = settings.learning_rate * momentum / (1 - BETA1**number)
+            for p, c in zip(parameters, torch.split(change, [p.numel() for p in parameters]), strict=True):
+                p.mul_(1 - settings.learning_rate * settings.weight_decay).sub_(c.view_as(p))
+    return losses
+
+
+# what ranks send
+
+
+KINDS = {"_allgather_base_": 1, "_reduce_scatter_base_": 1, "allreduce_": 2, "alltoall_base_": 1}
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes of the whole tensors of collectives, an all-reduce counted twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and func._opname in KINDS:
+            tensors = [t for arg in args for t in (arg if isinstance(arg, list) else [arg])]
+            size = max(t.nbytes for t in tensors if isinstance(t, Tensor))
+            self.bytes += KINDS[func._opname] * size
+        return func(*args, **(kwargs or {}))
+
+
+def traffic(name: str) -> dict[str, Any]:
+    """Bytes of a step of each stage, and what the all-reduce itself has counted in one."""
+    step = wrapped(name, config(), WIDE)
+    optimizer = step.engine.optimizer
+    assert isinstance(optimizer, OneBitAdam)
+    of_steps = []
+    for number in range(2 * LAG + 2):
+        with Traffic() as seen:
+            step.forward_backward(batch(number, dist.get_rank()))
+            step.update()
+        of_steps.append(seen.bytes)
+    assert optimizer.second_stage is not None
+    counted = optimizer.second_stage.all_reduce.sent_bytes
+    weights = 4 * sum(p.numel() for p in step.engine.module.parameters())
+    return {"first": of_steps[2], "second": of_steps[-1], "counted": counted / 2, "weights": weights}
+
+
+# memory
+
+
+def held(name: str, precision: str, ranks: int = RANKS) -> list[float]:
+    """The most that a rank has held over both stages, and what was planned."""
+    settings, strategy = config(precision=precision), named(name)
+    mesh = device_mesh(strategy.dense, 1, ranks, "cpu") if ranks > 1 else None
+    with MemoryCounter() as counter:
+        examples = batch(0, 0)
+        step = parallelize(fresh(WIDE), strategy, settings, mesh)
+        for _ in range(2 * LAG + 2):
+            step.forward_backward(examples)
+            step.update()
+    cluster = load_cluster("a100-80gb").with_ranks(f"1x{ranks}").replace(device="cpu")
+    at_once = settings.replace(batch_size=len(examples.label_B) * ranks)
+    memory = Pricing(WIDE, SCHEMA, at_once, cluster).memory(strategy)
+    return [counter.peak, memory.total]
+
+
+# trainings that are broken off
+
+
+def a_job(log: PreparedLog, **more: object) -> Job:
+    layer = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
+    model = parse_model({"embedding_dim": 4, "layers": [layer] * 2, "dropout": 0.1}, "test")
+    settings = {"batch_size": 42, "epochs": 1, "evaluate_every": 700, "patience": 9, "precision": "fp32"}
+    settings |= {"optimizer": "onebit_adam", "variance_lag": 5, "variance_ratio": 0.5, "clip_norm": 0.5}
+    found = Job.model_validate(
+        {
+            "model": model,
+            "features": log.features,
+            "log": log.fingerprint,
+            "seed": 1,
+            "training": settings | more,
+        }
+    )
+    return found.replace(training=found.training.resolved(log.split("train").rows, "fp32"))
+
+
+def resumed() -> dict[str, Any]:
+    """Broken off in the second stage; then to the end, by as many ranks."""
+    world, folder = dist.get_world_size(), Path(os.environ["SHARED"])
+    ranks, log = Ranks(dist.get_rank(), 1, world), PreparedLog.open(folder / "log")
+    found: dict[str, Any] = {}
+    for name, more in (("dp", {}), ("zero1+micro_batches=2", {"precision": "bf16", "weight_average": 2})):
+        job, place = a_job(log, **more), folder / name
+        strategy = named(name)
+        whole = run(job, log, Told(), None, ranks=ranks, strategy=strategy)
+        if world == RANKS:
+            try:
+                run(job, log, Told(at=1300), place, ranks=ranks, strategy=strategy)
+            except Interrupted:
+                dist.barrier()
+            if ranks.first:
+                shutil.copytree(place, folder / f"{name} on fewer")
+            dist.barrier()
+        else:  # held in the other way too
+            place = folder / f"{name} on fewer"
+            strategy = strategy.replace(dense="zero1" if strategy.dense == "dp" else "dp")
+        again = run(job, log, Told(), place, ranks=ranks, strategy=strategy)
+        found[name] = {"whole": whole.answer, "again": again.answer}
+    return found
+
+
+def on_a_rank() -> dict[str, Any]:
+    if dist.get_world_size() == FEWER:
+        return resumed()
+    found: dict[str, Any] = {"resumed": resumed()}
+    for name in HELD:
+        step = wrapped(name, config())
+        found[name] = trained(step)
+        assert_alike(step)
+        found[f"{name}, clipped"] = trained(wrapped(name, config(clip_norm=0.2)))
+    for name in HELD[1:3]:
+        found[f"{name}, bf16"] = trained(wrapped(name, config(precision="bf16")))
+    found["algorithm"], found["clipped"] = algorithm(None), algorithm(0.2)
+    found["adamw"] = trained(wrapped("dp", config(optimizer="adamw", variance_lag=None, variance_ratio=0.96)))
+    found["held"] = {f"{name} {kind}": held(name, kind) for name in HELD[:2] for kind in ("fp32", "bf16")}
+    found["held"]["one rank"] = held("dp", "bf16", 1)
+    found["traffic"] = {name: traffic(name) for name in ("dp", "zero1")}
+    return found
+
+
+def assert_alike(step: ParallelStep) -> None:
+    """Every rank has the same weights, to the bit."""
+    for p in step.engine.module.parameters():
+        first = p.detach().clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, p)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one_bit")
+    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log")
+    os.environ["SHARED"] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(shared: Path) -> dict[str, Any]:
+    (shared / "ranks").mkdir()
+    found: dict[str, Any] = on_ranks(__file__, RANKS, shared / "ranks")
+    return found
+
+
+@pytest.mark.parametrize("clipped", [False, True], ids=["as they are", "clipped"])
+def test_ranks_follow_the_papers_algorithm_however_they_are_held(
+    answers: dict[str, Any], clipped: bool
+) -> None:
+    expected = answers["clipped" if clipped else "algorithm"]
+    for name in HELD:
+        losses = answers[f"{name}, clipped" if clipped else name]
+        assert losses == pytest.approx(expected, abs=2e-4), name
+    assert answers["algorithm"] != pytest.approx(answers["clipped"], abs=1e-3)
+
+
+def test_the_first_stage_is_adamw_and_the_second_is_not(answers: dict[str, Any]) -> None:
+    mine, plain = answers["dp"], answers["adamw"]
+    assert mine[: 2 * LAG + 1] == pytest.approx(plain[: 2 * LAG + 1], abs=1e-6)
+    assert mine[2 * LAG + 1 :] != pytest.approx(plain[2 * LAG + 1 :], abs=1e-4)
+    assert mine[-1] < mine[0] - 0.05
+
+
+def test_bf16_trains_as_fp32_does(answers: dict[str, Any]) -> None:
+    for name in HELD[1:3]:
+        assert answers[f"{name}, bf16"] == pytest.approx(answers[name], abs=5e-2), name
+
+
+def test_a_thirtieth_is_sent_in_the_second_stage_and_a_fifth_overall(answers: dict[str, Any]) -> None:
+    """As ZeRO's paper counts: an all-reduce passes twice, the compressed one as an all-to-all and an
+    all-gather."""
+    for sent in answers["traffic"].values():
+        ring = 2 * sent["weights"]
+        assert sent["first"] == pytest.approx(ring, rel=0.01)
+        assert sent["second"] <= ring / 30
+        assert 0.15 * sent["first"] + 0.85 * sent["second"] <= ring / 5
+        assert sent["counted"] == pytest.approx(sent["second"] * (RANKS - 1) / RANKS)
+
+
+def test_ranks_hold_what_was_planned(answers: dict[str, Any]) -> None:
+    for name, (peak, planned) in answers["held"].items():
+        assert peak == pytest.approx(planned, rel=0.03), name
+
+
+def gap(mine: dict[str, Any], other: dict[str, Any]) -> float:
+    return max(
+        abs(a["validation"]["ne"] - b["validation"]["ne"])
+        for a, b in zip(mine["points"], other["points"], strict=True)
+    )
+
+
+def test_it_goes_on_to_the_bit_on_as_many_ranks(answers: dict[str, Any]) -> None:
+    for name, found in answers["resumed"].items():
+        assert found["again"] == found["whole"], name
+
+
+def test_it_goes_on_from_more_ranks_held_in_another_way(shared: Path, answers: dict[str, Any]) -> None:
+    (shared / "fewer").mkdir()
+    for found in on_ranks(__file__, FEWER, shared / "fewer").values():
+        assert gap(found["again"], found["whole"]) < 0.03
+
+
+if __name__ == "__main__":
+    as_rank(on_a_rank)

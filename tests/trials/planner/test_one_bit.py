@@ -1,0 +1,97 @@
+"""Plans of one-bit Adam: what it is offered with, what a step takes, and the bandwidth below which it pays."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from dhen.errors import UserError
+from dhen.model import parse_model
+from dhen.schema import FeatureSchema, Table
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import load_cluster
+from trials.job import TrainingConfig
+from trials.optim.compressed_all_reduce import Layout
+from trials.planner.one_bit_worth import worth
+from trials.planner.options import PlanOptions
+from trials.planner.plan import Plan, plan
+from trials.planner.pricing import Pricing
+from trials.strategy import Strategy, named
+
+SCHEMA = FeatureSchema(tables=(Table(name="user", rows=5000),), numeric=("price",))
+LAYER = {"modules": [{"kind": "mlp", "mlp": [4096, 4096]}], "out_embeddings": 8}
+MODEL = parse_model({"embedding_dim": 32, "layers": [LAYER] * 4}, "test")
+ONE_BIT = TrainingConfig(batch_size=2048, precision="bf16", optimizer="onebit_adam", variance_lag=100)
+ADAMW = TrainingConfig(batch_size=2048, precision="bf16")
+
+
+def cluster(gigabits: float, ranks: str = "4x8") -> Cluster:
+    found = load_cluster("zionex").with_ranks(ranks)
+    assert found.network is not None
+    return found.replace(network=found.network.replace(bandwidth=gigabits * 1e9 / 8))
+
+
+def made(training: TrainingConfig, where: Cluster, **options: Any) -> Plan:
+    return plan(MODEL, SCHEMA, training, where, options=PlanOptions(**options))
+
+
+@pytest.mark.parametrize(("ranks", "kinds"), [("4x8", {"dp", "zero1"}), ("1x1", {"dp"})])
+def test_it_is_planned_where_gradients_stay_whole(ranks: str, kinds: set[str]) -> None:
+    found = made(ONE_BIT, cluster(100, ranks))
+    assert {each.strategy.dense for each in found.strategies} == kinds
+    assert not any("one-bit" in note for note in made(ADAMW, cluster(100, ranks)).notes)
+    if ranks == "1x1":
+        assert any("One rank sends nothing" in note for note in found.notes)
+    for technique in ("fsdp", "zero2", "zero_offload", "shard_grad_op+cpu_offload", "hsdp"):
+        if ranks == "4x8":
+            with pytest.raises(
+                UserError, match=r"onebit_adam is planned with dp and zero1.*Give technique=dp"
+            ):
+                made(ONE_BIT, cluster(100), technique=named(technique))
+
+
+def test_the_step_is_shorter_below_one_bandwidth_alone_and_the_plan_names_it() -> None:
+    strategy = Strategy()
+    found = worth(Pricing(MODEL, SCHEMA, ONE_BIT, cluster(100)), strategy)
+    assert found.pays_below is not None
+    below = found.pays_below * 8 / 1e9
+    for times, pays in ((0.1, True), (0.9, True), (1.1, False), (10, False)):
+        seconds = [
+            Pricing(MODEL, SCHEMA, training, cluster(times * below)).time(strategy).total
+            for training in (ONE_BIT, ADAMW)
+        ]
+        assert (seconds[0] < seconds[1]) == pays
+    said = " ".join(made(ONE_BIT, cluster(100)).notes)
+    stated = re.search(r"sends 1/(\S+) of .* It pays where the network has less than (\S+) Gb/s", said)
+    assert stated is not None
+    assert float(stated[1]) == pytest.approx(31, abs=0.1)
+    assert float(stated[2]) == pytest.approx(below, rel=0.02)
+
+
+def test_what_is_sent_is_in_the_all_reduce_and_nothing_hides_it() -> None:
+    """The dense part's bytes both ways, at one bit and a scale for 1,024 numbers each."""
+    slow = cluster(0.1)
+    for dense in ("dp", "zero1"):
+        pricing = Pricing(MODEL, SCHEMA, ONE_BIT, slow)
+        time = pricing.time(Strategy(dense=dense))
+        numbers = sum(segment.parameters for segment in pricing.segments(64))
+        layout = Layout(numbers, slow.ranks)
+        through_network = layout.vector_bytes * (slow.ranks - 8) / slow.ranks / (0.9 * 0.1e9 / 8)
+        through_network += layout.vector_bytes * (slow.ranks - 1) / slow.ranks / (8 * 0.9 * 0.1e9 / 8)
+        assert time.all_reduce == pytest.approx(through_network, rel=0.01)
+        assert (time.hidden, time.all_gather, time.reduce_scatter) == (0, 0, 0)
+
+
+def test_whole_momentum_and_residues_are_in_the_memory() -> None:
+    """ZeRO-1 shards moments under AdamW; what one-bit Adam carries and its roots are whole, and of the residue
+    there is a chunk."""
+    where = cluster(100).replace(device="cpu")
+    adamw, one_bit = (Pricing(MODEL, SCHEMA, training, where) for training in (ADAMW, ONE_BIT))
+    numbers = sum(segment.parameters for segment in one_bit.segments(64))
+    chunk = 4 * Layout(numbers, where.ranks).chunk
+    for dense in ("dp", "zero1"):
+        assert one_bit.memory(Strategy(dense=dense)).optimizer_state == 8 * numbers + chunk
+    assert adamw.memory(Strategy()).optimizer_state == 8 * numbers
+    assert adamw.memory(Strategy(dense="zero1")).optimizer_state == pytest.approx(8 * numbers / 32, rel=0.01)

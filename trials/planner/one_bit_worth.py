@@ -1,0 +1,95 @@
+"""What one-bit Adam is worth on a cluster: the step beside AdamW's, and the bandwidth below which it is the
+shorter one.
+
+Both steps are priced as plans are, for the same strategy. The bandwidth that is varied is that of the slowest
+link, the network between hosts or, on one host, the link inside it. A slower link makes AdamW's step longer by 32
+times as many bytes, so that there is one bandwidth at most below which one-bit Adam pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from operator import lt
+from typing import NamedTuple
+
+from trials.cluster.cluster import Cluster
+from trials.optim.compressed_all_reduce import Layout
+from trials.planner.pricing import Pricing
+from trials.planner.time.step_time import prepare, price
+from trials.strategy import Strategy
+
+SLOWEST, FASTEST = 1e5, 1e14
+"""Bytes/s between which a bandwidth is looked for."""
+CLOSE = 1.01
+"""Ratio of two bandwidths that are taken for one."""
+FP32_BYTES = 4
+
+
+class Worth(NamedTuple):
+    """One-bit Adam's second stage beside AdamW."""
+
+    seconds: float
+    """Seconds of one-bit Adam's step, in its second stage."""
+    adamw_seconds: float
+    """Seconds of AdamW's step."""
+    times_less: float
+    """Bytes that leave a rank in a ring all-reduce of fp32, by those of the compressed all-reduce."""
+    bandwidth: float
+    """Bytes/s of the slowest link."""
+    pays_below: float | None
+    """Bytes/s of that link below which one-bit Adam's step is shorter; None where it never is."""
+
+
+def worth(pricing: Pricing, strategy: Strategy) -> Worth:
+    """Returns what one-bit Adam is worth for a job on a cluster of several ranks.
+
+    Args:
+        pricing: the prices of a job whose optimizer is one-bit Adam.
+        strategy: how the model is held, dp or zero1.
+    """
+    micro = pricing.micro_batch(strategy)
+    segments, cluster = pricing.segments(micro), pricing.cluster
+    layout = Layout(sum(segment.parameters for segment in segments), cluster.ranks)
+    ring = 2 * (cluster.ranks - 1) / cluster.ranks * FP32_BYTES * layout.numbers
+
+    def seconds(bandwidth: float) -> tuple[float, float]:
+        """Returns those of one-bit Adam's step and of AdamW's, where the slowest link has this bandwidth."""
+        step = prepare(
+            segments,
+            _with_bandwidth(cluster, bandwidth),
+            pricing.placement,
+            examples=micro,
+            training=pricing.training,
+        )
+        # what ranks of this CPU were measured to take is of the link that they have
+        one_bit, adamw = (step._replace(one_bit=yes, shared=None) for yes in (True, False))
+        return price(one_bit, strategy).total, price(adamw, strategy).total
+
+    bandwidth = _slowest(cluster)
+    return Worth(
+        *seconds(bandwidth), ring / layout.sent_bytes, bandwidth, _pays_below(lambda each: lt(*seconds(each)))
+    )
+
+
+def _pays_below(pays: Callable[[float], bool]) -> float | None:
+    """Returns the bandwidth below which something pays, by bisection of its logarithm."""
+    low, high = SLOWEST, FASTEST
+    if not pays(low):
+        return None
+    while high / low > CLOSE:
+        middle = sqrt(low * high)
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low
+
+
+def _slowest(cluster: Cluster) -> float:
+    link = cluster.network if cluster.hosts > 1 else cluster.nvlink
+    assert link is not None
+    return link.bandwidth
+
+
+def _with_bandwidth(cluster: Cluster, bandwidth: float) -> Cluster:
+    """Returns the cluster with another bandwidth of its slowest link."""
+    name = "network" if cluster.hosts > 1 else "nvlink"
+    return cluster.replace(**{name: getattr(cluster, name).replace(bandwidth=bandwidth)})
