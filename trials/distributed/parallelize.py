@@ -165,7 +165,7 @@ def parallelize(
         engine = _FullySharded(model, strategy, config, mesh)
     elif strategy.dense == "dp":
         ranks = mesh.size() if mesh else 1
-        engine = _Replicated(model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes))
+        engine = Replicated(model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes))
     elif strategy.dense == "zero_offload":
         where = where or next(model.parameters()).device
         engine = ZeroOffload(model, config, mesh.get_group() if mesh else None, where)
@@ -178,7 +178,7 @@ def parallelize(
     return ParallelStep(engine, strategy.micro_batches)
 
 
-class _Replicated:
+class Replicated:
     """The engine of dp: weights, gradients and the optimizer's state on every rank."""
 
     def __init__(
@@ -200,32 +200,43 @@ class _Replicated:
         self.optimizer, self.clip = adamw([self._master.flat], config), Clip(config.clip_norm)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
+        """See `Engine`."""
         with torch.no_grad():
             return self._model(inputs)  # type: ignore[no-any-return]
 
     def accumulate_only(self, yes: bool) -> None:
+        """See `Engine`."""
         if isinstance(self.module, DistributedDataParallel):
             self.module.require_backward_grad_sync = not yes
 
     def update(self) -> None:
+        """See `Engine`."""
         self._master.gather_gradients(in_buckets=self._in_buckets)
+        self.average_whole()
         self.clip([self._master.flat.grad])
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._master.publish()
 
+    def average_whole(self) -> None:
+        """Averages the gradients of all micro-batches over ranks, where nothing has before."""
+
     def is_finite(self) -> bool:
+        """See `Engine`."""
         return all_finite(self._master.flat)
 
     def weights(self) -> Weights:
+        """See `Engine`."""
         return {} if self._in_buckets and dist.get_rank() else self._master.weights()
 
     def state(self) -> dict[str, FlatPieces]:
+        """See `Engine`."""
         flat = self._master.flat
         vectors = {"weight": flat.detach(), **moments(self.optimizer, flat)}
         return {name: FlatPieces(flat.numel(), (Piece(0, vector),)) for name, vector in vectors.items()}
 
     def restored(self, steps: int) -> None:
+        """See `Engine`."""
         set_steps(self.optimizer, self._master.flat, steps)
         self._master.publish()
 
@@ -341,6 +352,8 @@ def _layers(model: nn.Module) -> nn.ModuleList:
 
 
 def _checkpoint_layers(model: nn.Module, checkpointing: Checkpointing) -> None:
+    if checkpointing == "none":
+        return
     layers = _layers(model)
     for index in range(len(layers))[RECOMPUTED[checkpointing]]:
         layers[index] = checkpoint_wrapper(layers[index])
