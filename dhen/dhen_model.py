@@ -44,6 +44,10 @@ class DhenModel(nn.Module):
         x_BMD, raw_BK = self.features(batch, dtype), batch.numeric_BK.to(dtype)
         for layer in self.layers:
             x_BMD = layer(x_BMD, raw_BK)
+        return self.answer(x_BMD)
+
+    def answer(self, x_BMD: Tensor) -> Tensor:
+        """The heads' answer to what the last layer puts out, as `forward` returns it."""
         if self.members == 1:
             return self.logit(self.head(x_BMD.flatten(1))).squeeze(1)  # type: ignore[no-any-return]
         x_KBV = by_member(x_BMD.flatten(1), self.members, parted=self.parted)

@@ -145,9 +145,14 @@ def fits_nowhere(request: PlanRequest, cluster: Cluster, cluster_plan: Plan, opt
         return False
     model, training = request.model, for_cluster(request.training, cluster)
     if isinstance(model, DhenConfig):
-        model = model.replace(layers=model.layers[:1])
+        model = model.replace(layers=model.layers[: _fewest_layers(options.technique)])
     smallest = training.replace(batch_size=cluster.ranks * _fewest_examples(options.technique))
     return plan(model, request.schema, smallest, cluster, options=options).chosen is None
+
+
+def _fewest_layers(technique: Strategy | None) -> int:
+    """The fewest layers with which a technique is on the ladder: one per stage of a pipeline."""
+    return 1 if technique is None else technique.pipeline * technique.chunks_per_rank
 
 
 def _fewest_examples(technique: Strategy | None) -> int:

@@ -9,6 +9,9 @@ every rank, are built on its collectives (`trials.distributed.zero`), and so is 
 state and update are the host's (`trials.distributed.zero_offload`). Where one rank trains, its embedding tables
 may lie on a level of storage below the device, in the host's memory or on an SSD, with the rows that are looked
 up most in a cache on the device (`trials.embeddings.levels.cached_tables`).
+
+A DHEN's layers may lie one after another on several ranks, the stages of a pipeline
+(`trials.distributed.pipeline`): data parallelism, as dp or zero1, is over the ranks that are left.
 """
 
 from __future__ import annotations
@@ -25,17 +28,26 @@ from trials.cluster.quantity import parse_bytes
 Dense = Literal["dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
 TableLevel = Literal["device", "host", "ssd"]
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zero_bubble"]
+"""Orders in which the stages of a pipeline take their micro-batches forward and backward
+(`trials.planner.pipeline.orders`)."""
 FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
+STAGED: tuple[Dense, ...] = ("dp", "zero1")
+"""Values of `dense` that hold the stages of a pipeline."""
+CHUNKS_PER_RANK: dict[Schedule, int] = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zero_bubble": 1}
+"""Number of stages that a rank has, apart from each other in the model."""
 DELAYING: Dense = "zero_offload"
 """The value of `dense` whose updates can be delayed (`training.delayed_update`)."""
 COMPRESSING: tuple[Dense, ...] = ("dp", "zero1")
 """Values of `dense` under which gradients can stay whole on every rank, for one-bit Adam
 (`training.optimizer=onebit_adam`)."""
 CHECKPOINTING, TABLES, KIB = "_checkpointing", "_tables", 1024
+PIPELINE = "pipeline"
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
-    f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone), +host_tables or +ssd_tables (one rank alone) and "
+    f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone), +host_tables or +ssd_tables (one rank alone), "
+    f"+pipelineN or +pipelineN=SCHEDULE ({', '.join(STAGED)} alone; {', '.join(get_args(Schedule))}) and "
     "+micro_batches=N, which +no_sync may follow"
 )
 """What names of strategies are made of, for messages."""
@@ -63,6 +75,10 @@ class Strategy(Value):
     cache of their rows."""
     table_cache: int = Field(default=0, ge=0, exclude_if=lambda size: not size)
     """Size of that cache in KiB; 0 where there is none, or where its size follows from the memory that is left."""
+    pipeline: int = Field(default=1, ge=1, exclude_if=lambda ranks: ranks == 1)
+    """Number of ranks that have the model's layers one after another; data parallelism is over the others."""
+    schedule: Schedule = Field(default="1f1b", exclude_if=lambda schedule: schedule == "1f1b")
+    """Order in which these ranks take micro-batches; of no meaning for one."""
     micro_batches: int = Field(default=1, gt=0)
     """Number of parts of a rank's batch that go forward and backward one after another before the update."""
     no_sync: bool = False
@@ -77,6 +93,35 @@ class Strategy(Value):
         if self.table_cache and self.tables == "device":
             raise ValueError("tables on the device need no cache")
         return self
+
+    @model_validator(mode="after")
+    def _stages_can_be_held(self) -> Strategy:
+        if self.pipeline == 1:
+            if self.schedule != "1f1b":
+                raise ValueError(f"schedule {self.schedule} is one of a pipeline; give pipeline2 or more")
+            return self
+        beside = [
+            *([self.dense] if self.dense not in STAGED else []),
+            *(["cpu_offload"] if self.offload else []),
+            *([f"{self.tables}{TABLES}"] if self.tables != "device" else []),
+            *(["no_sync"] if self.no_sync else []),
+        ]
+        if beside:
+            raise ValueError(
+                f"{beside[0]} does not hold the stages of a pipeline; {' and '.join(STAGED)} do, with or without "
+                "activation checkpointing"
+            )
+        return self
+
+    @property
+    def model_parallel(self) -> bool:
+        """Whether a rank has a part of the model alone, whose other parts others compute."""
+        return self.pipeline > 1
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """Number of stages that each rank of a pipeline has."""
+        return CHUNKS_PER_RANK[self.schedule]
 
     @cached_property
     def techniques(self) -> tuple[str, ...]:
@@ -102,11 +147,13 @@ class Strategy(Value):
 
     def _techniques(self, *, sized: bool, in_micro_batches: bool) -> tuple[str, ...]:
         size = f"={self.table_cache}KiB" if sized and self.table_cache else ""
+        schedule = f"={self.schedule}" if self.schedule != "1f1b" else ""
         words = (
             self.dense if self.dense != "dp" else "",
             f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
             "cpu_offload" if self.offload else "",
             f"{self.tables}{TABLES}{size}" if self.tables != "device" else "",
+            f"{PIPELINE}{self.pipeline}{schedule}" if self.pipeline > 1 else "",
             f"micro_batches={self.micro_batches}" if in_micro_batches and self.micro_batches > 1 else "",
         )
         return tuple(filter(None, words))
@@ -119,6 +166,11 @@ class Strategy(Value):
     def updated_on_host(self) -> bool:
         """Whether the host has the optimizer's state and takes its steps."""
         return self.offload or self.dense == "zero_offload"
+
+    @property
+    def can_compress(self) -> bool:
+        """Whether every rank has whole gradients of the whole model, which one-bit Adam compresses."""
+        return self.dense in COMPRESSING and self.pipeline == 1
 
     @property
     def fully_sharded(self) -> bool:
@@ -139,6 +191,11 @@ def named(name: str) -> Strategy:
         for field in found.keys() & fields.keys():
             raise ValueError(f"{name!r} says {field} twice; a strategy is one of {TECHNIQUES}")
         fields |= found
+    if PIPELINE in fields and fields.get("micro_batches") == 1:
+        raise ValueError(
+            f"{name!r}: in a pipeline with one micro-batch all ranks but one always wait; give +micro_batches="
+            f"{fields[PIPELINE]} or more, or none, and the plan takes a number"
+        )
     return Strategy.model_validate(fields)
 
 
@@ -162,6 +219,9 @@ def _fields_of(technique: str) -> dict[str, object]:
         return {"offload": True}
     if technique == "no_sync":
         return {technique: True}
+    stages = word.removeprefix(PIPELINE)
+    if stages != word and stages.isdecimal() and int(stages) > 1 and count in ("", *get_args(Schedule)):
+        return {PIPELINE: int(stages), "schedule": count or "1f1b"}
     if word == "micro_batches" and count.isdecimal() and int(count) > 0:
         return {word: int(count)}
     if level != word and level in ("host", "ssd"):

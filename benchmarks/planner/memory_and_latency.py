@@ -103,10 +103,11 @@ def latency(repeats: int, candidates: int) -> None:
         found = [
             _seconds(candidate(rng, depth, ("wide",))[1], inputs, training, cluster) for _ in range(repeats)
         ]
-        rows.append([depth, f"{1e3 * statistics.median(found):.1f}", f"{1e3 * max(found):.1f}"])
-    strategies = len(ladder(cluster.hosts, cluster.gpus_per_host, 256))
-    print(f"{strategies} strategies on {cluster.ranks} ranks; milliseconds a plan\n")
-    print(markdown(("layers", "median", "slowest"), rows))
+        strategies = len(ladder(cluster.hosts, cluster.gpus_per_host, 256, depth))
+        times = f"{1e3 * statistics.median(found):.1f}", f"{1e3 * max(found):.1f}"
+        rows.append((depth, strategies, *times))
+    print(f"strategies on {cluster.ranks} ranks; milliseconds a plan\n")
+    print(markdown(("layers", "strategies", "median", "slowest"), rows))
     models = [candidate(rng, names=("default", "wide", "tiny"))[1] for _ in range(candidates)]
     began = time.perf_counter()
     for model in models:

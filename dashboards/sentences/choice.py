@@ -10,6 +10,7 @@ from trials.study_record import StudyRecord
 NO_OPTIMISM_PERCENT = 0.005
 """Percent of NE that are shown as 0.00."""
 
+
 def noise(record: StudyRecord) -> str | None:
     """What choosing the lowest of several makes of its NE; None where that is not known, or nothing to say."""
     choice = record.choice

@@ -36,9 +36,9 @@ def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | Non
         priced for priced in strategies if not set(priced.strategy.techniques) - {priced.strategy.dense}
     ]
     for _, group in groupby(strategies, key=_size):
-        families: dict[tuple[str, str, bool, str], PricedStrategy] = {}
+        families: dict[str, PricedStrategy] = {}
         for priced in sorted(group, key=_rank):
-            families.setdefault(_but_micro_batches(priced), priced)
+            families.setdefault(priced.strategy.held_as, priced)
         wanted += list(families.values())[:BEST_PER_SIZE]
     names = {priced.strategy.name for priced in [*wanted, *([chosen] if chosen else [])]}
     return [priced for priced in strategies if priced.strategy.name in names]
@@ -108,11 +108,6 @@ def seconds(value: float) -> str:
 
 def _size(priced: PricedStrategy) -> int:
     return len(priced.strategy.techniques)
-
-
-def _but_micro_batches(priced: PricedStrategy) -> tuple[str, str, bool, str]:
-    strategy = priced.strategy
-    return strategy.dense, strategy.checkpointing, strategy.offload, strategy.tables
 
 
 def _rank(priced: PricedStrategy) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from dhen.memory.tape import MASK_BYTES, NOTHING, Shape, Tape
 from dhen.ops.dropout import dropout_scale, keep_mask, where_kept, where_positive
+from dhen.ops.split_backward import wanted
 
 FUSED_ON_CPU = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 """Whether this PyTorch was built with oneDNN."""
@@ -69,7 +70,7 @@ class _Linear(torch.autograd.Function):
         x, weight, passed = ctx.saved_tensors
         if passed is not None:
             gradient = _passed_on(passed, gradient, ctx.relu, ctx.scale)
-        by_x, by_weight, by_bias, *_ = ctx.needs_input_grad
+        by_x, by_weight, by_bias, *_ = wanted(ctx)
         return (
             gradient @ weight if by_x else None,
             gradient.mT @ x if by_weight else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import write_log
-from running_benchmarks import number, run_benchmark, tables
+from running_benchmarks import number, run_benchmark, run_benchmark_process, tables
 
 SMALL = ("--steps", 2, "--batch", 64, "--threads", 1)
 
@@ -193,3 +193,25 @@ def test_online_stands_beside_frozen(one_core: None) -> None:
         assert states[0][1]["online"] != states[1][1]["online"]
         assert all(number(row["MiB"]) > 0 for row in costs)
         assert all(number(row["ms"]) > 0 for row in costs)
+
+
+def test_how_long_a_pipelines_ranks_wait_is_measured_beside_the_plan() -> None:
+    words = (
+        "--stages",
+        2,
+        "--per-stage",
+        2,
+        "--schedules",
+        "gpipe",
+        "zero_bubble",
+        "--pass-ms",
+        5,
+        "--steps",
+        2,
+    )
+    (rows,) = tables(run_benchmark_process("benchmarks.training.pipeline_bubble", *words))
+    assert [row["schedule"] for row in rows] == ["gpipe", "zero_bubble"]
+    for row in rows:
+        assert row["m / (m + p - 1)"] == "80.0%"
+        assert 0 < number(row["measured"]) < 100
+    assert number(rows[0]["planned"]) < number(rows[1]["planned"]) < 100

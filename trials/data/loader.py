@@ -17,6 +17,7 @@ from trials.data.id_counts import IdCounts
 from trials.data.order import GLOBAL_SHUFFLE_BYTES, row_batches, sequential, shuffled
 from trials.data.raw.stamps import MISSING_STAMP
 from trials.data.rows import EncodedRows
+from trials.ranks import rank_slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +127,6 @@ def train_batches(
         weight = None if split.weight is None else split.weight[row_numbers]
         time = _newest(split, first_row + rows) if timed else None
         yield _batch(split.inputs.take(row_numbers), split.labels[row_numbers], weight, counts, time)
-
-
-def rank_slice(size: int, rank: int, ranks: int) -> slice:
-    """Returns which of `size` things in a row a rank has; the ranks' parts are equal up to one."""
-    return slice(size * rank // ranks, size * (rank + 1) // ranks)
 
 
 def _bytes(split: Split) -> int:

@@ -19,13 +19,17 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from trials.distributed.parallelize import Engine, ParallelStep
+from trials.distributed.pipeline.stage import layer_count
+from trials.distributed.pipeline.step import PipelineStep
 from trials.distributed.zero import Zero
 from trials.distributed.zero_offload import ZeroOffload
 from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
 
 
-def executed_strategy(step: ParallelStep) -> Strategy:
+def executed_strategy(step: ParallelStep | PipelineStep) -> Strategy:
     """The strategy that a step's modules, optimizer and micro-batches are those of."""
+    if isinstance(step, PipelineStep):
+        return _pipelined(step)
     model = step.engine.module
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
@@ -35,6 +39,23 @@ def executed_strategy(step: ParallelStep) -> Strategy:
         offload=any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
         micro_batches=step.micro_batches,
         no_sync=bool(units) and step.micro_batches > 1 and not _reduces_each(step, groups[0]),
+    )
+
+
+def _pipelined(step: PipelineStep) -> Strategy:
+    """The strategy of a rank that has some of the layers, of which checkpointing recomputes some."""
+    layers, count = step.engine.module.layers, layer_count(step.engine.module)
+    assert isinstance(layers, nn.ModuleDict)
+    held = {int(name) for name in layers}
+    recomputed = {int(name) for name, layer in layers.items() if isinstance(layer, CheckpointWrapper)}
+    # what was asked for is looked at first: a stage of one layer looks alike under several
+    names: tuple[Checkpointing, ...] = (step.engine.checkpointing, *get_args(Checkpointing))
+    return Strategy(
+        dense="zero1" if step.engine.is_zero else "dp",
+        checkpointing=next(n for n in names if held & {*range(count)[RECOMPUTED[n]]} == recomputed),
+        pipeline=step.ranks,
+        schedule=step.schedule,
+        micro_batches=step.micro_batches,
     )
 
 

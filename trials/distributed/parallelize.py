@@ -169,7 +169,7 @@ def parallelize(
         engine = _FullySharded(model, strategy, config, mesh)
     elif strategy.dense == "dp":
         ranks = mesh.size() if mesh else 1
-        engine = _Replicated(model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes))
+        engine = Replicated(model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes))
     elif strategy.dense == "zero_offload":
         where = where or next(model.parameters()).device
         engine = ZeroOffload(model, config, mesh.get_group() if mesh else None, where)
@@ -186,7 +186,7 @@ def parallelize(
     return ParallelStep(engine, strategy.micro_batches)
 
 
-class _Replicated:
+class Replicated:
     """The engine of dp: weights, gradients and the optimizer's state on every rank."""
 
     def __init__(
@@ -213,16 +213,20 @@ class _Replicated:
         self.optimizer = self._one_bit or adamw([flat], config)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
+        """See `Engine`."""
         with torch.no_grad():
             return self._model(inputs)  # type: ignore[no-any-return]
 
     def accumulate_only(self, yes: bool) -> None:
+        """See `Engine`."""
         if isinstance(self.module, DistributedDataParallel):
             compresses = self._one_bit is not None and self._one_bit.compresses
             self.module.require_backward_grad_sync = not (yes or compresses)
 
     def update(self) -> None:
+        """See `Engine`."""
         self._master.gather_gradients(in_buckets=self._in_buckets)
+        self.average_whole()
         self.clip([self._master.flat.grad])
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -232,13 +236,19 @@ class _Replicated:
             self._one_bit.freeze(flat.detach(), *moments(self._one_bit, flat).values())
             self.clip.of_own_gradients(self._one_bit.group)
 
+    def average_whole(self) -> None:
+        """Averages the gradients of all micro-batches over ranks, where nothing has before."""
+
     def is_finite(self) -> bool:
+        """See `Engine`."""
         return all_finite(self._master.flat)
 
     def weights(self) -> Weights:
+        """See `Engine`."""
         return {} if self._in_buckets and dist.get_rank() else self._master.weights()
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
+        """See `Engine`."""
         flat, more = self._master.flat, {}
         vectors = {"weight": flat.detach()}
         if self._one_bit is not None:
@@ -251,6 +261,7 @@ class _Replicated:
         return more | {name: FlatPieces(flat.numel(), (Piece(0, each),)) for name, each in vectors.items()}
 
     def restored(self, steps: int) -> None:
+        """See `Engine`."""
         if self._one_bit is not None:
             take_over(self._one_bit, steps)
         if self._one_bit is None or not self._one_bit.compresses:
@@ -371,6 +382,8 @@ def _layers(model: nn.Module) -> nn.ModuleList:
 
 
 def _checkpoint_layers(model: nn.Module, checkpointing: Checkpointing) -> None:
+    if checkpointing == "none":
+        return
     layers = _layers(model)
     for index in range(len(layers))[RECOMPUTED[checkpointing]]:
         layers[index] = checkpoint_wrapper(layers[index])

@@ -38,11 +38,16 @@ class ScatteredGradients:
         """
         self.waits = False
         """Whether gradients stay where they are, because another micro-batch follows."""
-        self._group, self._sent_in, self._take = group, sent_in, take
+        self._buckets, self._group, self._sent_in, self._take = buckets, group, sent_in, take
         self._on_its_way: tuple[Bucket, Tensor, Tensor, dist.Work] | None = None
         for bucket in buckets:
             for parameter in bucket.parameters:
                 when_accumulated(parameter, partial(self._arrived, bucket))
+
+    def send_all(self) -> None:
+        """Reduces all buckets now, whose gradients have stayed, the last one of the model first."""
+        for bucket in reversed(self._buckets):
+            self._send(bucket)
 
     def settle(self) -> None:
         """Waits for the bucket that is on its way, and gives its part to the engine."""

@@ -88,6 +88,11 @@ class Zero:
         """Sets whether another micro-batch follows, for which stage 1 waits."""
         self._gradients.waits = yes and self._keeps_gradients
 
+    def reduce_all(self) -> None:
+        """Reduces the gradients of stage 1, which have waited (`accumulate_only`), all at once."""
+        assert self._keeps_gradients
+        self._gradients.send_all()
+
     def update(self) -> None:
         """Updates the own parts, once the last bucket has been reduced, and hands them out."""
         self._gradients.settle()

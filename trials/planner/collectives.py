@@ -131,6 +131,13 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
     )
 
 
+def send(cluster: Cluster, *, across_hosts: bool) -> AlphaBeta:
+    """Returns what a rank takes to send to one other: over the network by its own card, or inside a host."""
+    share = NETWORK_SHARE if across_hosts else NVLINK_SHARE
+    link = _usable(cluster.network if across_hosts else cluster.nvlink, cluster, share)
+    return AlphaBeta(COLLECTIVE_SECONDS + link.latency, 1 / link.bandwidth)
+
+
 def _has_ll128(cluster: Cluster) -> bool:
     """Tells whether NCCL would use LL128: where the link in a host is NVLink, and no measurement says better."""
     if cluster.device == "cpu" or cluster.verified or cluster.nvlink is None:

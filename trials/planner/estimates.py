@@ -88,6 +88,10 @@ class StepTime(Value):
     all_reduce: float
     host_transfer: float
     """Transfers of offload over the link to the host, with the update on the host's CPU."""
+    bubble: float = Field(default=0.0, exclude_if=lambda seconds: not seconds)
+    """Seconds in which the busiest rank of a pipeline waits for other stages, and for what they send."""
+    stage_transfer: float = Field(default=0.0, exclude_if=lambda seconds: not seconds)
+    """Seconds in which embeddings reach a pipeline's first stage, and their gradients go back."""
     hidden: float
     """The part of the five communication items (`all_to_all` to `host_transfer`) that goes on while the
     device computes."""

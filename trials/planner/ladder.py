@@ -1,7 +1,8 @@
 """The ladder: every strategy that makes sense on so many ranks, fewer techniques first; the least one that fits.
 
 "Least" is the DHEN paper's rule to use the minimal set of techniques that meets the need: a strategy with
-fewer techniques goes before one with more; among equals the lowest predicted step time counts.
+fewer techniques goes before one with more; of as many, one whose ranks hold whole layers goes before one that
+needs a pipeline; among equals the lowest predicted step time counts.
 """
 
 from __future__ import annotations
@@ -10,24 +11,45 @@ from collections.abc import Iterable
 from functools import cache
 
 from trials.planner.estimates import PricedStrategy
-from trials.strategy import FULLY_SHARDED, Dense, Prefer, Strategy, TableLevel
+from trials.planner.pipeline.orders import wrong_micro_batches
+from trials.strategy import (
+    CHUNKS_PER_RANK,
+    FULLY_SHARDED,
+    STAGED,
+    Dense,
+    Prefer,
+    Schedule,
+    Strategy,
+    TableLevel,
+)
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Numbers of micro-batches (steps of gradient accumulation) that are considered."""
 ALONE: tuple[Dense, ...] = ("dp", "zero_offload")
 """Values of `dense` that make sense on one rank."""
+LONGEST = 16
+"""Largest number of ranks of a pipeline: to play the passes of longer ones takes longer than a plan should."""
+PER_STAGE = (1, 2, 4, 8)
+"""Numbers of micro-batches per rank of a pipeline that are considered."""
 LEVELS: tuple[TableLevel, ...] = ("device", "host", "ssd")
 """Levels of storage on which one rank may have its tables."""
 
 
 @cache
-def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Strategy, ...]:
-    """Returns every strategy that makes sense on so many ranks, fewer techniques first.
+def ladder(
+    hosts: int, gpus_per_host: int, examples_per_rank: int, layers: int = 0, schedule: Schedule = "1f1b"
+) -> tuple[Strategy, ...]:
+    """Returns every strategy that makes sense on so many ranks, fewer techniques first; of as many those without
+    pipelines.
 
     One rank has nothing to shard: zero_offload is there, `fully_shard` for CPU offload alone, and tables may lie
     below the device. HSDP needs several hosts of several ranks. A micro-batch has at least one example. Whole
     gradients are kept until the last micro-batch (`no_sync`) where they are not offloaded: they would stay on
-    the device, for which offload makes room."""
+    the device, for which offload makes room.
+
+    Pipelines have as many ranks as divide all, for each at least one of the model's `layers` (or more, as the
+    schedule has it), and micro-batches enough to keep them busy.
+    """
     ranks = hosts * gpus_per_host
     strategies = [
         Strategy(
@@ -46,7 +68,32 @@ def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Stra
         for no_sync in ((False, True) if _may_wait(dense, offload, micro_batches, ranks) else (False,))
         if micro_batches <= examples_per_rank and (ranks > 1 or dense in ALONE or offload)
     ]
-    return tuple(sorted(strategies, key=lambda strategy: len(strategy.techniques)))
+    strategies += _pipelines(ranks, examples_per_rank, layers, schedule)
+    return tuple(sorted(strategies, key=lambda strategy: (len(strategy.techniques), strategy.model_parallel)))
+
+
+def _pipelines(ranks: int, examples_per_rank: int, layers: int, schedule: Schedule) -> list[Strategy]:
+    """Returns the strategies with pipelines of a schedule; a micro-batch has at least one example."""
+    return [
+        Strategy(
+            dense=dense,
+            checkpointing=checkpointing,
+            pipeline=pipeline,
+            schedule=schedule,
+            micro_batches=micro_batches,
+        )
+        for pipeline in pipeline_degrees(ranks, layers // CHUNKS_PER_RANK[schedule])
+        for dense in (STAGED if pipeline < ranks else STAGED[:1])
+        for checkpointing in ("none", "selective", "full")
+        for micro_batches in (pipeline * per_stage for per_stage in PER_STAGE)
+        if micro_batches <= pipeline * examples_per_rank
+        and wrong_micro_batches(schedule, pipeline, micro_batches) is None
+    ]
+
+
+def pipeline_degrees(ranks: int, layers: int) -> list[int]:
+    """Returns the numbers of ranks that can be a pipeline of so many layers."""
+    return [degree for degree in range(2, min(ranks, layers, LONGEST) + 1) if ranks % degree == 0]
 
 
 def _may_wait(dense: Dense, offload: bool, micro_batches: int, ranks: int) -> bool:
@@ -64,14 +111,14 @@ def ways_to_hold(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
 
 
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
-    """Returns the strategy that fits with the fewest techniques, then the shortest step; None where none
-    fits."""
+    """Returns the strategy that fits with the fewest techniques, without pipelines before with them, then the
+    shortest step; None where none fits."""
 
-    def order(priced_strategy: PricedStrategy) -> tuple[int, float]:
-        return (
-            len(priced_strategy.strategy.techniques) if prefer == "least" else 0,
-            priced_strategy.time.total,
-        )
+    def order(priced_strategy: PricedStrategy) -> tuple[int, bool, float]:
+        strategy, seconds = priced_strategy.strategy, priced_strategy.time.total
+        if prefer == "fastest":
+            return 0, False, seconds
+        return len(strategy.techniques), strategy.model_parallel, seconds
 
     return min(
         (priced_strategy for priced_strategy in priced if priced_strategy.fits), key=order, default=None

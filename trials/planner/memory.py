@@ -139,7 +139,7 @@ def dense_peak(
         state = _fully_sharded_state(
             segments, itemsizes, gpus_per_host if strategy.dense == "hsdp" else ranks
         )
-        workspace = _update_workspace(itemsizes, max(state.numbers, default=0), device)
+        workspace = update_workspace(itemsizes, max(state.numbers, default=0), device)
         walk = _walk(segments, activations, strategy, batch, itemsizes, state, copies=copies)
         moments = _fully_sharded(walk, strategy, 0 if strategy.offload else workspace)
         left = LiveMemory(TABLES_UPDATE, 0, 0, walk.on_device * state.shard_bytes)
@@ -151,7 +151,7 @@ def dense_peak(
         parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * values
         optimizer = len(MOMENTS) * itemsizes.moment * values
         buckets = computed * values if ranks > 1 else 0
-        workspace = _update_workspace(itemsizes, values, device)
+        workspace = update_workspace(itemsizes, values, device)
         moments = _replicated(
             segments, activations, strategy, batch, itemsizes, bucket_bytes if buckets else 0, workspace
         )
@@ -159,7 +159,7 @@ def dense_peak(
     elif strategy.dense == "zero_offload":
         zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
         parameters, optimizer, buckets = zero.weights, 0, 0
-        workspace = _update_workspace(itemsizes, max(zero.parts, default=0), "cpu")
+        workspace = update_workspace(itemsizes, max(zero.parts, default=0), "cpu")
         host = host_bytes(zero, itemsizes, workspace, delayed=delayed)
         moments = zero_offload_moments(
             segments, activations, strategy, batch, itemsizes, zero, device, copies=copies
@@ -170,7 +170,7 @@ def dense_peak(
         parameters = zero.weights + zero.masters
         optimizer = len(MOMENTS) * itemsizes.moment * zero.owned
         buckets = zero.weights if strategy.dense == "zero1" else 0
-        workspace = _update_workspace(itemsizes, max(zero.parts, default=0), device)
+        workspace = update_workspace(itemsizes, max(zero.parts, default=0), device)
         moments = zero_moments(
             segments, activations, strategy, batch, itemsizes, zero, workspace, copies=copies
         )
@@ -242,7 +242,7 @@ def _second_stage(
     )
 
 
-def _update_workspace(itemsizes: Itemsizes, numbers: int, device: str) -> int:
+def update_workspace(itemsizes: Itemsizes, numbers: int, device: str) -> int:
     """Returns what the update of so many consecutive numbers holds for a moment
     (`trials.optim.bf16_adamw`)."""
     return 0 if itemsizes.moment == FP32_BYTES else WORKSPACE_BYTES * min(CHUNKS[device], numbers)

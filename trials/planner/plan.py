@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dhen.config import ModelConfig
+from dhen.config import DhenConfig, ModelConfig
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
 from dhen.values import Value
@@ -15,8 +15,9 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.estimates import PricedStrategy
-from trials.planner.ladder import MICRO_BATCHES, choose, ladder
+from trials.planner.ladder import LONGEST, MICRO_BATCHES, PER_STAGE, choose, ladder, pipeline_degrees
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
+from trials.planner.pipeline.orders import wrong_micro_batches
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
 from trials.planner.sentences import (
@@ -25,10 +26,15 @@ from trials.planner.sentences import (
     lacking_sentence,
     one_bit_sentences,
     option_sentences,
+    pipeline_words,
     reason,
 )
 from trials.planner.tables.placement import PlacementError
 from trials.strategy import COMPRESSING, DELAYING, Strategy
+
+NO_STAGES = (
+    "A model of the family {!r} has no layers that could be stages of a pipeline: it is held without one."
+)
 
 
 class Plan(Value):
@@ -129,6 +135,7 @@ def plan(
             *option_sentences(options),
             *delay_sentences(training),
             *one_bit_sentences(pricing, chosen),
+            *([NO_STAGES.format(model.family)] if _without_pipeline(options, model) else []),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
         ),
@@ -139,7 +146,15 @@ def plan(
 def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[Strategy, ...]:
     """Returns the ladder, or the part of it that it is restricted to."""
     examples_per_rank = pricing.examples_per_rank
-    strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank)
+    asked = options.technique
+    if asked is not None and asked.pipeline > 1:
+        _check_pipeline(asked, cluster, pricing)
+        if _without_pipeline(options, pricing.model):
+            asked = asked.replace(pipeline=1, schedule="1f1b", micro_batches=1)
+            options = options.replace(technique=asked)
+    schedule = asked.schedule if asked is not None else "1f1b"
+    layers = len(pricing.model.layers) if isinstance(pricing.model, DhenConfig) else 0
+    strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank, layers, schedule)
     if not pricing.may_lie_below:
         strategies = tuple(strategy for strategy in strategies if strategy.tables == "device")
     allowed = tuple(filter(options.allows, strategies))
@@ -156,6 +171,61 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
             "+no_sync) or without."
         )
     return allowed
+
+
+def _without_pipeline(options: PlanOptions, model: ModelConfig) -> bool:
+    """Tells whether a pipeline is asked for, and the model has no layers that could be its stages: a baseline is
+    held as the rest of the technique says."""
+    return (
+        options.technique is not None and options.technique.pipeline > 1 and not isinstance(model, DhenConfig)
+    )
+
+
+def _check_pipeline(asked: Strategy, cluster: Cluster, pricing: Pricing) -> None:
+    """Checks that ranks and model can be the pipelines that are asked for.
+
+    Raises:
+        UserError: where they cannot, with what would work.
+    """
+    model, degree, ranks = pricing.model, asked.pipeline, cluster.ranks
+    layers = len(model.layers) if isinstance(model, DhenConfig) else degree * asked.chunks_per_rank
+    stages = degree * asked.chunks_per_rank
+    there_are = [f"pipeline{one}" for one in pipeline_degrees(ranks, layers // asked.chunks_per_rank)]
+    would_work = f"Here {', '.join(there_are)} would work." if there_are else "Leave the pipeline out."
+    if ranks % degree:
+        raise UserError(
+            f"technique={asked.name}: ranks={cluster.hosts}x{cluster.gpus_per_host} are {ranks}, which pipelines "
+            f"of {degree} do not divide. {would_work} Or give ranks=1x{degree}."
+        )
+    if stages > layers:
+        why = (
+            f"{asked.schedule} has {asked.chunks_per_rank} stages for each rank, " if stages > degree else ""
+        )
+        raise UserError(
+            f"technique={asked.name}: {why}a stage has a layer at least, and the model has {layers} layer(s) for "
+            f"{stages} stages. {would_work}"
+        )
+    if degree > LONGEST:
+        raise UserError(
+            f"technique={asked.name}: a pipeline has {LONGEST} ranks at most, and data parallelism is over the "
+            f"others. {would_work}"
+        )
+    named_none = asked.micro_batches == 1
+    examples, most = pricing.examples(asked), degree * PER_STAGE[-1]
+    numbers = [n for n in (degree * per_stage for per_stage in PER_STAGE) if n <= examples]
+    if not numbers:
+        raise UserError(
+            f"technique={asked.name}: a pipeline has {examples} example(s) of training.batch_size="
+            f"{pricing.batch_size}, fewer than one for a micro-batch of each of its {degree} ranks; give a "
+            "larger batch, or leave the pipeline out."
+        )
+    wrong = None if named_none else wrong_micro_batches(asked.schedule, degree, asked.micro_batches)
+    if not named_none and (wrong is not None or asked.micro_batches not in numbers):
+        reason = f"{wrong}; " if wrong is not None else ""
+        raise UserError(
+            f"technique={asked.name}: {reason}a pipeline of {degree} has +micro_batches="
+            f"{', '.join(map(str, numbers))} here (1, 2, 4 or 8 for each of its ranks, {most} at most)."
+        )
 
 
 def _with_room_for_tables(
@@ -193,13 +263,13 @@ def _delaying(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[S
 
 def _compressing(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
     """Returns the strategies under which one-bit Adam can compress."""
-    compressing = tuple(strategy for strategy in strategies if strategy.dense in COMPRESSING)
+    compressing = tuple(strategy for strategy in strategies if strategy.can_compress)
     if not compressing:
         assert options.technique is not None
         raise UserError(
             f"training.optimizer=onebit_adam is planned with {' and '.join(COMPRESSING)} alone, under which "
-            f"every rank has whole gradients; technique={options.technique.name} shards or offloads "
-            f"them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
+            f"every rank has whole gradients; technique={options.technique.name} splits, shards or "
+            f"offloads them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
         )
     return compressing
 
@@ -213,7 +283,7 @@ def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:
         time=time,
         fits=lacking == 0,
         lacking_bytes=lacking,
-        reason=reason(strategy, memory, pricing),
+        reason=reason(strategy, memory, pricing) + pipeline_words(strategy, time, pricing),
         table_hit_rate=(
             pricing.below.hit_rate(strategy.table_cache) if strategy.tables != "device" else None
         ),

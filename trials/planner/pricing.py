@@ -27,6 +27,8 @@ from trials.planner.estimates import MemoryEstimate, StepTime
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
+from trials.planner.pipeline.cut import layers_per_stage, stages_of
+from trials.planner.pipeline.memory import StageMemory, pipeline_peak, stage_memories
 from trials.planner.segments import Segment, segments_at, taped
 from trials.planner.tables.levels import LEFT_FREE, Below
 from trials.planner.tables.lookup_memory import (
@@ -42,6 +44,7 @@ from trials.planner.tables.table_cost import (
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
 )
+from trials.planner.time.pipeline_time import Sent, pipeline_time
 from trials.planner.time.step_time import Step, prepare, price
 from trials.strategy import KIB, Checkpointing, Strategy
 
@@ -94,6 +97,8 @@ class Pricing:
         self._segments: dict[int, tuple[Segment, ...]] = {}
         self._activations: dict[tuple[int, Checkpointing], Activations] = {}
         self._steps: dict[tuple[int, bool], Step] = {}
+        self._cuts: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._stage_memories: dict[tuple[int, tuple[int, ...], Checkpointing], list[StageMemory]] = {}
         self._without_tables: dict[Strategy, MemoryEstimate] = {}
 
     @cached_property
@@ -196,17 +201,55 @@ class Pricing:
 
     def micro_batch(self, strategy: Strategy) -> int:
         """Returns the number of examples in a rank's largest micro-batch."""
-        return ceil(self.examples_per_rank / strategy.micro_batches)
+        return ceil(self.examples(strategy) / strategy.micro_batches)
 
-    def time(self, strategy: Strategy) -> StepTime:
-        """Returns the time of one step of the whole batch."""
-        micro, below = self.micro_batch(strategy), strategy.tables != "device"
+    def examples(self, strategy: Strategy) -> int:
+        """Returns the number of examples that a rank has in a step; all ranks of a pipeline have the same ones."""
+        return ceil(self.batch_size / (self.cluster.ranks // strategy.pipeline))
+
+    def layers_per_stage(self, strategy: Strategy) -> tuple[int, ...]:
+        """Returns where the model is cut into the stages of a pipeline, by the predicted seconds of its parts."""
+        micro, stages = self.micro_batch(strategy), strategy.pipeline * strategy.chunks_per_rank
+        if (micro, stages) not in self._cuts:
+            step = self._step(micro, below=False)
+            passes = zip(
+                (step.forward.before, *step.forward.layers, step.forward.after),
+                (step.backward.before, *step.backward.layers, step.backward.after),
+                strict=True,
+            )
+            self._cuts[micro, stages] = layers_per_stage(tuple(map(sum, passes)), stages)
+        return self._cuts[micro, stages]
+
+    def _stages(self, strategy: Strategy, micro: int) -> list[StageMemory]:
+        """Returns the stages of a pipeline, which dp and zero1 have alike."""
+        layers = self.layers_per_stage(strategy)
+        key = micro, layers, strategy.checkpointing
+        if key not in self._stage_memories:
+            self._stage_memories[key] = stage_memories(self.segments(micro), layers, strategy)
+        return self._stage_memories[key]
+
+    def _sent(self, strategy: Strategy, micro: int) -> Sent:
+        """Returns what the ranks of a pipeline send each other."""
+        segments, stages = self.segments(micro), stages_of(self.layers_per_stage(strategy))
+        boundaries = tuple(segments[layers.stop].footprint.output for layers in stages[:-1])
+        return Sent(boundaries, FP32_BYTES * sum(self._dims) * self.examples(strategy))
+
+    def _step(self, micro: int, *, below: bool) -> Step:
+        """Returns what all strategies share whose micro-batches have so many examples."""
         if (micro, below) not in self._steps:
             placement = self._placed_below if below else self.placement
             self._steps[micro, below] = prepare(
                 self.segments(micro), self.cluster, placement, examples=micro, training=self.training
             )
-        time = price(self._steps[micro, below], strategy)
+        return self._steps[micro, below]
+
+    def time(self, strategy: Strategy) -> StepTime:
+        """Returns the time of one step of the whole batch."""
+        micro, below = self.micro_batch(strategy), strategy.tables != "device"
+        step = self._step(micro, below=below)
+        if strategy.pipeline > 1:
+            return pipeline_time(step, strategy, self.layers_per_stage(strategy), self._sent(strategy, micro))
+        time = price(step, strategy)
         if not below:
             return time
         cluster = self.cluster
@@ -232,19 +275,7 @@ class Pricing:
     def _with_tables_of(self, strategy: Strategy, table_bytes: int) -> MemoryEstimate:
         """Returns the memory of the fullest rank whose tables take so much of it."""
         micro = self.micro_batch(strategy)
-        dense = dense_peak(
-            self.segments(micro),
-            self._activations_of(micro, strategy),
-            strategy,
-            self._batch(strategy, micro),
-            itemsizes=self._itemsizes,
-            hosts=self.cluster.hosts,
-            gpus_per_host=self.cluster.gpus_per_host,
-            device=self.cluster.device,
-            bucket_bytes=self._bucket_bytes,
-            delayed=self.training.delayed_update,
-            one_bit=self.one_bit,
-        )
+        dense = self._dense_peak(strategy, micro)
         moment = max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
         activations = dense.by_segment if moment is dense.moment else ()
         return MemoryEstimate(
@@ -262,6 +293,33 @@ class Pricing:
             margin=self.options.margin_bytes(strategy),
             host=dense.host,
             peak_at=moment.at,
+        )
+
+    def _dense_peak(self, strategy: Strategy, micro: int) -> DensePeak:
+        """Returns the dense part of the fullest rank at its peak."""
+        if strategy.pipeline > 1:
+            return pipeline_peak(
+                self._stages(strategy, micro),
+                strategy,
+                self._batch(strategy, micro),
+                FP32_BYTES * sum(self._dims) * self.examples_per_rank,
+                itemsizes=self._itemsizes,
+                data_ranks=self.cluster.ranks // strategy.pipeline,
+                device=self.cluster.device,
+                bucket_bytes=self._bucket_bytes,
+            )
+        return dense_peak(
+            self.segments(micro),
+            self._activations_of(micro, strategy),
+            strategy,
+            self._batch(strategy, micro),
+            itemsizes=self._itemsizes,
+            hosts=self.cluster.hosts,
+            gpus_per_host=self.cluster.gpus_per_host,
+            device=self.cluster.device,
+            bucket_bytes=self._bucket_bytes,
+            delayed=self.training.delayed_update,
+            one_bit=self.one_bit,
         )
 
     def _tables_moments(self, dense: DensePeak) -> tuple[LiveMemory, LiveMemory]:
@@ -305,15 +363,13 @@ class Pricing:
 
         Embeddings looked up within the step stay only where they are lifted in fp32, for which they are saved.
         """
-        width, examples = FP32_BYTES * sum(self._dims), self.examples_per_rank
+        width, examples = FP32_BYTES * sum(self._dims), self.examples(strategy)
         ids = sum(table.mean_ids for table in self.schema.tables)
         bags = ID_BYTES * len(self.schema.multi_hot)  # where each one begins
         numbers = FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed)) + LABEL_BYTES + bags
         if self.training.frequency_decay:
             numbers += FP32_BYTES * len(self.schema.tables)  # 1 / the count of each id
-        other_bytes = (
-            round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
-        )
+        other_bytes = round(examples * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         apart = bool(strategy.techniques or self.training.frequency_decay or self.one_bit)
         within = self.cluster.ranks == 1 and not apart
         return Batch(

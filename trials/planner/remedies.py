@@ -28,14 +28,25 @@ def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
 
 def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy) -> str | None:
     for words, changed in changes:
-        if strategy.micro_batches > changed.examples_per_rank:
-            continue  # the ladder would not have it: a micro-batch holds an example at least
+        if not _is_on_ladder(strategy, changed):
+            continue
         try:
             if changed.lacking_bytes(changed.memory(strategy)) == 0:
                 return words
         except PlacementError:
             continue
     return None
+
+
+def _is_on_ladder(strategy: Strategy, pricing: Pricing) -> bool:
+    """Tells whether the ladder would have a strategy: a micro-batch holds an example at least, and a stage of a
+    pipeline a layer."""
+    model, degree = pricing.model, strategy.pipeline
+    if strategy.pipeline > 1 and isinstance(model, DhenConfig):
+        stages = degree * strategy.chunks_per_rank
+        if pricing.cluster.ranks % degree or stages > len(model.layers):
+            return False
+    return strategy.micro_batches <= pricing.examples(strategy)
 
 
 def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:

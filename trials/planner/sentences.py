@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trials.cluster.quantity import byte_words
 from trials.job import TrainingConfig
-from trials.planner.estimates import MemoryEstimate, PricedStrategy
+from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 from trials.planner.one_bit_worth import worth
 from trials.planner.options import PlanOptions
 from trials.planner.pricing import Pricing
@@ -45,6 +45,15 @@ def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
         return fits
     found = pricing.below.hit_rate(strategy.table_cache)
     return f"{fits} About {found:.0%} of the ids looked up find their row in the cache."
+
+
+def pipeline_words(strategy: Strategy, time: StepTime, pricing: Pricing) -> str:
+    """Says where a model is cut into stages, and how long ranks wait for others; nothing without a pipeline."""
+    if strategy.pipeline == 1:
+        return ""
+    layers = ", ".join(map(str, pricing.layers_per_stage(strategy)))
+    share = time.bubble / time.total
+    return f" Its stages have {layers} layers; the busiest rank waits for {share:.0%} of a step."
 
 
 def lacking_sentence(closest: PricedStrategy, pricing: Pricing) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
+from dhen.config import DhenConfig
 from dhen.inputs.held_schema import held_schema
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.cluster.cluster import Cluster
@@ -25,7 +26,9 @@ from trials.collectives import all_agree
 from trials.data.cache import PreparedLog, Split
 from trials.data.loader import Batch
 from trials.distributed.executed_strategy import executed_strategy
-from trials.distributed.parallelize import device_mesh, parallelize
+from trials.distributed.parallelize import Engine, ParallelStep, device_mesh, parallelize
+from trials.distributed.pipeline.lookups import PipelineLookups
+from trials.distributed.pipeline.step import PipelineStep, pipelined
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_growing, take_tables
 from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
@@ -90,7 +93,7 @@ class DistributedStep:
             categorical, decay = len(job.features.categorical), config.frequency_decay
             self._frequency_decay = FrequencyDecay(tables, categorical, decay, ranks.world)
         # these engines move one layer after another, as they hold it
-        if not strategy.fully_sharded and strategy.dense != "zero_offload":
+        if not strategy.fully_sharded and strategy.dense != "zero_offload" and strategy.pipeline == 1:
             on_device_for_good(model, where)
         given, cluster = cluster, _cluster(cluster, ranks) if ranks.world > 1 else None
         placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
@@ -104,24 +107,44 @@ class DistributedStep:
         if self._rows is not None:
             self._rows.build_index()  # its keys may have come from another rank
             self._growing = GrowingTables(self._rows, ranks)
-        needs_mesh = ranks.world > 1 or strategy.fully_sharded
-        mesh = (
-            device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type) if needs_mesh else None
-        )
-        with on_host() if strategy.offload else nullcontext():
-            self._dense = parallelize(
-                model,
-                _with_examples_for_all(strategy, config.batch_size, ranks),
-                config,
-                mesh,
-                where=where,
-                bucket_bytes=_bucket_bytes(cluster, ranks),
+        self._data = ranks.data_part(strategy.pipeline)
+        self._dense: ParallelStep | PipelineStep
+        self._lookups: PipelineLookups | None = None
+        if strategy.pipeline > 1:
+            assert cluster is not None
+            assert isinstance(job.model, DhenConfig)
+            cut = pricing_of(job, cluster).layers_per_stage(strategy)
+            buckets = _bucket_bytes(cluster, ranks)
+            self._dense = pipelined(
+                model, strategy, config, job.model, cut, ranks, where=where, bucket_bytes=buckets
             )
+            growing_bags = [place for place, table in enumerate(job.features.multi_hot) if table.growing]
+            self._lookups = PipelineLookups(self._dense.engine.group, growing_bags)
+            LOG.info("layers of the stages: %s; this is stage %d", cut, ranks.stage(strategy.pipeline))
+        else:
+            needs_mesh = ranks.world > 1 or strategy.fully_sharded
+            mesh = (
+                device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type)
+                if needs_mesh
+                else None
+            )
+            with on_host() if strategy.offload else nullcontext():
+                self._dense = parallelize(
+                    model,
+                    _with_examples_for_all(strategy, config.batch_size, ranks),
+                    config,
+                    mesh,
+                    where=where,
+                    bucket_bytes=_bucket_bytes(cluster, ranks),
+                )
         count_on_device([*model.buffers(), *(() if strategy.offload else model.parameters())])
-        self._engine, self._model = self._dense.engine, model
+        self._engine: Engine = self._dense.engine
+        self._model = model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
-        examples = -(-config.batch_size // ranks.world)
+        examples = -(-config.batch_size // self._data.ranks)
         self._micro_batch = -(-examples // strategy.micro_batches)
+        if strategy.pipeline > 1:  # whose stages take no more than a micro-batch at a time in any case
+            self._micro_batch = examples
         self._short = is_counted() or where.type == "cuda"
         self._offload = strategy.offload
         if strategy.offload:
@@ -139,16 +162,21 @@ class DistributedStep:
     def __call__(self, batch: Batch) -> Tensor:
         """Runs one update; returns this rank's loss, detached, whose mean over ranks is that of the global
         batch."""
-        features, begun = batch.features, None
+        begun, looked_up = None, self._lookups.part(batch.size) if self._lookups is not None else slice(None)
+        features = batch.features if self._lookups is None else self._lookups.features_of(batch.features)
         if self._growing is not None:
             features, begun = self._growing.admit(features, batch.time)
         embeddings = self._lookup(features, begun)
-        inputs = DenseInputs.of(embeddings, features)
-        weight = batch.size * self._ranks.world / (batch.of_step or self._batch_size)
+        whole = embeddings if self._lookups is None else self._lookups.gather(embeddings, batch.size)
+        inputs = DenseInputs.of(whole, batch.features)
+        weight = batch.size * self._data.ranks / (batch.of_step or self._batch_size)
         loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
+        if self._lookups is not None:
+            self._lookups.scatter_gradients(whole, embeddings, batch.size)
+        del whole, inputs  # tables need their room
         if self._frequency_decay is not None:
             assert batch.inverse_count_BT is not None
-            self._frequency_decay(embeddings, batch.inverse_count_BT)
+            self._frequency_decay(embeddings, batch.inverse_count_BT[looked_up])
         if self._tables is not None:
             self._tables.update(embeddings)
         with on_host() if self._offload else nullcontext():
@@ -204,7 +232,7 @@ class DistributedStep:
         self._model.eval()
         most = eval_rows(self._model)
         rows = min(self._micro_batch, most) if self._short else most
-        logit_N = logits_over_ranks(self._score, split, self._ranks, rows)
+        logit_N = logits_over_ranks(self._score, split, self._ranks, rows, self._data)
         self._model.train()
         return logit_N
 
@@ -253,9 +281,13 @@ class DistributedStep:
 
     @torch.no_grad()
     def _score(self, features: FeatureBatch) -> Tensor:
+        whole, of_rank = features, features if self._lookups is None else self._lookups.features_of(features)
         if self._rows is not None:
-            features = self._rows(features)
-        return self._engine.predict(DenseInputs.of(self._lookup(features), features))
+            of_rank = self._rows(of_rank)
+        embeddings = self._lookup(of_rank)
+        if self._lookups is not None:
+            embeddings = self._lookups.gather(embeddings, whole.size)
+        return self._engine.predict(DenseInputs.of(embeddings, whole))
 
 
 def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) -> Strategy:

@@ -20,10 +20,10 @@ from trials.cluster.machine import device
 from trials.collectives import as_first, joined
 from trials.data.cache import PreparedLog, Split
 from trials.data.example_weights import example_weights
-from trials.data.loader import eval_batches, rank_slice
+from trials.data.loader import eval_batches
 from trials.memory.limit import on_host
 from trials.metrics import evaluate_predictions, undo_negative_sampling
-from trials.ranks import Ranks
+from trials.ranks import DataPart, Ranks, rank_slice
 from trials.record import Metrics
 
 EVAL_BATCH = 8192
@@ -78,7 +78,11 @@ def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) 
 
 
 def logits_over_ranks(
-    score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks, batch_size: int = EVAL_BATCH
+    score: Callable[[FeatureBatch], Tensor],
+    split: Split,
+    ranks: Ranks,
+    batch_size: int = EVAL_BATCH,
+    data: DataPart | None = None,
 ) -> Tensor | None:
     """Returns the logits (N) of all rows of a split on the first rank, in the host's memory; None on others. A
     collective.
@@ -88,13 +92,17 @@ def logits_over_ranks(
         split: the rows, the same on all ranks.
         ranks: the ranks, with a process group where there are several.
         batch_size: rows of a rank that go forward at a time, at most.
+        data: which part of the rows this rank reads, where several ranks read the same; of these the first ones
+            of all have the logits.
 
     Raises:
         UserError: on all ranks, where the split has fewer rows than there are ranks.
     """
-    mine = _logits(score, split, ranks, batch_size)
+    data = data or ranks.data_part()
+    mine = _logits(score, split, data, batch_size)
+    without = [0] * (ranks.world - data.ranks)
     with on_host():
-        return joined(ranks, mine, _part_sizes(split.rows, ranks))
+        return joined(ranks, mine, _part_sizes(split.rows, data) + without)
 
 
 def metrics_over_ranks(
@@ -110,18 +118,16 @@ def metrics_over_ranks(
         return _on_all_ranks(ranks, logit_metrics(logit_N, split, log), split.rows)
 
 
-def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, ranks: Ranks, batch_size: int) -> Tensor:
+def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, data: DataPart, batch_size: int) -> Tensor:
     """Returns the logits of this rank's part, fp32, in as many batches as any other rank's."""
-    sizes = _part_sizes(split.rows, ranks)
+    sizes = _part_sizes(split.rows, data)
     if min(sizes) == 0:
         raise UserError(
-            f"the {split.name} split has {split.rows} rows, fewer than one for each of {ranks.world} ranks; "
+            f"the {split.name} split has {split.rows} rows, fewer than one for each of {data.ranks} ranks; "
             "train on fewer ranks, or on a longer log."
         )
     passes = -(-max(sizes) // batch_size)
-    batches = eval_batches(
-        split, batch_size=-(-sizes[ranks.rank] // passes), rank=ranks.rank, ranks=ranks.world
-    )
+    batches = eval_batches(split, batch_size=-(-sizes[data.rank] // passes), rank=data.rank, ranks=data.ranks)
     where = device()
     return _joined_on_host([_to_host(score(batch.to(where).features)) for batch in batches])
 
@@ -137,8 +143,8 @@ def _joined_on_host(logits: list[Tensor]) -> Tensor:
         return torch.cat(logits)
 
 
-def _part_sizes(rows: int, ranks: Ranks) -> list[int]:
-    slices = (rank_slice(rows, rank, ranks.world) for rank in range(ranks.world))
+def _part_sizes(rows: int, data: DataPart) -> list[int]:
+    slices = (rank_slice(rows, rank, data.ranks) for rank in range(data.ranks))
     return [rows_of_rank.stop - rows_of_rank.start for rows_of_rank in slices]
 
 

@@ -31,13 +31,13 @@ from trials.cluster.machine import device
 from trials.collectives import mean_over
 from trials.data.cache import PreparedLog
 from trials.data.id_counts import IdCounts
-from trials.data.loader import Batch, rank_slice, train_batches
+from trials.data.loader import Batch, train_batches
 from trials.data.prefetch import on_device
 from trials.embeddings.levels.row_cache import CacheUse
 from trials.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
 from trials.job import Job, TrainingConfig
 from trials.memory.limit import on_host
-from trials.ranks import Ranks
+from trials.ranks import DataPart, Ranks, rank_slice
 from trials.record import CurvePoint, Measured, Metrics
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
@@ -72,6 +72,11 @@ class _Run:
     """Losses of the steps since the last check."""
     best_weights: Weights | None = None
     average: WeightAverage | None = None
+
+    @property
+    def data(self) -> DataPart:
+        """Which part of every batch this rank reads."""
+        return self.ranks.data_part(self.step.strategy.pipeline)
 
     @property
     def rows(self) -> int:
@@ -194,7 +199,7 @@ def _train(run: _Run) -> None:
     assert config.batch_size is not None
     began = last_progress = stretch_began = time.perf_counter()
     began -= state.seconds
-    mine = rank_slice(config.batch_size, run.ranks.rank, run.ranks.world)
+    mine = rank_slice(config.batch_size, *run.data)
     LOG.info(
         "training begins: %s of %s examples are done; steps of %d, of which this rank has %d",
         f"{state.examples:,}",
@@ -378,8 +383,8 @@ def _epochs(run: _Run) -> Iterator[Batch]:
             last_rows=run.rows,
             shuffle=config.order == "shuffled",
             start_batch=batches if epoch == passed else 0,
-            rank=run.ranks.rank,
-            ranks=run.ranks.world,
+            rank=run.data.rank,
+            ranks=run.data.ranks,
             counts=counts,
             timed=features.timed,
         )

@@ -68,8 +68,9 @@ def train_once(step: Step, rows: Split, job: Job, ranks: Ranks) -> int:
         DivergenceError: where a loss or a weight is not finite.
     """
     assert job.training.batch_size is not None
+    data = ranks.data_part(step.strategy.pipeline)
     batches = even_batches(
-        rows, most=job.training.batch_size, rank=ranks.rank, ranks=ranks.world, timed=job.features.timed
+        rows, most=job.training.batch_size, rank=data.rank, ranks=data.ranks, timed=job.features.timed
     )
     losses = [step(batch) for batch in on_device(batches, device())]
     step.settle()

@@ -91,10 +91,10 @@ def fresh_step(
             f"training.delayed_update=true needs {DELAYING}, whose updates are the host's; {strategy.name} "
             f"updates between two steps. Give technique={DELAYING}, or leave delayed_update out."
         )
-    if job.training.optimizer == "onebit_adam" and strategy.dense not in COMPRESSING:
+    if job.training.optimizer == "onebit_adam" and not strategy.can_compress:
         raise UserError(
-            f"training.optimizer=onebit_adam needs whole gradients on every rank, and {strategy.name} shards or "
-            f"offloads them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
+            f"training.optimizer=onebit_adam needs whole gradients on every rank, and {strategy.name} splits, "
+            f"shards or offloads them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
         )
     torch.manual_seed(job.seed)
     with on_host():

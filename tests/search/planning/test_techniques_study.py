@@ -10,11 +10,12 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import Run, write_log
 
 from dashboards.attempts import attempt_rows
 from search.read_study import read_study
-from trials.record import Outcome
+from trials.record import Outcome, TrialKind
 from trials.strategy import named
 from trials.study_record import StudyRecord
 
@@ -32,6 +33,7 @@ WORDS = (
     "threads=1",
     "parallel=1",
 )
+SPACES = Path(__file__).parents[3] / "spaces" / "catalog"
 TOO_SURE = "memory_margin=-1MiB"
 
 
@@ -112,6 +114,29 @@ def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: 
         assert trial.plan.summary.restricted_to == asked.name
     said = dhen_search("status", out).stdout
     assert f"Forced: the ladder is restricted to technique={asked.name}." in re.sub(r"\s+", " ", said)
+
+
+def test_a_pipeline_can_be_forced_and_a_baseline_goes_without(dhen_search: Run, tmp_path: Path) -> None:
+    space = yaml.safe_load((SPACES / "techniques.yaml").read_text())
+    del space["start"]
+    (tmp_path / "deep.yaml").write_text(yaml.safe_dump(space | {"depth": [2, 4]}))
+    words = [word for word in WORDS if not word.startswith(("trials=", "hbm=", "ranks=", "space="))]
+    words += ["ranks=1x2", f"space={tmp_path / 'deep.yaml'}", "hbm=64MiB", "averages=0"]
+    out, technique = tmp_path / "study", "pipeline2+micro_batches=4"
+    dhen_search("run", "--out", out, *words, "trials=2", f"technique={technique}")
+    forced = read_study(out)
+    for trial in forced.candidates:
+        (attempt,) = trial.attempts
+        assert attempt.outcome is Outcome.COMPLETED
+        assert attempt.strategy == attempt.executed == named(technique).name
+        assert trial.result.measured is not None
+        peak, planned = trial.result.measured.peak_memory_bytes, attempt.predicted_bytes
+        assert planned is not None
+        assert 0.97 * planned < peak < 1.02 * planned
+    (baseline,) = (trial for trial in forced.trials if trial.kind is TrialKind.BASELINE)
+    assert baseline.attempts[0].executed == "dp"
+    said = dhen_search("run", "--out", tmp_path / "other", *words, "technique=pipeline4", code=2).stderr
+    assert "ranks=1x2 are 2, which pipelines of 4 do not divide" in said
 
 
 def test_other_techniques_are_refused(dhen_search: Run, tmp_path: Path) -> None:

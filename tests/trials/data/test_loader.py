@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from trials.data import loader
 from trials.data.cache import PreparedLog, Split
-from trials.data.loader import Batch, eval_batches, feature_batch, rank_slice, train_batches
+from trials.data.loader import Batch, eval_batches, feature_batch, train_batches
 from trials.data.prepare.prepare_log import prepare
+from trials.ranks import rank_slice
 
 Columns = dict[str, list[Any]]
 

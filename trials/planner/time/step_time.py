@@ -229,7 +229,7 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     if overlapped < ROUNDING * elapsed:  # the same passes, summed in another order
         overlapped = 0.0
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
-    update, on_host = _update(step, strategy), strategy.updated_on_host
+    update, on_host = update_seconds(step, strategy), strategy.updated_on_host
     if _is_delayed(step, strategy):
         hidden += min(_adamw(step, strategy), elapsed)
     items = compute_items | {
@@ -237,7 +237,7 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         "lookup": step.lookup if step.costs is None else micro_batches * step.lookup,
         "optimizer": 0.0 if on_host else update,
         "all_to_all": step.all_to_all,
-        "all_gather": links.all_gather + _publication(step, strategy),
+        "all_gather": links.all_gather + publication_seconds(step, strategy),
         "reduce_scatter": links.reduce_scatter,
         "all_reduce": links.all_reduce + step.tables_reduce,
         "host_transfer": links.host_transfer + (update if on_host else 0.0) + _return(step, strategy),
@@ -281,7 +281,9 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
         before, layers, after = step.parameters
         computed = step.itemsizes.computed
         sizes = [computed * values for values in (after, *reversed(layers), before)]
-        ended, spent = reduced_in_buckets(backward, sizes, step.bucket_bytes, partial(_all_reduce, step))
+        ended, spent = reduced_in_buckets(
+            backward, sizes, step.bucket_bytes, partial(all_reduce_seconds, step)
+        )
     earlier = (strategy.micro_batches - 1) * (step.forward.total + sum(backward))
     return earlier + step.forward.total + ended, Communication(all_reduce=spent)
 
@@ -294,14 +296,14 @@ def one_bit_all_reduce(step: Step) -> float:
 
 def _zero(step: Step, strategy: Strategy) -> tuple[float, Communication]:
     """Prices zero1, zero2 and zero_offload: buckets of gradients are scattered behind backward, in the last
-    micro-batch alone or in each; `_publication` has what is gathered after the update, and `_return` what comes
-    back before."""
+    micro-batch alone or in each; `publication_seconds` has what is gathered after the update, and `_return` what
+    comes back before."""
     passes = _passes(step, strategy)
     seconds = [passes.before[1], *(backward for _, backward in passes.layers), passes.after[1]]
     values = [step.parameters.before, *step.parameters.layers, step.parameters.after]
     reductions: list[Reduction | None] = [None] * len(seconds)
-    for bucket in _zero_buckets(step, strategy):
-        reductions[bucket.start] = _reduction(step, strategy, sum(values[place] for place in bucket))
+    for bucket in unit_buckets(step, strategy):
+        reductions[bucket.start] = reduction(step, strategy, sum(values[place] for place in bucket))
     ended = scattered([*zip(seconds, reductions, strict=True)][::-1])
     buckets = [bucket for bucket in reductions if bucket is not None]
     spent = sum(bucket.copy_in + bucket.scatter for bucket in buckets)
@@ -315,13 +317,14 @@ def _zero(step: Step, strategy: Strategy) -> tuple[float, Communication]:
     )
 
 
-def _zero_buckets(step: Step, strategy: Strategy) -> list[range]:
+def unit_buckets(step: Step, strategy: Strategy) -> list[range]:
+    """Returns the buckets of ZeRO, by the places of features, layers and head in them."""
     sizes = (step.parameters.before, *step.parameters.layers, step.parameters.after)
     smallest = step.bucket_bytes if strategy.dense == "zero1" else 0
     return zero_buckets([round(step.itemsizes.computed * values) for values in sizes], smallest)
 
 
-def _reduction(step: Step, strategy: Strategy, values: float) -> Reduction:
+def reduction(step: Step, strategy: Strategy, values: float) -> Reduction:
     """Returns what a bucket of so many gradients costs. Those that stay are sent as they lie, but for a cast."""
     computed, reduced, _ = step.itemsizes
     copied = 0 if strategy.dense == "zero1" and computed == reduced else computed + reduced
@@ -333,7 +336,7 @@ def _reduction(step: Step, strategy: Strategy, values: float) -> Reduction:
     )
 
 
-def _all_reduce(step: Step, size: float) -> float:
+def all_reduce_seconds(step: Step, size: float) -> float:
     """Returns the seconds to all-reduce so many bytes of gradients, with the passes over memory that cast
     them to what is sent, and back.
 
@@ -399,7 +402,7 @@ def _unit(step: Step, strategy: Strategy, values: float) -> Unit:
     )
 
 
-def _update(step: Step, strategy: Strategy) -> float:
+def update_seconds(step: Step, strategy: Strategy) -> float:
     """Returns the seconds of the dense part's update."""
     return _adamw(step, strategy) + _clipping(step, strategy)
 
@@ -497,14 +500,15 @@ def _return(step: Step, strategy: Strategy) -> float:
 
 def _state_shards(step: Step, strategy: Strategy) -> int:
     """Returns over how many ranks the optimizer's state is spread."""
-    return shards(strategy.dense, step.cluster.hosts, step.cluster.gpus_per_host)
+    ranks = shards(strategy.dense, step.cluster.hosts, step.cluster.gpus_per_host)
+    return max(1, ranks // strategy.pipeline)
 
 
-def _publication(step: Step, strategy: Strategy) -> float:
+def publication_seconds(step: Step, strategy: Strategy) -> float:
     """Returns the seconds in which zero1, zero2 and zero_offload gather, bucket by bucket, the weights that
     each rank has updated, as the model computes with them."""
     if strategy.dense not in ("zero1", "zero2", "zero_offload") or step.one_bit:
         return 0.0
     values = (step.parameters.before, *step.parameters.layers, step.parameters.after)
-    buckets = [sum(values[place] for place in bucket) for bucket in _zero_buckets(step, strategy)]
+    buckets = [sum(values[place] for place in bucket) for bucket in unit_buckets(step, strategy)]
     return sum(step.everywhere.all_gather(step.itemsizes.computed * bucket) for bucket in buckets)

@@ -1,0 +1,299 @@
+"""Ranks that have a model's layers one after another train as one process does, under every schedule."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from command_line import write_log
+from gloo_ranks import as_rank, on_ranks
+from torch import Tensor, nn
+
+from dhen.config import ModelConfig
+from dhen.model import build_model, parse_model
+from trials.checkpoint.checkpointer import Checkpoints
+from trials.checkpoint.training_state import TrainingState
+from trials.cluster.cluster import Cluster
+from trials.cluster.load import load_cluster
+from trials.data.cache import PreparedLog
+from trials.data.id_counts import IdCounts
+from trials.data.loader import Batch, train_batches
+from trials.data.prepare.prepare_log import prepare
+from trials.data.roles.infer import infer_schema
+from trials.job import Job
+from trials.planner.pipeline.orders import orders
+from trials.ranks import Ranks
+from trials.strategy import Strategy, named
+from trials.training.distributed_step import DistributedStep
+
+pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+
+CPU = torch.device("cpu")
+STEPS, FEW, BATCH = 50, 12, 42
+"""A long training and a short one; no micro-batch of 42 examples is as long as the next."""
+SHAPES = {2: (1, 2), 4: (2, 2)}
+"""Hosts and ranks per host."""
+LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
+LAYERS = [LAYER, {"modules": ["attention"], "out_embeddings": 4}, LAYER, LAYER]
+MODEL = parse_model({"embedding_dim": 4, "layers": LAYERS, "dropout": 0.0}, "test")
+"""Layers that take raw numeric inputs are on later stages too."""
+MEMBERS = MODEL.replace(members=2, members_from=1, embedding_dim=8, table_dim_exponent=0.5)
+"""With two members that part in the second layer, and tables of two lengths."""
+FAR = {2: "pipeline2+micro_batches=4", 4: "pipeline2+zero1+micro_batches=4"}
+NAMES = {
+    2: (
+        "pipeline2=gpipe+full_checkpointing+micro_batches=2",
+        "pipeline2=interleaved+micro_batches=4",
+        "pipeline2=zero_bubble+micro_batches=8",
+    ),
+    4: ("pipeline2+micro_batches=4", "pipeline4+micro_batches=8"),
+}
+CLIP_NORM = 0.3
+"""Some gradients are longer than this, over all stages."""
+
+
+def job(model: ModelConfig = MODEL, **training: object) -> Job:
+    settings = {"batch_size": BATCH, "precision": "fp32", "weight_decay": 0.01, "epochs": 1}
+    settings |= {"embedding_learning_rate": 0.02, "learning_rate": 2.5e-4, "clip_norm": CLIP_NORM} | training
+    return Job.model_validate(
+        {
+            "model": model,
+            "features": log().features,
+            "log": log().fingerprint,
+            "training": settings,
+            "seed": 0,
+        }
+    )
+
+
+def fresh(model: ModelConfig = MODEL) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(model, log().features).train()
+
+
+@cache
+def log() -> PreparedLog:
+    return PreparedLog.open(Path(os.environ["FOLDER"]) / "log")
+
+
+def batches(rank: int, parts: int) -> list[Batch]:
+    split = log().split("train")
+    found = train_batches(
+        split, batch_size=BATCH, seed=0, epoch=0, rank=rank, ranks=parts, counts=IdCounts(split, split.rows)
+    )
+    return list(itertools.islice(found, STEPS))
+
+
+def first_gradient(step: DistributedStep, ranks: int) -> Tensor:
+    """The dense part's after one step, from AdamW's first moment."""
+    state = step.dense_state()["exp_avg"]
+    whole, every = torch.full((state.length,), float("nan")), [state]
+    if ranks > 1:
+        every = [None] * ranks  # type: ignore[list-item]
+        dist.all_gather_object(every, state)
+    for start, values in (piece for pieces in every for piece in pieces.pieces):
+        whole[start : start + len(values)] = values
+    return whole
+
+
+def trained(step: DistributedStep, mine: list[Batch], ranks: int) -> dict[str, Any]:
+    """With evaluations in between, which must leave no trace."""
+    losses, metrics, gradient = [], [], torch.empty(0)
+    for number, batch in enumerate(mine):
+        factor = 1.0 - number / STEPS
+        step.scale_learning_rates(dense=factor, tables=factor)
+        loss = step(batch)
+        if ranks > 1:
+            dist.all_reduce(loss)
+        losses.append(loss.item() / ranks)
+        if number == 0:
+            gradient = first_gradient(step, ranks)
+        if number == 4:
+            step.settle()
+            metrics.append(step.evaluate(log(), "validation").to_dict())
+    step.settle()
+    return {
+        "losses": losses,
+        "metrics": metrics,
+        "gradient": gradient,
+        "clipped": step.clipped_steps(),
+        "finite": step.is_finite(),
+        "weights": step.weights(),
+    }
+
+
+def beside(mine: dict[str, Any], plain: dict[str, Any], steps: int) -> dict[str, Any]:
+    """How far a training is from that of one process."""
+    gradient, weights = plain["gradient"], plain["weights"]
+    assert mine["weights"].keys() == weights.keys()
+    return {
+        "losses": [a - b for a, b in zip(mine["losses"], plain["losses"][:steps], strict=True)],
+        "gradient": float((mine["gradient"] - gradient).norm() / gradient.norm()),
+        "clipped": [mine["clipped"], plain["clipped"]],
+        "metrics": [[metrics["ne"] for metrics in of["metrics"]] for of in (mine, plain)],
+        "weights": max(
+            float((mine["weights"][name] - weight).abs().max())
+            for name, weight in weights.items()
+            if weight.numel()
+        ),
+        "finite": mine["finite"],
+    }
+
+
+def executed(strategy: Strategy, ranks: Ranks, cluster: Cluster, this: Job, steps: int) -> dict[str, Any]:
+    """A strategy beside one process, as rank 0 sees it."""
+    step = DistributedStep(fresh(this.model), this, strategy, ranks, cluster, where=CPU)
+    part = ranks.data_part(strategy.pipeline)
+    mine = trained(step, batches(*part)[:steps], ranks.world)
+    held = [None] * ranks.world
+    dist.all_gather_object(held, sum(len(p.values) for p in step.dense_state()["exp_avg"].pieces))
+    name, scheduled = step.strategy.name, passes(step, batches(*part)[0])
+    if not ranks.first:
+        return {}
+    alone = DistributedStep(fresh(this.model), this, Strategy(), Ranks(), where=CPU)
+    plain = trained(alone, batches(0, 1)[:steps], 1)
+    found = beside(mine, plain, steps)
+    return found | {"held": held, "name": name, "passes": scheduled, "whole": len(plain["gradient"])}
+
+
+def passes(step: DistributedStep, batch: Batch) -> list[list[Any]]:
+    """What torch's schedule does in a step on this rank, pass by pass."""
+    found: list[list[Any]] = []
+    scheduled = step._dense._schedule  # type: ignore[union-attr]
+    for stage in getattr(scheduled, "_stages", None) or [scheduled._stage]:
+        _note(stage, found)
+    step(batch)
+    return found
+
+
+def _note(stage: Any, found: list[list[Any]]) -> None:
+    forward, backward, weights = (
+        stage.forward_one_chunk,
+        stage.backward_one_chunk,
+        stage.backward_weight_one_chunk,
+    )
+
+    def noted_forward(number: int, *args: Any, **kwargs: Any) -> Any:
+        found.append(["F", stage.stage_index, number])
+        return forward(number, *args, **kwargs)
+
+    def noted_backward(number: int, *args: Any, **kwargs: Any) -> Any:
+        found.append(["B" if kwargs.get("full_backward", True) else "I", stage.stage_index, number])
+        return backward(number, *args, **kwargs)
+
+    def noted_weights(number: int, *args: Any, **kwargs: Any) -> Any:
+        found.append(["W", stage.stage_index, number])
+        return weights(number, *args, **kwargs)
+
+    stage.forward_one_chunk, stage.backward_one_chunk = noted_forward, noted_backward
+    stage.backward_weight_one_chunk = noted_weights
+
+
+def on_a_rank() -> dict[str, Any]:
+    world = dist.get_world_size()
+    ranks = Ranks(dist.get_rank(), *SHAPES[world])
+    cluster = load_cluster("zionex").with_ranks("x".join(map(str, SHAPES[world])))
+    found = {name: executed(named(name), ranks, cluster, job(), FEW) for name in NAMES[world]}
+    found[FAR[world]] = executed(named(FAR[world]), ranks, cluster, job(), STEPS)
+    if world == 2:
+        this = job(MEMBERS, frequency_decay=0.1)
+        found["members"] = executed(named("pipeline2+micro_batches=2"), ranks, cluster, this, FEW)
+        in_bf16 = job(precision="bf16", clip_norm=None)
+        found["bf16"] = executed(named("pipeline2+micro_batches=4"), ranks, cluster, in_bf16, FEW)
+        found["resumed"] = goes_on_otherwise(ranks, cluster)
+    return found
+
+
+def goes_on_otherwise(ranks: Ranks, cluster: Cluster) -> dict[str, Any]:
+    """A training that is cut short on a pipeline goes on without one, and the other way round."""
+    folder, this = Path(os.environ["FOLDER"]), job()
+    found = {}
+    for first, then in (("pipeline2+micro_batches=4", "zero1"), ("zero1", "pipeline2+micro_batches=4")):
+        losses = []
+        checkpoints = Checkpoints(folder / f"{first} then {then}", this, ranks, seconds=0.0)
+        for number, name in enumerate((first, then)):
+            strategy = named(name)
+            step = DistributedStep(fresh(), this, strategy, ranks, cluster, where=CPU)
+            part = ranks.data_part(strategy.pipeline)
+            if number:
+                assert checkpoints.restore(step) is not None
+            half = batches(*part)[number * 6 : number * 6 + 6]
+            losses += trained(step, half, ranks.world)["losses"]
+            if not number:
+                checkpoints.save(step, TrainingState(next_evaluation=1, steps=6), None)
+        found[first] = losses
+    return found
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids="{} ranks".format)
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_log(folder / "log.csv", 3010)
+    schema = infer_schema([folder / "log.csv"])
+    # tables that are cut in two have two Adagrad sums per row, and do not follow one process
+    numeric = {name: column.replace(buckets=8) for name, column in schema.numeric.items()}
+    schema = schema.replace(columns={**schema.columns, **numeric})
+    prepare([folder / "log.csv"], out=folder / "log", schema=schema)
+    found: dict[str, Any] = on_ranks(__file__, request.param, folder)
+    return found | {"ranks": request.param}
+
+
+def test_pipelines_follow_one_process(answers: dict[str, Any]) -> None:
+    for name in (*NAMES[answers["ranks"]], FAR[answers["ranks"]]):
+        found = answers[name]
+        assert found["gradient"] < 1e-6, name
+        assert max(map(abs, found["losses"][:FEW])) < 1e-5, name
+        assert max(map(abs, found["losses"])) < 1e-4, name
+        assert found["metrics"][0] == pytest.approx(found["metrics"][1], abs=1e-5), name
+        assert found["weights"] < 1e-4, name
+        assert found["clipped"][0] == found["clipped"][1] > 0, name
+        assert found["finite"]
+        assert found["name"] == named(name).name
+
+
+def test_passes_are_those_that_are_priced(answers: dict[str, Any]) -> None:
+    for name in (*NAMES[answers["ranks"]], FAR[answers["ranks"]]):
+        strategy = named(name)
+        planned = orders(strategy.schedule, strategy.pipeline, strategy.micro_batches)[0]
+        assert answers[name]["passes"] == [list(each) for each in planned], name
+
+
+def test_ranks_hold_their_stages(answers: dict[str, Any]) -> None:
+    for name in (*NAMES[answers["ranks"]], FAR[answers["ranks"]]):
+        found, strategy = answers[name], named(name)
+        replicas = 1 if strategy.dense == "zero1" else answers["ranks"] // strategy.pipeline
+        assert sum(found["held"]) == replicas * found["whole"]
+        assert max(found["held"]) < 0.7 * found["whole"]
+
+
+def test_members_and_tables_of_several_lengths_follow_one_process(answers: dict[str, Any]) -> None:
+    if answers["ranks"] == 2:
+        found = answers["members"]
+        assert found["gradient"] < 1e-6
+        assert max(map(abs, found["losses"])) < 1e-5
+        assert found["weights"] < 1e-4
+
+
+def test_bf16_follows_one_process_as_nearly_as_it_rounds(answers: dict[str, Any]) -> None:
+    if answers["ranks"] == 2:
+        found = answers["bf16"]
+        assert found["gradient"] < 3e-2
+        assert max(map(abs, found["losses"])) < 3e-2
+
+
+def test_a_training_goes_on_without_its_pipeline_and_the_other_way_round(answers: dict[str, Any]) -> None:
+    if answers["ranks"] == 2:
+        one, other = answers["resumed"].values()
+        assert len(one) == FEW
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+if __name__ == "__main__":
+    as_rank(on_a_rank)

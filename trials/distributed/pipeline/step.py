@@ -1,0 +1,185 @@
+"""Training steps of a DHEN whose layers lie on the ranks of pipelines, by `torch.distributed.pipelining`.
+
+Each pipeline has its part of every batch, and the schedule is torch's. Micro-batches are equally long, as what is
+received has its place from the start: they are filled up with examples that count nothing.
+
+Shapes: B examples of a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dhen.config import DhenConfig
+from dhen.dhen_model import DhenModel
+from dhen.loss import cross_entropy
+from dhen.ops.split_backward import running
+from trials.distributed.pipeline.engine import PipelineEngine, pipeline_mesh
+from trials.distributed.pipeline.stage import boundary
+from trials.distributed.table_split import DenseBatch, DenseInputs, part_of
+from trials.job import TrainingConfig
+from trials.planner.device_constants import BUCKET_BYTES
+from trials.ranks import Ranks
+from trials.strategy import Schedule, Strategy
+
+SCHEDULES: dict[Schedule, str] = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zero_bubble": "InterleavedZeroBubble",
+}
+"""Torch's names of schedules."""
+
+
+class PipelineStep:
+    """Training steps of the dense part on the ranks of pipelines; every rank makes the same calls."""
+
+    def __init__(self, engine: PipelineEngine, strategy: Strategy) -> None:
+        """Takes the engine of this rank's stages, the schedule and the number of micro-batches."""
+        # importing it takes most of a second, which trainings without pipelines do not need
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+        self.engine, self.micro_batches, self.schedule = engine, strategy.micro_batches, strategy.schedule
+        self.ranks, self._micro = engine.ranks, engine.micro_batch
+
+        class SplittingStage(PipelineStage):
+            """A stage that tells operations of our own which pass runs."""
+
+            def backward_maybe_with_nosync(self, backward_type: Any, *args: Any, **kwargs: Any) -> Any:
+                with running(backward_type):
+                    return super().backward_maybe_with_nosync(backward_type, *args, **kwargs)
+
+        of_torch = [
+            SplittingStage(
+                stage.module,
+                stage.number,
+                len(engine.ends),
+                engine.where,
+                input_args=self._reaching(stage.number),
+                output_args=self._leaving(stage.number),
+                group=engine.group,
+            )
+            for stage in engine.stages
+        ]
+        kind: Any = get_schedule_class(SCHEDULES[strategy.schedule])
+        stages = of_torch if issubclass(kind, PipelineScheduleMulti) else of_torch[0]
+        self._schedule = kind(stages, self.micro_batches, loss_fn=_loss, scale_grads=False)
+
+    def forward_backward(self, batch: DenseBatch, weight: float = 1.0) -> Tensor:
+        """Runs all micro-batches through the pipeline forward and backward.
+
+        Returns this rank's loss, detached, whose mean over all ranks is that of the batch: those of the last stage
+        have it. `weight` multiplies loss and gradients.
+        """
+        size, micro = len(batch.label_B), self._micro
+        full = micro * self.micro_batches
+        assert size <= full
+        gradients = [e.new_zeros(full, *e.shape[1:]) for e in batch.inputs.embeddings]
+        parts = [_filled_part(batch, start, micro) for start in range(0, full, micro)]
+        for number, part in enumerate(parts):
+            here = slice(number * micro, (number + 1) * micro)
+            for leaf, gradient in zip(part.inputs.embeddings, gradients, strict=True):
+                leaf.grad = gradient[here]  # where backward adds it up
+        self.engine.micro_batches.inputs = [part.inputs for part in parts]
+        target = torch.cat([_target(part, weight / size) for part in parts])
+        target[size:, 1] = 0.0  # of examples that fill up
+        losses: list[Tensor] = []
+        numbers = torch.arange(self.micro_batches)
+        self._schedule.step(
+            *((numbers,) if self.engine.first else ()),
+            number=numbers,
+            target=target if self.engine.has_last else None,
+            losses=losses if self.engine.has_last else None,
+            return_outputs=False,
+        )
+        self.engine.micro_batches.inputs = ()
+        for leaf, gradient in zip(batch.inputs.embeddings, gradients, strict=True):
+            leaf.grad = gradient[:size]
+        if not losses:
+            return torch.zeros((), device=self.engine.where)
+        return self.ranks * torch.stack([loss.detach() for loss in losses]).sum()
+
+    def update(self) -> None:
+        """Runs the optimizer's step and frees gradients."""
+        self.engine.update()
+
+    def _reaching(self, stage: int) -> Tensor:
+        """Returns a tensor without memory that is like what reaches a stage: a number for the first one."""
+        return torch.zeros(1, dtype=torch.int64) if stage == 0 else self._leaving(stage - 1)
+
+    def _leaving(self, stage: int) -> Tensor:
+        """Returns a tensor without memory that is like what a stage puts out in training."""
+        model, ends = self.engine.architecture, self.engine.ends
+        of_heads = (self._micro,) if model.members == 1 else (self._micro, model.members)
+        last = stage == len(ends) - 1
+        shape = of_heads if last else boundary(model, ends[stage] - 1, self._micro)
+        return torch.empty(shape, dtype=self.engine.dtype, device="meta", requires_grad=True)
+
+
+def pipelined(
+    model: nn.Module,
+    strategy: Strategy,
+    config: TrainingConfig,
+    architecture: DhenConfig,
+    layers_per_stage: Sequence[int],
+    ranks: Ranks,
+    *,
+    where: torch.device,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> PipelineStep:
+    """Takes a model over whose tables were taken, in fp32 in the host's memory, alike on all ranks; a collective.
+
+    Args:
+        model: the model, which is cut in place.
+        strategy: how the model is held, on a pipeline of two ranks or more.
+        config: resolved settings.
+        architecture: what the model was built from.
+        layers_per_stage: the number of layers of each stage, the same on all ranks.
+        ranks: the ranks of the default process group.
+        where: the device to which this rank's stages go.
+        bucket_bytes: bytes of gradients that zero1 reduces at a time.
+    """
+    assert isinstance(model, DhenModel)
+    assert config.batch_size is not None
+    mesh = pipeline_mesh(ranks, strategy.pipeline, where.type)
+    examples = -(-config.batch_size // ranks.data_part(strategy.pipeline).ranks)
+    micro_batch = -(-examples // strategy.micro_batches)
+    engine = PipelineEngine(
+        model, architecture, strategy, config, mesh, layers_per_stage, micro_batch, where, bucket_bytes
+    )
+    return PipelineStep(engine, strategy)
+
+
+def _loss(logit: Tensor, target_B2: Tensor) -> Tensor:
+    """Returns the sum of losses, each times what its example counts."""
+    label_B, counted_B = target_B2.unbind(1)
+    return cross_entropy(logit, label_B, counted_B) * len(label_B)
+
+
+def _target(part: DenseBatch, share: float) -> Tensor:
+    """Returns the label of each example and what its loss is multiplied by (B x 2)."""
+    weight_B = torch.ones_like(part.label_B) if part.weight_B is None else part.weight_B
+    return torch.stack((part.label_B, weight_B * share), dim=1)
+
+
+def _filled_part(batch: DenseBatch, start: int, micro: int) -> DenseBatch:
+    """Returns a micro-batch with leaves of its own, filled up from the batch's beginning where it is too short."""
+    size = len(batch.label_B)
+    if start + micro <= size:
+        return part_of(batch, start, start + micro)
+    rows = torch.arange(start, start + micro, device=batch.label_B.device) % size
+    (embeddings, numeric_BK, share_BN), label_B, weight_B = batch
+    return DenseBatch(
+        DenseInputs(
+            tuple(e.detach()[rows].requires_grad_() for e in embeddings),
+            numeric_BK[rows],
+            None if share_BN is None else share_BN[rows],
+        ),
+        label_B[rows],
+        None if weight_B is None else weight_B[rows],
+    )
