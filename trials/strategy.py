@@ -1,7 +1,7 @@
 """Strategies: every way to hold a model while it trains, from plain DP upwards.
 
-A strategy is a set of techniques: one way to hold the dense state, with or without activation checkpointing, CPU
-offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
+A strategy is a set of techniques: one way to hold the dense state, with or without tensor parallelism, activation
+checkpointing, CPU offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
 DistributedDataParallel (dp), `fully_shard` that keeps gathered parameters after forward (shard_grad_op, as
 PyTorch calls it: parameters are sharded from one step to the next) or frees them (fsdp), on a mesh of hosts x
 ranks (hsdp: sharded inside a host, replicated across hosts). ZeRO's stages 1 and 2, in which parameters stay on
@@ -27,11 +27,15 @@ Checkpointing = Literal["none", "selective", "full"]
 TableLevel = Literal["device", "host", "ssd"]
 FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
+BESIDE_TENSOR: tuple[Dense, ...] = ("dp", "zero1")
+"""Values of `dense` that data ranks may have where modules are split over tensor ranks."""
 DELAYING: Dense = "zero_offload"
 """The value of `dense` whose updates can be delayed (`training.delayed_update`)."""
 CHECKPOINTING, TABLES, KIB = "_checkpointing", "_tables", 1024
+TENSOR = "tensor"
 TECHNIQUES = (
-    f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
+    f"{', '.join(get_args(Dense))}, with or without {TENSOR}N (N ranks split wide modules; dp and zero1 alone), "
+    "with or without +selective_checkpointing or +full_checkpointing, "
     f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone), +host_tables or +ssd_tables (one rank alone) and "
     "+micro_batches=N, which +no_sync may follow"
 )
@@ -49,6 +53,10 @@ RECOMPUTED: dict[Checkpointing, slice] = {
 class Strategy(Value):
     """One way to hold a model while it trains."""
 
+    tensor: int = Field(default=1, ge=1, exclude_if=lambda degree: degree == 1)
+    """Tensor parallel degree: number of neighbouring ranks that split wide modules among them and see one part of
+    the batch (`trials.distributed.tensor_parallel`); `dense` says how the others, the data ranks, hold the
+    rest."""
     dense: Dense = "dp"
     """How parameters, gradients and optimizer state of the dense part are held."""
     checkpointing: Checkpointing = "none"
@@ -73,6 +81,14 @@ class Strategy(Value):
     def _caches_what_lies_below(self) -> Strategy:
         if self.table_cache and self.tables == "device":
             raise ValueError("tables on the device need no cache")
+        return self
+
+    @model_validator(mode="after")
+    def _splits_what_is_whole(self) -> Strategy:
+        if self.tensor > 1 and self.dense not in BESIDE_TENSOR:
+            raise ValueError(
+                f"{TENSOR}{self.tensor} stands beside {' or '.join(BESIDE_TENSOR)} alone, not {self.dense}"
+            )
         return self
 
     @cached_property
@@ -100,6 +116,7 @@ class Strategy(Value):
     def _techniques(self, *, sized: bool, in_micro_batches: bool) -> tuple[str, ...]:
         size = f"={self.table_cache}KiB" if sized and self.table_cache else ""
         words = (
+            f"{TENSOR}{self.tensor}" if self.tensor > 1 else "",
             self.dense if self.dense != "dp" else "",
             f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
             "cpu_offload" if self.offload else "",
@@ -109,7 +126,7 @@ class Strategy(Value):
         return tuple(filter(None, words))
 
     def _joined(self, techniques: tuple[str, ...], *, no_sync: bool) -> str:
-        words = ("dp", *techniques) if self.dense == "dp" else techniques
+        words = ("dp", *techniques) if self.dense == "dp" and self.tensor == 1 else techniques
         return "+".join((*words, "no_sync") if no_sync else words)
 
     @property
@@ -159,6 +176,8 @@ def _fields_of(technique: str) -> dict[str, object]:
         return {"offload": True}
     if technique == "no_sync":
         return {technique: True}
+    if (degree := word.removeprefix(TENSOR)) != word and degree.isdecimal() and int(degree) > 1:
+        return {TENSOR: int(degree)}
     if word == "micro_batches" and count.isdecimal() and int(count) > 0:
         return {word: int(count)}
     if level != word and level in ("host", "ssd"):
@@ -168,6 +187,13 @@ def _fields_of(technique: str) -> dict[str, object]:
             if kib := parse_bytes(count) // KIB:
                 return {"tables": level, "table_cache": kib}
     raise ValueError(f"{technique!r} is no memory technique; a strategy is one of {TECHNIQUES}")
+
+
+def data_ranks(tensor: int, hosts: int, gpus_per_host: int) -> tuple[int, int]:
+    """Returns on how many hosts, and how many per host, the data ranks of one place in all tensor groups are."""
+    if tensor <= gpus_per_host:
+        return hosts, gpus_per_host // tensor
+    return hosts * gpus_per_host // tensor, 1
 
 
 def shards(dense: Dense, hosts: int, gpus_per_host: int) -> int:

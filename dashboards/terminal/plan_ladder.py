@@ -27,16 +27,20 @@ NUMBERS = (
 
 
 def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None) -> list[PricedStrategy]:
-    """Strategies to compare, in the ladder's order: each way to hold the state, and the best few of each size.
+    """Strategies to compare, in the ladder's order: each way to hold the state, each tensor parallel degree by
+    itself, and the best few of each size.
 
     Best are the fastest of those that fit, then those that lack least; of several numbers of micro-batches
     one is enough.
     """
     wanted = [
-        priced for priced in strategies if not set(priced.strategy.techniques) - {priced.strategy.dense}
+        priced
+        for priced in strategies
+        if not set(priced.strategy.techniques) - {priced.strategy.dense}
+        or (_size(priced) == 1 and priced.strategy.tensor > 1)
     ]
     for _, group in groupby(strategies, key=_size):
-        families: dict[tuple[str, str, bool, str], PricedStrategy] = {}
+        families: dict[tuple[int, str, str, bool, str], PricedStrategy] = {}
         for priced in sorted(group, key=_rank):
             families.setdefault(_but_micro_batches(priced), priced)
         wanted += list(families.values())[:BEST_PER_SIZE]
@@ -110,9 +114,9 @@ def _size(priced: PricedStrategy) -> int:
     return len(priced.strategy.techniques)
 
 
-def _but_micro_batches(priced: PricedStrategy) -> tuple[str, str, bool, str]:
+def _but_micro_batches(priced: PricedStrategy) -> tuple[int, str, str, bool, str]:
     strategy = priced.strategy
-    return strategy.dense, strategy.checkpointing, strategy.offload, strategy.tables
+    return strategy.tensor, strategy.dense, strategy.checkpointing, strategy.offload, strategy.tables
 
 
 def _rank(priced: PricedStrategy) -> tuple[float, float]:

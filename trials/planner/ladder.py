@@ -1,7 +1,8 @@
 """The ladder: every strategy that makes sense on so many ranks, fewer techniques first; the least one that fits.
 
 "Least" is the DHEN paper's rule to use the minimal set of techniques that meets the need: a strategy with
-fewer techniques goes before one with more; among equals the lowest predicted step time counts.
+fewer techniques goes before one with more; among equals one that splits no module goes before one that does, whose
+every layer waits for other ranks; then the lowest predicted step time counts.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
+from dhen.errors import UserError
 from trials.planner.estimates import PricedStrategy
-from trials.strategy import FULLY_SHARDED, Dense, Prefer, Strategy, TableLevel
+from trials.strategy import BESIDE_TENSOR, FULLY_SHARDED, Dense, Prefer, Strategy, TableLevel
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Numbers of micro-batches (steps of gradient accumulation) that are considered."""
 ALONE: tuple[Dense, ...] = ("dp", "zero_offload")
 """Values of `dense` that make sense on one rank."""
+TENSOR_DEGREES = (2, 4, 8, 16)
+"""Tensor parallel degrees that are considered inside a host."""
 LEVELS: tuple[TableLevel, ...] = ("device", "host", "ssd")
 """Levels of storage on which one rank may have its tables."""
 
@@ -27,7 +31,7 @@ def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Stra
     One rank has nothing to shard: zero_offload is there, `fully_shard` for CPU offload alone, and tables may lie
     below the device. HSDP needs several hosts of several ranks. A micro-batch has at least one example. Whole
     gradients are kept until the last micro-batch (`no_sync`) where they are not offloaded: they would stay on
-    the device, for which offload makes room."""
+    the device, for which offload makes room. Modules are split over ranks of one host (`split_ladder`)."""
     ranks = hosts * gpus_per_host
     strategies = [
         Strategy(
@@ -46,7 +50,38 @@ def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Stra
         for no_sync in ((False, True) if _may_wait(dense, offload, micro_batches, ranks) else (False,))
         if micro_batches <= examples_per_rank and (ranks > 1 or dense in ALONE or offload)
     ]
-    return tuple(sorted(strategies, key=lambda strategy: len(strategy.techniques)))
+    for degree in TENSOR_DEGREES:
+        if gpus_per_host % degree == 0:
+            strategies += split_ladder(degree, ranks, examples_per_rank)
+    return tuple(sorted(strategies, key=lambda strategy: (len(strategy.techniques), strategy.tensor)))
+
+
+def split_ladder(degree: int, ranks: int, examples_per_rank: int) -> list[Strategy]:
+    """Returns every strategy with this tensor parallel degree that makes sense on so many ranks, each of which
+    reads so many examples; where one tensor group has all ranks, there is nothing to shard."""
+    return [
+        Strategy(tensor=degree, dense=dense, checkpointing=checkpointing, micro_batches=micro_batches)
+        for dense in (BESIDE_TENSOR if ranks > degree else BESIDE_TENSOR[:1])
+        for checkpointing in ("none", "selective", "full")
+        for micro_batches in MICRO_BATCHES
+        if micro_batches <= degree * examples_per_rank
+    ]
+
+
+def check_degree(degree: int, hosts: int, gpus_per_host: int) -> None:
+    """Raises UserError where ranks cannot be tensor groups of this degree: each is in one host, or has all ranks
+    of several hosts."""
+    ranks = hosts * gpus_per_host
+    inside = gpus_per_host % degree == 0
+    if inside or (degree % gpus_per_host == 0 and ranks % degree == 0):
+        return
+    fitting = [n for n in range(2, ranks + 1) if gpus_per_host % n == 0]
+    fitting += [n for n in range(2 * gpus_per_host, ranks + 1, gpus_per_host) if ranks % n == 0]
+    would = f"would work: {', '.join(f'tensor{n}' for n in fitting)}" if fitting else "one rank has none"
+    raise UserError(
+        f"technique=tensor{degree}: {hosts} x {gpus_per_host} ranks are not made of groups of {degree}, each in "
+        f"one host or with all ranks of several; {would}."
+    )
 
 
 def _may_wait(dense: Dense, offload: bool, micro_batches: int, ranks: int) -> bool:
@@ -64,14 +99,14 @@ def ways_to_hold(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
 
 
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
-    """Returns the strategy that fits with the fewest techniques, then the shortest step; None where none
-    fits."""
+    """Returns the strategy that fits with the fewest techniques, then without split modules, then with the
+    shortest step; None where none fits."""
 
-    def order(priced_strategy: PricedStrategy) -> tuple[int, float]:
-        return (
-            len(priced_strategy.strategy.techniques) if prefer == "least" else 0,
-            priced_strategy.time.total,
-        )
+    def order(priced_strategy: PricedStrategy) -> tuple[int, bool, float]:
+        strategy, seconds = priced_strategy.strategy, priced_strategy.time.total
+        if prefer == "fastest":
+            return 0, False, seconds
+        return len(strategy.techniques), strategy.tensor > 1, seconds
 
     return min(
         (priced_strategy for priced_strategy in priced if priced_strategy.fits), key=order, default=None

@@ -15,7 +15,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.estimates import PricedStrategy
-from trials.planner.ladder import MICRO_BATCHES, choose, ladder
+from trials.planner.ladder import MICRO_BATCHES, check_degree, choose, ladder, split_ladder
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.pricing import Pricing
 from trials.planner.remedies import nearest_change
@@ -25,6 +25,7 @@ from trials.planner.sentences import (
     lacking_sentence,
     option_sentences,
     reason,
+    split_sentences,
 )
 from trials.planner.tables.placement import PlacementError
 from trials.strategy import DELAYING, Strategy
@@ -126,6 +127,7 @@ def plan(
         notes=(
             *option_sentences(options),
             *delay_sentences(training),
+            *split_sentences(chosen, priced, pricing),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
         ),
@@ -137,9 +139,16 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     """Returns the ladder, or the part of it that it is restricted to."""
     examples_per_rank = pricing.examples_per_rank
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank)
+    asked = options.technique.tensor if options.technique is not None else 1
+    if asked > 1:
+        check_degree(asked, cluster.hosts, cluster.gpus_per_host)
+        strategies = (*strategies, *split_ladder(asked, cluster.ranks, examples_per_rank))
+    else:
+        splits = {degree: pricing.splits(degree) for degree in {each.tensor for each in strategies} - {1}}
+        strategies = tuple(each for each in strategies if splits.get(each.tensor, True))
     if not pricing.may_lie_below:
         strategies = tuple(strategy for strategy in strategies if strategy.tables == "device")
-    allowed = tuple(filter(options.allows, strategies))
+    allowed = tuple(dict.fromkeys(filter(options.allows, strategies)))
     if pricing.training.delayed_update and allowed:
         return _delaying(allowed, options)
     if options.technique is not None and not allowed:

@@ -9,6 +9,7 @@ from dhen.config import ModelConfig
 from dhen.cost import NUMBER_BYTES
 from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
+from dhen.memory.segments import Taped
 from dhen.ops.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
 from trials.cluster.cluster import Cluster
@@ -43,7 +44,7 @@ from trials.planner.tables.table_cost import (
     TABLE_DECAY_ROW_BYTES,
 )
 from trials.planner.time.step_time import Step, prepare, price
-from trials.strategy import KIB, Checkpointing, Strategy
+from trials.strategy import KIB, Checkpointing, Strategy, data_ranks
 
 ID_BYTES = 4
 """Bytes of an id, which the loader has as int32."""
@@ -66,6 +67,8 @@ representatives (trials/optim/rowwise_adagrad.py)."""
 ROW_NUMBERS = 2
 """Integers (int64) held for each row that is updated: while gradients are summed, its number and the place of its
 first lookup; then its number, the optimizer's sum and the mean of squares that is added to it, in fp32."""
+MESH_DIMENSIONS = 2
+"""Dimensions of the mesh of data and tensor ranks, each with a process group of its own."""
 POOL_BYTES = 2 * POOL_WORDS * 8
 """Random bits that dropout draws on, on a CPU."""
 
@@ -90,10 +93,11 @@ class Pricing:
         self.options = options
         self.examples_per_rank = ceil(self.batch_size / cluster.ranks)
         self._tables, self._dims = held_schema(model, schema).tables, table_dims(model, schema)
-        self._taped = taped(model, schema, self.precision, cluster.device)
-        self._segments: dict[int, tuple[Segment, ...]] = {}
-        self._activations: dict[tuple[int, Checkpointing], Activations] = {}
-        self._steps: dict[tuple[int, bool], Step] = {}
+        self._taped: dict[int, tuple[Taped, ...]] = {}
+        self._segments: dict[tuple[int, int], tuple[Segment, ...]] = {}
+        self._activations: dict[tuple[int, int, Checkpointing], Activations] = {}
+        self._steps: dict[tuple[int, int, bool], Step] = {}
+        self._buckets: dict[tuple[int, int], int] = {}
         self._without_tables: dict[Strategy, MemoryEstimate] = {}
 
     @cached_property
@@ -190,18 +194,28 @@ class Pricing:
             return ()
 
     def micro_batch(self, strategy: Strategy) -> int:
-        """Returns the number of examples in a rank's largest micro-batch."""
-        return ceil(self.examples_per_rank / strategy.micro_batches)
+        """Returns the number of examples in a rank's largest micro-batch; those of a tensor group are all its
+        ranks'."""
+        return ceil(self._examples(strategy) / strategy.micro_batches)
+
+    def _examples(self, strategy: Strategy) -> int:
+        """Returns the number of examples that go through a rank's dense part."""
+        return ceil(self.batch_size * strategy.tensor / self.cluster.ranks)
 
     def time(self, strategy: Strategy) -> StepTime:
         """Returns the time of one step of the whole batch."""
         micro, below = self.micro_batch(strategy), strategy.tables != "device"
-        if (micro, below) not in self._steps:
-            placement = self._placed_below if below else self.placement
-            self._steps[micro, below] = prepare(
-                self.segments(micro), self.cluster, placement, examples=micro, training=self.training
+        key = micro, strategy.tensor, below
+        if key not in self._steps:
+            self._steps[key] = prepare(
+                self.segments(micro, strategy.tensor),
+                self.cluster,
+                self._placed_below if below else self.placement,
+                examples=micro,
+                training=self.training,
+                tensor=strategy.tensor,
             )
-        time = price(self._steps[micro, below], strategy)
+        time = price(self._steps[key], strategy)
         if not below:
             return time
         cluster = self.cluster
@@ -227,16 +241,18 @@ class Pricing:
     def _with_tables_of(self, strategy: Strategy, table_bytes: int) -> MemoryEstimate:
         """Returns the memory of the fullest rank whose tables take so much of it."""
         micro = self.micro_batch(strategy)
+        cluster = self.cluster
+        hosts, per_host = data_ranks(strategy.tensor, cluster.hosts, cluster.gpus_per_host)
         dense = dense_peak(
-            self.segments(micro),
+            self.segments(micro, strategy.tensor),
             self._activations_of(micro, strategy),
             strategy,
             self._batch(strategy, micro),
             itemsizes=self._itemsizes,
-            hosts=self.cluster.hosts,
-            gpus_per_host=self.cluster.gpus_per_host,
-            device=self.cluster.device,
-            bucket_bytes=self._bucket_bytes,
+            hosts=hosts,
+            gpus_per_host=per_host,
+            device=cluster.device,
+            bucket_bytes=self._bucket_bytes(hosts, per_host),
             delayed=self.training.delayed_update,
         )
         moment = max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
@@ -251,7 +267,7 @@ class Pricing:
             unsharded_layer=moment.unsharded,
             communication_buffers=dense.buckets + self._kept_of_lookup + moment.buffers,
             input_batch=dense.batch,
-            context=self.context_bytes,
+            context=self.context_bytes + self._more_communicators(strategy),
             reserve=self.reserve_bytes,
             margin=self.options.margin_bytes(strategy),
             host=dense.host,
@@ -279,16 +295,33 @@ class Pricing:
         own = memory.needed if self.cluster.device == "cpu" and memory.host else 0
         return (memory.host + own) * self.cluster.gpus_per_host
 
-    def segments(self, micro: int) -> tuple[Segment, ...]:
-        """Returns the model's segments for a micro-batch of so many examples."""
-        if micro not in self._segments:
-            self._segments[micro] = segments_at(self._taped, self.precision, micro)
-        return self._segments[micro]
+    def segments(self, micro: int, tensor: int = 1) -> tuple[Segment, ...]:
+        """Returns the model's segments for a micro-batch of so many examples, as a rank of `tensor` has them that
+        split modules."""
+        if (micro, tensor) not in self._segments:
+            self._segments[micro, tensor] = segments_at(self.taped(tensor), self.precision, micro)
+        return self._segments[micro, tensor]
+
+    def taped(self, tensor: int = 1) -> tuple[Taped, ...]:
+        """Returns the model's segments for any batch."""
+        if tensor not in self._taped:
+            device = self.cluster.device
+            self._taped[tensor] = taped(self.model, self.schema, self.precision, device, tensor)
+        return self._taped[tensor]
+
+    def splits(self, tensor: int) -> bool:
+        """Whether so many ranks can split any module of the model."""
+        return any(one.tape is not None and one.tape.flops_elsewhere > 0 for one in self.taped(tensor))
+
+    def _more_communicators(self, strategy: Strategy) -> int:
+        """Returns the bytes of the communicators of tensor groups and of data ranks."""
+        several = strategy.tensor > 1 and self.cluster.device != "cpu"
+        return MESH_DIMENSIONS * NCCL_COMMUNICATOR_BYTES if several else 0
 
     def _activations_of(self, micro: int, strategy: Strategy) -> Activations:
-        key = (micro, strategy.checkpointing)
+        key = (micro, strategy.tensor, strategy.checkpointing)
         if key not in self._activations:
-            segments = self.segments(micro)
+            segments = self.segments(micro, strategy.tensor)
             self._activations[key] = Activations(segments, recomputed(segments, strategy))
         return self._activations[key]
 
@@ -308,6 +341,10 @@ class Pricing:
         other_bytes = (
             round(self.examples_per_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         )
+        if strategy.tensor > 1:  # what the group looked up, beside what the rank did
+            other_bytes += width * examples
+            examples = self._examples(strategy)
+            other_bytes += FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed) + 1) * examples
         within = self.cluster.ranks == 1 and not strategy.techniques and not self.training.frequency_decay
         return Batch(
             embeddings=(self._lifted_bytes if within else width) * examples,
@@ -335,12 +372,13 @@ class Pricing:
     def _itemsizes(self) -> Itemsizes:
         return Itemsizes.of(self.training)
 
-    @cached_property
-    def _bucket_bytes(self) -> int:
-        """Bytes of gradients that DDP reduces at a time; one rank has no buckets."""
-        if self.cluster.ranks == 1:
-            return 0
-        return collectives(self.cluster, self.cluster.hosts, self.cluster.gpus_per_host).bucket_bytes()
+    def _bucket_bytes(self, hosts: int, per_host: int) -> int:
+        """Returns the bytes of gradients that DDP reduces at a time; one data rank has no buckets."""
+        if (hosts, per_host) not in self._buckets:
+            several = hosts * per_host > 1
+            reduced = collectives(self.cluster, hosts, per_host)
+            self._buckets[hosts, per_host] = reduced.bucket_bytes() if several else 0
+        return self._buckets[hosts, per_host]
 
     @cached_property
     def _lookup(self) -> Lookup:

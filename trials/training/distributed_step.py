@@ -27,6 +27,7 @@ from trials.data.loader import Batch
 from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_growing, take_tables
+from trials.distributed.tensor_parallel import Shared, TensorParallel
 from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
 from trials.embeddings.frequency_decay import FrequencyDecay
@@ -48,7 +49,7 @@ from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weights_file import Weights
-from trials.strategy import Strategy
+from trials.strategy import Strategy, data_ranks
 from trials.training.evaluation import Keep, eval_rows, logits_over_ranks, metrics_over_ranks
 
 LOG = logging.getLogger(__name__)
@@ -104,7 +105,9 @@ class DistributedStep:
             self._growing = GrowingTables(self._rows, ranks)
         needs_mesh = ranks.world > 1 or strategy.fully_sharded
         mesh = (
-            device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type) if needs_mesh else None
+            device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type, strategy.tensor)
+            if needs_mesh
+            else None
         )
         with on_host() if strategy.offload else nullcontext():
             self._dense = parallelize(
@@ -113,13 +116,14 @@ class DistributedStep:
                 config,
                 mesh,
                 where=where,
-                bucket_bytes=_bucket_bytes(cluster, ranks),
+                bucket_bytes=_bucket_bytes(cluster, strategy),
             )
         count_on_device([*model.buffers(), *(() if strategy.offload else model.parameters())])
         self._engine, self._model = self._dense.engine, model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
-        examples = -(-config.batch_size // ranks.world)
-        self._micro_batch = -(-examples // strategy.micro_batches)
+        # those of a tensor group go through its model together
+        examples = -(-config.batch_size * strategy.tensor // ranks.world)
+        self._micro_batch = -(-examples // (strategy.micro_batches * strategy.tensor))
         self._short = is_counted() or where.type == "cuda"
         self._offload = strategy.offload
         if strategy.offload:
@@ -143,7 +147,7 @@ class DistributedStep:
         embeddings = self._lookup(features, begun)
         inputs = DenseInputs.of(embeddings, features)
         weight = batch.size * self._ranks.world / (batch.of_step or self._batch_size)
-        loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
+        loss = self._forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
         if self._frequency_decay is not None:
             assert batch.inverse_count_BT is not None
             self._frequency_decay(embeddings, batch.inverse_count_BT)
@@ -151,6 +155,19 @@ class DistributedStep:
             self._tables.update(embeddings)
         with on_host() if self._offload else nullcontext():
             self._dense.update()
+        return loss
+
+    def _forward_backward(self, batch: DenseBatch, weight: float) -> Tensor:
+        """Runs the dense part, with the examples of all ranks of a tensor group where modules are split over
+        it."""
+        if not isinstance(self._engine, TensorParallel):
+            return self._dense.forward_backward(batch, weight)
+        group, size = self._engine.group, len(batch.label_B)
+        shared = Shared(group, size, batch.label_B.device)
+        whole = shared.batch(batch)
+        # `weight` is the share of this rank's examples, the group's are as many ranks'
+        loss = self._dense.forward_backward(whole, weight * len(whole.label_B) / (size * group.size))
+        shared.pass_on_gradients(whole, batch)
         return loss
 
     @property
@@ -242,13 +259,17 @@ class DistributedStep:
     def _score(self, features: FeatureBatch) -> Tensor:
         if self._rows is not None:
             features = self._rows(features)
-        return self._engine.predict(DenseInputs.of(self._lookup(features), features))
+        inputs = DenseInputs.of(self._lookup(features), features)
+        if not isinstance(self._engine, TensorParallel):
+            return self._engine.predict(inputs)
+        shared = Shared(self._engine.group, len(features.numeric_BK), features.numeric_BK.device)
+        return shared.own(self._engine.predict(shared.inputs(inputs)))
 
 
 def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) -> Strategy:
     """Returns the strategy with no more micro-batches than the rank with the fewest has examples: all ranks need
     equally many."""
-    micro_batches = min(strategy.micro_batches, batch_size // ranks.world)
+    micro_batches = min(strategy.micro_batches, batch_size * strategy.tensor // ranks.world)
     return strategy.replace(micro_batches=micro_batches, no_sync=strategy.no_sync and micro_batches > 1)
 
 
@@ -263,8 +284,9 @@ def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:
     return cluster.replace(hosts=ranks.hosts, gpus_per_host=ranks.gpus_per_host)
 
 
-def _bucket_bytes(cluster: Cluster | None, ranks: Ranks) -> int:
+def _bucket_bytes(cluster: Cluster | None, strategy: Strategy) -> int:
     """Returns the size of buckets, as the plan's step time takes it to be."""
     if cluster is None:
         return BUCKET_BYTES
-    return collectives(cluster, ranks.hosts, ranks.gpus_per_host).bucket_bytes()
+    hosts, per_host = data_ranks(strategy.tensor, cluster.hosts, cluster.gpus_per_host)
+    return collectives(cluster, hosts, per_host).bucket_bytes()

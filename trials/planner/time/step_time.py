@@ -5,6 +5,8 @@ compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathe
 reduces in every one too, or in the last alone (`no_sync`, and HSDP's all-reduce across hosts), as
 DistributedDataParallel does.
 
+What tensor groups send hides behind nothing: the next operation needs it (`split_time`).
+
 On a CPU on which ranks that share a training were measured, `shared_time` has what they take beside compute.
 
 Left out: the input pipeline, evaluation. Unverified on GPUs.
@@ -35,9 +37,10 @@ from trials.planner.segments import Segment
 from trials.planner.tables.placement import Placement
 from trials.planner.time.compute_time import lookup_seconds, measured, seconds_besides, segment_passes
 from trials.planner.time.shared_time import SharedStep, shared_step, shared_time
+from trials.planner.time.split_time import SentBySplit, sent_by_split, split_seconds
 from trials.planner.time.timeline import Passes, Reduction, Unit, fully_sharded, reduced_in_buckets, scattered
 from trials.planner.zero.buckets import zero_buckets
-from trials.strategy import RECOMPUTED, Strategy, shards
+from trials.strategy import RECOMPUTED, Strategy, data_ranks, shards
 
 MASTER_BYTES = 4
 """Bytes of a weight as the optimizer holds it."""
@@ -114,6 +117,16 @@ class Step(NamedTuple):
     """Whether gradients are clipped by their norm."""
     delayed: bool = False
     """Whether the host's update goes on while the next step runs (zero_offload)."""
+    data_hosts: int = 1
+    data_per_host: int = 1
+    """Data ranks: all, or those of one place in every tensor group; `everywhere` is among them."""
+    sent: SentBySplit | None = None
+    """What tensor groups send, where there are any."""
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of ranks that a weight's gradients are averaged over."""
+        return self.data_hosts * self.data_per_host
 
 
 class Communication(NamedTuple):
@@ -158,14 +171,16 @@ def prepare(
     *,
     examples: int,
     training: TrainingConfig,
+    tensor: int = 1,
 ) -> Step:
-    """Returns what all strategies share whose micro-batches have so many examples."""
+    """Returns what all strategies share whose micro-batches have so many examples, over so many tensor ranks."""
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
     costs = measured(cluster, training)
     passes = [segment_passes(segment, costs, cluster, training, examples, bandwidth) for segment in segments]
-    everywhere = collectives(cluster, cluster.hosts, cluster.gpus_per_host)
+    hosts, per_host = data_ranks(tensor, cluster.hosts, cluster.gpus_per_host)
+    everywhere, of_tables = collectives(cluster, hosts, per_host), _among_all(cluster)
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
     return Step(
@@ -173,24 +188,32 @@ def prepare(
         forward=_parts(segments, [seconds.forward for seconds in passes]),
         backward=_parts(segments, [seconds.backward for seconds in passes]),
         parameters=_parts(segments, [segment.parameters for segment in segments]),
-        padded=_parts(segments, [_padded(segment, cluster.ranks) for segment in segments]),
-        padded_in_host=_parts(segments, [_padded(segment, cluster.gpus_per_host) for segment in segments]),
+        padded=_parts(segments, [_padded(segment, hosts * per_host) for segment in segments]),
+        padded_in_host=_parts(segments, [_padded(segment, per_host) for segment in segments]),
         itemsizes=Itemsizes.of(training),
         bandwidth=bandwidth,
         everywhere=everywhere,
-        bucket_bytes=everywhere.bucket_bytes() if cluster.ranks > 1 else 0,
-        in_host=collectives(cluster, 1, cluster.gpus_per_host),
-        across=collectives(cluster, cluster.hosts, 1),
-        lookup=lookup_seconds(segments, costs, placement, training, examples, bandwidth),
+        bucket_bytes=everywhere.bucket_bytes() if hosts * per_host > 1 else 0,
+        in_host=collectives(cluster, 1, per_host),
+        across=collectives(cluster, hosts, 1),
+        lookup=lookup_seconds(segments, costs, placement, training, ceil(examples / tensor), bandwidth),
         costs=costs,
         tensors=sum(len(segment.shapes) for segment in segments),
         besides=seconds_besides(segments, costs, examples),
-        all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
-        tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
-        shared=shared_step(segments, costs, placement, cluster),
+        all_to_all=(2 * of_tables.all_to_all(sent) + of_tables.all_to_all(ids)) if sent else 0.0,
+        tables_reduce=of_tables.all_reduce(replicated) if replicated else 0.0,
+        shared=shared_step(segments, costs, placement, cluster) if tensor == 1 else None,
         clips=training.clip_norm is not None,
         delayed=training.delayed_update,
+        data_hosts=hosts,
+        data_per_host=per_host,
+        sent=sent_by_split(segments, cluster, tensor, examples) if tensor > 1 else None,
     )
+
+
+def _among_all(cluster: Cluster) -> Collectives:
+    """Returns the collectives among all ranks, over which tables lie."""
+    return collectives(cluster, cluster.hosts, cluster.gpus_per_host)
 
 
 def price(step: Step, strategy: Strategy) -> StepTime:
@@ -216,6 +239,7 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     if overlapped < ROUNDING * elapsed:  # the same passes, summed in another order
         overlapped = 0.0
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
+    summed, gathered = split_seconds(step.sent, strategy) if step.sent is not None else (0.0, 0.0)
     update, on_host = _update(step, strategy), strategy.updated_on_host
     if _is_delayed(step, strategy):
         hidden += min(_adamw(step, strategy), elapsed)
@@ -224,9 +248,9 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         "lookup": step.lookup if step.costs is None else micro_batches * step.lookup,
         "optimizer": 0.0 if on_host else update,
         "all_to_all": step.all_to_all,
-        "all_gather": links.all_gather + _publication(step, strategy),
+        "all_gather": links.all_gather + _publication(step, strategy) + gathered,
         "reduce_scatter": links.reduce_scatter,
-        "all_reduce": links.all_reduce + step.tables_reduce,
+        "all_reduce": links.all_reduce + step.tables_reduce + summed,
         "host_transfer": links.host_transfer + (update if on_host else 0.0) + _return(step, strategy),
     }
     return StepTime(**items, hidden=hidden, total=sum(items.values()) - hidden)
@@ -261,7 +285,7 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
     passes = _passes(step, strategy)
     backward = [passes.after[1], *(seconds for _, seconds in reversed(passes.layers)), passes.before[1]]
     ended, spent = sum(backward), 0.0
-    if step.cluster.ranks > 1:
+    if step.data_ranks > 1:
         before, layers, after = step.parameters
         computed = step.itemsizes.computed
         sizes = [computed * values for values in (after, *reversed(layers), before)]
@@ -438,7 +462,7 @@ def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
     computed, values = step.itemsizes.computed, step.parameters.total
     publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
     if strategy.dense == "dp":
-        gather = computed + MASTER_BYTES + (computed if step.cluster.ranks > 1 else 0)
+        gather = computed + MASTER_BYTES + (computed if step.data_ranks > 1 else 0)
         return (gather + publish) * values
     return (publish / _state_shards(step, strategy) + (computed if strategy.dense == "zero1" else 0)) * values
 
@@ -459,7 +483,7 @@ def _return(step: Step, strategy: Strategy) -> float:
 
 def _state_shards(step: Step, strategy: Strategy) -> int:
     """Returns over how many ranks the optimizer's state is spread."""
-    return shards(strategy.dense, step.cluster.hosts, step.cluster.gpus_per_host)
+    return shards(strategy.dense, step.data_hosts, step.data_per_host)
 
 
 def _publication(step: Step, strategy: Strategy) -> float:
