@@ -7,12 +7,13 @@ every layer waits for other ranks; then the lowest predicted step time counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import get_args
 
 from dhen.errors import UserError
 from trials.planner.estimates import PricedStrategy
-from trials.strategy import BESIDE_TENSOR, FULLY_SHARDED, Dense, Prefer, Strategy, TableLevel
+from trials.strategy import BESIDE_TENSOR, FULLY_SHARDED, Checkpointing, Dense, Prefer, Strategy, TableLevel
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Numbers of micro-batches (steps of gradient accumulation) that are considered."""
@@ -20,6 +21,8 @@ ALONE: tuple[Dense, ...] = ("dp", "zero_offload")
 """Values of `dense` that make sense on one rank."""
 TENSOR_DEGREES = (2, 4, 8, 16)
 """Tensor parallel degrees that are considered inside a host."""
+BESIDE_SPLIT: tuple[tuple[Checkpointing, ...], tuple[int, ...]] = ("none", "full"), (1, 4, 16)
+"""Checkpointing and numbers of micro-batches that are considered beside them, unless a degree is asked for."""
 LEVELS: tuple[TableLevel, ...] = ("device", "host", "ssd")
 """Levels of storage on which one rank may have its tables."""
 
@@ -52,18 +55,24 @@ def ladder(hosts: int, gpus_per_host: int, examples_per_rank: int) -> tuple[Stra
     ]
     for degree in TENSOR_DEGREES:
         if gpus_per_host % degree == 0:
-            strategies += split_ladder(degree, ranks, examples_per_rank)
+            strategies += split_ladder(degree, ranks, examples_per_rank, *BESIDE_SPLIT)
     return tuple(sorted(strategies, key=lambda strategy: (len(strategy.techniques), strategy.tensor)))
 
 
-def split_ladder(degree: int, ranks: int, examples_per_rank: int) -> list[Strategy]:
+def split_ladder(
+    degree: int,
+    ranks: int,
+    examples_per_rank: int,
+    ways: Sequence[Checkpointing] = get_args(Checkpointing),
+    counts: Sequence[int] = MICRO_BATCHES,
+) -> list[Strategy]:
     """Returns every strategy with this tensor parallel degree that makes sense on so many ranks, each of which
     reads so many examples; where one tensor group has all ranks, there is nothing to shard."""
     return [
         Strategy(tensor=degree, dense=dense, checkpointing=checkpointing, micro_batches=micro_batches)
         for dense in (BESIDE_TENSOR if ranks > degree else BESIDE_TENSOR[:1])
-        for checkpointing in ("none", "selective", "full")
-        for micro_batches in MICRO_BATCHES
+        for checkpointing in ways
+        for micro_batches in counts
         if micro_batches <= degree * examples_per_rank
     ]
 

@@ -143,6 +143,11 @@ class Pricing:
         return self._placed(self.cluster.hbm - beside)
 
     @cached_property
+    def _heaviest_bytes(self) -> int:
+        """Bytes of tables on the fullest rank, where they lie on the device."""
+        return self.placement.heaviest_bytes
+
+    @cached_property
     def _placed_below(self) -> Placement:
         """Placement of tables for whose bytes the device needs no room."""
         return self._placed(None)
@@ -227,7 +232,7 @@ class Pricing:
         """Returns the memory of the fullest rank: at the dense part's peak, or at the moment when tables are
         read and updated."""
         if strategy.tables == "device":
-            return self._with_tables_of(strategy, self.placement.heaviest_bytes)
+            return self._with_tables_of(strategy, self._heaviest_bytes)
         alike = strategy.replace(tables="host", table_cache=0)
         if alike not in self._without_tables:
             self._without_tables[alike] = self._with_tables_of(alike, 0)
@@ -277,11 +282,17 @@ class Pricing:
     def _tables_moments(self, dense: DensePeak) -> tuple[LiveMemory, LiveMemory]:
         """Returns the lookup, when no embeddings are there yet, and the update of the tables, when no activations
         are, but the dense part's gradients."""
-        left, several = dense.left, self.cluster.ranks > 1
-        looked_up = FP32_BYTES * sum(self._dims) * self.examples_per_rank
-        lookup = max(lookup_bytes(self._lookup) - looked_up, 0) if several else 0
+        left = dense.left
         update = left._replace(buffers=left.buffers + self._tables_workspace - self._saved_of_lookup)
-        return LiveMemory("lookup in the tables", 0, 0, buffers=lookup), update
+        return LiveMemory("lookup in the tables", 0, 0, buffers=self._lookup_workspace), update
+
+    @cached_property
+    def _lookup_workspace(self) -> int:
+        """Bytes that a lookup in the tables of several ranks takes beside the embeddings that it puts out."""
+        if self.cluster.ranks == 1:
+            return 0
+        looked_up = FP32_BYTES * sum(self._dims) * self.examples_per_rank
+        return max(lookup_bytes(self._lookup) - looked_up, 0)
 
     def lacking_bytes(self, memory: MemoryEstimate) -> int:
         """Returns by how much an estimate exceeds the device's memory, or its ranks together the host's; 0
