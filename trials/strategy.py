@@ -145,7 +145,8 @@ def named(name: str) -> Strategy:
     """Returns the strategy with this `name`; its techniques may stand in any order.
 
     Raises:
-        ValueError: naming the technique that is none, or that stands there a second time, and those there are.
+        ValueError: naming the technique that is none, that stands there a second time or beside one that it cannot
+            stand beside, and those there are.
     """
     fields: dict[str, object] = {}
     for technique in name.split("+"):
@@ -153,6 +154,11 @@ def named(name: str) -> Strategy:
         for field in found.keys() & fields.keys():
             raise ValueError(f"{name!r} says {field} twice; a strategy is one of {TECHNIQUES}")
         fields |= found
+    if TENSOR in fields and fields.get("dense", "dp") not in BESIDE_TENSOR:
+        raise ValueError(
+            f"{name!r}: modules are split beside {' or '.join(BESIDE_TENSOR)} alone; {TENSOR}{fields[TENSOR]} or "
+            f"{TENSOR}{fields[TENSOR]}+zero1 would work"
+        )
     return Strategy.model_validate(fields)
 
 

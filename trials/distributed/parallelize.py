@@ -10,7 +10,6 @@ every DHEN layer and on the rest together (shard_grad_op, fsdp, hsdp; arXiv 2304
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -48,6 +47,8 @@ from trials.storage.weights_file import Weights
 from trials.strategy import DELAYING, RECOMPUTED, Checkpointing, Dense, Strategy
 
 MIB = 2**20
+Replicate = Callable[[nn.Module, int, dist.ProcessGroup | None], nn.Module]
+"""What wraps a module so that ranks average its gradients, in buckets of so many bytes."""
 
 
 class ParallelStep:
@@ -116,7 +117,7 @@ def parallelize(
     *,
     where: torch.device | None = None,
     bucket_bytes: int = BUCKET_BYTES,
-    replicate: Callable[[nn.Module, int], nn.Module] = average_gradients,
+    replicate: Replicate = average_gradients,
 ) -> ParallelStep:
     """Takes a model over whose tables were taken (`trials.distributed.table_split.take_tables`), in fp32,
     alike on all ranks.
@@ -129,19 +130,22 @@ def parallelize(
         where: the device that zero_offload takes the model to; by default the one that it is on. Other strategies
             take a model that is there.
         bucket_bytes: bytes of gradients that dp and zero1 reduce at a time.
-        replicate: what dp wraps a model in where there are several ranks, given the bytes of a bucket.
+        replicate: what dp wraps a model in where there are several ranks, given the bytes of a bucket and the
+            process group of the ranks.
     """
     engine: Engine
     assert strategy.dense == DELAYING or not config.delayed_update
     if strategy.tensor > 1:
         assert mesh is not None
-        return _tensor_parallel(model, strategy, config, mesh, bucket_bytes)
+        return _tensor_parallel(model, strategy, config, mesh, bucket_bytes, replicate)
     if strategy.fully_sharded:
         assert mesh is not None
         engine = _FullySharded(model, strategy, config, mesh)
     elif strategy.dense == "dp":
-        ranks = mesh.size() if mesh else 1
-        engine = _Replicated(model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes))
+        ranks, group = (mesh.size(), mesh.get_group()) if mesh else (1, None)
+        engine = _Replicated(
+            model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes, group)
+        )
     elif strategy.dense == "zero_offload":
         where = where or next(model.parameters()).device
         engine = ZeroOffload(model, config, mesh.get_group() if mesh else None, where)
@@ -155,20 +159,19 @@ def parallelize(
 
 
 def _tensor_parallel(
-    model: nn.Module, strategy: Strategy, config: TrainingConfig, mesh: DeviceMesh, bucket_bytes: int
+    model: nn.Module,
+    strategy: Strategy,
+    config: TrainingConfig,
+    mesh: DeviceMesh,
+    bucket_bytes: int,
+    replicate: Replicate,
 ) -> ParallelStep:
     """Keeps this rank's part of a model, and has an engine of data parallelism hold it."""
-    data, group = mesh[DATA], TensorGroup(mesh.get_group(TENSOR))
+    group = TensorGroup(mesh.get_group(TENSOR))
     model.split(group)  # type: ignore[operator]
     layout = Layout(model, group)
-    step = parallelize(
-        model,
-        strategy.replace(tensor=1),
-        config,
-        data,
-        bucket_bytes=bucket_bytes,
-        replicate=partial(average_gradients, process_group=data.get_group()),
-    )
+    alike = strategy.replace(tensor=1)
+    step = parallelize(model, alike, config, mesh[DATA], bucket_bytes=bucket_bytes, replicate=replicate)
     return ParallelStep(TensorParallel(step.engine, layout, group), strategy.micro_batches)
 
 

@@ -50,10 +50,16 @@ class Segment(NamedTuple):
 
 
 def segments(
-    model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device, batch: int
+    model: ModelConfig,
+    schema: FeatureSchema,
+    precision: Precision,
+    device: Device,
+    batch: int,
+    tensor: int = 1,
 ) -> tuple[Segment, ...]:
-    """Returns the model's segments for a micro-batch of `batch` examples on a device."""
-    return segments_at(taped(model, schema, precision, device), precision, batch)
+    """Returns the model's segments for a micro-batch of `batch` examples on a device, as a rank of `tensor` has
+    them that split modules."""
+    return segments_at(taped(model, schema, precision, device, tensor), precision, batch)
 
 
 def taped(

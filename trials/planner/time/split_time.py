@@ -1,13 +1,13 @@
 """The seconds that ranks which split modules send each other, while they compute nothing.
 
-Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.memory.tape.Sent`), priced by the
-links of a tensor group: those in a host where the host has all its ranks, else the network too. What is recomputed
-is sent again. Once a step the group gathers what its ranks looked up.
-"""
+Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.memory.tape.Sent`), priced by
+the links of a tensor group: those in a host where the host has all its ranks, else the network too; on a CPU by
+what was measured there, where it was. What is recomputed is sent again. Once a step the group gathers what its
+ranks looked up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from trials.cluster.cluster import Cluster
@@ -49,13 +49,24 @@ def among(cluster: Cluster, degree: int) -> Collectives:
     return collectives(cluster, hosts, degree // hosts)
 
 
-def sent_by_split(segments: Sequence[Segment], cluster: Cluster, degree: int, examples: int) -> SentBySplit:
-    """Returns what is sent for micro-batches of so many examples."""
+def sent_by_split(
+    segments: Sequence[Segment],
+    cluster: Cluster,
+    degree: int,
+    examples: int,
+    measured: Mapping[str, tuple[float, float]] | None = None,
+) -> SentBySplit:
+    """Returns what is sent for micro-batches of so many examples; `measured` has what was measured on a CPU,
+    seconds of each kind for any size and for each byte."""
     group = among(cluster, degree)
+    reduce: Callable[[float], float] = group.all_reduce
+    gather = group.all_gather
+    if measured:
+        reduce, gather = AlphaBeta(*measured["all_reduce"]).__call__, AlphaBeta(*measured["all_gather"])
     return SentBySplit(
-        _seconds(segments, "all_reduce", group, examples),
-        _seconds(segments, "all_gather", group, examples),
-        group.all_gather,
+        _seconds(segments, "all_reduce", reduce, examples),
+        _seconds(segments, "all_gather", gather.__call__, examples),
+        gather,
         segments[0].footprint.input,
     )
 
@@ -66,8 +77,7 @@ def split_seconds(sent: SentBySplit, strategy: Strategy) -> tuple[float, float]:
     return sent.all_reduce.of(strategy), sent.all_gather.of(strategy) + inputs
 
 
-def _seconds(segments: Sequence[Segment], kind: str, group: Collectives, examples: int) -> Seconds:
-    run = group.all_reduce if kind == "all_reduce" else group.all_gather
+def _seconds(segments: Sequence[Segment], kind: str, run: Callable[[float], float], examples: int) -> Seconds:
     beside, forward = 0.0, []
     for segment in segments:
         by_pass = {True: 0.0, False: 0.0}

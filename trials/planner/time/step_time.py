@@ -161,7 +161,8 @@ def step_time(
             keeps AdamW's moments.
     """
     examples = ceil(examples_per_rank / strategy.micro_batches)
-    return price(prepare(segments, cluster, placement, examples=examples, training=training), strategy)
+    step = prepare(segments, cluster, placement, examples=examples, training=training, tensor=strategy.tensor)
+    return price(step, strategy)
 
 
 def prepare(
@@ -181,6 +182,8 @@ def prepare(
     passes = [segment_passes(segment, costs, cluster, training, examples, bandwidth) for segment in segments]
     hosts, per_host = data_ranks(tensor, cluster.hosts, cluster.gpus_per_host)
     everywhere, of_tables = collectives(cluster, hosts, per_host), _among_all(cluster)
+    shared = shared_step(segments, costs, placement, cluster)
+    sent_measured = shared.shared.collectives if shared is not None else None
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
     return Step(
@@ -202,12 +205,12 @@ def prepare(
         besides=seconds_besides(segments, costs, examples),
         all_to_all=(2 * of_tables.all_to_all(sent) + of_tables.all_to_all(ids)) if sent else 0.0,
         tables_reduce=of_tables.all_reduce(replicated) if replicated else 0.0,
-        shared=shared_step(segments, costs, placement, cluster) if tensor == 1 else None,
+        shared=shared,
         clips=training.clip_norm is not None,
         delayed=training.delayed_update,
         data_hosts=hosts,
         data_per_host=per_host,
-        sent=sent_by_split(segments, cluster, tensor, examples) if tensor > 1 else None,
+        sent=sent_by_split(segments, cluster, tensor, examples, sent_measured) if tensor > 1 else None,
     )
 
 
@@ -227,9 +230,13 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         "backward": backward,
         "recomputation": recomputation,
     }
-    if step.shared is not None:
+    summed, gathered = split_seconds(step.sent, strategy) if step.sent is not None else (0.0, 0.0)
+    if step.shared is not None and (step.sent is None or step.shared.shared.collectives):
         share, slower = 1 / _state_shards(step, strategy), _slower_update(step, strategy)
-        measured_time = shared_time(step.shared, strategy, compute_items, share, slower)
+        sent = {"all_reduce": summed, "all_gather": gathered}
+        measured_time = shared_time(
+            step.shared, strategy, compute_items | sent, share, slower, several=step.data_ranks > 1
+        )
         if measured_time is not None:
             return measured_time
     engine = _fully_sharded if strategy.fully_sharded else _replicated if strategy.dense == "dp" else _zero
@@ -239,7 +246,6 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     if overlapped < ROUNDING * elapsed:  # the same passes, summed in another order
         overlapped = 0.0
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
-    summed, gathered = split_seconds(step.sent, strategy) if step.sent is not None else (0.0, 0.0)
     update, on_host = _update(step, strategy), strategy.updated_on_host
     if _is_delayed(step, strategy):
         hidden += min(_adamw(step, strategy), elapsed)
