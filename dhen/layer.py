@@ -156,7 +156,10 @@ def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting:
             kinds=tuple(sorted(kinds)),
             rows=shape.rows,
         )
-        return Taped("layer", flops, None, 0, undeclared)
+        of_all = tuple(
+            f"{kind} (it declares no memory, so it is priced as if whole)" for kind in sorted(kinds)
+        )
+        return Taped("layer", flops, None, 0, undeclared, whole=of_all if setting.ranks > 1 else ())
 
 
 def _whole(config: LayerConfig, shape: LayerShape, ranks: int) -> tuple[str, ...]:

@@ -84,9 +84,7 @@ def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
     assert tape is not None
     footprint = _replayed(tape, taped.output).at(batch)
     segment = _as_segment(taped, tuple(tape.parameters), tape.buffer_bytes, footprint)
-    return segment._replace(
-        operations=len(tape.operations), parts=_parts(tape), sent=tuple(tape.sent), whole=taped.whole
-    )
+    return segment._replace(operations=len(tape.operations), parts=_parts(tape), sent=tuple(tape.sent))
 
 
 def _as_segment(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint: Footprint) -> Segment:
@@ -98,6 +96,7 @@ def _as_segment(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, foot
         shapes=shapes,
         buffer_bytes=buffer_bytes,
         undeclared=taped.undeclared.kinds if taped.undeclared else (),
+        whole=taped.whole,
     )
 
 

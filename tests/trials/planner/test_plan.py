@@ -255,6 +255,9 @@ def test_a_module_that_declares_nothing_is_traced_and_said_so(precision: str) ->
     assert "'dlrm' declares no memory" in traced.notes[0]
     for one, other in zip(declared.strategies, traced.strategies, strict=True):
         assert one.strategy == other.strategy
+        if one.strategy.tensor > 1:  # what is traced is priced as if it were whole
+            assert one.memory.parameters < other.memory.parameters
+            continue
         assert one.memory.parameters == other.memory.parameters
         assert 0.99 < other.memory.total / one.memory.total < 1.15
 
