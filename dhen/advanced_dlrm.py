@@ -22,7 +22,8 @@ from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.moe import MoeMlp, moe_cost, moe_tape
 from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
-from dhen.ops.parts import Widths, mlp, mlp_cost, mlp_tape
+from dhen.ops.parts import Widths, mlp, mlp_cost, mlp_tape, split_in_turn, undivided
+from dhen.ops.split import RankGroup, how_split
 from dhen.schema import FeatureSchema
 
 
@@ -58,6 +59,12 @@ class AdvancedDlrm(nn.Module):
         x_BMD = self.features(batch, self.logit.weight.dtype)
         return self.logit(self.mlp(self.interactions(x_BMD))).squeeze(1)  # type: ignore[no-any-return]
 
+    def split(self, group: RankGroup) -> None:
+        """Leaves this rank's part of the MLP and the map to the logit over a group of ranks (`dhen.ops.split`);
+        experts stay whole."""
+        if isinstance(self.mlp, nn.Sequential):
+            split_in_turn([*self.mlp, self.logit], group)
+
 
 def advanced_dlrm_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Costs:
     """The cost of `AdvancedDlrm`."""
@@ -71,12 +78,22 @@ def taped_advanced_dlrm(config: AdvancedDlrmConfig, schema: FeatureSchema, setti
     tape.mark("block dlrm", mapping(flops, m, dim, 1))  # what the interaction module of this name does
     x = pairwise_tape(tape, tape.input(m * dim), m, dim, config.rank)
     if config.experts > 1:
-        x = moe_tape(tape, x, width, config.mlp, config.experts, dropout=config.dropout)
+        x, last = moe_tape(tape, x, width, config.mlp, config.experts, dropout=config.dropout), None
     else:
-        x = mlp_tape(tape, x, width, config.mlp, dropout=config.dropout)
-    logit = linear_tape(tape, x, config.mlp[-1], 1)
-    head = Taped("head", flops, tape, logit)
+        *how, last = how_split([(0, n) for n in (*config.mlp, 1)], setting.ranks)
+        x = mlp_tape(tape, x, width, config.mlp, dropout=config.dropout, how=how)
+    logit = linear_tape(tape, x, config.mlp[-1], 1, how=last)
+    whole = _whole(config, setting.ranks)
+    head = Taped("head", flops - tape.flops_elsewhere, tape, logit, whole=whole)
     return [taped_features(config, schema, setting, raw=False), head]
+
+
+def _whole(config: AdvancedDlrmConfig, ranks: int) -> tuple[str, ...]:
+    """What a rank of so many has whole, and why."""
+    if ranks == 1:
+        return ()
+    reason = "experts stay whole" if config.experts > 1 else undivided(config.mlp, ranks)
+    return (f"mlp ({reason})",) if reason else ()
 
 
 def _head_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Costs:

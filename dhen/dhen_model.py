@@ -21,7 +21,8 @@ from dhen.memory.parts import mapping
 from dhen.memory.segments import Setting, Taped
 from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.parts import mlp, mlp_cost, mlp_tape
+from dhen.ops.parts import mlp, mlp_cost, mlp_tape, split_in_turn, undivided
+from dhen.ops.split import How, RankGroup, how_split
 from dhen.schema import FeatureSchema
 
 
@@ -53,6 +54,16 @@ class DhenModel(nn.Module):
         x_KBV = by_member(x_BMD.flatten(1), self.members, parted=self.parted)
         logit_BK = self.logit(self.head(x_KBV)).squeeze(2).T
         return logit_BK if self.training else mean_logit(logit_BK)
+
+    def split(self, group: RankGroup) -> None:
+        """Leaves this rank's part of the model over a group of ranks (`dhen.ops.split`): of interaction modules
+        that say how they are split, and of the head, unless members have one each."""
+        for layer in self.layers:
+            assert isinstance(layer, DhenLayer)
+            layer.split(group)
+        if self.members == 1:
+            assert isinstance(self.head, nn.Sequential)
+            split_in_turn([*self.head, self.logit], group)
 
 
 def _heads(config: DhenConfig, n_in: int, n_out: int) -> tuple[nn.Module, Linear | MemberLinear]:
@@ -91,9 +102,22 @@ def _taped_head(config: DhenConfig, setting: Setting) -> Taped:
     if members > 1:
         logit = heads_tape(tape, members, width, config.head, p=p, parted=_part(config))
     else:
-        hidden = mlp_tape(tape, tape.input(width), width, config.head, dropout=p)
-        logit = linear_tape(tape, hidden, (width, *config.head)[-1], 1)
-    return Taped("head", flops, tape, logit)
+        *how, last = _head_split(config, setting.ranks)
+        hidden = mlp_tape(tape, tape.input(width), width, config.head, dropout=p, how=how)
+        logit = linear_tape(tape, hidden, (width, *config.head)[-1], 1, how=last)
+    return Taped("head", flops - tape.flops_elsewhere, tape, logit, whole=_whole_head(config, setting.ranks))
+
+
+def _head_split(config: DhenConfig, ranks: int) -> list[How | None]:
+    return how_split([(0, width) for width in (*config.head, 1)], ranks)
+
+
+def _whole_head(config: DhenConfig, ranks: int) -> tuple[str, ...]:
+    """What of the head a rank of so many has whole, and why; the map to the logit alone is no loss."""
+    if ranks == 1 or not config.head:
+        return ()
+    reason = "members have one each" if config.members > 1 else undivided(config.head, ranks)
+    return (f"head ({reason})",) if reason else ()
 
 
 def _head_cost(config: DhenConfig) -> Costs:

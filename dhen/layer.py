@@ -26,6 +26,7 @@ from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.norm import NormKind, any_norm_tape, build_norm, norm_cost
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.ops.split import RankGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ class DhenLayer(nn.Module):
     def __init__(self, config: LayerConfig, shape: LayerShape, *, dropout: float) -> None:
         super().__init__()
         block_shape = shape.block(config)
+        self.modules_config = config.modules
         self.adapter = _adapter(shape)
         self.raw_numeric = Linear(shape.numeric, shape.dim) if shape.takes_raw(config) else None
         self.blocks = nn.ModuleList(
@@ -99,6 +101,11 @@ class DhenLayer(nn.Module):
         if self.shortcut is not None:
             y = y + self.shortcut(x_BMD)
         return y if self.norm_first else self.norm(y)  # type: ignore[no-any-return]
+
+    def split(self, group: RankGroup) -> None:
+        """Leaves this rank's parts of the interaction modules that are split; the rest stays whole."""
+        for config, block in zip(self.modules_config, self.blocks, strict=True):
+            config.split(block, group)
 
     def _repeated(self, raw_BK: Tensor) -> Tensor:
         """For each member."""
@@ -138,7 +145,9 @@ def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting:
     """`DhenLayer` from x_BMD (and raw_BK, which somebody else counts) to y_BM'D."""
     flops, tape = headline_flops(layer_cost(config, shape)), Tape(*setting)
     try:
-        return Taped("layer", flops, tape, _write_layer(tape, config, shape, dropout))
+        output = _write_layer(tape, config, shape, dropout)
+        whole = _whole(config, shape, setting.ranks)
+        return Taped("layer", flops - tape.flops_elsewhere, tape, output, whole=whole)
     except NotImplementedError:
         kinds = {block.kind for block in config.modules if type(block).write is BlockConfig.write}
         undeclared = Undeclared(
@@ -147,7 +156,18 @@ def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting:
             kinds=tuple(sorted(kinds)),
             rows=shape.rows,
         )
-        return Taped("layer", flops, None, 0, undeclared)
+        of_all = tuple(
+            f"{kind} (it declares no memory, so it is priced as if whole)" for kind in sorted(kinds)
+        )
+        return Taped("layer", flops, None, 0, undeclared, whole=of_all if setting.ranks > 1 else ())
+
+
+def _whole(config: LayerConfig, shape: LayerShape, ranks: int) -> tuple[str, ...]:
+    """Which interaction modules a rank of so many has whole, or a map of them, and why."""
+    if ranks == 1:
+        return ()
+    reasons = [(block.kind, block.whole(shape.block(config), ranks)) for block in config.modules]
+    return tuple(f"{kind} ({reason})" for kind, reason in reasons if reason is not None)
 
 
 def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: float) -> int:

@@ -1,7 +1,7 @@
 """Strategies: every way to hold a model while it trains, from plain DP upwards.
 
-A strategy is a set of techniques: one way to hold the dense state, with or without activation checkpointing, CPU
-offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
+A strategy is a set of techniques: one way to hold the dense state, with or without tensor parallelism, activation
+checkpointing, CPU offload and gradient accumulation. Plain DP is the empty set. Most engines are PyTorch's own:
 DistributedDataParallel (dp), `fully_shard` that keeps gathered parameters after forward (shard_grad_op, as
 PyTorch calls it: parameters are sharded from one step to the next) or frees them (fsdp), on a mesh of hosts x
 ranks (hsdp: sharded inside a host, replicated across hosts). ZeRO's stages 1 and 2, in which parameters stay on
@@ -37,17 +37,20 @@ STAGED: tuple[Dense, ...] = ("dp", "zero1")
 """Values of `dense` that hold the stages of a pipeline."""
 CHUNKS_PER_RANK: dict[Schedule, int] = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zero_bubble": 1}
 """Number of stages that a rank has, apart from each other in the model."""
+BESIDE_TENSOR: tuple[Dense, ...] = ("dp", "zero1")
+"""Values of `dense` that data ranks may have where modules are split over tensor ranks."""
 DELAYING: Dense = "zero_offload"
 """The value of `dense` whose updates can be delayed (`training.delayed_update`)."""
 COMPRESSING: tuple[Dense, ...] = ("dp", "zero1")
 """Values of `dense` under which gradients can stay whole on every rank, for one-bit Adam
 (`training.optimizer=onebit_adam`)."""
 CHECKPOINTING, TABLES, KIB = "_checkpointing", "_tables", 1024
-PIPELINE = "pipeline"
+TENSOR, PIPELINE = "tensor", "pipeline"
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
     f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone), +host_tables or +ssd_tables (one rank alone), "
-    f"+pipelineN or +pipelineN=SCHEDULE ({', '.join(STAGED)} alone; {', '.join(get_args(Schedule))}) and "
+    f"+{TENSOR}N (N ranks split wide modules; {', '.join(BESIDE_TENSOR)} alone), "
+    f"+{PIPELINE}N or +{PIPELINE}N=SCHEDULE ({', '.join(STAGED)} alone; {', '.join(get_args(Schedule))}) and "
     "+micro_batches=N, which +no_sync may follow"
 )
 """What names of strategies are made of, for messages."""
@@ -64,6 +67,10 @@ RECOMPUTED: dict[Checkpointing, slice] = {
 class Strategy(Value):
     """One way to hold a model while it trains."""
 
+    tensor: int = Field(default=1, ge=1, exclude_if=lambda degree: degree == 1)
+    """Tensor parallel degree: number of neighbouring ranks that split wide modules among them and see one part of
+    the batch (`trials.distributed.tensor_parallel`); `dense` says how the others, the data ranks, hold the
+    rest."""
     dense: Dense = "dp"
     """How parameters, gradients and optimizer state of the dense part are held."""
     checkpointing: Checkpointing = "none"
@@ -116,12 +123,25 @@ class Strategy(Value):
     @property
     def model_parallel(self) -> bool:
         """Whether a rank has a part of the model alone, whose other parts others compute."""
-        return self.pipeline > 1
+        return self.tensor > 1 or self.pipeline > 1
 
     @property
     def chunks_per_rank(self) -> int:
         """Number of stages that each rank of a pipeline has."""
         return CHUNKS_PER_RANK[self.schedule]
+
+    @model_validator(mode="after")
+    def _splits_what_is_whole(self) -> Strategy:
+        if self.tensor > 1 and self.dense not in BESIDE_TENSOR:
+            raise ValueError(
+                f"{TENSOR}{self.tensor} stands beside {' or '.join(BESIDE_TENSOR)} alone, not {self.dense}"
+            )
+        if self.tensor > 1 and self.pipeline > 1:
+            raise ValueError(
+                f"{TENSOR}{self.tensor} and {PIPELINE}{self.pipeline} do not stand together: modules are split "
+                "inside a host, or layers lie on ranks one after another"
+            )
+        return self
 
     @cached_property
     def techniques(self) -> tuple[str, ...]:
@@ -149,6 +169,7 @@ class Strategy(Value):
         size = f"={self.table_cache}KiB" if sized and self.table_cache else ""
         schedule = f"={self.schedule}" if self.schedule != "1f1b" else ""
         words = (
+            f"{TENSOR}{self.tensor}" if self.tensor > 1 else "",
             self.dense if self.dense != "dp" else "",
             f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
             "cpu_offload" if self.offload else "",
@@ -159,7 +180,7 @@ class Strategy(Value):
         return tuple(filter(None, words))
 
     def _joined(self, techniques: tuple[str, ...], *, no_sync: bool) -> str:
-        words = ("dp", *techniques) if self.dense == "dp" else techniques
+        words = ("dp", *techniques) if self.dense == "dp" and self.tensor == 1 else techniques
         return "+".join((*words, "no_sync") if no_sync else words)
 
     @property
@@ -170,7 +191,7 @@ class Strategy(Value):
     @property
     def can_compress(self) -> bool:
         """Whether every rank has whole gradients of the whole model, which one-bit Adam compresses."""
-        return self.dense in COMPRESSING and self.pipeline == 1
+        return self.dense in COMPRESSING and not self.model_parallel
 
     @property
     def fully_sharded(self) -> bool:
@@ -183,7 +204,8 @@ def named(name: str) -> Strategy:
     """Returns the strategy with this `name`; its techniques may stand in any order.
 
     Raises:
-        ValueError: naming the technique that is none, or that stands there a second time, and those there are.
+        ValueError: naming the technique that is none, that stands there a second time or beside one that it cannot
+            stand beside, and those there are.
     """
     fields: dict[str, object] = {}
     for technique in name.split("+"):
@@ -195,6 +217,11 @@ def named(name: str) -> Strategy:
         raise ValueError(
             f"{name!r}: in a pipeline with one micro-batch all ranks but one always wait; give +micro_batches="
             f"{fields[PIPELINE]} or more, or none, and the plan takes a number"
+        )
+    if TENSOR in fields and fields.get("dense", "dp") not in BESIDE_TENSOR:
+        raise ValueError(
+            f"{name!r}: modules are split beside {' or '.join(BESIDE_TENSOR)} alone; {TENSOR}{fields[TENSOR]} or "
+            f"{TENSOR}{fields[TENSOR]}+zero1 would work"
         )
     return Strategy.model_validate(fields)
 
@@ -222,6 +249,8 @@ def _fields_of(technique: str) -> dict[str, object]:
     stages = word.removeprefix(PIPELINE)
     if stages != word and stages.isdecimal() and int(stages) > 1 and count in ("", *get_args(Schedule)):
         return {PIPELINE: int(stages), "schedule": count or "1f1b"}
+    if (degree := word.removeprefix(TENSOR)) != word and degree.isdecimal() and int(degree) > 1:
+        return {TENSOR: int(degree)}
     if word == "micro_batches" and count.isdecimal() and int(count) > 0:
         return {word: int(count)}
     if level != word and level in ("host", "ssd"):
@@ -231,6 +260,13 @@ def _fields_of(technique: str) -> dict[str, object]:
             if kib := parse_bytes(count) // KIB:
                 return {"tables": level, "table_cache": kib}
     raise ValueError(f"{technique!r} is no memory technique; a strategy is one of {TECHNIQUES}")
+
+
+def data_ranks(tensor: int, hosts: int, gpus_per_host: int) -> tuple[int, int]:
+    """Returns on how many hosts, and how many per host, the data ranks of one place in all tensor groups are."""
+    if tensor <= gpus_per_host:
+        return hosts, gpus_per_host // tensor
+    return hosts * gpus_per_host // tensor, 1
 
 
 def shards(dense: Dense, hosts: int, gpus_per_host: int) -> int:

@@ -46,7 +46,7 @@ from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.plan import plan
 from trials.planner.segments import segments
 from trials.reference.step_trace import trace
-from trials.strategy import Strategy
+from trials.strategy import Strategy, data_ranks
 from trials.training.local_step import TrainStep
 
 WORLDS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
@@ -174,15 +174,17 @@ def composed(case: Case) -> DensePeak:
     examples = case.examples_per_rank
     micro = -(-examples // case.strategy.micro_batches)
     width = 4 * sum(table_dims(case.model, case.inputs))
-    found = segments(case.model, case.inputs, case.precision, "cpu", micro)
+    tensor = case.strategy.tensor
+    found = segments(case.model, case.inputs, case.precision, "cpu", micro, tensor)
+    hosts, per_host = data_ranks(tensor, case.hosts, case.gpus_per_host)
     return dense_peak(
         found,
         Activations(found, recomputed(found, case.strategy)),
         case.strategy,
         Batch(width * examples, width * micro, 4 * examples * (len(case.inputs.numeric) + 1)),
         itemsizes=Itemsizes.of(TrainingConfig(precision=case.precision)),
-        hosts=case.hosts,
-        gpus_per_host=case.gpus_per_host,
+        hosts=hosts,
+        gpus_per_host=per_host,
     )
 
 

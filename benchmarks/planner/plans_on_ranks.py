@@ -97,6 +97,7 @@ class Case(NamedTuple):
         strategy = self.strategy
         settings = (
             ("precision", self.precision),
+            ("tensor", strategy.tensor),
             ("dense", strategy.dense),
             ("checkpointing", strategy.checkpointing),
             ("offload", strategy.offload),

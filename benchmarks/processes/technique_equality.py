@@ -123,7 +123,8 @@ def row(found: Finding, plain: equality_job.Answer, losses: tuple[float, ...]) -
     answer = found.answer
     apart = max(abs(mine - other) for mine, other in zip(answer.losses, losses, strict=True))
     less = answer.peak_bytes < plain.peak_bytes
-    if found.strategy.dense != "dp" and (found.ranks.world > 1 or found.strategy.updated_on_host):
+    sharded = found.strategy.dense != "dp" and (found.ranks.world > 1 or found.strategy.updated_on_host)
+    if sharded or found.strategy.tensor > 1:
         less = answer.held_bytes < plain.held_bytes
     right = apart < TOLERANCE and (less or found.strategy == Strategy())
     error = answer.peak_bytes / found.planned_bytes - 1

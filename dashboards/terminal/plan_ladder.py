@@ -27,13 +27,17 @@ NUMBERS = (
 
 
 def selection(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None) -> list[PricedStrategy]:
-    """Strategies to compare, in the ladder's order: each way to hold the state, and the best few of each size.
+    """Strategies to compare, in the ladder's order: each way to hold the state, each tensor parallel degree by
+    itself, and the best few of each size.
 
     Best are the fastest of those that fit, then those that lack least; of several numbers of micro-batches
     one is enough.
     """
     wanted = [
-        priced for priced in strategies if not set(priced.strategy.techniques) - {priced.strategy.dense}
+        priced
+        for priced in strategies
+        if not set(priced.strategy.techniques) - {priced.strategy.dense}
+        or (_size(priced) == 1 and priced.strategy.tensor > 1)
     ]
     for _, group in groupby(strategies, key=_size):
         families: dict[str, PricedStrategy] = {}

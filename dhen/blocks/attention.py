@@ -9,6 +9,7 @@ example.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -31,9 +32,10 @@ from dhen.ops.block_attention import BlockAttention
 from dhen.ops.block_attention_cost import fused_attention_tape
 from dhen.ops.block_layout import BlockLayout
 from dhen.ops.dropout import drop, dropout_scale
-from dhen.ops.linear import Linear, linear, linear_shapes, linear_tape
+from dhen.ops.linear import Linear, linear, linear_tape, part_shapes
 from dhen.ops.norm import LayerNorm, norm_tape
-from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape, split_in_turn
+from dhen.ops.split import How, RankGroup, apart, how_split
 
 
 class AttentionConfig(DropoutBlockConfig):
@@ -69,14 +71,28 @@ class AttentionConfig(DropoutBlockConfig):
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Attention, feed-forward, each with its residual and norm; the projection."""
         attended = self._write_attention(tape, x, shape.embeddings, shape.dim, dropout)
-        return encoder_tape(tape, x, attended, shape, self.feedforward, dropout=dropout)
+        heads = self.heads
+        return encoder_tape(tape, x, attended, shape, self.feedforward, dropout=dropout, heads=heads)
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """Each rank has some heads, and some of the feed-forward part's width."""
+        split_encoder(module, group)
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """Heads and widths that the ranks do not divide."""
+        return whole_encoder(self.heads, self.feedforward, shape.dim, ranks)
 
     def _write_attention(self, tape: Tape, x: int, m: int, d: int, dropout: float) -> int:
         """softmax(q k^T / sqrt(d)) v. With one head its rearrangements are views."""
-        heads = self.heads
+        how = heads_split(self.heads, tape.ranks)
+        heads = part_of_heads(self.heads, tape.ranks)
+        if how is not None:
+            tape.compute_elsewhere(4.0 * m * m * d)
         if tape.device == "cuda":  # fused: q, k, v, its output and one number per row of scores
-            return fused_attention_tape(tape, linear_tape(tape, x, d, 3 * d, positions=m), m, d, heads)
-        qkv = scaled_qkv_tape(tape, x, m, d)
+            qkv = linear_tape(tape, x, d, 3 * d, positions=m, how=how)
+            return fused_attention_tape(tape, qkv, m, d * heads // self.heads, heads)
+        qkv = scaled_qkv_tape(tape, x, m, d, self.heads)
+        d = d * heads // self.heads
         split = tape.copy(qkv) if heads > 1 else qkv
         q, k, v = tape.unbind(split, 3)
         n = heads * m * m
@@ -119,22 +135,60 @@ def encoder_cost(shape: BlockShape, feedforward: int, products: Costs) -> Costs:
 
 
 def encoder_tape(
-    tape: Tape, x: int, attended: int, shape: BlockShape, feedforward: int, *, dropout: float
+    tape: Tape, x: int, attended: int, shape: BlockShape, feedforward: int, *, dropout: float, heads: int
 ) -> int:
     """Writes down `Encoder` after its attention, and its projection; the tensor u_BLD."""
     m, d, f = shape.embeddings, shape.dim, feedforward
-    attended = linear_tape(tape, attended, d, d, positions=m, p=dropout)
+    how: How | None = "rows" if heads_split(heads, tape.ranks) else None
+    attended = linear_tape(tape, attended, d, d, positions=m, p=dropout, how=how)
     x = norm_tape(tape, tape.add(x, attended), m, d)
-    hidden = linear_tape(tape, x, d, f, positions=m, relu=True, p=dropout)
-    fed = linear_tape(tape, hidden, f, d, positions=m, p=dropout)
+    first, second = how_split([(d, f), (f, d)], tape.ranks)
+    hidden = linear_tape(tape, x, d, f, positions=m, relu=True, p=dropout, how=first)
+    fed = linear_tape(tape, hidden, f, d, positions=m, p=dropout, how=second)
     x = norm_tape(tape, tape.add(x, fed), m, d)
     return projection_tape(tape, x, m, shape.out, d)
 
 
-def scaled_qkv_tape(tape: Tape, x: int, embeddings: int, dim: int) -> int:
+def scaled_qkv_tape(tape: Tape, x: int, embeddings: int, dim: int, heads: int) -> int:
     """Writes down queries, keys and values by weights that are scaled; their tensor."""
-    scaled = tape.scaled(linear_shapes(dim, 3 * dim))
-    return tape.operation(3 * embeddings * dim, [scaled, x], saves=[scaled, x])
+    how = heads_split(heads, tape.ranks)
+    scaled = tape.scaled(part_shapes(tape, dim, 3 * dim, how))
+    if how is not None:
+        tape.compute_elsewhere(6.0 * embeddings * dim * dim)
+        tape.send("all_reduce", embeddings * dim, forward=False)
+    width = dim * part_of_heads(heads, tape.ranks) // heads
+    return tape.operation(3 * embeddings * width, [scaled, x], saves=[scaled, x])
+
+
+def heads_split(heads: int, ranks: int) -> How | None:
+    """Returns how queries, keys and values are split over so many ranks; None where these do not divide the
+    heads."""
+    return "columns" if ranks > 1 and heads % ranks == 0 else None
+
+
+def part_of_heads(heads: int, ranks: int) -> int:
+    """Returns the number of heads that a rank has."""
+    return heads // ranks if heads_split(heads, ranks) else heads
+
+
+def split_encoder(module: nn.Module, group: RankGroup) -> None:
+    """Splits the `Encoder` that a module begins with."""
+    assert isinstance(module, nn.Sequential)
+    encoder = module[0]
+    assert isinstance(encoder, Encoder)
+    encoder.split(group)
+
+
+def whole_encoder(heads: int, feedforward: int, dim: int, ranks: int) -> str | None:
+    """Says what of an `Encoder` so many ranks do not divide; None where they divide all."""
+    reasons = []
+    if heads_split(heads, ranks) is None:
+        fitting = [n for n in range(ranks, dim + 1, ranks) if dim % n == 0]
+        would = f"; of {', '.join(map(str, fitting))} it would be" if fitting else ""
+        reasons.append(f"{ranks} does not divide heads={heads}{would}")
+    if feedforward % ranks:
+        reasons.append(f"{ranks} does not divide feedforward={feedforward}")
+    return ", and ".join(reasons) or None
 
 
 class Encoder(nn.Module):
@@ -161,6 +215,18 @@ class Encoder(nn.Module):
         nn.init.xavier_uniform_(self.qkv.weight)
         nn.init.zeros_(self.qkv.bias)
         nn.init.zeros_(self.output.bias)
+        self.group: RankGroup | None = None
+
+    def split(self, group: RankGroup) -> None:
+        """Keeps this rank's part of the heads and of the feed-forward part's width."""
+        if heads_split(self.heads, group.size):
+            self.group = group
+            self.qkv.split("columns", group, blocks=3)
+            self.output.split("rows", group)
+            self.heads //= group.size
+            if self.blocks is not None:
+                self.blocks = BlockAttention(self.blocks.layout.part(group.rank, group.size))
+        split_in_turn([*self.feedforward], group)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """Post-norm, as in "Attention Is All You Need" (arXiv 1706.03762, section 3)."""
@@ -170,29 +236,37 @@ class Encoder(nn.Module):
 
     def _attention(self, x_BMD: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(d)) v for each head, heads one after another in the last dimension."""
-        batch, m, dim = x_BMD.shape
+        batch, m, _ = x_BMD.shape
         p = self.p if self.training else 0.0
         if self.blocks is not None:
-            values_BMD: Tensor = self.blocks(self._scaled_qkv(x_BMD, p), p)
+            qkv = self._scaled_qkv(x_BMD, p)
+            with self._drawn_apart(x_BMD, p):
+                values_BMD: Tensor = self.blocks(qkv, p)
             return values_BMD
         if x_BMD.device.type != "cpu":
             qkv = self.qkv(x_BMD).view(batch, m, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-            values = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], dropout_p=p)
+            with self._drawn_apart(x_BMD, p):
+                values = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], dropout_p=p)
         else:
             qkv = self._scaled_qkv(x_BMD, p).view(batch, m, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             q_NMd, k_NMd, v_NMd = qkv.flatten(1, 2)
             weights_NMM = torch.bmm(q_NMd, k_NMd.mT).float().softmax(dim=-1).to(x_BMD.dtype)
-            weights_NMM = drop(weights_NMM, p) if p else weights_NMM
+            with self._drawn_apart(x_BMD, p):
+                weights_NMM = drop(weights_NMM, p) if p else weights_NMM
             values = torch.bmm(weights_NMM, v_NMd).view(batch, self.heads, m, -1)
-        return values.transpose(1, 2).reshape(batch, m, dim)
+        return values.transpose(1, 2).reshape(batch, m, -1)
+
+    def _drawn_apart(self, x: Tensor, p: float) -> AbstractContextManager[None]:
+        """Dropout of a rank's own heads is not that of the other ranks' heads."""
+        return apart(self.group, x.device) if self.group is not None and p else nullcontext()
 
     def _scaled_qkv(self, x_BMD: Tensor, p: float) -> Tensor:
         """q / sqrt(d), k, and on CPUs v as dropout scales it: by the weights, which are fewer than the values."""
         weight, bias = self.qkv.weight, self.qkv.bias
-        dim = weight.shape[1]
+        dim = weight.shape[0] // 3  # of this rank's heads
         scale = weight.new_ones(3)
         scale[0] = (dim // self.heads) ** -0.5
         if x_BMD.device.type == "cpu":
             scale[2] = dropout_scale(p)
         scale = scale.repeat_interleave(dim)
-        return linear(x_BMD, weight * scale.unsqueeze(1), bias * scale)
+        return linear(x_BMD, weight * scale.unsqueeze(1), bias * scale, over=self.qkv.over)

@@ -15,6 +15,7 @@ from torch import nn
 
 from dhen.cost import Costs, headline_flops
 from dhen.memory.tape import Tape
+from dhen.ops.split import RankGroup
 from dhen.values import Value
 
 
@@ -53,6 +54,18 @@ class BlockConfig(Value):
             NotImplementedError: where the module declares no memory.
         """
         raise NotImplementedError
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """Leaves this rank's part of the module, which `build` made, over a group of ranks (`dhen.ops.split`).
+
+        A module that leaves it out stays whole on every rank.
+        """
+        del module, group
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """Why a rank of so many has the module, or a map of it, whole; None where all of it is split."""
+        del shape, ranks
+        return "it declares no split"
 
     def work(self, shape: BlockShape) -> float:
         """FLOPs per example that a CPU's kernels do in forward: those of `cost`, unless kernels do more."""

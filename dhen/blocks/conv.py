@@ -17,6 +17,7 @@ from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, CostRow, Costs, elementwise_cost, headline_flops
 from dhen.memory.tape import Tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.ops.split import RankGroup, Split, keep_part, sums_gradients
 
 CHANNELS_AT_ONCE = 16
 """Channels that oneDNN's blocked layouts have beside one another on CPUs with AVX-512 (nChw16c)."""
@@ -71,10 +72,30 @@ class ConvConfig(BlockConfig):
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """The convolution, its activation, the projection."""
         c, k, m, d = self.channels, self.kernel, shape.embeddings, shape.dim
-        image = tape.operation(c * m * d, [x], saves=[x], parameters=[(c, k * k), (c, 1)])
+        split = self.whole(shape, tape.ranks) is None
+        if split:
+            tape.compute_elsewhere(2.0 * c * k * k * m * d)
+            tape.send("all_reduce", m * d, forward=False)
+            c //= tape.ranks
+        entry = tape.view(x) if split else x
+        image = tape.operation(c * m * d, [entry], saves=[x], parameters=[(c, k * k), (c, 1)])
         if self.activation == "relu":
             image = tape.operation(c * m * d, [image], saves_output=True)
-        return projection_tape(tape, image, c * m, shape.out, d)
+        return projection_tape(tape, image, self.channels * m, shape.out, d, split=split)
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """Each rank has some channels, and the projection of what they put out."""
+        assert isinstance(module, nn.Sequential)
+        for part in module:
+            assert isinstance(part, Conv | EmbeddingProjection)
+            if self.channels % group.size == 0:
+                part.split(group)
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """Channels that the ranks do not divide."""
+        if ranks > 1 and self.channels % ranks == 0:
+            return None
+        return f"{ranks} does not divide channels={self.channels}"
 
 
 class Conv(nn.Module):
@@ -84,8 +105,17 @@ class Conv(nn.Module):
         super().__init__()
         self.relu = relu
         self.conv = nn.Conv2d(1, channels, kernel, padding=kernel // 2)
+        self.group: RankGroup | None = None
+
+    def split(self, group: RankGroup) -> None:
+        """Keeps this rank's part of the channels."""
+        self.group = group
+        for name in ("weight", "bias"):
+            keep_part(self.conv, name, Split(0), group)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """The channels one after another along the embeddings."""
+        if self.group is not None:
+            x_BMD = sums_gradients(x_BMD, self.group)
         image_BCMD: Tensor = self.conv(x_BMD.unsqueeze(1))
         return (image_BCMD.relu() if self.relu else image_BCMD).flatten(1, 2)

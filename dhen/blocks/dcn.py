@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
 from dhen.memory.tape import Tape
-from dhen.ops.parts import VectorToEmbeddings, vector_to_embeddings_cost, vector_to_embeddings_tape
+from dhen.ops.parts import (
+    VectorToEmbeddings,
+    undivided,
+    vector_to_embeddings_cost,
+    vector_to_embeddings_tape,
+)
+from dhen.ops.split import How, RankGroup, Split, keep_part, own, summed_both_ways
 
 
 class DcnConfig(BlockConfig):
@@ -53,10 +59,19 @@ class DcnConfig(BlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """A dot product, and a product with x_0, per cross layer; W_m."""
-        width, first = shape.embeddings * shape.dim, tape.view(x)
+        whole, split = shape.embeddings * shape.dim, self.whole(shape, tape.ranks) is None
+        width, first = whole, tape.view(x)
+        if split:
+            tape.compute_elsewhere(2.0 * whole * self.layers)
+            tape.send("all_gather", whole, forward=False)
+            width = whole // tape.ranks
+            x = first = tape.operation(width, [first], backward_running=tape.held(whole))
         current, saved = first, x
         for _ in range(self.layers):
             dot = tape.operation(1, [current], saves=[saved], parameters=[(width, 1)])
+            if split:
+                tape.send("all_reduce", 1)
+                tape.send("all_reduce", 1, forward=False)
             # the gradient of x_l^T w_l is a sum over x_0 times the output's gradient: both lie there meanwhile
             current = saved = tape.operation(
                 width,
@@ -65,7 +80,22 @@ class DcnConfig(BlockConfig):
                 backward_running=tape.held(2 * width),
                 parameters=[(width, 1)],
             )
-        return vector_to_embeddings_tape(tape, current, width, shape.out, shape.dim, bias=False)
+        how: How | None = "rows" if split else None
+        return vector_to_embeddings_tape(tape, current, whole, shape.out, shape.dim, bias=False, how=how)
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """Each rank has a part of x_0 and of every layer's vectors; dot products are summed up, and so is W_m."""
+        assert isinstance(module, nn.Sequential)
+        layers, to_embeddings = module
+        assert isinstance(layers, CrossLayers)
+        assert isinstance(to_embeddings, VectorToEmbeddings)
+        if to_embeddings.linear.in_features % group.size == 0:
+            layers.split(group)
+            to_embeddings.linear.split("rows", group)
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """A width that the ranks do not divide."""
+        return undivided((shape.embeddings * shape.dim,), ranks)
 
 
 class CrossLayers(nn.Module):
@@ -76,11 +106,24 @@ class CrossLayers(nn.Module):
         # x^T w begins with variance 1 for an x of unit variance: a layer puts out what is as large as x_0
         self.weights = nn.ParameterList(torch.randn(width) * width**-0.5 for _ in range(layers))
         self.biases = nn.ParameterList(torch.zeros(width) for _ in range(layers))
+        self.group: RankGroup | None = None
+
+    def split(self, group: RankGroup) -> None:
+        """Keeps this rank's part of the vectors, and puts out its part of x_n."""
+        self.group = group
+        for vectors in (self.weights, self.biases):
+            for place in range(len(vectors)):
+                keep_part(vectors, str(place), Split(0), group)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """x_(l+1) = x_0 (x_l^T w_l) + b_l."""
-        x0_BV = x_BV = x_BMD.flatten(1)
+        x0_BV = x_BMD.flatten(1)
+        if self.group is not None:
+            x0_BV = own(x0_BV, self.group)
+        x_BV = x0_BV
         for w_V, b_V in zip(self.weights, self.biases, strict=True):
             dot_B1 = x_BV @ w_V.unsqueeze(1)
+            if self.group is not None:
+                dot_B1 = summed_both_ways(dot_B1, self.group)
             x_BV = torch.addcmul(b_V, x0_BV, dot_B1)
         return x_BV

@@ -17,7 +17,14 @@ from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
 from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.ops.parts import (
+    EmbeddingProjection,
+    projection_cost,
+    projection_tape,
+    split_in_turn,
+    undivided,
+)
+from dhen.ops.split import RankGroup, how_split
 
 
 class DcnV2Config(BlockConfig):
@@ -55,16 +62,31 @@ class DcnV2Config(BlockConfig):
         current, saved = first, x
         for _ in range(self.layers):
             if self.rank:
-                low = linear_tape(tape, current, width, self.rank, bias=False, saved=saved)
-                crossed = linear_tape(tape, low, self.rank, width)
+                down, up = how_split([(width, self.rank), (self.rank, width)], tape.ranks)
+                low = linear_tape(tape, current, width, self.rank, bias=False, saved=saved, how=down)
+                crossed = linear_tape(tape, low, self.rank, width, how=up)
             else:
-                crossed = linear_tape(tape, current, width, width, saved=saved)
+                (how,) = how_split([(width, width)], tape.ranks)
+                crossed = linear_tape(tape, current, width, width, saved=saved, how=how)
             product = tape.operation(
                 width, [first, crossed], saves=[x, crossed], backward_running=tape.held(width), view=True
             )
             current = saved = tape.add(current, product)
         x = current
         return projection_tape(tape, x, shape.embeddings, shape.out, shape.dim)
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """Each rank has some rows of every W_i, or with a rank some of that rank."""
+        assert isinstance(module, nn.Sequential)
+        network = module[0]
+        assert isinstance(network, CrossNetwork)
+        for cross in network.crosses:
+            split_in_turn([*cross] if isinstance(cross, nn.Sequential) else [cross], group)
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """A width, or a rank, that the ranks do not divide."""
+        width = shape.embeddings * shape.dim
+        return undivided((self.rank, width) if self.rank else (width,), ranks)
 
     def _matrix_cost(self, name: str, width: int) -> Costs:
         if not self.rank:

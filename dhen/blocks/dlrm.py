@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
+from dhen.blocks.mlp import split_tower, tower_split
 from dhen.cost import Costs
 from dhen.memory.tape import Tape
 from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
@@ -20,9 +21,11 @@ from dhen.ops.parts import (
     mlp,
     mlp_cost,
     mlp_tape,
+    undivided,
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
+from dhen.ops.split import RankGroup
 
 
 class DlrmConfig(DropoutBlockConfig):
@@ -57,5 +60,14 @@ class DlrmConfig(DropoutBlockConfig):
         """Dots, MLP, W_m."""
         width = pairwise_width(shape.embeddings, shape.dim, self.rank)
         dots = pairwise_tape(tape, x, shape.embeddings, shape.dim, self.rank)
-        v = mlp_tape(tape, dots, width, self.mlp, dropout=dropout)
-        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, shape.dim)
+        *how, last = tower_split(self.mlp, shape, tape.ranks)
+        v = mlp_tape(tape, dots, width, self.mlp, dropout=dropout, how=how)
+        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, shape.dim, how=last)
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """The MLP's maps and W_m by columns and rows in turn; every rank takes all dot products."""
+        split_tower(module, group)
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """Widths that the ranks do not divide."""
+        return undivided((*self.mlp, shape.out * shape.dim), ranks)

@@ -19,9 +19,12 @@ from dhen.ops.parts import (
     mlp,
     mlp_cost,
     mlp_tape,
+    split_in_turn,
+    undivided,
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
+from dhen.ops.split import How, RankGroup, how_split
 
 
 class MlpConfig(DropoutBlockConfig):
@@ -48,5 +51,28 @@ class MlpConfig(DropoutBlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """MLP, W_m."""
-        v = mlp_tape(tape, x, shape.embeddings * shape.dim, self.mlp, dropout=dropout)
-        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, shape.dim)
+        width, (*how, last) = shape.embeddings * shape.dim, tower_split(self.mlp, shape, tape.ranks)
+        v = mlp_tape(tape, x, width, self.mlp, dropout=dropout, how=how)
+        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, shape.dim, how=last)
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """The MLP's maps and W_m by columns and rows in turn."""
+        split_tower(module, group)
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """Widths that the ranks do not divide."""
+        return undivided((*self.mlp, shape.out * shape.dim), ranks)
+
+
+def split_tower(module: nn.Module, group: RankGroup) -> None:
+    """Splits the MLP and W_m that a module ends with."""
+    assert isinstance(module, nn.Sequential)
+    tower, to_embeddings = module[-2], module[-1]
+    assert isinstance(tower, nn.Sequential)
+    assert isinstance(to_embeddings, VectorToEmbeddings)
+    split_in_turn([*tower, to_embeddings.linear], group)
+
+
+def tower_split(widths: Widths, shape: BlockShape, ranks: int) -> list[How | None]:
+    """Returns how an MLP's maps and W_m are split."""
+    return how_split([(0, width) for width in (*widths, shape.out * shape.dim)], ranks)

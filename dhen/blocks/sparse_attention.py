@@ -26,9 +26,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from torch import nn
 
-from dhen.blocks.attention import Encoder, check_heads, encoder_cost, encoder_tape, scaled_qkv_tape
+from dhen.blocks.attention import (
+    Encoder,
+    check_heads,
+    encoder_cost,
+    encoder_tape,
+    heads_split,
+    part_of_heads,
+    scaled_qkv_tape,
+    split_encoder,
+    whole_encoder,
+)
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
-from dhen.cost import Costs
+from dhen.cost import Costs, headline_flops
 from dhen.memory.tape import Tape
 from dhen.ops.block_attention_cost import block_attention_cost, block_attention_tape
 from dhen.ops.block_layout import (
@@ -43,6 +53,7 @@ from dhen.ops.block_layout import (
     with_random,
 )
 from dhen.ops.parts import EmbeddingProjection
+from dhen.ops.split import RankGroup
 
 MOST = 65_536
 Count = Annotated[int, Field(ge=0, le=MOST)]
@@ -155,10 +166,23 @@ class SparseAttentionConfig(DropoutBlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Attention in blocks, feed-forward, each with its residual and norm; the projection."""
-        qkv = scaled_qkv_tape(tape, x, shape.embeddings, shape.dim)
-        layout = self.layout_over(shape.embeddings)
-        attended = block_attention_tape(tape, qkv, layout, shape.dim, p=dropout)
-        return encoder_tape(tape, x, attended, shape, self.feedforward, dropout=dropout)
+        qkv = scaled_qkv_tape(tape, x, shape.embeddings, shape.dim, self.heads)
+        layout, dim = self.layout_over(shape.embeddings), shape.dim
+        if heads_split(self.heads, tape.ranks):  # the first rank's heads: others may attend to fewer blocks
+            tape.compute_elsewhere(headline_flops(block_attention_cost(layout, dim)))
+            layout = layout.part(0, tape.ranks)
+            dim = dim * part_of_heads(self.heads, tape.ranks) // self.heads
+        attended = block_attention_tape(tape, qkv, layout, dim, p=dropout)
+        heads = self.heads
+        return encoder_tape(tape, x, attended, shape, self.feedforward, dropout=dropout, heads=heads)
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """Each rank has some heads, with their layout, and some of the feed-forward part's width."""
+        split_encoder(module, group)
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """Heads and widths that the ranks do not divide."""
+        return whole_encoder(self.heads, self.feedforward, shape.dim, ranks)
 
 
 def _unused(settings: dict[str, Any]) -> set[str]:

@@ -20,6 +20,8 @@ class Setting(NamedTuple):
     itemsize: int
     """Bytes of a number in the precision that the dense part computes in."""
     device: Device
+    ranks: int = 1
+    """Number of ranks over which modules are split (`dhen.ops.split`)."""
 
 
 class Undeclared(NamedTuple):
@@ -46,3 +48,5 @@ class Taped(NamedTuple):
     output: int
     """Of the tape's tensors, the segment's output."""
     undeclared: Undeclared | None = None
+    whole: tuple[str, ...] = ()
+    """Of a segment that is split over ranks: what each of them has whole, and why."""

@@ -64,12 +64,26 @@ class Mark(NamedTuple):
     """Sizes per example; what they are follows from the kind (`dhen.memory.parts`)."""
 
 
+class Sent(NamedTuple):
+    """What ranks that split a module send each other at once, while nothing else goes on."""
+
+    kind: Literal["all_reduce", "all_gather"]
+    size: Held
+    """Of the whole tensor, after gathering."""
+    forward: bool
+    """Whether forward sends it, else backward."""
+
+
 class Tape:
     """The operations of a forward pass, in order."""
 
-    def __init__(self, itemsize: int, device: Device = "cpu") -> None:
-        """`itemsize`: bytes of a number in the precision that the dense part computes in."""
-        self.itemsize, self.device = itemsize, device
+    def __init__(self, itemsize: int, device: Device = "cpu", ranks: int = 1) -> None:
+        """`itemsize`: bytes of a number in the precision that the dense part computes in; `ranks`: over how many
+        modules are split."""
+        self.itemsize, self.device, self.ranks = itemsize, device, ranks
+        self.sent: list[Sent] = []
+        self.flops_elsewhere = 0.0
+        """FLOPs of an example that other ranks compute."""
         self.rows = 1
         """Of the batch dimension, an example, from here on: members' (`dhen.members`)."""
         self.operations: list[Operation] = []
@@ -92,6 +106,19 @@ class Tape:
         """Begins a part of this kind; sizes are those of one row."""
         sizes = tuple(self.rows * size for size in per_example)
         self.marks.append(Mark(kind, len(self.operations), sizes))
+
+    def compute_elsewhere(self, flops: float) -> None:
+        """Leaves the other ranks their shares of so many FLOPs per row, which are split over all."""
+        flops *= self.rows * (self.ranks - 1) / self.ranks
+        self.flops_elsewhere += flops
+        if self.marks:
+            last = self.marks[-1]
+            own = (last.per_example[0] - flops, *last.per_example[1:])
+            self.marks[-1] = last._replace(per_example=own)
+
+    def send(self, kind: Literal["all_reduce", "all_gather"], values: int, *, forward: bool = True) -> None:
+        """Ranks send each other a tensor of so many numbers per row."""
+        self.sent.append(Sent(kind, self.held(values), forward))
 
     def input(self, values: int, itemsize: int | None = None) -> int:
         """A tensor of so many numbers per example that somebody else has made and holds."""

@@ -45,6 +45,11 @@ class BlockLayout(NamedTuple):
         """Pairs of blocks that attend, over all heads."""
         return sum(len(row) for head in self.heads for row in head)
 
+    def part(self, rank: int, ranks: int) -> BlockLayout:
+        """Returns the layout of one rank's heads, of which each of `ranks` has equally many."""
+        each = len(self.heads) // ranks
+        return self._replace(heads=self.heads[rank * each : (rank + 1) * each])
+
     def table(self) -> Tensor:
         """Returns bool of (heads, N, N): whether a block of queries attends to a block of keys."""
         table = torch.zeros(len(self.heads), self.blocks, self.blocks, dtype=torch.bool)

@@ -7,7 +7,8 @@ ReLU to another pass over memory.
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,19 @@ from torch.nn import functional as F
 
 from dhen.memory.tape import MASK_BYTES, NOTHING, Shape, Tape
 from dhen.ops.dropout import dropout_scale, keep_mask, where_kept, where_positive
+from dhen.ops.split import How, RankGroup, Split, apart, gathered, keep_part
 from dhen.ops.split_backward import wanted
 
 FUSED_ON_CPU = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 """Whether this PyTorch was built with oneDNN."""
+
+
+class Over(NamedTuple):
+    """The ranks over which a linear map is split, and how: one by columns takes whole inputs, one by rows its part
+    of them, as the one before put them out."""
+
+    group: RankGroup
+    how: How
 
 
 class Linear(nn.Linear):
@@ -29,17 +39,36 @@ class Linear(nn.Linear):
     ) -> None:
         super().__init__(n_in, n_out, bias)
         self.relu, self.p = relu, dropout
+        self.over: Over | None = None
+
+    def split(self, how: How | None, group: RankGroup, *, blocks: int = 1) -> None:
+        """Keeps this rank's part of the map, or all of it (None); of outputs in `blocks` a part of each."""
+        if how is None:
+            return
+        self.over = Over(group, how)
+        keep_part(self, "weight", Split(1) if how == "rows" else Split(0, blocks), group)
+        if how != "rows" and self.bias is not None:
+            keep_part(self, "bias", Split(0, blocks), group)
 
     def forward(self, input: Tensor) -> Tensor:
         """Without dropout in evaluation."""
-        return linear(input, self.weight, self.bias, relu=self.relu, p=self.p if self.training else 0.0)
+        p = self.p if self.training else 0.0
+        return linear(input, self.weight, self.bias, relu=self.relu, p=p, over=self.over)
 
     def extra_repr(self) -> str:
         """Shown in the module's repr."""
         return f"{super().extra_repr()}, relu={self.relu}, dropout={self.p}"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False, p: float = 0.0) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    relu: bool = False,
+    p: float = 0.0,
+    over: Over | None = None,
+) -> Tensor:
     """dropout(act(W x + b)) with dropout probability p: (..., n_in) -> (..., n_out).
 
     Or K maps in one batched product, weight of (K, n_out, n_in): (K, N, n_in) -> (K, N, n_out).
@@ -50,18 +79,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
     if p and x.device.type == "cpu":
         weight, bias = weight * dropout_scale(p), bias if bias is None else bias * dropout_scale(p)
     if weight.dim() == 3:
-        return _Linear.apply(x, weight, bias, relu, p)  # type: ignore[no-untyped-call, no-any-return]
-    y_NV: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias, relu, p)  # type: ignore[no-untyped-call]
-    return y_NV.view(*x.shape[:-1], len(weight))
+        return _Linear.apply(x, weight, bias, relu, p, None)  # type: ignore[no-untyped-call, no-any-return]
+    y_NV: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias, relu, p, over)  # type: ignore[no-untyped-call]
+    y = y_NV.view(*x.shape[:-1], len(weight))
+    return gathered(y, over.group) if over is not None and over.how == "gathered" else y
 
 
 class _Linear(torch.autograd.Function):
     """x of (N, n_in), weight of (n_out, n_in); or K of both."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, p: float) -> Tensor:
-        y, keep = _drop(_product(x, weight, bias, relu), p)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, p: float, over: Over | None
+    ) -> Tensor:
+        if over is None:
+            y, keep = _drop(_product(x, weight, bias, relu), p)
+        elif over.how == "rows":
+            y, keep = _drop(_summed_product(x, weight, bias, relu, over.group), p)
+        else:
+            with apart(over.group, x.device) if p else nullcontext():
+                y, keep = _drop(_product(x, weight, bias, relu), p)
         ctx.relu, ctx.scale = relu, 1.0 if x.device.type == "cpu" else 1.0 / (1.0 - p)
+        ctx.group = over.group if over is not None and over.how != "rows" else None
         ctx.save_for_backward(x, weight, y if relu else keep)
         return y
 
@@ -71,10 +110,14 @@ class _Linear(torch.autograd.Function):
         if passed is not None:
             gradient = _passed_on(passed, gradient, ctx.relu, ctx.scale)
         by_x, by_weight, by_bias, *_ = wanted(ctx)
+        gradient_x = gradient @ weight if by_x else None
+        if gradient_x is not None and ctx.group is not None:
+            ctx.group.sum_(gradient_x)
         return (
-            gradient @ weight if by_x else None,
+            gradient_x,
             gradient.mT @ x if by_weight else None,
             gradient.sum(-2) if by_bias else None,
+            None,
             None,
             None,
         )
@@ -91,6 +134,15 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
         )
         return fused
     y = F.linear(x, weight, bias)
+    return y.relu_() if relu else y
+
+
+def _summed_product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, group: RankGroup) -> Tensor:
+    """Each rank multiplies its part of the inputs; what follows is done by all, with the sum."""
+    y = _product(x, weight, None, False)
+    group.sum_(y)
+    if bias is not None:
+        y += bias
     return y.relu_() if relu else y
 
 
@@ -124,17 +176,23 @@ def linear_tape(
     x_needs_gradient: bool = True,
     saved: int | None = None,
     maps: int = 1,
+    how: How | None = None,
 ) -> int:
     """The memory of `linear`, applied at `positions` places; `saved` is what x is a view of, if it is one.
 
-    Of `maps` in one batched product each has rows of its own among the tape's.
+    Of `maps` in one batched product each has rows of its own among the tape's. `n_in` and `n_out` are those of the
+    whole map, of which a rank has a part where it is split.
     """
-    values, weights = n_out * positions, linear_shapes(n_in, n_out, bias=bias)
+    weights = part_shapes(tape, n_in, n_out, how, bias=bias)
+    if how is not None:
+        tape.compute_elsewhere(2.0 * n_in * n_out * positions)
+        n_out = n_out if how == "rows" else n_out // tape.ranks
+    values = n_out * positions
     if maps > 1:
         weights = [(maps, rows * width) for rows, width in weights]
     scaled = [tape.scaled(weights)] if p and tape.device == "cpu" else []
     mask = [] if relu or not p else [tape.scratch(values, itemsize=MASK_BYTES)]
-    return tape.operation(
+    y = tape.operation(
         values,
         [*scaled, *([x] if x_needs_gradient else [])],
         saves=[x if saved is None else saved, *scaled, *mask],
@@ -143,6 +201,25 @@ def linear_tape(
         backward_running=tape.held(values if relu or p else 0),
         parameters=() if scaled else weights,
     )
+    if how == "rows":
+        tape.send("all_reduce", values)
+    elif how is not None and x_needs_gradient:
+        tape.send("all_reduce", n_in * positions, forward=False)
+    return gathered_tape(tape, y) if how == "gathered" else y
+
+
+def gathered_tape(tape: Tape, x: int) -> int:
+    """The memory of `gathered`: what arrives is put in order."""
+    whole = tape.ranks * tape.values(x)
+    tape.send("all_gather", whole)
+    return tape.operation(whole, [x], running=tape.held(whole))
+
+
+def part_shapes(tape: Tape, n_in: int, n_out: int, how: How | None, *, bias: bool = True) -> list[Shape]:
+    """Of a rank's part of a linear map's parameters."""
+    if how == "rows":
+        return [(n_out, n_in // tape.ranks), *linear_shapes(n_in, n_out, bias=bias)[1:]]
+    return linear_shapes(n_in, n_out // tape.ranks if how is not None else n_out, bias=bias)
 
 
 def linear_shapes(n_in: int, n_out: int, *, bias: bool = True) -> list[Shape]:

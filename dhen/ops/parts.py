@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost
 from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
+from dhen.ops.split import How, RankGroup, Split, how_split, keep_part, summed
 
 Widths = tuple[Annotated[int, Field(gt=0, le=65_536)], ...]
 """Output widths of the layers of an MLP, first to last."""
@@ -38,13 +39,39 @@ def mlp_cost(name: str, n_in: int, widths: Sequence[int]) -> Costs:
 
 
 def mlp_tape(
-    tape: Tape, x: int, n_in: int, widths: Sequence[int], *, dropout: float, x_needs_gradient: bool = True
+    tape: Tape,
+    x: int,
+    n_in: int,
+    widths: Sequence[int],
+    *,
+    dropout: float,
+    x_needs_gradient: bool = True,
+    how: Sequence[How | None] | None = None,
 ) -> int:
-    """The memory of `mlp`."""
-    for a, b in pairwise((n_in, *widths)):
-        x = linear_tape(tape, x, a, b, relu=True, p=dropout, x_needs_gradient=x_needs_gradient)
+    """The memory of `mlp`, whose maps are split as `how` says."""
+    for (a, b), one in zip(pairwise((n_in, *widths)), how or [None] * len(widths), strict=True):
+        x = linear_tape(tape, x, a, b, relu=True, p=dropout, x_needs_gradient=x_needs_gradient, how=one)
         x_needs_gradient = True
     return x
+
+
+def split_in_turn(maps: Sequence[nn.Module], group: RankGroup) -> None:
+    """Splits linear maps that follow one another (`how_split`)."""
+    linear = [one for one in maps if isinstance(one, Linear)]
+    assert len(linear) == len(maps)
+    sizes = [(one.in_features, one.out_features) for one in linear]
+    for one, how in zip(linear, how_split(sizes, group.size), strict=True):
+        one.split(how, group)
+
+
+def undivided(widths: Sequence[int], ranks: int) -> str | None:
+    """Says which maps of these output widths, one after another, stay whole on so many ranks; None where none
+    does."""
+    hows = how_split([(0, width) for width in widths], ranks)
+    whole = [width for width, how in zip(widths, hows, strict=True) if how is None]
+    if not whole:
+        return None
+    return f"{ranks} does not divide {'width' if len(whole) == 1 else 'widths'} {', '.join(map(str, whole))}"
 
 
 class EmbeddingProjection(nn.Module):
@@ -53,10 +80,17 @@ class EmbeddingProjection(nn.Module):
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
         self.linear = nn.Linear(n_in, n_out, bias=False)
+        self.group: RankGroup | None = None
+
+    def split(self, group: RankGroup) -> None:
+        """Keeps the map of this rank's part of the M embeddings, which is what comes in from then on."""
+        self.group = group
+        keep_part(self.linear, "weight", Split(1), group)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """u_BLD, each a mix of the M embeddings."""
-        return mix_embeddings(self.linear.weight, x_BMD)
+        u_BLD = mix_embeddings(self.linear.weight, x_BMD)
+        return u_BLD if self.group is None else summed(u_BLD, self.group)
 
 
 def mix_embeddings(weight_LM: Tensor, x_BMD: Tensor) -> Tensor:
@@ -69,8 +103,15 @@ def projection_cost(name: str, n_in: int, n_out: int, dim: int) -> CostRow:
     return linear_cost(name, n_in, n_out, positions=dim, bias=False)
 
 
-def projection_tape(tape: Tape, x: int, n_in: int, n_out: int, dim: int) -> int:
-    """The memory of `mix_embeddings`: its backward has a gradient of the weight for each example, then sums."""
+def projection_tape(tape: Tape, x: int, n_in: int, n_out: int, dim: int, *, split: bool = False) -> int:
+    """The memory of `mix_embeddings`: its backward has a gradient of the weight for each example, then sums.
+
+    Where it is split, x has a rank's part of the `n_in` embeddings.
+    """
+    if split:
+        tape.compute_elsewhere(2.0 * n_in * n_out * dim)
+        tape.send("all_reduce", n_out * dim)
+        n_in //= tape.ranks
     weight = tape.operation(n_in * n_out, [], parameters=[(n_out, n_in)], view=True)
     return tape.operation(n_out * dim, [weight, x], saves=[x])
 
@@ -100,7 +141,7 @@ def vector_to_embeddings_cost(
 
 
 def vector_to_embeddings_tape(
-    tape: Tape, v: int, n_in: int, embeddings: int, dim: int, *, bias: bool = True
+    tape: Tape, v: int, n_in: int, embeddings: int, dim: int, *, bias: bool = True, how: How | None = None
 ) -> int:
     """The memory of `VectorToEmbeddings`."""
-    return linear_tape(tape, v, n_in, embeddings * dim, bias=bias)
+    return linear_tape(tape, v, n_in, embeddings * dim, bias=bias, how=how)

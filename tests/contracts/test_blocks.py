@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dhen.blocks import BLOCKS, BlockShape, DropoutBlockConfig
@@ -11,6 +16,7 @@ from dhen.blocks.attention import Encoder
 from dhen.config import LayerConfig
 from dhen.cost import ATTENTION, dense_parameters, headline_flops
 from dhen.ops.pairwise import PairwiseDots
+from dhen.ops.split import split_parameters
 from dhen.values import parse
 from search.field_docs import field_docs
 
@@ -20,6 +26,9 @@ SHAPES = [
     BlockShape(embeddings=12, dim=4, out=1),
 ]
 BATCH = 3
+
+SPLIT = {"attention", "conv", "dcn", "dcn_v2", "dlrm", "mlp", "sparse_attention"}
+"""Modules that declare how they are split over ranks."""
 
 every_block = pytest.mark.parametrize("kind", sorted(BLOCKS))
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -168,3 +177,104 @@ def test_gradients_of_pairwise_dots(rank: int) -> None:
     module = PairwiseDots(5, rank).double()
     x_BMD = torch.randn(BATCH, 5, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(module, (x_BMD,))
+
+
+class Together:
+    """Ranks that are threads of this process, and split a module."""
+
+    def __init__(self, rank: int, size: int, slots: list[Tensor | None], barrier: threading.Barrier) -> None:
+        self.rank, self.size = rank, size
+        self._slots, self._barrier = slots, barrier
+
+    def sum_(self, x: Tensor) -> None:
+        x.copy_(self.gather(x).sum(dim=0))
+
+    def gather(self, x: Tensor) -> Tensor:
+        self._slots[self.rank] = x.detach().clone()
+        self._barrier.wait()
+        found = torch.stack([slot for slot in self._slots if slot is not None])
+        self._barrier.wait()
+        return found
+
+
+Outcome = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""The output, and the gradients of the input and of all parameters, by name."""
+
+
+def on_threads(ranks: int, run: Callable[[Together], Outcome]) -> list[Outcome]:
+    found: dict[int, Outcome] = {}
+    slots: list[Tensor | None] = [None] * ranks
+    barrier = threading.Barrier(ranks, timeout=60)
+
+    def as_rank(rank: int) -> None:
+        try:
+            found[rank] = run(Together(rank, ranks, slots, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    threads = [threading.Thread(target=as_rank, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (kind, settings)
+        for kind, block in sorted(BLOCKS.items())
+        for settings in ({}, {"rank": 4}, {"heads": 4})
+        if settings.keys() <= block.model_fields.keys()
+    ],
+)
+def test_ranks_that_split_it_compute_what_one_does(kind: str, settings: dict[str, int], ranks: int) -> None:
+    """Outputs, gradients and weights; without dropout, for which threads have one generator."""
+    torch.manual_seed(0)
+    config, shape = BLOCKS[kind].model_validate(settings), BlockShape(embeddings=6, dim=8, out=4)
+    plain = config.build(shape, dropout=0.0).eval()
+    x_BMD, by_u_BLD = torch.randn(BATCH, 6, 8), torch.randn(BATCH, 4, 8)
+    parts = [copy.deepcopy(plain) for _ in range(ranks)]
+
+    def passes(block: torch.nn.Module) -> Outcome:
+        leaf_BMD = x_BMD.clone().requires_grad_()
+        u_BLD = block(leaf_BMD)
+        (u_BLD * by_u_BLD).sum().backward()
+        assert leaf_BMD.grad is not None
+        gradients = {name: p.grad for name, p in block.named_parameters() if p.grad is not None}
+        return u_BLD.detach(), leaf_BMD.grad, gradients
+
+    def as_rank(group: Together) -> Outcome:
+        config.split(parts[group.rank], group)
+        return passes(parts[group.rank])
+
+    whole, found = passes(plain), on_threads(ranks, as_rank)
+    splits = split_parameters(parts[0])
+    assert bool(splits) == (kind in SPLIT)
+    two_heads = "attention" in kind and settings.get("heads", 2) == 2
+    assert (config.whole(shape, ranks) is None) == (kind in SPLIT and not (two_heads and ranks == 4))
+    weights = dict(plain.named_parameters())
+    for u_BLD, by_x_BMD, gradients in found:
+        torch.testing.assert_close(u_BLD, whole[0])
+        torch.testing.assert_close(by_x_BMD, whole[1])
+        assert gradients.keys() == whole[2].keys()
+    for name, expected in whole[2].items():
+        if name in splits:
+            of_ranks = [gradients[name] for _, _, gradients in found]
+            torch.testing.assert_close(splits[name].joined(of_ranks), expected)
+            kept = [dict(part.named_parameters())[name].detach() for part in parts]
+            torch.testing.assert_close(splits[name].joined(kept), weights[name].detach(), rtol=0, atol=0)
+            assert kept[0].numel() * ranks == weights[name].numel()
+        else:
+            for _, _, gradients in found:
+                torch.testing.assert_close(gradients[name], expected)
+
+
+@every_block
+def test_what_stays_whole_on_ranks_says_why(kind: str) -> None:
+    reason = BLOCKS[kind]().whole(SHAPES[0], 7)
+    assert reason is not None
+    assert reason == "it declares no split" if kind not in SPLIT else "7 does not divide" in reason

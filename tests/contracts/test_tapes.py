@@ -183,17 +183,40 @@ def test_a_layer_that_members_share_does_so_too(layer: LayerConfig, parting: boo
     assert_declared(layer, LayerShape(embeddings=12, dim=8, numeric=5, members=3, parting=parting))
 
 
-def assert_declared(layer: LayerConfig, shape: LayerShape) -> None:
+class Alone:
+    """A rank of several that split modules, as far as its memory goes: the others send what it has."""
+
+    rank, size = 0, 2
+
+    def sum_(self, x: Tensor) -> None:
+        assert x.is_contiguous()
+
+    def gather(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        return x.new_ones(self.size, *x.shape)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "-".join(module.kind for module in layer.modules))
+def test_a_rank_that_has_a_part_of_a_layer_allocates_what_its_tape_says(layer: LayerConfig) -> None:
+    assert_declared(layer, LayerShape(embeddings=12, dim=16, numeric=5), ranks=2)
+
+
+def assert_declared(layer: LayerConfig, shape: LayerShape, ranks: int = 1) -> None:
     size = (BATCH * shape.rows, shape.embeddings, shape.dim)
     for dtype, dropout in product(PRECISIONS, (0.0, 0.1)):
         module = DhenLayer(layer, shape, dropout=dropout).to(dtype).train()
+        if ranks > 1:
+            module.split(Alone())
         raw_BK = torch.ones(BATCH, 5, dtype=dtype)
 
         def run(seed: Tensor, module: nn.Module = module, raw_BK: Tensor = raw_BK) -> Tensor:
             x_BMD = _Made.apply(seed, size, raw_BK.dtype)  # type: ignore[no-untyped-call]
             return module(x_BMD, raw_BK)  # type: ignore[no-any-return]
 
-        taped = taped_layer(layer, shape, dropout, Setting(dtype.itemsize, "cpu"))
+        taped = taped_layer(layer, shape, dropout, Setting(dtype.itemsize, "cpu", ranks))
+        assert taped.tape is not None
+        held = sum(parameter.numel() for parameter in module.parameters())
+        assert held == sum(rows * width for rows, width in taped.tape.parameters)
         footprint, found = declared(taped)
         found["forward"] += footprint.input
         given = [raw_BK, *module.buffers()]

@@ -64,6 +64,9 @@ CLIP_NORM = 0.3
 def strategies(ranks: int) -> list[Strategy]:
     """On four ranks each way of holding alone and with everything on top; on two a few."""
     found = [each for each in ladder(*SHAPES[ranks], 10) if each.micro_batches in (1, 4) and not each.no_sync]
+    found = [
+        each for each in found if each.tensor == 1
+    ]  # tests/distributed/test_tensor_parallel.py has others
     if ranks == 4:
         most = {dense: max(len(e.techniques) for e in found if e.dense == dense) for dense in DENSE}
         return [e for e in found if len(e.techniques) in (e.dense != "dp", most[e.dense])]

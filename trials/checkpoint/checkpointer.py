@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -38,6 +38,7 @@ from trials.memory.limit import on_host
 from trials.ranks import Ranks
 from trials.storage.disk_full import disk_full, is_disk_full
 from trials.storage.weights_file import Weights, read_all, save_weights
+from trials.strategy import Strategy
 
 LOG = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 30.0
@@ -54,6 +55,10 @@ AVERAGED = "averaged{}."
 
 class Resumable(Protocol):
     """A training step that can be saved."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that the model is held with."""
 
     def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns the dense state of this rank, to save it; with `saved`, to load what a checkpoint has under
@@ -87,6 +92,8 @@ class CheckpointInfo(Value):
     job: str
     """Fingerprint of the job."""
     ranks: int
+    tensor: int = Field(default=1, exclude_if=lambda degree: degree == 1)
+    """Tensor parallel degree; ranks of a tensor group draw the same random numbers."""
     training: TrainingState
 
 
@@ -154,7 +161,7 @@ class Checkpoints:
                 raise disk_full(self._folder) from error
             raise RuntimeError(f"{partial}: the checkpoint could not be written: {error}") from error
         if self._ranks.first:
-            self._write_rest(partial, state, best)
+            self._write_rest(partial, step, state, best)
             os.replace(partial, self._folder / name)
             self._keep_only(name)
         self._last = time.perf_counter()
@@ -171,7 +178,8 @@ class Checkpoints:
         The earlier weights that an average is made of are put into the step first, one after another, for
         `average` to note.
 
-        On another number of ranks, dropout goes on with random numbers of its own.
+        On another number of ranks, or under another tensor parallel degree, dropout goes on with random numbers of
+        its own.
 
         Raises:
             UserError: where the checkpoint is another job's, or damaged.
@@ -189,8 +197,9 @@ class Checkpoints:
                 average.note()
             tables = self._read(newest, step)
         step.restored(tables, stand.training.steps)
-        if stand.ranks != self._ranks.world:
-            torch.manual_seed(hash((self._job.seed, stand.training.steps, self._ranks.rank)))
+        tensor = step.strategy.tensor
+        if (stand.ranks, stand.tensor) != (self._ranks.world, tensor):
+            torch.manual_seed(hash((self._job.seed, stand.training.steps, self._ranks.rank // tensor)))
         best = newest / BEST
         self._last = time.perf_counter()
         return stand.training, read_all(best) if self._ranks.first and best.exists() else None
@@ -245,10 +254,11 @@ class Checkpoints:
             )
         return stand
 
-    def _write_rest(self, partial: Path, state: TrainingState, best: Weights | None) -> None:
+    def _write_rest(self, partial: Path, step: Resumable, state: TrainingState, best: Weights | None) -> None:
         """Writes where the training stands and the best weights; these are written once, and linked to from then
         on."""
-        stand = CheckpointInfo(job=self._job.fingerprint, ranks=self._ranks.world, training=state)
+        ranks, tensor = self._ranks.world, step.strategy.tensor
+        stand = CheckpointInfo(job=self._job.fingerprint, ranks=ranks, tensor=tensor, training=state)
         (partial / STANDS).write_text(stand.model_dump_json())
         if best is None:
             return

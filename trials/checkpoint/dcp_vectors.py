@@ -9,6 +9,7 @@ strategy wrote is read by any other, on any number of ranks: DCP works out which
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,12 @@ class FlatPieces:
     def at(self, index: MetadataIndex) -> Tensor:
         """Returns the piece that DCP asks for."""
         assert index.offset is not None
-        return next(values for start, values in self.pieces if start == index.offset[0])
+        return self._by_start[index.offset[0]]
+
+    @cached_property
+    def _by_start(self) -> dict[int, Tensor]:
+        """The pieces, of which a rank may have thousands."""
+        return {piece.start: piece.values for piece in self.pieces}
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
         """Says what there is to write (DCP's protocol)."""

@@ -7,6 +7,8 @@ compute: it is what steps take longer than the same compute without an engine.
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from dhen.values import Value
 
 
@@ -44,6 +46,9 @@ class SharedCosts(Value):
     """Whether ranks count their memory, as with a declared one (`trials.memory.limit`)."""
     counting: tuple[float, ...] = (0.0, 0.0)
     """Seconds that counting takes of forward and backward, for 1 and for each operation."""
+    collectives: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Seconds of what tensor groups send, `all_reduce` and `all_gather`, for 1 and for each byte of the whole
+    tensor."""
 
     def in_turns(self, times: float) -> SharedCosts:
         """Returns what ranks take where other trainings' take turns with them: so many times as long."""
@@ -59,4 +64,7 @@ class SharedCosts(Value):
         one, compute, number = self.waits
         waits = (times * one, compute, times * number)
         counting = _slower(self.counting, times)
-        return self.replace(engines=engines, waits=waits, tables=tables, counting=counting)
+        collectives = {kind: (times * one, times * byte) for kind, (one, byte) in self.collectives.items()}
+        return self.replace(
+            engines=engines, waits=waits, tables=tables, counting=counting, collectives=collectives
+        )

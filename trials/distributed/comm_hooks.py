@@ -23,13 +23,13 @@ Hook = Callable[[Any, GradBucket], Future[Tensor]]
 
 
 def averaged_in(dtype: torch.dtype) -> Hook:
-    """Returns a communication hook that averages the gradients of a bucket over ranks, cast to `dtype` on their
-    way."""
+    """Returns a communication hook that averages the gradients of a bucket over the ranks of a process group, cast
+    to `dtype` on their way; the group is the hook's state, None for all ranks."""
 
-    def hook(_: Any, bucket: GradBucket) -> Future[Tensor]:
+    def hook(group: Any, bucket: GradBucket) -> Future[Tensor]:
         gradients = bucket.buffer()
         sent = cast_bucket(gradients, dtype)
-        work = dist.all_reduce(sent, op=dist.ReduceOp.AVG, async_op=True)
+        work = dist.all_reduce(sent, op=dist.ReduceOp.AVG, group=group, async_op=True)
         assert work is not None
         averaged: Future[Tensor] = work.get_future().then(lambda _: _cast_back(sent, gradients))
         return averaged

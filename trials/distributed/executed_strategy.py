@@ -18,9 +18,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.nn.parallel import DistributedDataParallel
 
-from trials.distributed.parallelize import Engine, ParallelStep
+from trials.distributed.engine import Engine
+from trials.distributed.parallelize import ParallelStep
 from trials.distributed.pipeline.stage import layer_count
 from trials.distributed.pipeline.step import PipelineStep
+from trials.distributed.tensor_parallel import TensorParallel
 from trials.distributed.zero import Zero
 from trials.distributed.zero_offload import ZeroOffload
 from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
@@ -30,11 +32,15 @@ def executed_strategy(step: ParallelStep | PipelineStep) -> Strategy:
     """The strategy that a step's modules, optimizer and micro-batches are those of."""
     if isinstance(step, PipelineStep):
         return _pipelined(step)
-    model = step.engine.module
+    tensor, engine = 1, step.engine
+    if isinstance(engine, TensorParallel):
+        tensor, engine = engine.group.size, engine.engine
+    model = engine.module
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
     return Strategy(
-        dense=_fully_sharded(groups[0], units[1:]) if units else _replicated(step.engine),
+        tensor=tensor,
+        dense=_fully_sharded(groups[0], units[1:]) if units else _replicated(engine),
         checkpointing=_checkpointing(model),
         offload=any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
         micro_batches=step.micro_batches,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,13 +28,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from dhen.loss import cross_entropy
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.distributed.comm_hooks import averaged_in
+from trials.distributed.engine import Engine
 from trials.distributed.one_bit import OneBitZero, begins_later, one_bit_state, take_over
 from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, pass_on_gradients
+from trials.distributed.tensor_parallel import DATA, TENSOR, Layout, TensorGroup, TensorParallel
+from trials.distributed.tensor_parallel import mesh as tensor_mesh
 from trials.distributed.zero import Zero
 from trials.distributed.zero_offload import ZeroOffload
 from trials.job import TrainingConfig
@@ -45,48 +46,11 @@ from trials.optim.master_weights import DTYPES, MasterWeights, all_finite, dense
 from trials.optim.onebit_adam import OneBitAdam
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.storage.weights_file import Weights
-from trials.strategy import COMPRESSING, DELAYING, RECOMPUTED, Checkpointing, Dense, Strategy
+from trials.strategy import DELAYING, RECOMPUTED, Checkpointing, Dense, Strategy
 
 MIB = 2**20
-
-
-class Engine(Protocol):
-    """What holds the dense state under one strategy."""
-
-    module: nn.Module
-    """The wrapped model: `DenseInputs` -> logit_B, or logit_BK of members in training."""
-    optimizer: Optimizer
-    """The optimizer of this rank's part, or of what it has a part in; its first group's learning rate counts."""
-
-    clip: Clip
-    """What clips the gradients before each update."""
-
-    def predict(self, inputs: DenseInputs) -> Tensor:
-        """Returns logit_B without gradients, of the model in the mode (evaluation or training) that it is in; a
-        collective."""
-
-    def accumulate_only(self, yes: bool) -> None:
-        """Sets whether the next backward leaves ranks apart, because another micro-batch follows."""
-
-    def update(self) -> None:
-        """Updates the weights by AdamW, from the gradients of all ranks."""
-
-    def is_finite(self) -> bool:
-        """Tells whether no weight that this rank updates is NaN or infinite."""
-
-    def weights(self) -> Weights:
-        """Returns a copy of all weights under the plain model's names, fp32 on the CPU; a collective.
-
-        Only the first rank has them; the result is empty on other ranks.
-        """
-
-    def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
-        """Returns weights and optimizer state that this rank holds, to save; with `saved`, to load what a
-        checkpoint has under these names into (`restored`)."""
-
-    def restored(self, steps: int) -> None:
-        """Takes over what was loaded into `state()`: weights and optimizer state after so many updates; a
-        collective."""
+Replicate = Callable[[nn.Module, int, dist.ProcessGroup | None], nn.Module]
+"""What wraps a module so that ranks average its gradients, in buckets of so many bytes."""
 
 
 class ParallelStep:
@@ -121,17 +85,26 @@ class ParallelStep:
         return loss.detach()
 
 
-def device_mesh(dense: Dense, hosts: int, gpus_per_host: int, device_type: str) -> DeviceMesh:
-    """Returns all ranks in a row, or hosts x ranks for hsdp; needs a process group of so many ranks."""
+def device_mesh(
+    dense: Dense, hosts: int, gpus_per_host: int, device_type: str, tensor: int = 1
+) -> DeviceMesh:
+    """Returns all ranks in a row, hosts x ranks for hsdp, or data x tensor ranks; needs a process group of so many
+    ranks."""
+    if tensor > 1:
+        return tensor_mesh(hosts * gpus_per_host, tensor, device_type)
     if dense == "hsdp":
         return init_device_mesh(device_type, (hosts, gpus_per_host), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device_type, (hosts * gpus_per_host,))
 
 
-def average_gradients(model: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> nn.Module:
-    """Wraps a module so that gradients are averaged over all ranks in buckets, while backward goes on."""
+def average_gradients(
+    model: nn.Module, bucket_bytes: int = BUCKET_BYTES, process_group: dist.ProcessGroup | None = None
+) -> nn.Module:
+    """Wraps a module so that gradients are averaged over all ranks, or those of a group, in buckets, while
+    backward goes on."""
     return DistributedDataParallel(
         model,
+        process_group=process_group,
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,
         bucket_cap_mb=max(1, round(bucket_bytes / MIB)),
@@ -146,7 +119,7 @@ def parallelize(
     *,
     where: torch.device | None = None,
     bucket_bytes: int = BUCKET_BYTES,
-    replicate: Callable[[nn.Module, int], nn.Module] = average_gradients,
+    replicate: Replicate = average_gradients,
 ) -> ParallelStep:
     """Takes a model over whose tables were taken (`trials.distributed.table_split.take_tables`), in fp32,
     alike on all ranks.
@@ -159,17 +132,23 @@ def parallelize(
         where: the device that zero_offload takes the model to; by default the one that it is on. Other strategies
             take a model that is there.
         bucket_bytes: bytes of gradients that dp and zero1 reduce at a time.
-        replicate: what dp wraps a model in where there are several ranks, given the bytes of a bucket.
+        replicate: what dp wraps a model in where there are several ranks, given the bytes of a bucket and the
+            process group of the ranks.
     """
     engine: Engine
     assert strategy.dense == DELAYING or not config.delayed_update
-    assert strategy.dense in COMPRESSING or config.optimizer == "adamw"
+    assert strategy.can_compress or config.optimizer == "adamw"
+    if strategy.tensor > 1:
+        assert mesh is not None
+        return _tensor_parallel(model, strategy, config, mesh, bucket_bytes, replicate)
     if strategy.fully_sharded:
         assert mesh is not None
         engine = _FullySharded(model, strategy, config, mesh)
     elif strategy.dense == "dp":
-        ranks = mesh.size() if mesh else 1
-        engine = Replicated(model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes))
+        ranks, group = (mesh.size(), mesh.get_group()) if mesh else (1, None)
+        engine = Replicated(
+            model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes, group)
+        )
     elif strategy.dense == "zero_offload":
         where = where or next(model.parameters()).device
         engine = ZeroOffload(model, config, mesh.get_group() if mesh else None, where)
@@ -184,6 +163,23 @@ def parallelize(
         engine = Zero(model, config, mesh.get_group(), keeps_gradients=keeps, bucket_bytes=bucket_bytes)
         _checkpoint_layers(model, strategy.checkpointing)
     return ParallelStep(engine, strategy.micro_batches)
+
+
+def _tensor_parallel(
+    model: nn.Module,
+    strategy: Strategy,
+    config: TrainingConfig,
+    mesh: DeviceMesh,
+    bucket_bytes: int,
+    replicate: Replicate,
+) -> ParallelStep:
+    """Keeps this rank's part of a model, and has an engine of data parallelism hold it."""
+    group = TensorGroup(mesh.get_group(TENSOR))
+    model.split(group)  # type: ignore[operator]
+    layout = Layout(model, group)
+    alike = strategy.replace(tensor=1)
+    step = parallelize(model, alike, config, mesh[DATA], bucket_bytes=bucket_bytes, replicate=replicate)
+    return ParallelStep(TensorParallel(step.engine, layout, group), strategy.micro_batches)
 
 
 class Replicated:
@@ -204,7 +200,7 @@ class Replicated:
         self.module = replicate(model) if self._in_buckets else model
         reduced = DTYPES[config.reduction_precision(config.precision)]
         if isinstance(self.module, DistributedDataParallel) and reduced is not DTYPES[config.precision]:
-            self.module.register_comm_hook(None, averaged_in(reduced))
+            self.module.register_comm_hook(self.module.process_group, averaged_in(reduced))
         flat, self.clip = self._master.flat, Clip(config.clip_norm)
         self._one_bit: OneBitAdam | None = None
         if config.optimizer == "onebit_adam":
@@ -245,7 +241,9 @@ class Replicated:
 
     def weights(self) -> Weights:
         """See `Engine`."""
-        return {} if self._in_buckets and dist.get_rank() else self._master.weights()
+        if isinstance(self.module, DistributedDataParallel) and dist.get_rank(self.module.process_group):
+            return {}
+        return self._master.weights()
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """See `Engine`."""

@@ -42,12 +42,23 @@ class Clip:
         """
         self._largest_norm, self._group = largest_norm, process_group
         self._copies = 1
+        self._tensor_group: dist.ProcessGroup | None = None
+        self._replicated: Sequence[Sequence[slice]] = ()
         self._clipped: Tensor | None = None
 
     def of_own_gradients(self, process_group: dist.ProcessGroup | None) -> None:
         """From now on these ranks have a whole gradient of their own each, whose average is that of the batch."""
         self._group = process_group
         self._copies = 1 if process_group is None else dist.get_world_size(process_group)
+
+    def over(self, tensor_group: dist.ProcessGroup, replicated: Sequence[Sequence[slice]]) -> None:
+        """Takes the norm over the ranks of a tensor group too.
+
+        Args:
+            tensor_group: the ranks that have a part of the split weights each, and all of the others.
+            replicated: of each gradient that will be clipped, in order, the ranges that all of them have alike.
+        """
+        self._tensor_group, self._replicated = tensor_group, replicated
 
     @torch.no_grad()
     def __call__(self, gradients: Iterable[Tensor | None]) -> None:
@@ -57,6 +68,8 @@ class Clip:
             return
         mine = [gradient for gradient in gradients if gradient is not None]
         squares = _sum_of_squares(mine)
+        if self._tensor_group is not None:
+            self._count_once(squares, mine)
         if self._group is not None:
             squares = squares.to(device())  # offloaded parts are on the host, where NCCL does not send
             dist.all_reduce(squares, group=self._group)
@@ -67,6 +80,18 @@ class Clip:
             gradient.mul_(factor.to(gradient.device))
         clipped = (factor < 1.0).long()
         self._clipped = clipped if self._clipped is None else clipped + self._clipped
+
+    def _count_once(self, squares: Tensor, mine: Sequence[Tensor]) -> None:
+        """Adds the other tensor ranks' squares to this rank's; each gives its share of what all have alike."""
+        assert self._tensor_group is not None
+        parts = [
+            gradient[where]
+            for gradient, ranges in zip(mine, self._replicated, strict=True)
+            for where in ranges
+        ]
+        if parts:
+            squares -= (1 - 1 / dist.get_world_size(self._tensor_group)) * _sum_of_squares(parts)
+        dist.all_reduce(squares, group=self._tensor_group)
 
     def clipped_steps(self) -> int:
         """Returns the number of steps since the last call whose gradients were longer than the largest norm; the

@@ -86,7 +86,8 @@ class Collectives(NamedTuple):
         """
         a_share = (1 - BUCKET_LATENCY_SHARE) / BUCKET_LATENCY_SHARE
         kinds = (self.ring, self.ring.ll128, self.tree, self.tree.ll128)
-        enough = min(a_share * kind.alpha / kind.beta for kind in kinds if kind and kind.beta)
+        sizes = (a_share * kind.alpha / kind.beta for kind in kinds if kind and kind.beta)
+        enough = min(sizes, default=0.0)
         return max(BUCKET_BYTES, int(enough))
 
 

@@ -2,20 +2,25 @@
 
 "Least" is the DHEN paper's rule to use the minimal set of techniques that meets the need: a strategy with
 fewer techniques goes before one with more; of as many, one whose ranks hold whole layers goes before one that
-needs a pipeline; among equals the lowest predicted step time counts.
+splits modules, whose every layer waits for other ranks, or that needs a pipeline; among equals the lowest
+predicted step time counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import get_args
 
+from dhen.errors import UserError
 from trials.planner.estimates import PricedStrategy
 from trials.planner.pipeline.orders import wrong_micro_batches
 from trials.strategy import (
+    BESIDE_TENSOR,
     CHUNKS_PER_RANK,
     FULLY_SHARDED,
     STAGED,
+    Checkpointing,
     Dense,
     Prefer,
     Schedule,
@@ -31,6 +36,10 @@ LONGEST = 16
 """Largest number of ranks of a pipeline: to play the passes of longer ones takes longer than a plan should."""
 PER_STAGE = (1, 2, 4, 8)
 """Numbers of micro-batches per rank of a pipeline that are considered."""
+TENSOR_DEGREES = (2, 4, 8, 16)
+"""Tensor parallel degrees that are considered inside a host."""
+BESIDE_SPLIT: tuple[tuple[Checkpointing, ...], tuple[int, ...]] = ("none", "full"), (1, 4, 16)
+"""Checkpointing and numbers of micro-batches that are considered beside them, unless a degree is asked for."""
 LEVELS: tuple[TableLevel, ...] = ("device", "host", "ssd")
 """Levels of storage on which one rank may have its tables."""
 
@@ -47,8 +56,9 @@ def ladder(
     gradients are kept until the last micro-batch (`no_sync`) where they are not offloaded: they would stay on
     the device, for which offload makes room.
 
-    Pipelines have as many ranks as divide all, for each at least one of the model's `layers` (or more, as the
-    schedule has it), and micro-batches enough to keep them busy.
+    Modules are split over ranks of one host (`split_ladder`). Pipelines have as many ranks as divide all, for each
+    at least one of the model's `layers` (or more, as the schedule has it), and micro-batches enough to keep them
+    busy.
     """
     ranks = hosts * gpus_per_host
     strategies = [
@@ -68,8 +78,15 @@ def ladder(
         for no_sync in ((False, True) if _may_wait(dense, offload, micro_batches, ranks) else (False,))
         if micro_batches <= examples_per_rank and (ranks > 1 or dense in ALONE or offload)
     ]
+    for degree in TENSOR_DEGREES:
+        if gpus_per_host % degree == 0:
+            strategies += split_ladder(degree, ranks, examples_per_rank, *BESIDE_SPLIT)
     strategies += _pipelines(ranks, examples_per_rank, layers, schedule)
-    return tuple(sorted(strategies, key=lambda strategy: (len(strategy.techniques), strategy.model_parallel)))
+    return tuple(sorted(strategies, key=_order))
+
+
+def _order(strategy: Strategy) -> tuple[int, int, bool]:
+    return len(strategy.techniques), strategy.tensor, strategy.pipeline > 1
 
 
 def _pipelines(ranks: int, examples_per_rank: int, layers: int, schedule: Schedule) -> list[Strategy]:
@@ -96,6 +113,40 @@ def pipeline_degrees(ranks: int, layers: int) -> list[int]:
     return [degree for degree in range(2, min(ranks, layers, LONGEST) + 1) if ranks % degree == 0]
 
 
+def split_ladder(
+    degree: int,
+    ranks: int,
+    examples_per_rank: int,
+    ways: Sequence[Checkpointing] = get_args(Checkpointing),
+    counts: Sequence[int] = MICRO_BATCHES,
+) -> list[Strategy]:
+    """Returns every strategy with this tensor parallel degree that makes sense on so many ranks, each of which
+    reads so many examples; where one tensor group has all ranks, there is nothing to shard."""
+    return [
+        Strategy(tensor=degree, dense=dense, checkpointing=checkpointing, micro_batches=micro_batches)
+        for dense in (BESIDE_TENSOR if ranks > degree else BESIDE_TENSOR[:1])
+        for checkpointing in ways
+        for micro_batches in counts
+        if micro_batches <= degree * examples_per_rank
+    ]
+
+
+def check_degree(degree: int, hosts: int, gpus_per_host: int) -> None:
+    """Raises UserError where ranks cannot be tensor groups of this degree: each is in one host, or has all ranks
+    of several hosts."""
+    ranks = hosts * gpus_per_host
+    inside = gpus_per_host % degree == 0
+    if inside or (degree % gpus_per_host == 0 and ranks % degree == 0):
+        return
+    fitting = [n for n in range(2, ranks + 1) if gpus_per_host % n == 0]
+    fitting += [n for n in range(2 * gpus_per_host, ranks + 1, gpus_per_host) if ranks % n == 0]
+    would = f"would work: {', '.join(f'tensor{n}' for n in fitting)}" if fitting else "one rank has none"
+    raise UserError(
+        f"technique=tensor{degree}: {hosts} x {gpus_per_host} ranks are not made of groups of {degree}, each in "
+        f"one host or with all ranks of several; {would}."
+    )
+
+
 def _may_wait(dense: Dense, offload: bool, micro_batches: int, ranks: int) -> bool:
     """Tells whether there is a reduction that could wait for the last micro-batch."""
     return dense in FULLY_SHARDED and not offload and micro_batches > 1 and ranks > 1
@@ -111,8 +162,8 @@ def ways_to_hold(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
 
 
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
-    """Returns the strategy that fits with the fewest techniques, without pipelines before with them, then the
-    shortest step; None where none fits."""
+    """Returns the strategy that fits with the fewest techniques, those whose ranks hold whole layers first, then
+    with the shortest step; None where none fits."""
 
     def order(priced_strategy: PricedStrategy) -> tuple[int, bool, float]:
         strategy, seconds = priced_strategy.strategy, priced_strategy.time.total

@@ -15,7 +15,16 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.estimates import PricedStrategy
-from trials.planner.ladder import LONGEST, MICRO_BATCHES, PER_STAGE, choose, ladder, pipeline_degrees
+from trials.planner.ladder import (
+    LONGEST,
+    MICRO_BATCHES,
+    PER_STAGE,
+    check_degree,
+    choose,
+    ladder,
+    pipeline_degrees,
+    split_ladder,
+)
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.pipeline.orders import wrong_micro_batches
 from trials.planner.pricing import Pricing
@@ -28,6 +37,7 @@ from trials.planner.sentences import (
     option_sentences,
     pipeline_words,
     reason,
+    split_sentences,
 )
 from trials.planner.tables.placement import PlacementError
 from trials.strategy import COMPRESSING, DELAYING, Strategy
@@ -136,6 +146,7 @@ def plan(
             *delay_sentences(training),
             *one_bit_sentences(pricing, chosen),
             *([NO_STAGES.format(model.family)] if _without_pipeline(options, model) else []),
+            *split_sentences(chosen, priced, pricing),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
         ),
@@ -155,9 +166,16 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     schedule = asked.schedule if asked is not None else "1f1b"
     layers = len(pricing.model.layers) if isinstance(pricing.model, DhenConfig) else 0
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank, layers, schedule)
+    split = asked.tensor if asked is not None else 1
+    if split > 1:
+        check_degree(split, cluster.hosts, cluster.gpus_per_host)
+        strategies = (*strategies, *split_ladder(split, cluster.ranks, examples_per_rank))
+    else:
+        splits = {degree: pricing.splits(degree) for degree in {each.tensor for each in strategies} - {1}}
+        strategies = tuple(each for each in strategies if splits.get(each.tensor, True))
     if not pricing.may_lie_below:
         strategies = tuple(strategy for strategy in strategies if strategy.tables == "device")
-    allowed = tuple(filter(options.allows, strategies))
+    allowed = tuple(dict.fromkeys(filter(options.allows, strategies)))
     if pricing.training.delayed_update and allowed:
         return _delaying(allowed, options)
     if pricing.one_bit and allowed:

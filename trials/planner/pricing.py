@@ -9,6 +9,7 @@ from dhen.config import ModelConfig
 from dhen.cost import NUMBER_BYTES
 from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
+from dhen.memory.segments import Taped
 from dhen.ops.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
 from trials.cluster.cluster import Cluster
@@ -46,7 +47,7 @@ from trials.planner.tables.table_cost import (
 )
 from trials.planner.time.pipeline_time import Sent, pipeline_time
 from trials.planner.time.step_time import Step, prepare, price
-from trials.strategy import KIB, Checkpointing, Strategy
+from trials.strategy import KIB, Checkpointing, Strategy, data_ranks
 
 ID_BYTES = 4
 """Bytes of an id, which the loader has as int32."""
@@ -69,6 +70,8 @@ representatives (trials/optim/rowwise_adagrad.py)."""
 ROW_NUMBERS = 2
 """Integers (int64) held for each row that is updated: while gradients are summed, its number and the place of its
 first lookup; then its number, the optimizer's sum and the mean of squares that is added to it, in fp32."""
+MESH_DIMENSIONS = 2
+"""Dimensions of the mesh of data and tensor ranks, each with a process group of its own."""
 POOL_BYTES = 2 * POOL_WORDS * 8
 """Random bits that dropout draws on, on a CPU."""
 
@@ -93,10 +96,11 @@ class Pricing:
         self.options = options
         self.examples_per_rank = ceil(self.batch_size / cluster.ranks)
         self._tables, self._dims = held_schema(model, schema).tables, table_dims(model, schema)
-        self._taped = taped(model, schema, self.precision, cluster.device)
-        self._segments: dict[int, tuple[Segment, ...]] = {}
-        self._activations: dict[tuple[int, Checkpointing], Activations] = {}
-        self._steps: dict[tuple[int, bool], Step] = {}
+        self._taped: dict[int, tuple[Taped, ...]] = {}
+        self._segments: dict[tuple[int, int], tuple[Segment, ...]] = {}
+        self._activations: dict[tuple[int, int, Checkpointing], Activations] = {}
+        self._steps: dict[tuple[int, int, bool], Step] = {}
+        self._buckets: dict[tuple[int, int], int] = {}
         self._cuts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._stage_memories: dict[tuple[int, tuple[int, ...], Checkpointing], list[StageMemory]] = {}
         self._without_tables: dict[Strategy, MemoryEstimate] = {}
@@ -142,6 +146,11 @@ class Pricing:
                 beside - self.cluster.hbm,
             )
         return self._placed(self.cluster.hbm - beside)
+
+    @cached_property
+    def _heaviest_bytes(self) -> int:
+        """Bytes of tables on the fullest rank, where they lie on the device."""
+        return self.placement.heaviest_bytes
 
     @cached_property
     def _placed_below(self) -> Placement:
@@ -200,12 +209,14 @@ class Pricing:
             return ()
 
     def micro_batch(self, strategy: Strategy) -> int:
-        """Returns the number of examples in a rank's largest micro-batch."""
+        """Returns the number of examples in a rank's largest micro-batch; those of a tensor group are all its
+        ranks'."""
         return ceil(self.examples(strategy) / strategy.micro_batches)
 
     def examples(self, strategy: Strategy) -> int:
-        """Returns the number of examples that a rank has in a step; all ranks of a pipeline have the same ones."""
-        return ceil(self.batch_size / (self.cluster.ranks // strategy.pipeline))
+        """Returns the number of examples that go through a rank's dense part in a step; all ranks of a tensor
+        group or of a pipeline have the same ones."""
+        return ceil(self.batch_size * strategy.tensor * strategy.pipeline / self.cluster.ranks)
 
     def layers_per_stage(self, strategy: Strategy) -> tuple[int, ...]:
         """Returns where the model is cut into the stages of a pipeline, by the predicted seconds of its parts."""
@@ -234,19 +245,24 @@ class Pricing:
         boundaries = tuple(segments[layers.stop].footprint.output for layers in stages[:-1])
         return Sent(boundaries, FP32_BYTES * sum(self._dims) * self.examples(strategy))
 
-    def _step(self, micro: int, *, below: bool) -> Step:
+    def _step(self, micro: int, *, below: bool, tensor: int = 1) -> Step:
         """Returns what all strategies share whose micro-batches have so many examples."""
-        if (micro, below) not in self._steps:
-            placement = self._placed_below if below else self.placement
-            self._steps[micro, below] = prepare(
-                self.segments(micro), self.cluster, placement, examples=micro, training=self.training
+        key = micro, tensor, below
+        if key not in self._steps:
+            self._steps[key] = prepare(
+                self.segments(micro, tensor),
+                self.cluster,
+                self._placed_below if below else self.placement,
+                examples=micro,
+                training=self.training,
+                tensor=tensor,
             )
-        return self._steps[micro, below]
+        return self._steps[key]
 
     def time(self, strategy: Strategy) -> StepTime:
         """Returns the time of one step of the whole batch."""
         micro, below = self.micro_batch(strategy), strategy.tables != "device"
-        step = self._step(micro, below=below)
+        step = self._step(micro, below=below, tensor=strategy.tensor)
         if strategy.pipeline > 1:
             return pipeline_time(step, strategy, self.layers_per_stage(strategy), self._sent(strategy, micro))
         time = price(step, strategy)
@@ -261,7 +277,7 @@ class Pricing:
         """Returns the memory of the fullest rank: at the dense part's peak, or at the moment when tables are
         read and updated."""
         if strategy.tables == "device":
-            return self._with_tables_of(strategy, self.placement.heaviest_bytes)
+            return self._with_tables_of(strategy, self._heaviest_bytes)
         alike = strategy.replace(tables="host", table_cache=0)
         if alike not in self._without_tables:
             self._without_tables[alike] = self._with_tables_of(alike, 0)
@@ -288,7 +304,7 @@ class Pricing:
             unsharded_layer=moment.unsharded,
             communication_buffers=dense.buckets + self._kept_of_lookup + moment.buffers,
             input_batch=dense.batch,
-            context=self.context_bytes,
+            context=self.context_bytes + self._more_communicators(strategy),
             reserve=self.reserve_bytes,
             margin=self.options.margin_bytes(strategy),
             host=dense.host,
@@ -306,18 +322,19 @@ class Pricing:
                 itemsizes=self._itemsizes,
                 data_ranks=self.cluster.ranks // strategy.pipeline,
                 device=self.cluster.device,
-                bucket_bytes=self._bucket_bytes,
+                bucket_bytes=self._bucket_bytes(self.cluster.hosts, self.cluster.gpus_per_host),
             )
+        hosts, per_host = data_ranks(strategy.tensor, self.cluster.hosts, self.cluster.gpus_per_host)
         return dense_peak(
-            self.segments(micro),
+            self.segments(micro, strategy.tensor),
             self._activations_of(micro, strategy),
             strategy,
             self._batch(strategy, micro),
             itemsizes=self._itemsizes,
-            hosts=self.cluster.hosts,
-            gpus_per_host=self.cluster.gpus_per_host,
+            hosts=hosts,
+            gpus_per_host=per_host,
             device=self.cluster.device,
-            bucket_bytes=self._bucket_bytes,
+            bucket_bytes=self._bucket_bytes(hosts, per_host),
             delayed=self.training.delayed_update,
             one_bit=self.one_bit,
         )
@@ -325,11 +342,17 @@ class Pricing:
     def _tables_moments(self, dense: DensePeak) -> tuple[LiveMemory, LiveMemory]:
         """Returns the lookup, when no embeddings are there yet, and the update of the tables, when no activations
         are, but the dense part's gradients."""
-        left, several = dense.left, self.cluster.ranks > 1
-        looked_up = FP32_BYTES * sum(self._dims) * self.examples_per_rank
-        lookup = max(lookup_bytes(self._lookup) - looked_up, 0) if several else 0
+        left = dense.left
         update = left._replace(buffers=left.buffers + self._tables_workspace - self._saved_of_lookup)
-        return LiveMemory("lookup in the tables", 0, 0, buffers=lookup), update
+        return LiveMemory("lookup in the tables", 0, 0, buffers=self._lookup_workspace), update
+
+    @cached_property
+    def _lookup_workspace(self) -> int:
+        """Bytes that a lookup in the tables of several ranks takes beside the embeddings that it puts out."""
+        if self.cluster.ranks == 1:
+            return 0
+        looked_up = FP32_BYTES * sum(self._dims) * self.examples_per_rank
+        return max(lookup_bytes(self._lookup) - looked_up, 0)
 
     def lacking_bytes(self, memory: MemoryEstimate) -> int:
         """Returns by how much an estimate exceeds the device's memory, or its ranks together the host's; 0
@@ -343,16 +366,33 @@ class Pricing:
         own = memory.needed if self.cluster.device == "cpu" and memory.host else 0
         return (memory.host + own) * self.cluster.gpus_per_host
 
-    def segments(self, micro: int) -> tuple[Segment, ...]:
-        """Returns the model's segments for a micro-batch of so many examples."""
-        if micro not in self._segments:
-            self._segments[micro] = segments_at(self._taped, self.precision, micro)
-        return self._segments[micro]
+    def segments(self, micro: int, tensor: int = 1) -> tuple[Segment, ...]:
+        """Returns the model's segments for a micro-batch of so many examples, as a rank of `tensor` has them that
+        split modules."""
+        if (micro, tensor) not in self._segments:
+            self._segments[micro, tensor] = segments_at(self.taped(tensor), self.precision, micro)
+        return self._segments[micro, tensor]
+
+    def taped(self, tensor: int = 1) -> tuple[Taped, ...]:
+        """Returns the model's segments for any batch."""
+        if tensor not in self._taped:
+            device = self.cluster.device
+            self._taped[tensor] = taped(self.model, self.schema, self.precision, device, tensor)
+        return self._taped[tensor]
+
+    def splits(self, tensor: int) -> bool:
+        """Whether so many ranks can split any module of the model."""
+        return any(one.tape is not None and one.tape.flops_elsewhere > 0 for one in self.taped(tensor))
+
+    def _more_communicators(self, strategy: Strategy) -> int:
+        """Returns the bytes of the communicators of tensor groups and of data ranks."""
+        several = strategy.tensor > 1 and self.cluster.device != "cpu"
+        return MESH_DIMENSIONS * NCCL_COMMUNICATOR_BYTES if several else 0
 
     def _activations_of(self, micro: int, strategy: Strategy) -> Activations:
-        key = (micro, strategy.checkpointing)
+        key = (micro, strategy.tensor, strategy.checkpointing)
         if key not in self._activations:
-            segments = self.segments(micro)
+            segments = self.segments(micro, strategy.tensor)
             self._activations[key] = Activations(segments, recomputed(segments, strategy))
         return self._activations[key]
 
@@ -369,7 +409,11 @@ class Pricing:
         numbers = FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed)) + LABEL_BYTES + bags
         if self.training.frequency_decay:
             numbers += FP32_BYTES * len(self.schema.tables)  # 1 / the count of each id
-        other_bytes = round(examples * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
+        of_rank = self.examples_per_rank if strategy.tensor > 1 else examples
+        other_bytes = round(of_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
+        if strategy.tensor > 1:  # what the group looked up, beside what the rank did
+            other_bytes += width * of_rank
+            other_bytes += FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed) + 1) * examples
         apart = bool(strategy.techniques or self.training.frequency_decay or self.one_bit)
         within = self.cluster.ranks == 1 and not apart
         return Batch(
@@ -398,12 +442,13 @@ class Pricing:
     def _itemsizes(self) -> Itemsizes:
         return Itemsizes.of(self.training)
 
-    @cached_property
-    def _bucket_bytes(self) -> int:
-        """Bytes of gradients that DDP reduces at a time; one rank has no buckets."""
-        if self.cluster.ranks == 1:
-            return 0
-        return collectives(self.cluster, self.cluster.hosts, self.cluster.gpus_per_host).bucket_bytes()
+    def _bucket_bytes(self, hosts: int, per_host: int) -> int:
+        """Returns the bytes of gradients that DDP reduces at a time; one data rank has no buckets."""
+        if (hosts, per_host) not in self._buckets:
+            several = hosts * per_host > 1
+            reduced = collectives(self.cluster, hosts, per_host)
+            self._buckets[hosts, per_host] = reduced.bucket_bytes() if several else 0
+        return self._buckets[hosts, per_host]
 
     @cached_property
     def _lookup(self) -> Lookup:

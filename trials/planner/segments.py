@@ -14,7 +14,7 @@ from dhen.config import ModelConfig
 from dhen.memory.parts import Part, parts
 from dhen.memory.replay import Footprint, Replayed, replay
 from dhen.memory.segments import Setting, Taped
-from dhen.memory.tape import Device, Shape, Tape
+from dhen.memory.tape import Device, Sent, Shape, Tape
 from dhen.model import taped_model
 from dhen.schema import FeatureSchema
 from trials.cluster.machine import Precision
@@ -43,20 +43,30 @@ class Segment(NamedTuple):
     """Number of operations of forward, as the segment declares them; an assumption where a trace was taken."""
     parts: tuple[Part, ...] = ()
     """What it consists of, by kind; nothing where a trace was taken."""
+    sent: tuple[Sent, ...] = ()
+    """What ranks that split it send each other."""
+    whole: tuple[str, ...] = ()
+    """What each of these ranks has whole all the same, and why."""
 
 
 def segments(
-    model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device, batch: int
+    model: ModelConfig,
+    schema: FeatureSchema,
+    precision: Precision,
+    device: Device,
+    batch: int,
+    tensor: int = 1,
 ) -> tuple[Segment, ...]:
-    """Returns the model's segments for a micro-batch of `batch` examples on a device."""
-    return segments_at(taped(model, schema, precision, device), precision, batch)
+    """Returns the model's segments for a micro-batch of `batch` examples on a device, as a rank of `tensor` has
+    them that split modules."""
+    return segments_at(taped(model, schema, precision, device, tensor), precision, batch)
 
 
 def taped(
-    model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device
+    model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device, tensor: int = 1
 ) -> tuple[Taped, ...]:
-    """Returns the model's segments for any batch."""
-    return tuple(taped_model(model, schema, Setting(ITEMSIZES[precision], device)))
+    """Returns the model's segments for any batch, as a rank of `tensor` has them that split modules."""
+    return tuple(taped_model(model, schema, Setting(ITEMSIZES[precision], device, tensor)))
 
 
 def segments_at(taped_segments: tuple[Taped, ...], precision: Precision, batch: int) -> tuple[Segment, ...]:
@@ -74,7 +84,7 @@ def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
     assert tape is not None
     footprint = _replayed(tape, taped.output).at(batch)
     segment = _as_segment(taped, tuple(tape.parameters), tape.buffer_bytes, footprint)
-    return segment._replace(operations=len(tape.operations), parts=_parts(tape))
+    return segment._replace(operations=len(tape.operations), parts=_parts(tape), sent=tuple(tape.sent))
 
 
 def _as_segment(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint: Footprint) -> Segment:
@@ -86,6 +96,7 @@ def _as_segment(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, foot
         shapes=shapes,
         buffer_bytes=buffer_bytes,
         undeclared=taped.undeclared.kinds if taped.undeclared else (),
+        whole=taped.whole,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trials.cluster.quantity import byte_words
 from trials.job import TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 from trials.planner.one_bit_worth import worth
 from trials.planner.options import PlanOptions
 from trials.planner.pricing import Pricing
+from trials.planner.time.split_time import sent_by_split, split_seconds
 from trials.strategy import COMPRESSING, DELAYING, Strategy
 
 PARTS = {
@@ -129,6 +132,47 @@ def one_bit_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[
         else f"It pays at no bandwidth of the {link}: the rest of its update takes longer than what it saves."
     )
     return restricted, f"{sent} {pays}"
+
+
+def split_sentences(
+    chosen: PricedStrategy | None, priced: Sequence[PricedStrategy], pricing: Pricing
+) -> tuple[str, ...]:
+    """Says of a strategy that splits modules why it is taken, what all ranks of a tensor group have whole, and
+    what it costs where a group has ranks of several hosts. It speaks of the chosen strategy, or where nothing
+    fits of what the ladder is restricted to."""
+    strategy = chosen.strategy if chosen is not None else pricing.options.technique
+    if strategy is None or strategy.tensor == 1:
+        return ()
+    degree, cluster, sentences = strategy.tensor, pricing.cluster, []
+    others = [
+        one
+        for one in priced
+        if one.strategy.tensor == 1 and len(one.strategy.techniques) <= len(strategy.techniques)
+    ]
+    if others and pricing.options.prefer == "least":
+        closest = min(others, key=lambda one: one.lacking_bytes)
+        lacking = byte_words(closest.lacking_bytes)
+        sentences.append(
+            f"Modules are split over {degree} ranks (tensor{degree}) because nothing that leaves them whole fits "
+            f"with so few techniques: {closest.strategy.name} comes closest and lacks {lacking}."
+        )
+    segments = pricing.segments(pricing.micro_batch(strategy), degree)
+    whole = list(dict.fromkeys(words for segment in segments for words in segment.whole))
+    if whole:
+        sentences.append(f"Under tensor{degree} each rank has all, or a map, of: {'; '.join(whole)}.")
+    if not pricing.splits(degree):
+        sentences.append(f"No module of this model can be split over {degree} ranks: they repeat all work.")
+    if degree > cluster.gpus_per_host:
+        examples = pricing.micro_batch(strategy)
+        seconds = sum(split_seconds(sent_by_split(segments, cluster, degree, examples), strategy))
+        inside = cluster.replace(hosts=1, gpus_per_host=degree)
+        alone = sum(split_seconds(sent_by_split(segments, inside, degree, examples), strategy))
+        sentences.append(
+            f"Warning: tensor{degree} splits modules over ranks of {degree // cluster.gpus_per_host} hosts. What "
+            f"they send each other takes {1e3 * seconds:.3g} ms of a step over the network, {1e3 * alone:.3g} ms "
+            f"if one host had them; at most {cluster.gpus_per_host} ranks are in one."
+        )
+    return tuple(sentences)
 
 
 def _largest(memory: MemoryEstimate) -> str:

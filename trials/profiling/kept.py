@@ -35,7 +35,7 @@ from trials.profiling.shared_fit import shared_costs_of
 from trials.profiling.timing import Measured
 from trials.user_cache import user_cache
 
-FORMAT, SHARED_FORMAT = 3, 1
+FORMAT, SHARED_FORMAT = 3, 2
 """Numbers that change when what is measured, or what a size means, does: for parts, and for shared trainings."""
 C = TypeVar("C", bound=Value)
 

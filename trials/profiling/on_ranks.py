@@ -18,6 +18,7 @@ from trials.embeddings.torchrec_backend import import_torchrec
 from trials.memory.limit import limited_memory
 from trials.memory.malloc import keep_freed_memory
 from trials.profiling import engines, sharded_tables
+from trials.profiling.collectives import timed_collectives
 from trials.profiling.engines import ALONE, EngineTimed
 from trials.profiling.sharded_tables import TablesTimed
 from trials.ranks import Ranks
@@ -56,6 +57,8 @@ class SharedMeasured(NamedTuple):
     """Compute alone, without counting; nothing where none is counted."""
     tables: list[TablesTimed]
     """Nothing where TorchRec is missing or broken."""
+    collectives: dict[str, tuple[float, float]]
+    """Seconds of what tensor groups send, by kind, for any size and for each byte."""
 
 
 def has_torchrec() -> bool:
@@ -91,10 +94,12 @@ def time_rank(setting: SharedSetting, rank: int, folder: str) -> SharedMeasured:
         by_engine = [list(engines.timed_engines(dense)) for _ in rounds]
         by_tables = [list(sharded_tables.timed_tables(tables.values())) for _ in rounds]
     dist.barrier()
+    collectives = timed_collectives(setting.world)
     return SharedMeasured(
         [_least_engine(each) for each in zip(*by_engine, strict=True)],
         [_least_engine(each) for each in zip(*uncounted, strict=True)],
         [_least_tables(each) for each in zip(*by_tables, strict=True)],
+        collectives,
     )
 
 

@@ -6,7 +6,7 @@ pass, of which an engine may be little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -32,7 +32,17 @@ def shared_costs_of(found: Sequence[SharedMeasured], setting: SharedSetting) -> 
         tables=_tables(tables) if tables else None,
         counted=setting.counted,
         counting=_counting(engines, uncounted),
+        collectives=_mean_collectives([each.collectives for each in found]),
     )
+
+
+def _mean_collectives(
+    found: Sequence[Mapping[str, tuple[float, float]]],
+) -> dict[str, tuple[float, float]]:
+    return {
+        kind: (fmean(each[kind][0] for each in found), fmean(each[kind][1] for each in found))
+        for kind in found[0]
+    }
 
 
 def _engines(timed: Sequence[EngineTimed]) -> dict[str, EngineCost]:

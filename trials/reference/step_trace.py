@@ -17,7 +17,7 @@ is traced: fused linear maps, dropout on bits (`dhen.ops.linear`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -39,8 +39,15 @@ from dhen.schema import FeatureSchema
 from dhen.values import Value
 from trials.distributed.buckets import when_accumulated
 from trials.distributed.comm_hooks import cast_bucket
-from trials.distributed.parallelize import ParallelStep, average_gradients, device_mesh, parallelize
+from trials.distributed.parallelize import (
+    ParallelStep,
+    Replicate,
+    average_gradients,
+    device_mesh,
+    parallelize,
+)
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
+from trials.distributed.tensor_parallel import DATA, TensorParallel
 from trials.distributed.zero import Zero
 from trials.job import TrainingConfig
 from trials.memory.counter import HOST, MemoryCounter
@@ -89,7 +96,7 @@ def trace(
         strategy: how the model is held.
         hosts: number of hosts of the cluster.
         gpus_per_host: number of ranks per host.
-        examples_per_rank: B of one rank, all micro-batches together.
+        examples_per_rank: B of one rank's dense part, all micro-batches together.
         training: resolved settings; they say in which precision the dense part computes, sends gradients and
             keeps AdamW's moments.
 
@@ -97,7 +104,7 @@ def trace(
         ValueError: where this process belongs to a process group already.
     """
     with _process_group(hosts * gpus_per_host):
-        mesh = device_mesh(strategy.dense, hosts, gpus_per_host, "cpu")
+        mesh = device_mesh(strategy.dense, hosts, gpus_per_host, "cpu", strategy.tensor)
         assert training.precision != "auto"
         sent_in = DTYPES[training.reduction_precision(training.precision)]
         replicate = partial(_into_buckets, sent_in)
@@ -113,7 +120,7 @@ def measure(
     examples: int,
     training: TrainingConfig,
     *,
-    replicate: Callable[[nn.Module, int], nn.Module] = average_gradients,
+    replicate: Replicate = average_gradients,
 ) -> StepMemory:
     """Runs two training steps of the dense part, on this rank, on the CPU; tells the memory of the second.
 
@@ -130,13 +137,16 @@ def measure(
             step = parallelize(
                 dense, strategy, training, mesh, replicate=partial(_labelled, counter, replicate)
             )
-        if isinstance(step.engine, Zero):
-            _label_buckets(step.engine, counter)
+        split = isinstance(step.engine, TensorParallel)
+        engine = step.engine.engine if isinstance(step.engine, TensorParallel) else step.engine
+        if isinstance(engine, Zero):
+            _label_buckets(engine, counter)
         with counter.new_are("input_batch"):
             batch = blank_batch(model, schema, examples)
         if host:
             counter.label(dense.parameters(), HOST)
-        gradients_stay = strategy.dense == "dp" and (mesh is None or mesh.size() == 1)
+        alone = mesh is None or (mesh[DATA] if split else mesh).size() == 1
+        gradients_stay = strategy.dense == "dp" and alone
         if strategy.fully_sharded or gradients_stay:
             _label_gradients(dense.parameters(), counter, HOST if host else "gradients")
         _one_step(ParallelStep(step.engine, 1), batch, counter, HOST if host else "optimizer_state")
@@ -208,15 +218,18 @@ def _first_chunk(tensor: Tensor, chunks: int, dim: int) -> list[Tensor]:
 
 def _labelled(
     counter: MemoryCounter,
-    replicate: Callable[[nn.Module, int], nn.Module],
+    replicate: Replicate,
     model: nn.Module,
     bucket_bytes: int,
+    process_group: dist.ProcessGroup | None,
 ) -> nn.Module:
     with counter.new_are("communication_buffers"):
-        return replicate(model, bucket_bytes)
+        return replicate(model, bucket_bytes, process_group)
 
 
-def _into_buckets(sent_in: torch.dtype, model: nn.Module, bucket_bytes: int) -> nn.Module:
+def _into_buckets(
+    sent_in: torch.dtype, model: nn.Module, bucket_bytes: int, _: dist.ProcessGroup | None
+) -> nn.Module:
     """Holds what DistributedDataParallel holds, for fake tensors: all gradients lie in buckets, as views."""
     buckets: list[list[Tensor]] = [[]]
     for parameter in reversed(list(model.parameters())):

@@ -25,11 +25,13 @@ from trials.cluster.here import this_machine
 from trials.collectives import all_agree
 from trials.data.cache import PreparedLog, Split
 from trials.data.loader import Batch
+from trials.distributed.engine import Engine
 from trials.distributed.executed_strategy import executed_strategy
-from trials.distributed.parallelize import Engine, ParallelStep, device_mesh, parallelize
+from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
 from trials.distributed.pipeline.lookups import PipelineLookups
 from trials.distributed.pipeline.step import PipelineStep, pipelined
 from trials.distributed.table_split import DenseBatch, DenseInputs, take_growing, take_tables
+from trials.distributed.tensor_parallel import Shared, TensorParallel
 from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
 from trials.embeddings.frequency_decay import FrequencyDecay
@@ -53,7 +55,7 @@ from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.storage.weights_file import Weights
-from trials.strategy import Strategy
+from trials.strategy import Strategy, data_ranks
 from trials.training.evaluation import Keep, eval_rows, logits_over_ranks, metrics_over_ranks
 
 LOG = logging.getLogger(__name__)
@@ -114,7 +116,7 @@ class DistributedStep:
             assert cluster is not None
             assert isinstance(job.model, DhenConfig)
             cut = pricing_of(job, cluster).layers_per_stage(strategy)
-            buckets = _bucket_bytes(cluster, ranks)
+            buckets = _bucket_bytes(cluster, strategy)
             self._dense = pipelined(
                 model, strategy, config, job.model, cut, ranks, where=where, bucket_bytes=buckets
             )
@@ -124,7 +126,7 @@ class DistributedStep:
         else:
             needs_mesh = ranks.world > 1 or strategy.fully_sharded
             mesh = (
-                device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type)
+                device_mesh(strategy.dense, ranks.hosts, ranks.gpus_per_host, where.type, strategy.tensor)
                 if needs_mesh
                 else None
             )
@@ -135,14 +137,15 @@ class DistributedStep:
                     config,
                     mesh,
                     where=where,
-                    bucket_bytes=_bucket_bytes(cluster, ranks),
+                    bucket_bytes=_bucket_bytes(cluster, strategy),
                 )
         count_on_device([*model.buffers(), *(() if strategy.offload else model.parameters())])
         self._engine: Engine = self._dense.engine
         self._model = model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
-        examples = -(-config.batch_size // self._data.ranks)
-        self._micro_batch = -(-examples // strategy.micro_batches)
+        # those of a tensor group go through its model together, those of a pipeline are its ranks' in turn
+        examples = -(-config.batch_size * strategy.tensor // self._data.ranks)
+        self._micro_batch = -(-examples // (strategy.micro_batches * strategy.tensor))
         if strategy.pipeline > 1:  # whose stages take no more than a micro-batch at a time in any case
             self._micro_batch = examples
         self._short = is_counted() or where.type == "cuda"
@@ -170,7 +173,7 @@ class DistributedStep:
         whole = embeddings if self._lookups is None else self._lookups.gather(embeddings, batch.size)
         inputs = DenseInputs.of(whole, batch.features)
         weight = batch.size * self._data.ranks / (batch.of_step or self._batch_size)
-        loss = self._dense.forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
+        loss = self._forward_backward(DenseBatch(inputs, batch.label_B, batch.weight_B), weight)
         if self._lookups is not None:
             self._lookups.scatter_gradients(whole, embeddings, batch.size)
         del whole, inputs  # tables need their room
@@ -181,6 +184,19 @@ class DistributedStep:
             self._tables.update(embeddings)
         with on_host() if self._offload else nullcontext():
             self._dense.update()
+        return loss
+
+    def _forward_backward(self, batch: DenseBatch, weight: float) -> Tensor:
+        """Runs the dense part, with the examples of all ranks of a tensor group where modules are split over
+        it."""
+        if not isinstance(self._engine, TensorParallel):
+            return self._dense.forward_backward(batch, weight)
+        group, size = self._engine.group, len(batch.label_B)
+        shared = Shared(group, size, batch.label_B.device)
+        whole = shared.batch(batch)
+        # `weight` is the share of this rank's examples, the group's are as many ranks'
+        loss = self._dense.forward_backward(whole, weight * len(whole.label_B) / (size * group.size))
+        shared.pass_on_gradients(whole, batch)
         return loss
 
     @property
@@ -287,13 +303,17 @@ class DistributedStep:
         embeddings = self._lookup(of_rank)
         if self._lookups is not None:
             embeddings = self._lookups.gather(embeddings, whole.size)
-        return self._engine.predict(DenseInputs.of(embeddings, whole))
+        inputs = DenseInputs.of(embeddings, whole)
+        if not isinstance(self._engine, TensorParallel):
+            return self._engine.predict(inputs)
+        shared = Shared(self._engine.group, len(features.numeric_BK), features.numeric_BK.device)
+        return shared.own(self._engine.predict(shared.inputs(inputs)))
 
 
 def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) -> Strategy:
     """Returns the strategy with no more micro-batches than the rank with the fewest has examples: all ranks need
     equally many."""
-    micro_batches = min(strategy.micro_batches, batch_size // ranks.world)
+    micro_batches = min(strategy.micro_batches, batch_size * strategy.tensor // ranks.world)
     return strategy.replace(micro_batches=micro_batches, no_sync=strategy.no_sync and micro_batches > 1)
 
 
@@ -308,8 +328,9 @@ def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:
     return cluster.replace(hosts=ranks.hosts, gpus_per_host=ranks.gpus_per_host)
 
 
-def _bucket_bytes(cluster: Cluster | None, ranks: Ranks) -> int:
+def _bucket_bytes(cluster: Cluster | None, strategy: Strategy) -> int:
     """Returns the size of buckets, as the plan's step time takes it to be."""
     if cluster is None:
         return BUCKET_BYTES
-    return collectives(cluster, ranks.hosts, ranks.gpus_per_host).bucket_bytes()
+    hosts, per_host = data_ranks(strategy.tensor, cluster.hosts, cluster.gpus_per_host)
+    return collectives(cluster, hosts, per_host).bucket_bytes()

@@ -108,6 +108,7 @@ def fresh_step(
         LOG.info("model and tables on %s, in one process", device())
         return TrainStep(on_device_for_good(model, device()), job.training)
     step = DistributedStep(model, job, strategy, ranks, cluster, where=device())
-    if not ranks.first:
-        torch.manual_seed(hash((job.seed, ranks.rank)))
+    group = ranks.rank // strategy.tensor  # a tensor group draws alike what it computes alike
+    if group or strategy.tensor > 1:
+        torch.manual_seed(hash((job.seed, group)))
     return step

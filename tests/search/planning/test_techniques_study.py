@@ -93,7 +93,12 @@ def test_the_report_tells_what_was_tried_and_what_was_forced(techniques: Path, r
 
 @pytest.mark.parametrize(
     "technique",
-    ["hsdp", "zero_offload", pytest.param("cpu_offload+fsdp+full_checkpointing", marks=pytest.mark.slow)],
+    [
+        "hsdp",
+        "zero_offload",
+        "tensor2+zero1",
+        pytest.param("cpu_offload+fsdp+full_checkpointing", marks=pytest.mark.slow),
+    ],
 )
 def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: str) -> None:
     out = tmp_path / "study"
@@ -106,6 +111,7 @@ def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: 
         assert named(attempt.strategy).held_as == asked.held_as
         assert attempt.executed is not None
         assert named(attempt.executed).offload == asked.offload
+        assert named(attempt.executed).tensor == asked.tensor
         assert named(attempt.executed).dense in (
             asked.dense,
             "shard_grad_op",
@@ -146,6 +152,11 @@ def test_other_techniques_are_refused(dhen_search: Run, tmp_path: Path) -> None:
     assert "full_checkpointing" in said
     said = dhen_search(*words, "technique=hsdp", "ranks=1x2", code=2).stderr
     assert "technique=hsdp is not on the ladder of 1 x 2 ranks" in said
+    said = dhen_search(*words, "technique=tensor3", code=2).stderr
+    assert "technique=tensor3: 2 x 2 ranks are not made of groups of 3" in said
+    assert "would work: tensor2, tensor4" in said
+    said = dhen_search(*words, "technique=tensor2+fsdp", code=2).stderr
+    assert "tensor2+zero1 would work" in said
     assert "expected a number" in dhen_search(*words, "memory_margin=some", code=2).stderr
 
 

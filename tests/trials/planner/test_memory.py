@@ -20,7 +20,7 @@ from trials.planner.live_memory import Activations, Batch, Itemsizes
 from trials.planner.memory import DensePeak, dense_peak, recomputed, unit
 from trials.planner.segments import Segment, segments
 from trials.reference.step_trace import trace
-from trials.strategy import Dense, Strategy
+from trials.strategy import Dense, Strategy, data_ranks, named
 
 SCHEMA = FeatureSchema(
     tables=(*(Table(name=f"t{i}", rows=100) for i in range(6)), Table(name="bag", rows=9, multi_hot=True)),
@@ -50,8 +50,9 @@ def peak(
     micro = -(-examples // strategy.micro_batches)
     width, numbers = 4 * sum(table_dims(model, schema)), len(schema.numeric) + len(schema.bucketed)
     batch = Batch(width * examples, width * micro, 4 * examples * (numbers + 1))
-    found = segments(model, schema, precision, "cpu", micro)
+    found = segments(model, schema, precision, "cpu", micro, strategy.tensor)
     activations = Activations(found, recomputed(found, strategy))
+    hosts, gpus = data_ranks(strategy.tensor, hosts, gpus)
     return dense_peak(
         found,
         activations,
@@ -94,6 +95,18 @@ def test_agrees_with_a_trace_of_the_wrapped_model(
     training: TrainingConfig,
 ) -> None:
     agrees(candidate(space, seed), strategy, hosts, gpus, examples, training)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("technique", "ranks"), [("tensor2", 2), ("tensor2+micro_batches=2", 4), ("tensor4+zero1", 8)]
+)
+def test_agrees_where_modules_are_split(technique: str, ranks: int, precision: Precision) -> None:
+    split = ["mlp", "dlrm", {"kind": "attention", "heads": 4}, "dcn_v2", "dcn", "conv", "linear"]
+    model = parse_model(
+        {"embedding_dim": 16, "layers": [{"modules": [kind], "out_embeddings": 8} for kind in split]}, "test"
+    )
+    agrees(model, named(technique), 1, ranks, 512, TrainingConfig(precision=precision))
 
 
 @pytest.mark.parametrize(("dense", "precision"), [("zero1", "fp32"), ("fsdp", "bf16")])

@@ -74,11 +74,14 @@ def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) ->
         assert not fitting
         assert found.remedy
         return
-    least = len(found.best.strategy.techniques)
+
+    def order(strategy: Strategy) -> tuple[int, bool]:
+        return len(strategy.techniques), strategy.tensor > 1
+
+    least = order(found.best.strategy)
     for each in fitting:
-        techniques = len(each.strategy.techniques)
-        assert techniques >= least
-        assert techniques > least or each.time.total >= found.best.time.total
+        assert order(each.strategy) >= least
+        assert order(each.strategy) > least or each.time.total >= found.best.time.total
 
 
 @settings(max_examples=20, deadline=None)
@@ -252,6 +255,9 @@ def test_a_module_that_declares_nothing_is_traced_and_said_so(precision: str) ->
     assert "'dlrm' declares no memory" in traced.notes[0]
     for one, other in zip(declared.strategies, traced.strategies, strict=True):
         assert one.strategy == other.strategy
+        if one.strategy.tensor > 1:  # what is traced is priced as if it were whole
+            assert one.memory.parameters < other.memory.parameters
+            continue
         assert one.memory.parameters == other.memory.parameters
         assert 0.99 < other.memory.total / one.memory.total < 1.15
 
@@ -295,3 +301,72 @@ def test_no_remedy_leaves_a_rank_fewer_examples_than_micro_batches() -> None:
     assert found.remedy is not None
     assert "training.batch_size" not in found.remedy
     assert re.search(r"\d+ more host", found.remedy) is None
+
+
+def test_a_plan_that_splits_modules_says_why_and_what_stays_whole() -> None:
+    asked = made(small(10**12), technique=named("tensor2+zero1"))
+    assert asked.chosen == named("tensor2+zero1")
+    assert not any("Under tensor2" in note for note in asked.notes)
+    whole = plan(
+        DhenConfig(
+            layers=(LayerConfig(modules=("linear", {"kind": "attention", "heads": 1})),),  # type: ignore[arg-type]
+            embedding_dim=32,
+        ),
+        SCHEMA,
+        TRAINING,
+        small(10**12),
+        options=PlanOptions(technique=named("tensor4")),
+    )
+    (said,) = [note for note in whole.notes if "Under tensor4" in note]
+    assert "attention (4 does not divide heads=1; of 4, 8, 16, 32 it would be)" in said
+    assert "linear (it declares no split)" in said
+    one = model(1, width=16_384), SCHEMA, TRAINING.replace(batch_size=1024)
+    cluster = small(10**12, "1x4")
+    needs = [
+        each.memory.total for each in plan(*one, cluster).strategies if len(each.strategy.techniques) == 1
+    ]
+    plans = [plan(*one, cluster.with_hbm(bytes_)) for bytes_ in sorted(needs)]
+    chosen = [found for found in plans if found.chosen and found.chosen.tensor > 1]
+    assert chosen  # one layer is gathered whole, however it is sharded
+    for found in chosen:
+        assert found.chosen is not None
+        (why,) = [note for note in found.notes if note.startswith("Modules are split over")]
+        lacks = [each for each in found.strategies if each.strategy.name in why and each.strategy.tensor == 1]
+        assert lacks
+        assert not any(each.fits for each in lacks)
+
+
+def test_a_degree_across_hosts_is_priced_in_a_warning() -> None:
+    cluster = small(10**12, "2x4")
+    inside, across = (made(cluster, technique=named(name)) for name in ("tensor4+zero1", "tensor8"))
+    assert across.chosen == named("tensor8")
+    assert not any("Warning" in note for note in inside.notes)
+    (warning,) = [note for note in across.notes if "Warning" in note]
+    network, one_host = map(float, re.findall(r"takes? ([\d.]+) ms.*network, ([\d.]+) ms", warning)[0])
+    assert network > one_host > 0
+    assert not any(each.strategy.tensor > 4 for each in made(cluster).strategies)
+
+
+def test_what_no_rank_can_split_is_not_planned_so() -> None:
+    alone = DhenConfig(layers=(LayerConfig(modules=("linear",)),), embedding_dim=32, head=())  # type: ignore[arg-type]
+    cluster = small(10**12)
+    found = plan(alone, SCHEMA, TRAINING, cluster)
+    assert not any(each.strategy.tensor > 1 for each in found.strategies)
+    asked = plan(alone, SCHEMA, TRAINING, cluster, options=PlanOptions(technique=named("tensor2")))
+    assert any("No module of this model can be split" in note for note in asked.notes)
+
+
+def test_split_weights_are_divided_and_what_is_sent_is_priced() -> None:
+    wide = plan(model(4, width=4096), SCHEMA, TRAINING, small(10**12, "1x4"))
+    by_name = {each.strategy.name: each for each in wide.strategies}
+    dp, two, four = (by_name[name] for name in ("dp", "tensor2", "tensor4"))
+    assert dp.memory.optimizer_state == pytest.approx(2 * two.memory.optimizer_state, rel=0.02)
+    assert dp.memory.optimizer_state == pytest.approx(4 * four.memory.optimizer_state, rel=0.02)
+    assert dp.memory.parameters == pytest.approx(2 * two.memory.parameters, rel=0.02)
+    assert two.time.all_gather > 0  # of inputs
+    pricing = Pricing(model(4, width=4096), SCHEMA, TRAINING, small(10**12, "1x4"))
+    flops = {tensor: sum(each.flops for each in pricing.segments(1, tensor)) for tensor in (1, 2, 4)}
+    assert flops[1] == pytest.approx(2 * flops[2], rel=0.02)
+    assert flops[1] == pytest.approx(4 * flops[4], rel=0.02)
+    sharded = by_name["tensor2+zero1"].memory.optimizer_state
+    assert two.memory.optimizer_state == pytest.approx(2 * sharded, rel=0.02)

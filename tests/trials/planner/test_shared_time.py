@@ -6,7 +6,7 @@ import pytest
 
 from dhen.memory.parts import Part
 from dhen.memory.replay import Footprint
-from dhen.memory.tape import Held
+from dhen.memory.tape import Held, Sent
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.cluster.part_costs import ANY, BETWEEN, LOSS, UPDATE, KindCost, PartCosts
@@ -136,3 +136,22 @@ def test_ranks_that_take_turns_with_other_trainings_take_so_many_times_as_long()
         network(), Strategy(), on("1x2", twice), NO_TABLES, examples_per_rank=EXAMPLES, training=TRAINING
     )
     assert slow.total == pytest.approx(2 * step(Strategy(), known).total)
+
+
+def test_what_tensor_groups_send_is_what_was_measured() -> None:
+    """A group that has all ranks has no gradients to reduce; what it sends hides behind nothing."""
+    sent = {"all_reduce": (1e-3, 1e-9), "all_gather": (2e-3, 0.0)}
+    forward, backward = Sent("all_reduce", Held(4), True), Sent("all_reduce", Held(8), False)
+    tape = (forward, backward, Sent("all_gather", Held(4), True))
+    found = step_time(
+        [segment._replace(sent=tape) for segment in network()],
+        Strategy(tensor=2),
+        on("1x2", parts(shared(collectives=sent))),
+        NO_TABLES,
+        examples_per_rank=EXAMPLES,
+        training=TRAINING,
+    )
+    assert found.all_reduce == pytest.approx(LAYERS * (2 * 1e-3 + 12e-9 * EXAMPLES))
+    assert found.all_gather == pytest.approx(LAYERS * 2e-3 + 2e-3)  # and the group's inputs
+    assert found.hidden == 0
+    assert found.total == pytest.approx(COMPUTE + found.optimizer + found.all_reduce + found.all_gather)

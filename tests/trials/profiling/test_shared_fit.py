@@ -53,7 +53,7 @@ def fitted(counted: bool = False, with_tables: bool = True) -> SharedCosts:
     timed = engines(random.Random(0), dot(COUNTING, (1, OPERATIONS)) if counted else 0.0)
     uncounted = [each for each in engines(random.Random(0)) if each.engine == ALONE] if counted else []
     setting = SharedSetting("fp32", 1, 1, 2, counted)
-    return shared_costs_of([SharedMeasured(timed, uncounted, its)] * 2, setting)
+    return shared_costs_of([SharedMeasured(timed, uncounted, its, {"all_reduce": (1e-3, 1e-9)})] * 2, setting)
 
 
 def test_known_costs_of_an_engine_are_found_again() -> None:
@@ -66,6 +66,10 @@ def test_known_costs_of_an_engine_are_found_again() -> None:
 
 def test_what_ranks_wait_for_each_other_is_found_in_whole_steps() -> None:
     assert fitted().waits == pytest.approx(WAITS, rel=0.05)
+
+
+def test_what_tensor_groups_send_is_the_mean_over_ranks() -> None:
+    assert fitted().collectives == {"all_reduce": pytest.approx((1e-3, 1e-9))}
 
 
 def test_known_costs_of_tables_are_found_again() -> None:

@@ -44,7 +44,13 @@ def kept_bytes(lookup: Lookup) -> int:
     placement, batch = lookup.placement, lookup.ranks * lookup.examples
     replicated = [table for table in lookup.tables if table.name in placement.replicated]
     own = sum(table.mean_ids for table in replicated) * lookup.examples * ID_BYTES
-    by_rank = [_received_bytes(lookup, rank, batch) for rank in range(lookup.ranks)]
+    by_name, here = (
+        {table.name: table for table in lookup.tables},
+        [list[Table]() for _ in range(lookup.ranks)],
+    )
+    for shard in placement.shards:
+        here[shard.rank].append(by_name[shard.table])
+    by_rank = (_received_bytes(lookup, rank, tables, batch) for rank, tables in enumerate(here))
     return round(max(by_rank) + own)
 
 
@@ -66,12 +72,10 @@ def lookup_bytes(lookup: Lookup) -> int:
     return 2 * pooled + _pooled_here(lookup)
 
 
-def _received_bytes(lookup: Lookup, rank: int, batch: int) -> float:
-    """Returns ids and offsets of a rank's shards; with a second lookup of rows also these, and all embeddings that
-    were looked up, which are saved for the decay."""
+def _received_bytes(lookup: Lookup, rank: int, here: Sequence[Table], batch: int) -> float:
+    """Returns ids and offsets of a rank's shards, which are of the tables `here`; with a second lookup of rows
+    also these, and all embeddings that were looked up, which are saved for the decay."""
     placement = lookup.placement
-    by_name = {table.name: table for table in lookup.tables}
-    here = [by_name[shard.table] for shard in placement.shards if shard.rank == rank]
     ids = placement.id_bytes_per_rank[rank]
     if not (lookup.repeats_rows and here):
         return ids + ID_BYTES * len(here) * batch

@@ -84,30 +84,38 @@ def shared_step(
 
 
 def shared_time(
-    step: SharedStep, strategy: Strategy, compute: dict[str, float], share: float, slower: float
+    step: SharedStep,
+    strategy: Strategy,
+    own: dict[str, float],
+    share: float,
+    slower: float,
+    *,
+    several: bool = True,
 ) -> StepTime | None:
     """Returns the seconds of a strategy, itemised; None for an engine that was not measured.
 
     Args:
         step: what all strategies have in common.
         strategy: how the dense part is held.
-        compute: the items `forward`, `backward` and `recomputation` of all micro-batches.
+        own: the items `forward`, `backward` and `recomputation` of all micro-batches, and what tensor groups send.
         share: share of the optimizer's state that a rank has.
         slower: seconds that the update takes longer than with moments in fp32 and without clipping.
+        several: whether there are gradients to reduce: a tensor group may have all ranks.
     """
     cost = step.shared.engines.get(strategy.dense)
     if cost is None:
         return None
     micro_batches = strategy.micro_batches
-    items = dict.fromkeys(StepTime.model_fields, 0.0) | compute
+    compute = sum(own[name] for name in ("forward", "backward", "recomputation"))
+    items = dict.fromkeys(StepTime.model_fields, 0.0) | own
     items["forward"] += micro_batches * step.counting
     items["lookup"], items["all_to_all"] = step.replicated_tables, step.sharded_tables
     passes, reduced, update = (dot(each, step.sizes) for each in (cost.passes, cost.reduced, cost.update))
     of_passes, of_reduced = _items(strategy)
-    items[of_passes] += micro_batches * passes
-    items[of_reduced] += _reductions(strategy) * reduced + dot(
-        step.shared.waits, (1, sum(compute.values()), step.sizes[-1])
-    )
+    if several:
+        items[of_passes] += micro_batches * passes
+        items[of_reduced] += _reductions(strategy) * reduced
+    items[of_reduced] += dot(step.shared.waits, (1, compute, step.sizes[-1]))
     items |= _update(step, strategy, update + slower, share, items)
     return StepTime(**items | {"total": sum(items.values())})
 

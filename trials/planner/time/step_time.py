@@ -5,6 +5,8 @@ compute beside a collective is slowed by `OVERLAP_SLOWDOWN`. `fully_shard` gathe
 reduces in every one too, or in the last alone (`no_sync`, and HSDP's all-reduce across hosts), as
 DistributedDataParallel does.
 
+What tensor groups send hides behind nothing: the next operation needs it (`split_time`).
+
 On a CPU on which ranks that share a training were measured, `shared_time` has what they take beside compute.
 
 Left out: the input pipeline, evaluation. Unverified on GPUs.
@@ -37,9 +39,10 @@ from trials.planner.segments import Segment
 from trials.planner.tables.placement import Placement
 from trials.planner.time.compute_time import lookup_seconds, measured, seconds_besides, segment_passes
 from trials.planner.time.shared_time import SharedStep, shared_step, shared_time
+from trials.planner.time.split_time import SentBySplit, sent_by_split, split_seconds
 from trials.planner.time.timeline import Passes, Reduction, Unit, fully_sharded, reduced_in_buckets, scattered
 from trials.planner.zero.buckets import zero_buckets
-from trials.strategy import RECOMPUTED, Strategy, shards
+from trials.strategy import RECOMPUTED, Strategy, data_ranks, shards
 
 MASTER_BYTES = 4
 """Bytes of a weight as the optimizer holds it."""
@@ -125,6 +128,16 @@ class Step(NamedTuple):
     """Whether the host's update goes on while the next step runs (zero_offload)."""
     one_bit: bool = False
     """Whether the step is one of one-bit Adam's second stage (dp and zero1)."""
+    data_hosts: int = 1
+    data_per_host: int = 1
+    """Data ranks: all, or those of one place in every tensor group; `everywhere` is among them."""
+    sent: SentBySplit | None = None
+    """What tensor groups send, where there are any."""
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of ranks that a weight's gradients are averaged over."""
+        return self.data_hosts * self.data_per_host
 
 
 class Communication(NamedTuple):
@@ -159,7 +172,8 @@ def step_time(
             keeps AdamW's moments.
     """
     examples = ceil(examples_per_rank / strategy.micro_batches)
-    return price(prepare(segments, cluster, placement, examples=examples, training=training), strategy)
+    step = prepare(segments, cluster, placement, examples=examples, training=training, tensor=strategy.tensor)
+    return price(step, strategy)
 
 
 def prepare(
@@ -169,14 +183,18 @@ def prepare(
     *,
     examples: int,
     training: TrainingConfig,
+    tensor: int = 1,
 ) -> Step:
-    """Returns what all strategies share whose micro-batches have so many examples."""
+    """Returns what all strategies share whose micro-batches have so many examples, over so many tensor ranks."""
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
     costs = measured(cluster, training)
     passes = [segment_passes(segment, costs, cluster, training, examples, bandwidth) for segment in segments]
-    everywhere = collectives(cluster, cluster.hosts, cluster.gpus_per_host)
+    hosts, per_host = data_ranks(tensor, cluster.hosts, cluster.gpus_per_host)
+    everywhere, of_tables = collectives(cluster, hosts, per_host), _among_all(cluster)
+    shared = shared_step(segments, costs, placement, cluster)
+    sent_measured = shared.shared.collectives if shared is not None else None
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
     return Step(
@@ -184,25 +202,33 @@ def prepare(
         forward=_parts(segments, [seconds.forward for seconds in passes]),
         backward=_parts(segments, [seconds.backward for seconds in passes]),
         parameters=_parts(segments, [segment.parameters for segment in segments]),
-        padded=_parts(segments, [_padded(segment, cluster.ranks) for segment in segments]),
-        padded_in_host=_parts(segments, [_padded(segment, cluster.gpus_per_host) for segment in segments]),
+        padded=_parts(segments, [_padded(segment, hosts * per_host) for segment in segments]),
+        padded_in_host=_parts(segments, [_padded(segment, per_host) for segment in segments]),
         itemsizes=Itemsizes.of(training),
         bandwidth=bandwidth,
         everywhere=everywhere,
-        bucket_bytes=everywhere.bucket_bytes() if cluster.ranks > 1 else 0,
-        in_host=collectives(cluster, 1, cluster.gpus_per_host),
-        across=collectives(cluster, cluster.hosts, 1),
-        lookup=lookup_seconds(segments, costs, placement, training, examples, bandwidth),
+        bucket_bytes=everywhere.bucket_bytes() if hosts * per_host > 1 else 0,
+        in_host=collectives(cluster, 1, per_host),
+        across=collectives(cluster, hosts, 1),
+        lookup=lookup_seconds(segments, costs, placement, training, ceil(examples / tensor), bandwidth),
         costs=costs,
         tensors=sum(len(segment.shapes) for segment in segments),
         besides=seconds_besides(segments, costs, examples),
-        all_to_all=(2 * everywhere.all_to_all(sent) + everywhere.all_to_all(ids)) if sent else 0.0,
-        tables_reduce=everywhere.all_reduce(replicated) if replicated else 0.0,
-        shared=shared_step(segments, costs, placement, cluster),
+        all_to_all=(2 * of_tables.all_to_all(sent) + of_tables.all_to_all(ids)) if sent else 0.0,
+        tables_reduce=of_tables.all_reduce(replicated) if replicated else 0.0,
+        shared=shared,
         clips=training.clip_norm is not None,
         delayed=training.delayed_update,
         one_bit=training.optimizer == "onebit_adam",
+        data_hosts=hosts,
+        data_per_host=per_host,
+        sent=sent_by_split(segments, cluster, tensor, examples, sent_measured) if tensor > 1 else None,
     )
+
+
+def _among_all(cluster: Cluster) -> Collectives:
+    """Returns the collectives among all ranks, over which tables lie."""
+    return collectives(cluster, cluster.hosts, cluster.gpus_per_host)
 
 
 def price(step: Step, strategy: Strategy) -> StepTime:
@@ -216,9 +242,14 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         "backward": backward,
         "recomputation": recomputation,
     }
-    if step.shared is not None and not step.one_bit:  # its all-reduce was not measured
+    summed, gathered = split_seconds(step.sent, strategy) if step.sent is not None else (0.0, 0.0)
+    measured = step.shared is not None and (step.sent is None or step.shared.shared.collectives)
+    if step.shared is not None and measured and not step.one_bit:  # whose all-reduce was not measured
         share, slower = 1 / _state_shards(step, strategy), _slower_update(step, strategy)
-        measured_time = shared_time(step.shared, strategy, compute_items, share, slower)
+        sent = {"all_reduce": summed, "all_gather": gathered}
+        measured_time = shared_time(
+            step.shared, strategy, compute_items | sent, share, slower, several=step.data_ranks > 1
+        )
         if measured_time is not None:
             return measured_time
     replicated = strategy.dense == "dp" or step.one_bit
@@ -237,9 +268,9 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         "lookup": step.lookup if step.costs is None else micro_batches * step.lookup,
         "optimizer": 0.0 if on_host else update,
         "all_to_all": step.all_to_all,
-        "all_gather": links.all_gather + publication_seconds(step, strategy),
+        "all_gather": links.all_gather + publication_seconds(step, strategy) + gathered,
         "reduce_scatter": links.reduce_scatter,
-        "all_reduce": links.all_reduce + step.tables_reduce,
+        "all_reduce": links.all_reduce + step.tables_reduce + summed,
         "host_transfer": links.host_transfer + (update if on_host else 0.0) + _return(step, strategy),
     }
     return StepTime(**items, hidden=hidden, total=sum(items.values()) - hidden)
@@ -277,7 +308,7 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
     if step.one_bit:  # what is sent is made of all gradients
         spent = one_bit_all_reduce(step)
         ended += spent
-    elif step.cluster.ranks > 1:
+    elif step.data_ranks > 1:
         before, layers, after = step.parameters
         computed = step.itemsizes.computed
         sizes = [computed * values for values in (after, *reversed(layers), before)]
@@ -479,7 +510,7 @@ def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
     computed, values = step.itemsizes.computed, step.parameters.total
     publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
     if strategy.dense == "dp":
-        gather = computed + MASTER_BYTES + (computed if step.cluster.ranks > 1 else 0)
+        gather = computed + MASTER_BYTES + (computed if step.data_ranks > 1 else 0)
         return (gather + publish) * values
     return (publish / _state_shards(step, strategy) + (computed if strategy.dense == "zero1" else 0)) * values
 
@@ -500,7 +531,7 @@ def _return(step: Step, strategy: Strategy) -> float:
 
 def _state_shards(step: Step, strategy: Strategy) -> int:
     """Returns over how many ranks the optimizer's state is spread."""
-    ranks = shards(strategy.dense, step.cluster.hosts, step.cluster.gpus_per_host)
+    ranks = shards(strategy.dense, step.data_hosts, step.data_per_host)
     return max(1, ranks // strategy.pipeline)
 
 

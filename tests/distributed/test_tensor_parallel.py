@@ -1,0 +1,298 @@
+"""Tensor parallelism on 2 and 4 gloo ranks: numbers of one process, whole weights, checkpoints under any
+degree."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from command_line import write_log
+from gloo_ranks import as_rank, on_ranks
+from torch import Tensor, nn
+
+from benchmarks.planner.plans_on_ranks import Size, cluster, training_bytes
+from benchmarks.planner.plans_on_ranks import job as large_job
+from dhen.config import ModelConfig
+from dhen.model import build_model, parse_model
+from dhen.ops.split import split_parameters
+from trials.checkpoint.checkpointer import Checkpoints
+from trials.checkpoint.training_state import TrainingState
+from trials.cluster.load import load_cluster
+from trials.data.cache import PreparedLog
+from trials.data.loader import Batch, train_batches
+from trials.data.prepare.prepare_log import prepare
+from trials.job import Job
+from trials.planner.pricing import pricing_of
+from trials.ranks import Ranks
+from trials.strategy import Strategy, named
+from trials.training.distributed_step import DistributedStep
+from trials.training.local_step import TrainStep
+
+pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+
+CPU = torch.device("cpu")
+FAR, FEW, BATCH = 50, 12, 42
+"""42 examples over 4 ranks are 10 or 11 each, and 21 of each tensor group of two."""
+SHAPES = {2: (1, 2), 4: (2, 2)}
+SPLIT = ["mlp", "dlrm", "attention", "dcn_v2", "dcn", "conv", {"kind": "dcn_v2", "rank": 4}]
+SPARSE = {"kind": "sparse_attention", "heads": 4, "block_size": 1, "per_head": True}
+MODEL = parse_model(
+    {
+        "embedding_dim": 4,  # tables of 8 columns would be cut in two, with two Adagrad sums for each row
+        "layers": [
+            {"modules": [*SPLIT, SPARSE, "linear"], "out_embeddings": 2, "raw_numeric": True},
+            {"modules": ["mlp"], "out_embeddings": 2},
+        ],
+        "head": [16],
+        "dropout": 0.0,
+    },
+    "test",
+)
+DROPPING = MODEL.replace(dropout=0.3)
+TECHNIQUES = {
+    2: ("tensor2", "tensor2+full_checkpointing+micro_batches=3"),
+    4: ("tensor2", "tensor2+zero1", "tensor2+zero1+micro_batches=2", "tensor4"),
+}
+FAR_TECHNIQUES = {2: "tensor2", 4: "tensor2+zero1"}
+"""The one that goes a long way."""
+CLIP_NORM = 0.3
+
+
+def job(model: ModelConfig = MODEL, **training: object) -> Job:
+    settings = {"batch_size": BATCH, "precision": "fp32", "weight_decay": 0.01, "epochs": 1}
+    settings |= {"embedding_learning_rate": 0.02, "learning_rate": 2.5e-4} | training
+    return Job.model_validate(
+        {
+            "model": model,
+            "features": log().features,
+            "log": log().fingerprint,
+            "training": settings,
+            "seed": 0,
+        }
+    )
+
+
+def fresh(model: ModelConfig = MODEL) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(model, log().features).train()
+
+
+@cache
+def log() -> PreparedLog:
+    return PreparedLog.open(Path(os.environ["FOLDER"]) / "log")
+
+
+def batches(ranks: Ranks, steps: int) -> list[Batch]:
+    parts = {"rank": ranks.rank, "ranks": ranks.world}
+    found = train_batches(log().split("train"), batch_size=BATCH, seed=0, epoch=0, **parts)
+    return list(itertools.islice(found, steps))
+
+
+def train(step: TrainStep | DistributedStep, ranks: Ranks, steps: int, first: int = 0) -> list[float]:
+    losses = []
+    for batch in batches(ranks, steps)[first:]:
+        loss = step(batch)
+        if ranks.world > 1:
+            dist.all_reduce(loss)
+        losses.append(loss.item() / ranks.world)
+    return losses
+
+
+def moment(step: TrainStep | DistributedStep, name: str = "exp_avg") -> Tensor:
+    """One of the dense state's vectors whole, put together from all ranks' pieces."""
+    one = step.dense_state()[name]
+    pieces: list[Any] = [[(start, values.clone()) for start, values in one.pieces]]
+    if dist.is_initialized() and isinstance(step, DistributedStep):
+        (mine,), pieces = pieces, [None] * dist.get_world_size()
+        dist.all_gather_object(pieces, mine)
+    whole = torch.full((one.length,), float("nan"))
+    for start, values in itertools.chain(*pieces):
+        whole[start : start + len(values)] = values
+    return whole
+
+
+def distance(mine: Tensor, other: Tensor) -> float:
+    return float((mine - other).norm() / other.norm())
+
+
+def apart(mine: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert mine.keys() == other.keys()
+    return max(distance(mine[name], other[name]) for name in mine if other[name].any())
+
+
+def on_a_rank() -> dict[str, Any]:
+    world = dist.get_world_size()
+    ranks = Ranks(dist.get_rank(), *SHAPES[world])
+    zionex = load_cluster("zionex").with_ranks("x".join(map(str, SHAPES[world])))
+
+    def held(strategy: Strategy, this: Job) -> DistributedStep:
+        return DistributedStep(fresh(this.model), this, strategy, ranks, zionex, where=CPU)
+
+    found: dict[str, Any] = {}
+    plain = TrainStep(fresh(), job().training)
+    found["plain"] = train(plain, Ranks(), 1)
+    gradient = moment(plain)
+    found["plain"] += train(plain, Ranks(), FAR, 1)
+    metrics = plain.evaluate(log(), "validation")
+    for name in TECHNIQUES[world]:
+        step = held(named(name), job())
+        losses = train(step, ranks, 1)
+        mine: dict[str, Any] = {"executed": step.strategy.name, "gradient": distance(moment(step), gradient)}
+        mine["held"] = sum(len(piece.values) for piece in step.dense_state()["exp_avg"].pieces)
+        mine["losses"] = losses + train(step, ranks, FAR if name == FAR_TECHNIQUES[world] else FEW, 1)
+        if name == FAR_TECHNIQUES[world]:
+            mine["ne"] = step.evaluate(log(), "validation").ne - metrics.ne
+            weights = step.weights()
+            mine["apart"] = apart(weights, plain.weights()) if ranks.first else None
+            mine["others_have_none"] = bool(weights) == ranks.first
+        found[name] = mine
+    found["whole"] = len(gradient)
+    found["memory"] = memory(ranks)
+    if world == 4:
+        return found | {"clipped": clipped(ranks, held)}
+    return found | {"dropout": dropout(ranks, held), "resumed": resumed(ranks, held)}
+
+
+def memory(ranks: Ranks) -> list[int]:
+    """What the fullest rank should hold, and what it held, in training and evaluation."""
+    strategy, where = named(TECHNIQUES[ranks.world][1]), cluster(ranks.world)
+    this = large_job(log(), Size(2, 768, 128), "fp32", ranks.world)
+    held = torch.tensor(training_bytes(this, log(), strategy, ranks, where))
+    dist.all_reduce(held, dist.ReduceOp.MAX)
+    return [pricing_of(this, where).memory(strategy).total, int(held)]
+
+
+def clipped(ranks: Ranks, held: Any) -> dict[str, Any]:
+    """Losses of ranks and of one process whose gradients are clipped, and how many steps were."""
+    this = job(clip_norm=CLIP_NORM, learning_rate=0.01)
+    plain = TrainStep(fresh(), this.training)
+    expected = train(plain, Ranks(), FEW)
+    found: dict[str, Any] = {"plain": expected, "steps": plain.clipped_steps()}
+    for name in TECHNIQUES[ranks.world][:2]:
+        step = held(named(name), this)
+        found[name] = [train(step, ranks, FEW), step.clipped_steps()]
+    return found
+
+
+def dropout(ranks: Ranks, held: Any) -> dict[str, Any]:
+    """After steps with dropout: whether what tensor ranks have alike is alike to the bit, whether the parts of
+    split activations dropped alike (they must not), and whether those of whole ones did."""
+    strategy = Strategy(tensor=2, checkpointing="full")
+    step = held(strategy, job(DROPPING))
+    torch.manual_seed(ranks.rank // 2)
+    train(step, ranks, 3)
+    model = step._model
+    splits = split_parameters(model)
+    mine = {name: p.detach().clone() for name, p in model.named_parameters() if name not in splits}
+    patterns = []
+    layer = model.layers[0]
+    layer = getattr(layer, "_checkpoint_wrapped_module", layer)
+    tower = next(block[1] for block in layer.blocks if isinstance(next(block.children()), nn.Flatten))
+    for one in tower:
+        one.register_forward_hook(lambda _, __, y: patterns.append((y > 0).clone()))
+    for one in tower:
+        torch.nn.init.zeros_(one.weight)
+        torch.nn.init.ones_(one.bias)
+    step(batches(ranks, 1)[0])
+    everyone: list[Any] = [None] * ranks.world
+    dist.all_gather_object(everyone, (mine, patterns[:2]))
+    (first, (split, whole)), (second, (other_split, other_whole)) = everyone[:2]
+    return {
+        "alike": all(torch.equal(first[name], second[name]) for name in first),
+        "split_alike": torch.equal(split, other_split),
+        "whole_alike": torch.equal(whole, other_whole),
+        "dropped": float(split.float().mean()),
+        "checked": len(first),
+    }
+
+
+def resumed(ranks: Ranks, held: Any) -> dict[str, Any]:
+    """Losses of trainings that go on under another way to hold the model than they began with."""
+    found = {}
+    for before, after in (("tensor2", "fsdp"), ("zero1", "tensor2"), ("tensor2", "tensor2")):
+        folder = Path(os.environ["FOLDER"]) / f"{before}-{after}"
+        step = held(named(before), job())
+        train(step, ranks, 5)
+        Checkpoints(folder, job(), ranks).save(step, TrainingState(next_evaluation=1, steps=5), None)
+        step = held(named(after), job())
+        Checkpoints(folder, job(), ranks).restore(step)
+        found[f"{before}, then {after}"] = train(step, ranks, FEW, 5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    found = {}
+    for ranks in SHAPES:
+        folder = tmp_path_factory.mktemp("ranks")
+        write_log(folder / "log.csv", 3010)
+        prepare([folder / "log.csv"], out=folder / "log")
+        found[ranks] = on_ranks(__file__, ranks, folder) | {"ranks": ranks}
+    return found
+
+
+@pytest.fixture(params=SHAPES, ids="{} ranks".format)
+def answers(request: pytest.FixtureRequest, of_ranks: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    return of_ranks[request.param]
+
+
+def test_ranks_follow_one_process(answers: dict[str, Any]) -> None:
+    plain = answers["plain"]
+    assert max(plain) - min(plain) > 0.01
+    for name in TECHNIQUES[answers["ranks"]]:
+        found = answers[name]
+        assert found["executed"] == name
+        assert found["gradient"] < 1e-6, name
+        assert found["losses"][:FEW] == pytest.approx(plain[:FEW], abs=1e-5), name
+        assert found["losses"] == pytest.approx(plain[: len(found["losses"])], abs=1e-4), name
+        if name == FAR_TECHNIQUES[answers["ranks"]]:
+            assert len(found["losses"]) == FAR
+            assert abs(found["ne"]) < 1e-4
+            assert found["apart"] < 1e-2
+            assert found["others_have_none"]
+
+
+def test_ranks_hold_parts(answers: dict[str, Any]) -> None:
+    """Most weights are in maps that are split."""
+    for name in TECHNIQUES[answers["ranks"]]:
+        shards = named(name).tensor * (2 if "zero1" in name else 1)
+        assert answers[name]["held"] < 1.5 * answers["whole"] / shards, name
+
+
+def test_ranks_hold_what_was_planned(answers: dict[str, Any]) -> None:
+    planned, held = answers["memory"]
+    assert planned == pytest.approx(held, rel=0.03)
+
+
+def test_the_norm_is_that_of_all_gradients(of_ranks: dict[int, dict[str, Any]]) -> None:
+    found = of_ranks[4]["clipped"]
+    assert 0 < found["steps"] < FEW
+    for name in TECHNIQUES[4][:2]:
+        losses, steps = found[name]
+        assert steps == found["steps"]
+        assert losses == pytest.approx(found["plain"], abs=1e-4), name
+
+
+def test_dropout_is_alike_only_where_activations_are(of_ranks: dict[int, dict[str, Any]]) -> None:
+    found = of_ranks[2]["dropout"]
+    assert found["alike"]
+    assert found["checked"]
+    assert found["whole_alike"]
+    assert not found["split_alike"]
+    assert found["dropped"] == pytest.approx(0.7, abs=0.1)
+
+
+def test_a_training_goes_on_under_another_degree(of_ranks: dict[int, dict[str, Any]]) -> None:
+    for name, losses in of_ranks[2]["resumed"].items():
+        assert losses == pytest.approx(of_ranks[2]["plain"][5:FEW], abs=1e-5), name
+
+
+if __name__ == "__main__":
+    as_rank(on_a_rank)

@@ -1,0 +1,92 @@
+"""The seconds that ranks which split modules send each other, while they compute nothing.
+
+Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.memory.tape.Sent`), priced by
+the links of a tensor group: those in a host where the host has all its ranks, else the network too; on a CPU by
+what was measured there, where it was. What is recomputed is sent again. Once a step the group gathers what its
+ranks looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from trials.cluster.cluster import Cluster
+from trials.planner.collectives import AlphaBeta, Collectives, collectives
+from trials.planner.segments import Segment
+from trials.strategy import RECOMPUTED, Strategy
+
+BESIDE_LAYERS = ("features", "head")
+
+
+class Seconds(NamedTuple):
+    """Seconds of a kind of collective in one micro-batch."""
+
+    beside: float
+    """Those of what is not recomputed: the passes beside layers, and backward."""
+    forward: list[float]
+    """Those of each layer's forward."""
+
+    def of(self, strategy: Strategy) -> float:
+        """Returns the seconds in a step."""
+        once = self.beside + sum(self.forward) + sum(self.forward[RECOMPUTED[strategy.checkpointing]])
+        return strategy.micro_batches * once
+
+
+class SentBySplit(NamedTuple):
+    """What a tensor group sends."""
+
+    all_reduce: Seconds
+    all_gather: Seconds
+    inputs: AlphaBeta
+    """The cost of gathering inputs."""
+    input_bytes: int
+    """Bytes of a micro-batch's inputs, which are gathered for all micro-batches at once."""
+
+
+def among(cluster: Cluster, degree: int) -> Collectives:
+    """Returns the collectives among the ranks of a tensor group."""
+    hosts = max(1, degree // cluster.gpus_per_host)
+    return collectives(cluster, hosts, degree // hosts)
+
+
+def sent_by_split(
+    segments: Sequence[Segment],
+    cluster: Cluster,
+    degree: int,
+    examples: int,
+    measured: Mapping[str, tuple[float, float]] | None = None,
+) -> SentBySplit:
+    """Returns what is sent for micro-batches of so many examples; `measured` has what was measured on a CPU,
+    seconds of each kind for any size and for each byte."""
+    group = among(cluster, degree)
+    reduce: Callable[[float], float] = group.all_reduce
+    gather = group.all_gather
+    if measured:
+        reduce, gather = AlphaBeta(*measured["all_reduce"]).__call__, AlphaBeta(*measured["all_gather"])
+    return SentBySplit(
+        _seconds(segments, "all_reduce", reduce, examples),
+        _seconds(segments, "all_gather", gather.__call__, examples),
+        gather,
+        segments[0].footprint.input,
+    )
+
+
+def split_seconds(sent: SentBySplit, strategy: Strategy) -> tuple[float, float]:
+    """Returns the seconds of all-reduces and of all-gathers in a step."""
+    inputs = sent.inputs(strategy.micro_batches * sent.input_bytes)
+    return sent.all_reduce.of(strategy), sent.all_gather.of(strategy) + inputs
+
+
+def _seconds(segments: Sequence[Segment], kind: str, run: Callable[[float], float], examples: int) -> Seconds:
+    beside, forward = 0.0, []
+    for segment in segments:
+        by_pass = {True: 0.0, False: 0.0}
+        for one in segment.sent:
+            if one.kind == kind:
+                by_pass[one.forward] += run(one.size.each * examples + one.size.fixed)
+        beside += by_pass[False]
+        if segment.name in BESIDE_LAYERS:
+            beside += by_pass[True]
+        else:
+            forward.append(by_pass[True])
+    return Seconds(beside, forward)
