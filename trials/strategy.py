@@ -170,17 +170,17 @@ class Strategy(Value):
         schedule = f"={self.schedule}" if self.schedule != "1f1b" else ""
         words = (
             f"{TENSOR}{self.tensor}" if self.tensor > 1 else "",
+            f"{PIPELINE}{self.pipeline}{schedule}" if self.pipeline > 1 else "",
             self.dense if self.dense != "dp" else "",
             f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
             "cpu_offload" if self.offload else "",
             f"{self.tables}{TABLES}{size}" if self.tables != "device" else "",
-            f"{PIPELINE}{self.pipeline}{schedule}" if self.pipeline > 1 else "",
             f"micro_batches={self.micro_batches}" if in_micro_batches and self.micro_batches > 1 else "",
         )
         return tuple(filter(None, words))
 
     def _joined(self, techniques: tuple[str, ...], *, no_sync: bool) -> str:
-        words = ("dp", *techniques) if self.dense == "dp" and self.tensor == 1 else techniques
+        words = ("dp", *techniques) if self.dense == "dp" and not self.model_parallel else techniques
         return "+".join((*words, "no_sync") if no_sync else words)
 
     @property

@@ -11,7 +11,7 @@ from trials.strategy import Strategy, StrategyName, named
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_every_strategy_of_the_ladder_is_found_by_its_name(hosts: int) -> None:
-    for strategy in ladder(hosts, 2, 64):
+    for strategy in ladder(hosts, 2, 64, layers=4):
         assert named(strategy.name) == strategy
         assert named(strategy.held_as) == strategy.replace(micro_batches=1, no_sync=False)
         reversed_name = "+".join(reversed(strategy.name.split("+")))
@@ -38,6 +38,11 @@ def test_other_names_are_refused_with_what_would_work(name: str, what: str) -> N
     with pytest.raises(ValueError, match=what) as error:
         named(name)
     assert all(word in str(error.value) for word in ("zero1", "full_checkpointing", "micro_batches=N"))
+
+
+def test_modules_are_not_split_in_the_stages_of_a_pipeline() -> None:
+    with pytest.raises(ValueError, match="tensor2 and pipeline4 do not stand together"):
+        named("pipeline4+tensor2")
 
 
 def test_micro_batches_make_no_other_way_to_hold_a_model() -> None:
