@@ -4,7 +4,8 @@ The compression of 1-bit Adam (arXiv 2102.02888): a number becomes its sign time
 mean of magnitudes in a block of numbers, which of all scales loses least. The loss stays where it came from and is
 added to what is compressed next (error feedback, arXiv 1809.07599).
 
-Shapes: N numbers of a vector, Z bytes of their signs, eight in each, K blocks of them, R vectors of several ranks.
+Shapes: N numbers of a vector, Z bytes of their signs, eight in each, K blocks of B numbers, R vectors of several
+ranks.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ other ways.
 Tables by their engine (`trials.embeddings.engine`), the dense part by `trials.distributed.parallelize`. Each
 rank trains on its slice of every global batch; where slices differ by an example, losses and gradients are
 weighted by their share, so that the mean over ranks is the mean over the batch. Layers are not compiled here.
+
+Shapes: B examples, T categorical tables, K numeric inputs, N rows of a split.
 """
 
 from __future__ import annotations

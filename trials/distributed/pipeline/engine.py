@@ -4,6 +4,9 @@ Ranks are a mesh of stages x data: those of one stage hold the same layers, as d
 
 Stages average their gradients over data ranks when the last micro-batch has gone backward, all at once: a
 schedule's passes for weights alone call none of autograd's hooks, on which reductions behind backward rest.
+
+Shapes: B examples, K numeric inputs, N numbers with buckets; M embeddings of length D between two stages, for each
+of N rows in `x_NMD`: an example's, or those of its members.
 """
 
 from __future__ import annotations

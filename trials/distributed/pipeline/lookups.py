@@ -4,7 +4,8 @@ the first stage is given all.
 So tables are held and looked up over all ranks as without pipelines, and their engines know nothing of stages.
 Gradients go the way back.
 
-Shapes: B examples of the pipeline, P of this rank's part, V numbers of all embeddings of an example.
+Shapes: B examples of the pipeline, P of this rank's part, V numbers of all embeddings of an example; T categorical
+tables, G growing ones among them, K numeric inputs, N numbers with buckets.
 """
 
 from __future__ import annotations
