@@ -33,12 +33,11 @@ Schedule = Literal["1f1b", "gpipe", "interleaved", "zero_bubble"]
 (`trials.planner.pipeline.orders`)."""
 FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
-STAGED: tuple[Dense, ...] = ("dp", "zero1")
-"""Values of `dense` that hold the stages of a pipeline."""
 CHUNKS_PER_RANK: dict[Schedule, int] = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zero_bubble": 1}
 """Number of stages that a rank has, apart from each other in the model."""
-BESIDE_TENSOR: tuple[Dense, ...] = ("dp", "zero1")
-"""Values of `dense` that data ranks may have where modules are split over tensor ranks."""
+MODEL_PARALLEL: tuple[Dense, ...] = ("dp", "zero1")
+"""Values of `dense` that data ranks may have where other ranks have the rest of the model: parts of split modules,
+or other stages of a pipeline."""
 DELAYING: Dense = "zero_offload"
 """The value of `dense` whose updates can be delayed (`training.delayed_update`)."""
 COMPRESSING: tuple[Dense, ...] = ("dp", "zero1")
@@ -49,8 +48,9 @@ TENSOR, PIPELINE = "tensor", "pipeline"
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
     f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone), +host_tables or +ssd_tables (one rank alone), "
-    f"+{TENSOR}N (N ranks split wide modules; {', '.join(BESIDE_TENSOR)} alone), "
-    f"+{PIPELINE}N or +{PIPELINE}N=SCHEDULE ({', '.join(STAGED)} alone; {', '.join(get_args(Schedule))}) and "
+    f"+{TENSOR}N (N ranks split wide modules; {', '.join(MODEL_PARALLEL)} alone), "
+    f"+{PIPELINE}N or +{PIPELINE}N=SCHEDULE ({', '.join(MODEL_PARALLEL)} alone; "
+    f"{', '.join(get_args(Schedule))}) and "
     "+micro_batches=N, which +no_sync may follow"
 )
 """What names of strategies are made of, for messages."""
@@ -108,15 +108,15 @@ class Strategy(Value):
                 raise ValueError(f"schedule {self.schedule} is one of a pipeline; give pipeline2 or more")
             return self
         beside = [
-            *([self.dense] if self.dense not in STAGED else []),
+            *([self.dense] if self.dense not in MODEL_PARALLEL else []),
             *(["cpu_offload"] if self.offload else []),
             *([f"{self.tables}{TABLES}"] if self.tables != "device" else []),
             *(["no_sync"] if self.no_sync else []),
         ]
         if beside:
             raise ValueError(
-                f"{beside[0]} does not hold the stages of a pipeline; {' and '.join(STAGED)} do, with or without "
-                "activation checkpointing"
+                f"{beside[0]} does not hold the stages of a pipeline; {' and '.join(MODEL_PARALLEL)} do, with or "
+                "without activation checkpointing"
             )
         return self
 
@@ -132,9 +132,9 @@ class Strategy(Value):
 
     @model_validator(mode="after")
     def _splits_what_is_whole(self) -> Strategy:
-        if self.tensor > 1 and self.dense not in BESIDE_TENSOR:
+        if self.tensor > 1 and self.dense not in MODEL_PARALLEL:
             raise ValueError(
-                f"{TENSOR}{self.tensor} stands beside {' or '.join(BESIDE_TENSOR)} alone, not {self.dense}"
+                f"{TENSOR}{self.tensor} stands beside {' or '.join(MODEL_PARALLEL)} alone, not {self.dense}"
             )
         if self.tensor > 1 and self.pipeline > 1:
             raise ValueError(
@@ -218,9 +218,9 @@ def named(name: str) -> Strategy:
             f"{name!r}: in a pipeline with one micro-batch all ranks but one always wait; give +micro_batches="
             f"{fields[PIPELINE]} or more, or none, and the plan takes a number"
         )
-    if TENSOR in fields and fields.get("dense", "dp") not in BESIDE_TENSOR:
+    if TENSOR in fields and fields.get("dense", "dp") not in MODEL_PARALLEL:
         raise ValueError(
-            f"{name!r}: modules are split beside {' or '.join(BESIDE_TENSOR)} alone; {TENSOR}{fields[TENSOR]} or "
+            f"{name!r}: modules are split beside {' or '.join(MODEL_PARALLEL)} alone; {TENSOR}{fields[TENSOR]} or "
             f"{TENSOR}{fields[TENSOR]}+zero1 would work"
         )
     return Strategy.model_validate(fields)

@@ -12,7 +12,7 @@ NO_OPTIMISM_PERCENT = 0.005
 
 
 def noise(record: StudyRecord) -> str | None:
-    """What choosing the lowest of several makes of its NE; None where that is not known, or nothing to say."""
+    """Returns what choosing the lowest of several makes of its NE; None where it is not known, or nothing."""
     choice = record.choice
     if choice is None or not choice.judged or choice.compared < 2:
         return None

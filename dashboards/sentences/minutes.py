@@ -33,7 +33,7 @@ def search_ended(record: StudyRecord) -> str | None:
 
 
 def no_candidate(record: StudyRecord) -> str:
-    """That no candidate has ended; where the minutes were too few for one, how many would do."""
+    """Returns the sentence that no candidate has ended, or how many minutes would do where there were too few."""
     took = [
         trial.result.training_seconds
         for trial in record.trials

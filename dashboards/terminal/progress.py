@@ -101,9 +101,9 @@ def seconds_left(record: StudyRecord) -> float | None:
 
 
 def _seconds_per_trial(record: StudyRecord) -> float | None:
-    """Seconds from the end of one trial to that of the next, by those of this stage; before it has any, at most
-    what trials took: the time in which the log was read and the machine measured comes once. None before any
-    has ended."""
+    """Returns the seconds from the end of one trial to that of the next, by those of this stage; before it has
+    any, at most what trials took: the time in which the log was read and the machine measured comes once. None
+    before any has ended."""
     trials, stage = ended(record.trials), record.stage
     if stage is not None:
         done = done_in_stage(record, stage) - stage.done_before

@@ -16,10 +16,9 @@ from dhen.errors import UserError
 from trials.planner.estimates import PricedStrategy
 from trials.planner.pipeline.orders import wrong_micro_batches
 from trials.strategy import (
-    BESIDE_TENSOR,
     CHUNKS_PER_RANK,
     FULLY_SHARDED,
-    STAGED,
+    MODEL_PARALLEL,
     Checkpointing,
     Dense,
     Prefer,
@@ -100,7 +99,7 @@ def _pipelines(ranks: int, examples_per_rank: int, layers: int, schedule: Schedu
             micro_batches=micro_batches,
         )
         for pipeline in pipeline_degrees(ranks, layers // CHUNKS_PER_RANK[schedule])
-        for dense in (STAGED if pipeline < ranks else STAGED[:1])
+        for dense in (MODEL_PARALLEL if pipeline < ranks else MODEL_PARALLEL[:1])
         for checkpointing in ("none", "selective", "full")
         for micro_batches in (pipeline * per_stage for per_stage in PER_STAGE)
         if micro_batches <= pipeline * examples_per_rank
@@ -124,7 +123,7 @@ def split_ladder(
     reads so many examples; where one tensor group has all ranks, there is nothing to shard."""
     return [
         Strategy(tensor=degree, dense=dense, checkpointing=checkpointing, micro_batches=micro_batches)
-        for dense in (BESIDE_TENSOR if ranks > degree else BESIDE_TENSOR[:1])
+        for dense in (MODEL_PARALLEL if ranks > degree else MODEL_PARALLEL[:1])
         for checkpointing in ways
         for micro_batches in counts
         if micro_batches <= degree * examples_per_rank
