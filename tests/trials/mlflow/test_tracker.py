@@ -297,9 +297,13 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(
     assert len(by_number(tmp_path / "study")) == len(study(2).trials)
 
 
-def schema_of(path: Path) -> list[tuple[str]]:
+def schema_of(path: Path) -> list[tuple[str, list[str]]]:
+    """Returns what makes each table and index, line by line; migrations write constraints in any order."""
     with closing(sqlite3.connect(path)) as connection:
-        return connection.execute("select sql from sqlite_master order by name").fetchall()
+        made = connection.execute(
+            "select name, sql from sqlite_master where sql is not null order by name"
+        ).fetchall()
+    return [(name, sorted(line.strip(" \t,") for line in sql.splitlines())) for name, sql in made]
 
 
 def unexpected(*_: object) -> None:
