@@ -107,7 +107,8 @@ FOLDERS = {
     "search.bundles": {"search.execution"},
     "search.execution": {"search.planning"},
     "search.growth": {"search.execution", "search.planning"},
-    "search.live": set(),
+    "search.http": set(),
+    "search.live": {"search.http"},
     "search.notebook": {"search.budget", "search.bundles", "search.planning", "search.study"},
     "search.online": {"search.bundles"},
     "search.optuna": {"search.growth"},
@@ -115,7 +116,7 @@ FOLDERS = {
     "search.proposals": {"search.execution", "search.planning"},
     "search.reuse": {"search.execution", "search.samplers"},
     "search.samplers": set(),
-    "search.serving": {"search.bundles"},
+    "search.serving": {"search.bundles", "search.http"},
     "search.stopping": set(),
     "search.study": {
         *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.execution"),
@@ -132,8 +133,15 @@ FOLDERS = {
     },
     "search.tracking": {"search.bundles"},
     "search.verbs": {
-        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.live"),
-        *("search.online", "search.optuna", "search.planning", "search.serving", "search.study"),
+        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.http"),
+        *(
+            "search.live",
+            "search.online",
+            "search.optuna",
+            "search.planning",
+            "search.serving",
+            "search.study",
+        ),
         "search.tracking",
     },
 }

@@ -7,7 +7,6 @@ cookie, or as `Authorization: Bearer TOKEN` from programs.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Collection
 from ipaddress import ip_address
@@ -17,6 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from search.http.token import bearer, digest, is_token
 from search.live.page import plain_page
 from search.live.settings import TOKEN
 
@@ -33,7 +33,7 @@ class Gate:
         self._app = app
         self._names = {"localhost", *(name.lower() for name in host_names)}
         self._cookie = f"dhen_search_{port}"  # cookies of one host are shared by its ports
-        self._token, self._digest = token, _digest(token or "")
+        self._digest = None if token is None else digest(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request or hands it on; one of a page of our own without its `Origin`, which is checked."""
@@ -59,10 +59,13 @@ class Gate:
             )
         if origin is not None and urlsplit(origin).netloc != host:
             return PlainTextResponse("a page of another site may not ask this server.\n", status_code=403)
-        if self._token is None or self._shows_token(request):
+        if self._digest is None or self._shows_token(request, self._digest):
             return None
-        if self._is_token(request.query_params.get(TOKEN, "")) and request.scope.get("method") == "GET":
-            return self._let_in(request)
+        if (
+            is_token(request.query_params.get(TOKEN, ""), self._digest)
+            and request.scope.get("method") == "GET"
+        ):
+            return self._let_in(request, self._digest)
         return HTMLResponse(
             plain_page("Token needed", ASKS), status_code=401, headers={"WWW-Authenticate": "Bearer"}
         )
@@ -75,24 +78,16 @@ class Gate:
             return name.lower() in self._names
         return True
 
-    def _shows_token(self, request: HTTPConnection) -> bool:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_token(given.strip()):
-            return True
-        return hmac.compare_digest(request.cookies.get(self._cookie, "").encode(), self._digest.encode())
+    def _shows_token(self, request: HTTPConnection, expected: str) -> bool:
+        cookie = request.cookies.get(self._cookie, "").encode()
+        return is_token(bearer(request.headers.get("authorization", "")), expected) or hmac.compare_digest(
+            cookie, expected.encode()
+        )
 
-    def _is_token(self, given: str) -> bool:
-        # digests have one length, so that the time of comparing says nothing of the token
-        return hmac.compare_digest(_digest(given), self._digest)
-
-    def _let_in(self, request: HTTPConnection) -> Response:
+    def _let_in(self, request: HTTPConnection, cookie: str) -> Response:
         """Sets the cookie, and asks for the same address without the token, which would stay in the history."""
         rest = [(name, value) for name, value in request.query_params.multi_items() if name != TOKEN]
         answer = RedirectResponse(request.url.path + (f"?{urlencode(rest)}" if rest else ""), status_code=303)
         # lax, not strict: a link in a message must still open the page
-        answer.set_cookie(self._cookie, self._digest, httponly=True, samesite="lax")
+        answer.set_cookie(self._cookie, cookie, httponly=True, samesite="lax")
         return answer
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()

@@ -14,7 +14,6 @@ READY = "DHEN_SEARCH_UI_READY"
 """Variable with the file descriptor that the server writes a byte to once it answers."""
 TOKEN = "token"
 """Name of the query parameter that carries the token."""
-LOOPBACK = "127.0.0.1"
 
 
 class UiSettings(Value):
@@ -26,7 +25,7 @@ class UiSettings(Value):
     """SQLAlchemy URL of the database whose studies are shown; None for a run directory."""
     study: str | None = None
     """Name of the one study of the database that is shown; None for all."""
-    host: str = LOOPBACK
+    host: str
     port: int
     token: str | None = None
     """What every request must show; None where this machine alone is answered."""

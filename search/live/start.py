@@ -16,8 +16,9 @@ from typing import IO, Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
+from search.http.listener import LOOPBACK
 from search.live import end_with_parent
-from search.live.settings import LISTENER, LOOPBACK, READY, VARIABLE, UiSettings
+from search.live.settings import LISTENER, READY, VARIABLE, UiSettings
 
 START_SECONDS = 120.0
 """Seconds to wait for MLflow, which is up in about six; a loaded machine may take far longer."""

@@ -1,6 +1,7 @@
 """MLflow's scoring protocol over HTTP: /ping, /health, /version and /invocations, as `mlflow models serve` has it.
 
-Requests are read and scored one after another in a thread of their own, so that /ping answers meanwhile.
+Requests are read and scored one after another in a thread of their own, so that /ping answers meanwhile. Where
+clients must show a token, all but /ping and /health ask for it: those who only watch the server need none.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dhen.errors import UserError
+from search.http.token import bearer, digest, is_token
 from search.serving.live_model import LiveModel, Served
 from search.serving.requests import ContentTypeError, rows_of
 
 LOG = logging.getLogger(__name__)
 VERSION_HEADER = "X-Model-Version"
-BAD_REQUEST, INTERNAL_ERROR = "BAD_REQUEST", "INTERNAL_ERROR"
+BAD_REQUEST, INTERNAL_ERROR, UNAUTHENTICATED = "BAD_REQUEST", "INTERNAL_ERROR", "UNAUTHENTICATED"
 """MLflow's words for errors."""
 DRAINED = 4
 """Times the limit up to which a body that is too large is read to its end: who still sends hears no answer."""
@@ -32,18 +34,32 @@ class TooLargeError(UserError):
     """The body is larger than the limit."""
 
 
-def make_app(model: LiveModel, *, max_body_bytes: int) -> Starlette:
-    """Returns the application that answers with a model's newest version."""
+def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Starlette:
+    """Returns the application that answers with a model's newest version.
+
+    Args:
+        model: what scores.
+        max_body_bytes: the largest body of a request that is read.
+        token: what a request must show to be scored; None where any may be.
+    """
     scoring = ThreadPoolExecutor(1, thread_name_prefix="scoring")
+    expected = None if token is None else digest(token)
+
+    def shows_token(request: Request) -> bool:
+        return expected is None or is_token(bearer(request.headers.get("authorization", "")), expected)
 
     async def ping(request: Request) -> Response:
         return _answer("\n", model.served)
 
     async def version(request: Request) -> Response:
+        if not shows_token(request):
+            return _unauthenticated(model.served)
         return Response(metadata.version("mlflow"), headers=_headers(model.served), media_type="text/plain")
 
     async def invocations(request: Request) -> Response:
         served = model.served  # one version for all of the request
+        if not shows_token(request):
+            return _unauthenticated(served)
         try:
             body = await _body(request, max_body_bytes)
             content_type = request.headers.get("content-type", "")
@@ -123,7 +139,13 @@ def _answer(text: str, served: Served) -> Response:
     return Response(text, headers=_headers(served), media_type="application/json")
 
 
+def _unauthenticated(served: Served) -> Response:
+    answer = _error(401, "show the server's token: `Authorization: Bearer TOKEN`.", served)
+    answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
+
+
 def _error(status: int, message: str, served: Served) -> Response:
-    code = INTERNAL_ERROR if status >= 500 else BAD_REQUEST
+    code = {401: UNAUTHENTICATED}.get(status, INTERNAL_ERROR if status >= 500 else BAD_REQUEST)
     text = json.dumps({"error_code": code, "message": message})
     return Response(text, status, headers=_headers(served), media_type="application/json")

@@ -20,6 +20,8 @@ class ServeSettings:
     threads: int
     """Torch's threads in each worker."""
     max_body_bytes: int
+    token: str | None
+    """What clients must show; None where this machine alone is answered."""
 
 
 class Ready(NamedTuple):

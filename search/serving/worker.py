@@ -33,7 +33,7 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
     except UserError as error:
         parent.send(Refused(str(error)))
         return
-    app = make_app(model, max_body_bytes=settings.max_body_bytes)
+    app = make_app(model, max_body_bytes=settings.max_body_bytes, token=settings.token)
     config = uvicorn.Config(
         app,
         lifespan="off",

@@ -8,11 +8,11 @@ import click
 
 from dhen.errors import UserError
 from search.bundles.manifest import check_is_bundle
-from search.listener import listening
+from search.http.listener import LOCAL, LOOPBACK, listening
+from search.http.token import VARIABLE, needed_token
 from search.serving.settings import ServeSettings
 from trials.cluster.quantity import parse_bytes
 
-HOST = "127.0.0.1"
 MAX_BODY = "16MiB"
 
 
@@ -43,12 +43,24 @@ Examples:
 @click.option("--max-body", default=MAX_BODY, show_default=True, help="Largest body of a request.")
 @click.option(
     "--host",
-    default=HOST,
+    default=LOOPBACK,
     show_default=True,
-    help="Address to listen on. Whoever reaches another one than this may score: there is no password.",
+    help="Address to listen on. Another one than this machine's own is answered with a token alone.",
+)
+@click.option(
+    "--token",
+    envvar=VARIABLE,
+    help="What clients must show, as `Authorization: Bearer TOKEN`; with --host one is made where none is given.",
 )
 def command(
-    bundle: Path, port: int | None, workers: int, threads: int, mapped: bool, max_body: str, host: str
+    bundle: Path,
+    port: int | None,
+    workers: int,
+    threads: int,
+    mapped: bool,
+    max_body: str,
+    host: str,
+    token: str | None,
 ) -> None:
     """Serve BUNDLE in MLflow's scoring protocol: POST /invocations has raw rows (JSON or CSV) and answers with
     probabilities; GET /ping says whether it is up. Ctrl-C ends it, after the requests that it has begun.
@@ -59,18 +71,24 @@ def command(
     from search.serving.workers import Workers
 
     check_is_bundle(bundle)
-    settings = ServeSettings(bundle=bundle, mapped=mapped, threads=threads, max_body_bytes=_bytes(max_body))
+    clients_token = needed_token(host, token)
+    settings = ServeSettings(
+        bundle=bundle,
+        mapped=mapped,
+        threads=threads,
+        max_body_bytes=_bytes(max_body),
+        token=clients_token,
+    )
     with listening(host, port) as listener:
         address = f"http://{host}:{listener.getsockname()[1]}"
         click.echo(f"workers that start: {workers}; this takes some seconds ...")
         pool = None
         try:
             pool = Workers(settings, listener, workers)
-            if host != HOST:
-                click.echo(
-                    f"note: whoever reaches {host} may score, and all that is sent can be read on the way: there "
-                    "is no password and no encryption. A proxy in front has both.",
-                )
+            if host not in LOCAL:
+                click.echo("note: token and rows travel unencrypted; a proxy in front encrypts.")
+            if clients_token is not None and token is None:
+                click.echo(f"clients must send: Authorization: Bearer {clients_token}")
             click.echo(f"version {pool.version} answers at {address}/invocations (Ctrl-C ends it)")
             for event in pool.watch():
                 click.echo(event, err=True)

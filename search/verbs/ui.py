@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import webbrowser
 from pathlib import Path
@@ -12,17 +11,15 @@ from urllib.parse import quote
 import click
 
 from dhen.errors import UserError
-from search.listener import listening
-from search.live.settings import LOOPBACK, TOKEN, UiSettings
+from search.http.listener import LOCAL, LOOPBACK, listening
+from search.http.token import VARIABLE, needed_token
+from search.live.settings import TOKEN, UiSettings
 from search.live.start import Server, names_of, shown_address, started
 from search.read_study import stored_studies
 from search.run_directory import STUDY_FILE, is_driven
 from trials.mlflow.store import check_store, database
 from trials.mlflow.view import VIEW, view_link
 
-SHORTEST_TOKEN = 12
-"""Letters of a token that is given: fewer can be guessed."""
-LOCAL = (LOOPBACK, "localhost", "::1")
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables one of which is set on Linux where a browser can be opened."""
 
@@ -42,7 +39,7 @@ Example: dhen-search ui runs/demo --port 5001
 )
 @click.option(
     "--token",
-    envvar="DHEN_SEARCH_TOKEN",
+    envvar=VARIABLE,
     help="What readers must show; with --host one is made where none is given.",
 )
 @click.option("--open/--no-open", "opens", default=None, help="Open a browser; the default on a desktop.")
@@ -63,7 +60,7 @@ def command(
     _check(directory, study, name)
     if study is not None:
         stored_studies(study, name)
-    readers_token = _token(host, token)
+    readers_token = needed_token(host, token)
     try:
         with listening(host, port) as listener:
             settings = UiSettings(
@@ -103,15 +100,6 @@ def _check(directory: Path | None, study: str | None, name: str | None) -> None:
             f"`dhen-search run --out {directory}` starts a study there."
         )
     check_store(directory)
-
-
-def _token(host: str, given: str | None) -> str | None:
-    """The token that readers must show: the one given, or a new one where other machines are answered."""
-    if given is not None and len(given) < SHORTEST_TOKEN:
-        raise UserError(
-            f"--token: {len(given)} letters can be guessed; give {SHORTEST_TOKEN} or more, or leave it out."
-        )
-    return given or (None if host in LOCAL else secrets.token_urlsafe(24))
 
 
 def _say_where(settings: UiSettings, server: Server, *, opens: bool | None) -> None:

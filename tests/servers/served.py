@@ -44,14 +44,18 @@ class Server:
     def said(self) -> str:
         return self._log.read_text()
 
-    def post(self, body: object, content_type: str = JSON, path: str = "/invocations") -> Answer:
-        return self.ask(
-            "POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), content_type
-        )
+    def post(
+        self, body: object, content_type: str = JSON, path: str = "/invocations", token: str = ""
+    ) -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.ask("POST", path, data, content_type, token)
 
-    def ask(self, method: str, path: str, body: bytes | None = None, content_type: str = "") -> Answer:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, content_type: str = "", token: str = ""
+    ) -> Answer:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
-        connection.request(method, path, body, {"Content-Type": content_type} if content_type else {})
+        headers = {"Content-Type": content_type, "Authorization": token and f"Bearer {token}"}
+        connection.request(method, path, body, {name: value for name, value in headers.items() if value})
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()

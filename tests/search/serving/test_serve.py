@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -134,6 +135,25 @@ def test_rows_in_every_form_have_the_probabilities_of_predict(
     whole = server.post((folder / "later.csv").read_bytes(), CSV)
     assert whole.data["predictions"] == pytest.approx(predicted[0], rel=1e-6)
     assert server.post({"dataframe_records": []}).data == {"predictions": []}
+
+
+def test_other_machines_are_answered_with_the_token_alone(
+    serve: Serve, bundles: list[Path], rows: Rows
+) -> None:
+    body = {"dataframe_records": rows[:2]}
+    with serve(bundles[0], "--host", "0.0.0.0") as server:
+        (token,) = re.findall(r"Authorization: Bearer (\S+)", server.said())
+        assert server.ask("GET", "/ping").status == 200
+        for shown in ("", "Bearer", token[:-1], token + "a"):
+            refused = server.post(body, token=shown)
+            assert (refused.status, refused.data["error_code"]) == (401, "UNAUTHENTICATED")
+            assert server.ask("GET", "/version", token=shown).status == 401
+        assert len(server.post(body, token=token).data["predictions"]) == 2
+
+
+def test_a_token_that_can_be_guessed_is_refused(dhen_search: Run, bundles: list[Path]) -> None:
+    refused = dhen_search("serve", bundles[0], "--token", "short", code=2)
+    assert "5 letters can be guessed; give 12 or more" in refused.stderr
 
 
 def test_it_says_that_it_is_up_and_in_which_protocol(server: Server) -> None:

@@ -11,6 +11,9 @@ import socket
 from dhen.errors import UserError
 
 USUAL_PORT = 5000
+LOOPBACK = "127.0.0.1"
+LOCAL = (LOOPBACK, "localhost", "::1")
+"""Addresses at which this machine alone is answered."""
 
 
 def listening(host: str, wanted: int | None) -> socket.socket:
@@ -36,7 +39,7 @@ def listening(host: str, wanted: int | None) -> socket.socket:
         else:
             return listener
     remedy = (
-        "127.0.0.1, this machine alone, and 0.0.0.0, all its addresses, would work"
+        f"{LOOPBACK}, this machine alone, and 0.0.0.0, all its addresses, would work"
         if wanted is None
         else "leave --port out to have a free one picked"
     )

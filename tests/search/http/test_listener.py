@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dhen.errors import UserError
-from search.listener import listening
+from search.http.listener import listening
 
 HERE = "127.0.0.1"
 
