@@ -12,7 +12,7 @@ TORCHREC = $(BIN)/python -m pip install --quiet --editable ".[$(EXTRA)]" && \
 # axe-core, by which tests judge pages; the package demands a driver of browsers that is hundreds of times larger.
 AXE = $(BIN)/python -m pip install --quiet --no-deps axe-playwright-python==0.1.8
 
-.PHONY: setup search techniques test test-all lint docs docs-serve bench clean
+.PHONY: setup search techniques test test-all fuzz audit lint docs docs-serve bench clean
 
 setup: $(READY)
 
@@ -48,6 +48,17 @@ techniques: $(READY)
 # make test-all                            also what is marked slow
 test-all: $(READY)
 	$(PYTEST) -m ""
+
+# make fuzz                                varied inputs to all that reads what others have written, 10,000 for each reader
+# make fuzz INPUTS=100000 ARGS="bundle log --folder fuzzed"       ... to two of them, kept to go on with
+INPUTS ?= 10000
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzzing/fuzz.py --inputs $(INPUTS) $(ARGS)
+
+# make audit                               known holes in what is installed, by PyPI's database
+audit: $(READY)
+	$(BIN)/python -m pip install --quiet 'pip-audit>=2.9,<3'
+	$(BIN)/pip-audit --skip-editable
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -6,12 +6,13 @@ pydantic's errors into a `UserError` that lists unknown keys with the nearest kn
 
 from __future__ import annotations
 
+import json
 import re
-from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from dhen.errors import UserError, unknown_name
 
@@ -101,8 +102,21 @@ def _value_class(annotation: object) -> type[BaseModel] | None:
     return next(filter(None, map(_value_class, get_args(annotation))), None)
 
 
+def _stays_below(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    half_a_character = any("\ud800" <= letter <= "\udfff" for letter in path)
+    if not parts or parts[0] == "/" or ".." in parts or "\0" in path or half_a_character:
+        raise ValueError("expected a relative path that stays in its folder")
+    return path
+
+
+PathBelow = Annotated[str, AfterValidator(_stays_below)]
+"""A path that a file gives, of another file below its own folder; whoever wrote it cannot lead out of there."""
+
 TIME_UNITS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 """Milliseconds of the units of a length of time."""
+MOST_VALUES = 1_000_000
+"""Values that a YAML file may have."""
 
 
 def milliseconds_of(text: str) -> int | None:
@@ -118,14 +132,60 @@ def load_yaml(path: Path) -> Any:
         UserError: when the file is missing or is no YAML, with the line.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.") from None
     except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error}).") from None
-    except yaml.YAMLError as error:
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """Reads YAML (or JSON); nothing that it names is executed.
+
+    Raises:
+        ValueError: where it is none, where a value is not what it says (`2001-13-45`), or where aliases stand
+            for more than `MOST_VALUES` values.
+    """
+    try:
+        data = yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError("not valid YAML: too many levels.") from None
+    # the constructors of single values raise whatever Python does
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
-        raise UserError(f"{path}: not valid YAML: {reason}.") from None
+        raise ValueError(f"not valid YAML: {reason}.") from None
+    _check_size(data)
+    return data
+
+
+def _check_size(data: Any) -> None:
+    """Checks how many values there are once aliases are written out, of which few lines may have any number."""
+    waiting, count = [data], 0
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES:,} values, once aliases (`*name`) are written out.")
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+
+
+def load_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        UserError: when the file cannot be read or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error}).") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}).") from None
 
 
 def dump_yaml(data: Any) -> str:

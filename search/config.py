@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from dhen.values import Value, dump_yaml, load_yaml, parse
+from dhen.values import Value, dump_yaml, load_yaml, parse, parse_yaml
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import Address
 from trials.cluster.cluster import RANKS
@@ -385,9 +384,9 @@ def set_override(data: dict[str, Any], word: str) -> None:
             raise UserError(f"{word!r}: {name!r} has no keys below it.")
         data = inner
     try:  # 0x2 are ranks, no number in hexadecimal
-        data[last] = text if text.startswith("0x") else yaml.safe_load(text) if text else None
-    except yaml.YAMLError as error:
-        raise UserError(f"{word!r}: the value is not valid YAML ({error}).") from None
+        data[last] = text if text.startswith("0x") else parse_yaml(text) if text else None
+    except ValueError as error:
+        raise UserError(f"{word!r}: {error}") from None
 
 
 def check_directory(directory: Path, config: StudyConfig) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Annotated, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
+from dhen.errors import UserError
 from dhen.values import Value
 from trials.record import CurvePoint, Measured, Metrics
 from trials.serving_limits import ForwardTime
@@ -164,7 +165,11 @@ class EventReader:
         self._position = 0
 
     def __call__(self) -> list[Event]:
-        """Returns the events appended since the last call; an unfinished last line waits for the next."""
+        """Returns the events appended since the last call; an unfinished last line waits for the next.
+
+        Raises:
+            UserError: for a line that is no event, with its number among those that were appended.
+        """
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -172,7 +177,16 @@ class EventReader:
             data = file.read()
         complete_lines = data[: data.rfind(b"\n") + 1]
         self._position += len(complete_lines)
-        return [_ADAPTER.validate_json(line) for line in complete_lines.splitlines()]
+        return [self._event(number, line) for number, line in enumerate(complete_lines.splitlines(), 1)]
+
+    def _event(self, number: int, line: bytes) -> Event:
+        try:
+            return _ADAPTER.validate_json(line)
+        except ValidationError as error:
+            raise UserError(
+                f"{self._path}: line {number} of what was appended is no event ({error.errors()[0]['msg']}); "
+                "the file was damaged, or is another version's."
+            ) from None
 
 
 def _drop_unfinished_line(path: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dhen.atomic_write import atomic_folder
@@ -32,7 +32,7 @@ from dhen.errors import UserError
 from dhen.inputs.features import unfilled_tables
 from dhen.inputs.int8_tables import use_int8_tables
 from dhen.model import build_model
-from dhen.values import Value, parse
+from dhen.values import Value, load_json, parse
 from search.bundles.increments import Increment, Version, base_version, read_increments, replay
 from search.bundles.int8_cost import Int8Cost
 from search.bundles.manifest import MANIFEST, check_is_bundle, first_fault, write_manifest
@@ -45,7 +45,7 @@ from trials.job import Job
 from trials.optim.master_weights import compute_in
 from trials.record import Metrics
 from trials.serving_limits import ForwardTime, ServingConfig
-from trials.storage.weights_file import adopt_weights
+from trials.storage.weights_file import adopt_weights, named_tensor, read_weights
 from trials.study_record import Comparison, LogSummary
 from trials.training.latency import forward_time
 
@@ -183,11 +183,27 @@ class Bundle:
 
     def examples(self) -> EncodedRows:
         """The stored examples, encoded."""
-        return _rows_of(load_file(self.directory / CHECK))
+        return _rows_of(read_weights(self.directory / CHECK))
 
     def scores(self, model: nn.Module) -> Tensor:
-        """The scores of the stored examples by a model in fp32, in host memory."""
-        return scores(model, self.examples())
+        """The scores of the stored examples by a model in fp32, in host memory.
+
+        Raises:
+            UserError: where the examples are none of the model's.
+        """
+        try:
+            return scores(model, self.examples())
+        except UserError:
+            raise
+        except (LookupError, ValueError, TypeError, RuntimeError, AssertionError) as error:
+            raise UserError(
+                f"{self.directory / CHECK}: its examples do not fit the model ({type(error).__name__}: {error})."
+            ) from None
+
+    def _stored_scores(self) -> Tensor:
+        if self.increments:
+            return self.increments[-1].scores()
+        return named_tensor(read_weights(self.directory / CHECK), "score", self.directory / CHECK)
 
     @property
     def serving(self) -> ServingConfig:
@@ -205,11 +221,14 @@ class Bundle:
         Raises:
             UserError: where it exceeds the tolerance.
         """
-        stored = (
-            self.increments[-1].scores() if self.increments else load_file(self.directory / CHECK)["score"]
-        )
-        worst = float((self.scores(model or self.model()) - stored).abs().max())
-        if worst > CHECK_TOLERANCE:
+        stored = self._stored_scores()
+        found = self.scores(model or self.model())
+        if found.shape != stored.shape:
+            raise UserError(
+                f"{self.directory}: there are {len(found)} examples, and {stored.numel()} scores."
+            )
+        worst = float((found - stored).abs().max())
+        if not worst <= CHECK_TOLERANCE:
             raise UserError(
                 f"{self.directory}: scores differ by up to {worst:.2g} from those at export "
                 f"(tolerance {CHECK_TOLERANCE}); exported with {self.info.versions}."
@@ -280,16 +299,20 @@ def read_bundle(directory: Path) -> Bundle:
         UserError: naming the missing or altered file, or where the folder is no bundle.
     """
     check_is_bundle(directory)
+    _check_whole(directory, (INFO, CHECK))
+    info = parse(BundleInfo, load_json(directory / INFO), INFO)
+    increments = read_increments(directory, _exported(directory, info))
+    encoding = Encoding.load(directory / ENCODING)
+    return Bundle(directory=directory, info=info, encoding=encoding, increments=increments)
+
+
+def _check_whole(directory: Path, needed: Iterable[str]) -> None:
     try:
-        fault = first_fault(directory)
+        fault = first_fault(directory, needed)
     except ValueError:
         raise UserError(f"{directory / MANIFEST} is damaged; export the bundle again.") from None
     if fault:
         raise UserError(f"{directory}: the bundle's file {fault}; export it again.")
-    info = parse(BundleInfo, json.loads((directory / INFO).read_text(encoding="utf-8")), INFO)
-    increments = read_increments(directory, _exported(directory, info))
-    encoding = Encoding.load(directory / ENCODING)
-    return Bundle(directory=directory, info=info, encoding=encoding, increments=increments)
 
 
 def _exported(directory: Path, info: BundleInfo) -> Version:

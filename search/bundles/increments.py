@@ -24,11 +24,11 @@ from torch import Tensor
 from dhen.atomic_write import atomic_folder
 from dhen.errors import UserError
 from dhen.fingerprint import file_hash
-from dhen.values import Value, parse
-from search.bundles.manifest import MANIFEST, first_fault, write_manifest
+from dhen.values import Value, load_json, parse
+from search.bundles.manifest import MANIFEST, first_fault, listed_files, write_manifest
 from trials.record import NAN_AS_WORD, Metrics
 from trials.storage.weight_changes import apply_changes
-from trials.storage.weights_file import Weights, read_weights
+from trials.storage.weights_file import Weights, named_tensor, read_weights
 
 INCREMENTS, INFO, CHANGES, CHECK = (
     "increments",
@@ -112,7 +112,7 @@ class Increment:
 
     def scores(self) -> Tensor:
         """Returns the scores of the bundle's stored examples after it."""
-        return read_weights(self.directory / CHECK)["score"]
+        return named_tensor(read_weights(self.directory / CHECK), "score", self.directory / CHECK)
 
     @property
     def bytes(self) -> int:
@@ -148,8 +148,8 @@ def read_increment(folder: Path) -> Increment:
             f"{INCREMENTS}/ of a bundle that `dhen-search online` has trained."
         )
     try:
-        fault = first_fault(folder)
-        info = parse(IncrementInfo, json.loads((folder / INFO).read_text(encoding="utf-8")), INFO)
+        fault = first_fault(folder, (INFO, CHANGES, CHECK))
+        info = parse(IncrementInfo, load_json(folder / INFO), INFO)
     except ValueError:
         raise UserError(f"{folder}: the increment is damaged; take it from its origin again.") from None
     if fault:
@@ -208,7 +208,9 @@ def take_increments(bundle: Path, current: Version, folders: Sequence[Path]) -> 
         increment = read_increment(folder)
         check_follows(increment, current, str(bundle))
         with atomic_folder(increment_folder(bundle, increment.version.number)) as building:
-            shutil.copytree(folder, building, dirs_exist_ok=True)
+            for name in (*listed_files(folder), MANIFEST):  # what else lies there is not the increment's
+                (building / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, building / name)
         current = increment.version
     return current
 

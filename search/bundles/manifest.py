@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from dhen.errors import UserError
 from dhen.fingerprint import file_hash
+from dhen.values import PathBelow
 
 MANIFEST = "manifest.json"
+_HASHES = TypeAdapter(dict[PathBelow, str])
 
 
 def write_manifest(folder: Path) -> None:
@@ -37,13 +42,21 @@ def listed_files(folder: Path) -> list[str]:
     return list(_hashes(folder))
 
 
-def first_fault(folder: Path) -> str | None:
+def first_fault(folder: Path, needed: Iterable[str] = ()) -> str | None:
     """The first file that is not as it was written, with the reason, in words; None where all are.
+
+    Args:
+        folder: the folder.
+        needed: names of files that are read, and so have to be in the manifest.
 
     Raises:
         ValueError: for a damaged manifest.
     """
-    for name, expected in _hashes(folder).items():
+    hashes = _hashes(folder)
+    for name in needed:
+        if name not in hashes:
+            return f"{name} is not in {MANIFEST}"
+    for name, expected in hashes.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
         if file_hash(folder / name) != expected:
@@ -52,4 +65,4 @@ def first_fault(folder: Path) -> str | None:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    return dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+    return _HASHES.validate_json((folder / MANIFEST).read_bytes(), strict=True)

@@ -178,7 +178,10 @@ FORMS: dict[str, Form] = {
 
 def _csv(text: str, columns: Sequence[str]) -> pa.RecordBatch | None:
     """Returns the columns as text; what stands for a missing value is that of files."""
-    names = next(csv.reader(io.StringIO(text)), None)
+    try:
+        names = next(csv.reader(io.StringIO(text)), None)
+    except csv.Error as error:
+        raise UserError(f"the body is no CSV: {error}.") from None
     if not names or not _is_names(names):
         raise UserError("the body has no line of different column names, with which CSV begins.")
     present = [name for name in columns if name in names]

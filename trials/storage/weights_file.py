@@ -9,6 +9,7 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -60,6 +61,17 @@ def read_all(path: Path) -> Weights:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: no readable weights ({error}).") from None
+
+
+def named_tensor(weights: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
+    """Returns the tensor of a file that has this name.
+
+    Raises:
+        UserError: where the file has none.
+    """
+    if name not in weights:
+        raise UserError(f"{path}: has no tensor {name!r}.")
+    return weights[name]
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -126,5 +138,5 @@ def _mapped(path: Path) -> Weights:
                 else torch.empty(shape, dtype=dtype)
             )
         return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RuntimeError) as error:
         raise UserError(f"{path}: no readable weights ({error}).") from None

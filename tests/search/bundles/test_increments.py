@@ -71,6 +71,19 @@ def test_a_copy_of_the_bundle_replays_them_in_order(tmp_path: Path) -> None:
     assert weights["a"].item() == 3.0
 
 
+def test_only_files_of_the_manifest_are_taken(tmp_path: Path) -> None:
+    """A link that lies beside them would bring in any file of the machine."""
+    base = a_bundle(tmp_path / "origin")
+    (made,) = a_chain(tmp_path / "origin", base, 1.0)
+    (tmp_path / "secret").write_text("of this machine")
+    (made.directory / "more").symlink_to(tmp_path / "secret")
+    a_bundle(tmp_path / "copy")
+    take_increments(tmp_path / "copy", base, [made.directory])
+    (taken,) = read_increments(tmp_path / "copy", base)
+    assert taken.identity == made.identity
+    assert not (taken.directory / "more").exists()
+
+
 @pytest.mark.parametrize(
     ("numbers", "says", "version"),
     [

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import Run, write_log
+from servers.listening import noted_listeners
 
 from dashboards.attempts import attempt_rows
 from search.read_study import read_study
@@ -38,9 +39,17 @@ TOO_SURE = "memory_margin=-1MiB"
 
 
 @pytest.fixture(scope="module")
-def techniques(dhen_search: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def listened() -> set[str]:
+    """Addresses that processes of the study have listened on, once it has ended."""
+    return set()
+
+
+@pytest.fixture(scope="module")
+def techniques(dhen_search: Run, tmp_path_factory: pytest.TempPathFactory, listened: set[str]) -> Path:
     out = tmp_path_factory.mktemp("techniques") / "study"
-    dhen_search("run", "--out", out, *WORDS, TOO_SURE)
+    with noted_listeners() as addresses:
+        dhen_search("run", "--out", out, *WORDS, TOO_SURE)
+    listened |= addresses
     return out
 
 
@@ -59,6 +68,12 @@ def test_several_techniques_are_really_executed(record: StudyRecord) -> None:
         assert trial.result.technique == last.executed
         executed.add(named(last.executed).held_as)
     assert len(executed) >= 3
+
+
+def test_ranks_of_one_machine_listen_on_its_loopback_address_alone(
+    techniques: Path, listened: set[str]
+) -> None:
+    assert listened == {"127.0.0.1"}
 
 
 def test_what_runs_out_of_memory_climbs_and_every_plan_stays(techniques: Path, record: StudyRecord) -> None:

@@ -24,7 +24,7 @@ from pydantic import Field
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema, Table
-from dhen.values import Value, parse
+from dhen.values import PathBelow, Value, load_json, parse
 from trials.data.encoding.buckets import Buckets
 from trials.data.encoding.hashing import MISSING_KEY, hash64
 from trials.data.encoding.vocabulary import (
@@ -79,7 +79,7 @@ class NumericScale(Value):
 class _Tables(Value):
     """The content of tables.json."""
 
-    vocabularies: dict[str, str]
+    vocabularies: dict[str, PathBelow]
     """File names of vocabularies, by column."""
     mean_ids: dict[str, float]
     """Mean number of ids per example, by multi-hot column."""
@@ -347,10 +347,7 @@ def _write_json(path: Path, data: object) -> None:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: this part of the encoding cannot be read ({error}).") from None
+    data = load_json(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected a mapping, received {type(data).__name__}.")
     return data

@@ -105,9 +105,11 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     try:
         with path.open("rb") as file:
             plain = file.read(2) != GZIP_MAGIC
-        return pq.ParquetFile(path if plain else _unpacked(path))
-    except (pa.ArrowInvalid, OSError) as error:
+        parquet = pq.ParquetFile(path if plain else _unpacked(path))
+        parquet.schema_arrow.names  # noqa: B018, names that are no UTF-8 show here
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error}).") from None
+    return parquet
 
 
 def _unpacked(path: Path) -> pa.NativeFile:

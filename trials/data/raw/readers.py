@@ -116,7 +116,7 @@ def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> I
     with open_parquet(file.path) as parquet:
         try:
             yield from parquet.iter_batches(PARQUET_ROWS, columns=list(columns))
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file.path}: cannot be read to its end ({error}).") from None
 
 

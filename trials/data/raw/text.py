@@ -24,8 +24,8 @@ def as_text(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return as_text(column.dictionary_decode())
-    if pa.types.is_string(kind):
-        return column
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _decoded(column.cast(pa.binary()))  # a file may say that its bytes are UTF-8, and be wrong
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return _decoded(column.cast(pa.binary()))
     if pa.types.is_floating(kind):
