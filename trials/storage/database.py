@@ -17,12 +17,11 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAl
 
 from dhen.errors import UserError
 from trials.storage.disk_full import DiskFullError, free_space
+from trials.storage.versions import bring_up_to_date, check_version
 
 SQLITE_TIMEOUT_SECONDS = 60
 PAGE_BYTES = 4096
 """The least that SQLite writes."""
-SCHEMA_LOCK = 0x6468656E
-"""The one of PostgreSQL's advisory locks that is held while tables are made ("dhen")."""
 FOREIGN = ("no such table", "no such column", "has no column", "does not exist", "already exists")
 """Pattern of what databases say of tables that are not the ones expected."""
 DIALECTS = ("sqlite", "postgresql")
@@ -33,10 +32,11 @@ class Database:
     """Transactions on tables, by URL."""
 
     def __init__(self, url: str, tables: sa.MetaData, *, create: bool) -> None:
-        """Makes the tables where they are missing, unless told not to.
+        """Makes the tables where they are missing, and migrates older ones, unless told not to.
 
         Raises:
-            UserError: when the database is of another kind, locked, damaged, full or out of reach.
+            UserError: when the database is of another kind, locked, damaged, full or out of reach, or a newer
+                version's.
         """
         self.url = url
         self._statements: dict[tuple[str, tuple[str, ...]], Any] = {}
@@ -49,10 +49,15 @@ class Database:
                 )
             if self._engine.dialect.name == "sqlite":
                 sa.event.listen(self._engine, "connect", _with_foreign_keys)
-            if create:
+            try:
                 with self._engine.begin() as connection:
-                    _one_at_a_time(connection)
-                    tables.create_all(connection)
+                    if create:
+                        bring_up_to_date(connection, tables, without_password(url))
+                    else:
+                        check_version(connection, without_password(url))
+            except BaseException:
+                self._engine.dispose()
+                raise
 
     def close(self) -> None:
         """Releases the database."""
@@ -177,14 +182,6 @@ def _options(url: str) -> dict[str, Any]:
 
 def _with_foreign_keys(connection: Any, _: object) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _one_at_a_time(connection: sa.Connection) -> None:
-    """Lets other processes that would make tables wait until the transaction ends."""
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    else:
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_LOCK)))
 
 
 def _normal(url: str) -> str:

@@ -74,6 +74,7 @@ def test_a_ledger_of_an_older_version_has_none_of_them(ledger: Ledger, tmp_path:
     ledger.close()
     with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
         connection.execute("drop table dhen_analysis")
+        connection.execute("drop table dhen_alembic_version")
     old = Ledger(ledger.url, "a", create=False)
     assert (old.analyses.ablations(), old.analyses.slices()) == ((), ())
     assert [trial.number for trial in old.trials()] == [1, 2]

@@ -1,0 +1,92 @@
+"""Versions of the ledger's tables: a ledger that was made before is migrated when it is opened, by Alembic.
+
+The version stands in the database, in a table of its own name, since MLflow and Optuna, which may have the same
+database, use Alembic's default name. Alembic takes a third of a second to import, so it is asked only where there
+is something to migrate: a ledger that is up to date costs one query, and a new one is made as it is now
+(docs/decisions/0051-many-drivers.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from dhen.errors import UserError
+
+VERSION_TABLE = "dhen_alembic_version"
+REVISIONS = ("0001",)
+"""All versions of the tables, the newest last; each has a file in `trials/storage/migrations/versions`."""
+MIGRATIONS = Path(__file__).parent / "migrations"
+SCHEMA_LOCK = 0x6468656E
+"""The one of PostgreSQL's advisory locks that is held while tables are made or migrated ("dhen")."""
+VERSION = sa.Table(
+    VERSION_TABLE,
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+)
+"""The table as Alembic makes it; it has one row."""
+
+
+def check_version(connection: sa.Connection, url: str) -> str | None:
+    """Returns the version of a database's tables; None where it has no ledger, or one of the time before versions.
+
+    Args:
+        connection: to the database.
+        url: the database's URL as it may be shown.
+
+    Raises:
+        UserError: for a version that this program does not know, which a newer one has made.
+    """
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
+        return None
+    version = connection.scalar(sa.select(VERSION.c.version_num))
+    if version is not None and version not in REVISIONS:
+        raise UserError(
+            f"the database {url} was written by a newer dhen-search: its tables have version {version}, this "
+            f"program knows versions up to {REVISIONS[-1]}; upgrade dhen-search, or name another database."
+        )
+    return version
+
+
+def bring_up_to_date(connection: sa.Connection, tables: sa.MetaData, url: str) -> None:
+    """Makes the tables of a new ledger, and migrates those of an older one, all or nothing.
+
+    Args:
+        connection: to the database, in a transaction.
+        tables: the tables as they are now.
+        url: the database's URL as it may be shown.
+
+    Raises:
+        UserError: for tables of a newer program.
+    """
+    if check_version(connection, url) == REVISIONS[-1]:
+        return
+    _one_at_a_time(connection)
+    version, inspector = check_version(connection, url), sa.inspect(connection)
+    if version == REVISIONS[-1]:
+        return  # another process was first
+    if version is None and not any(map(inspector.has_table, tables.tables)):
+        tables.create_all(connection)
+        VERSION.create(connection)
+        connection.execute(sa.insert(VERSION).values(version_num=REVISIONS[-1]))
+        return
+    _migrate(connection)
+
+
+def _migrate(connection: sa.Connection) -> None:
+    from alembic import command  # late: most ledgers are up to date
+    from alembic.config import Config
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    command.upgrade(config, "head")
+
+
+def _one_at_a_time(connection: sa.Connection) -> None:
+    """Lets other processes that would make tables wait until the transaction ends."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_LOCK)))
