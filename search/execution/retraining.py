@@ -158,6 +158,10 @@ class Retrainings:
         self.keep(record, ended=False)
         return self._trainer.start(record, training.job)
 
+    def as_it_ends(self, training: Training) -> TrialRecord:
+        """The record of a training that no attempt follows."""
+        return self._trainer.execution.ended(training.record, training.job)
+
     def keep(self, record: TrialRecord, *, ended: bool) -> None:
         """Commits a retraining, and lets go of files that nothing needs any more once it has ended."""
         self._ledger.save_retraining(record)
@@ -243,7 +247,7 @@ class _RetrainingWork:
         next_attempt = self._retrainings.begin_next_attempt(training)
         if next_attempt is not None:
             return [next_attempt]
-        record = training.record
+        record = self._retrainings.as_it_ends(training)
         if self._score is not None and record.result.outcome is Outcome.COMPLETED:
             self._retrainings.keep(record, ended=False)
             return [self._retrainings.begin_scoring(record, request, self._score)]
