@@ -184,7 +184,7 @@ class Retrainings:
 
     def _fresh(self, request: RetrainingRequest, earlier: TrialRecord | None) -> TrialRecord:
         """A retraining about to start, with the strategy that its trial was trained with, which is known to
-        fit."""
+        fit; a part with fewer layers, in a pipeline of as many stages at most."""
         number = len(self._records) if earlier is None else earlier.number
         trial = request.of
         record = new_record(
@@ -195,7 +195,9 @@ class Retrainings:
             of=trial.number,
             removed=request.removed,
         )
-        technique = trial.result.technique or trial.plan.technique
+        technique = self._trainer.execution.held_as(
+            trial.result.technique or trial.plan.technique, request.job
+        )
         return record.with_plan(technique=technique).replace(attempts=earlier.attempts if earlier else ())
 
     def _weights(self, record: TrialRecord) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from dhen.config import DhenConfig
 from search.config import StudyConfig
 from search.planning.plan_trial import LOCAL, plan_of, plan_summary
 from trials.cluster.cluster import Cluster
@@ -18,7 +19,7 @@ from trials.cluster.quantity import byte_words
 from trials.embeddings.requirements import check_tables
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
-from trials.planner.ladder import choose
+from trials.planner.ladder import choose, pipeline_degrees
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.plan import Plan
 from trials.planner.pricing import pricing_of
@@ -61,6 +62,20 @@ class Execution(NamedTuple):
         if self.cluster is not None and planned is not None:
             return named(planned)
         return Strategy(dense=DELAYING) if record.job.training.get("delayed_update") else DP
+
+    def held_as(self, technique: str | None, job: Job) -> str | None:
+        """The technique by which a part of a trial's network trains: that of the trial, in a pipeline of as many
+        stages as the part has layers for, or in none."""
+        if technique is None or self.cluster is None:
+            return technique
+        strategy = named(technique)
+        layers = len(job.model.layers) if isinstance(job.model, DhenConfig) else 0
+        if strategy.pipeline * strategy.chunks_per_rank <= layers or strategy.pipeline == 1:
+            return technique
+        fitting = pipeline_degrees(self.cluster.ranks, layers // strategy.chunks_per_rank)
+        if not fitting:
+            return strategy.replace(pipeline=1, schedule="1f1b").name
+        return strategy.replace(pipeline=fitting[-1]).name
 
     def check(self, job: Job) -> None:
         """Checks that the ranks can hold the job's tables, before any rank starts.
