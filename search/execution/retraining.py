@@ -158,6 +158,10 @@ class Retrainings:
         self.keep(record, ended=False)
         return self._trainer.start(record, training.job)
 
+    def as_it_ends(self, training: Training) -> TrialRecord:
+        """The record of a training that no attempt follows."""
+        return self._trainer.execution.ended(training.record, training.job)
+
     def keep(self, record: TrialRecord, *, ended: bool) -> None:
         """Commits a retraining, and lets go of files that nothing needs any more once it has ended."""
         self._ledger.save_retraining(record)
@@ -180,7 +184,7 @@ class Retrainings:
 
     def _fresh(self, request: RetrainingRequest, earlier: TrialRecord | None) -> TrialRecord:
         """A retraining about to start, with the strategy that its trial was trained with, which is known to
-        fit."""
+        fit; a part with fewer layers, in a pipeline of as many stages at most."""
         number = len(self._records) if earlier is None else earlier.number
         trial = request.of
         record = new_record(
@@ -191,7 +195,9 @@ class Retrainings:
             of=trial.number,
             removed=request.removed,
         )
-        technique = trial.result.technique or trial.plan.technique
+        technique = self._trainer.execution.held_as(
+            trial.result.technique or trial.plan.technique, request.job
+        )
         return record.with_plan(technique=technique).replace(attempts=earlier.attempts if earlier else ())
 
     def _weights(self, record: TrialRecord) -> Path:
@@ -243,7 +249,7 @@ class _RetrainingWork:
         next_attempt = self._retrainings.begin_next_attempt(training)
         if next_attempt is not None:
             return [next_attempt]
-        record = training.record
+        record = self._retrainings.as_it_ends(training)
         if self._score is not None and record.result.outcome is Outcome.COMPLETED:
             self._retrainings.keep(record, ended=False)
             return [self._retrainings.begin_scoring(record, request, self._score)]

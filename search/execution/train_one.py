@@ -67,9 +67,12 @@ class _OneTraining:
         return False
 
     def ended(self, activity: Training) -> Iterable[Training]:
-        self.record = activity.record
         record = self._trainer.execution.next_attempt(activity.record, self._job)
-        return [] if record is None else [self._start(record)]
+        if record is None:
+            self.record = self._trainer.execution.ended(activity.record, self._job)
+            return []
+        self.record = activity.record
+        return [self._start(record)]
 
     def looked(self) -> None:
         pass

@@ -86,6 +86,10 @@ class Admission:
             self._learnt[held_as] = max(missing, self._learnt.get(held_as, 0))
         return self._execution.next_attempt(record, job)
 
+    def ended(self, record: TrialRecord, job: Job) -> TrialRecord:
+        """A trial that no attempt follows, as it ends (see `Execution.ended`)."""
+        return self._execution.ended(record, job)
+
     def _with_plan(self, record: TrialRecord, job: Job) -> TrialRecord:
         return planned(record, job, self._cluster, self._options)
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from dhen.config import DhenConfig
 from search.config import StudyConfig
 from search.planning.plan_trial import LOCAL, plan_of, plan_summary
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.machine import device
+from trials.cluster.quantity import byte_words
 from trials.embeddings.requirements import check_tables
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
-from trials.planner.ladder import choose
+from trials.planner.ladder import choose, pipeline_degrees
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.plan import Plan
 from trials.planner.pricing import pricing_of
@@ -53,11 +55,27 @@ class Execution(NamedTuple):
 
     def strategy(self, record: TrialRecord) -> Strategy:
         """The strategy of a trial's next attempt: as planned, where plans are executed; else plain DP, or what
-        can delay updates where they are."""
-        planned = record.plan.technique
+        can delay updates where they are. A trial of the baseline that fits nowhere has the strategy that lacks
+        least."""
+        summary = record.plan.summary
+        planned = record.plan.technique or (summary.strategy if summary is not None else None)
         if self.cluster is not None and planned is not None:
             return named(planned)
         return Strategy(dense=DELAYING) if record.job.training.get("delayed_update") else DP
+
+    def held_as(self, technique: str | None, job: Job) -> str | None:
+        """The technique by which a part of a trial's network trains: that of the trial, in a pipeline of as many
+        stages as the part has layers for, or in none."""
+        if technique is None or self.cluster is None:
+            return technique
+        strategy = named(technique)
+        layers = len(job.model.layers) if isinstance(job.model, DhenConfig) else 0
+        if strategy.pipeline * strategy.chunks_per_rank <= layers or strategy.pipeline == 1:
+            return technique
+        fitting = pipeline_degrees(self.cluster.ranks, layers // strategy.chunks_per_rank)
+        if not fitting:
+            return strategy.replace(pipeline=1, schedule="1f1b").name
+        return strategy.replace(pipeline=fitting[-1]).name
 
     def check(self, job: Job) -> None:
         """Checks that the ranks can hold the job's tables, before any rank starts.
@@ -73,7 +91,8 @@ class Execution(NamedTuple):
         """A trial as it begins its next attempt; None where the last one ended otherwise, or none is left.
 
         A trial that was killed, or stopped early, goes on under the same strategy, one that ran out of memory
-        under the next one up the ladder.
+        under the next one up the ladder. Where a technique is forced, that one keeps it, and recomputes more or
+        has more micro-batches.
         """
         last = record.attempts[-1].outcome
         anew = record.replace(result=Result())
@@ -81,9 +100,7 @@ class Execution(NamedTuple):
             return anew
         if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
             return None
-        # without margins: what ran out of memory has said more than they do
-        options = self.options.replace(memory_margin=0, learnt={})
-        job_plan = plan_of(job, self.cluster, options)
+        job_plan = self._plan_of_climb(job)
         priced = next_strategy(job_plan, record.attempts)
         if priced is None:
             return None
@@ -96,6 +113,40 @@ class Execution(NamedTuple):
             step_seconds=priced.time.total,
             summary=plan_summary(job_plan, priced, tuple(ran_out)),
         )
+
+    def ended(self, record: TrialRecord, job: Job) -> TrialRecord:
+        """A trial that no attempt follows, as it ends: one that ran out of memory says why none does."""
+        if self.cluster is None or record.result.outcome is not Outcome.OUT_OF_MEMORY:
+            return record
+        return record.with_result(error=f"{record.result.error}; {self._why_none(job)}")
+
+    def _why_none(self, job: Job) -> str:
+        """Says why no attempt follows one that ran out of memory, and what would be allowed without a forced
+        technique."""
+        asked = self.options.technique
+        if asked is None:
+            return "no other technique fits that is predicted to need less by as much"
+        kept = self._plan_of_climb(job)
+        least = min(kept.strategies, key=lambda priced: priced.memory.total, default=None)
+        needs = (
+            f", of which {least.strategy.name} needs least ({byte_words(least.memory.total)} by prediction)"
+            if least is not None
+            else ""
+        )
+        free = self._replace(options=self.options.replace(technique=None))._plan_of_climb(job)
+        other = choose((one for one in free.strategies if one not in kept.strategies), "least")
+        would = (
+            f"without technique= {other.strategy.name} would fit by prediction"
+            if other is not None
+            else "no other technique would fit by prediction"
+        )
+        return f"technique={asked.name} is kept, with more recomputation or micro-batches{needs}; {would}"
+
+    def _plan_of_climb(self, job: Job) -> Plan:
+        """The plan in which an attempt that ran out of memory looks for the next one: without margins, since what
+        ran out of memory has said more than they do."""
+        assert self.cluster is not None
+        return plan_of(job, self.cluster, self.options.replace(memory_margin=0, learnt={}, climbing=True))
 
     def task_fields(self, strategy: Strategy) -> dict[str, Any]:
         """Fields of a task under this strategy, for the trial's processes."""

@@ -167,7 +167,7 @@ class TrialRunner:
             yield self._trainer.start(next_record, activity.job)
             return
         self._training.discard(record.job.fingerprint)
-        self.take_in(record)
+        self.take_in(self._admission.ended(record, activity.job))
         yield from self._begin_waiting(record.job.fingerprint)
 
     def looked(self) -> None:

@@ -207,6 +207,10 @@ class Replicated:
             sizes = [p.numel() for p in dense_parameters(model).values()]
             self._one_bit = OneBitAdam(flat, config, dist.group.WORLD if self._in_buckets else None, sizes)
         self.optimizer = self._one_bit or adamw([flat], config)
+        if isinstance(self.module, DistributedDataParallel) and (
+            strategy.micro_batches > 1 or self._one_bit is not None
+        ):
+            _lay_gradients_in_buckets(self.module)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """See `Engine`."""
@@ -377,6 +381,24 @@ def _layers(model: nn.Module) -> nn.ModuleList:
     layers = getattr(model, "layers", nn.ModuleList())
     assert isinstance(layers, nn.ModuleList)
     return layers
+
+
+def _lay_gradients_in_buckets(model: DistributedDataParallel) -> None:
+    """Has all gradients lie in their buckets before the first step, as zeros; a collective.
+
+    DistributedDataParallel puts gradients there when it first reduces them. Those of micro-batches before that
+    would lie beside the buckets, as much memory once more than there is in later steps, also where a training goes
+    on from a checkpoint and AdamW's moments are there. In one-bit Adam's second stage nothing is ever reduced. So
+    a gradient of ones is reduced once.
+    """
+    inner = model.module
+    parameters = [p for p in inner.parameters() if p.requires_grad]
+    inner.forward = lambda: torch.stack([p.sum() for p in parameters]).sum()
+    try:
+        model().backward()
+    finally:
+        del inner.forward
+    torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
 
 
 def _checkpoint_layers(model: nn.Module, checkpointing: Checkpointing) -> None:

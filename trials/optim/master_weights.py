@@ -48,7 +48,9 @@ class MasterWeights:
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         """Takes the model's weights over: its parameters become views of one tensor in `precision`."""
         self._model, self._dense = model, dense_parameters(model)
-        self.flat = nn.Parameter(torch.cat([p.detach().flatten() for p in self._dense.values()]))
+        # the stage of a pipeline may have none, and then an empty vector
+        values = [p.detach().flatten() for p in self._dense.values()] or [torch.zeros(0)]
+        self.flat = nn.Parameter(torch.cat(values))
         """All dense weights in fp32, which the optimizer updates; their gradient is set by `gather_gradients`."""
         self._compute = self.flat.detach().to(DTYPES[precision])
         for parameter, view in zip(self._dense.values(), self._views(self._compute), strict=True):
@@ -61,7 +63,9 @@ class MasterWeights:
         place: micro-batches would otherwise need as much memory again.
         """
         gradients = [_flat_gradient(p) for p in self._dense.values()]
-        self.flat.grad = torch.cat(gradients, out=torch.empty_like(self.flat))
+        self.flat.grad = torch.empty_like(self.flat)
+        if gradients:
+            torch.cat(gradients, out=self.flat.grad)
         if in_buckets:
             torch._foreach_zero_(gradients)
             return

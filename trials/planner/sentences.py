@@ -81,7 +81,10 @@ def option_sentences(options: PlanOptions) -> tuple[str, ...]:
     """Says what was asked of a plan beside the model and the cluster, and what attempts have taught."""
     sentences = []
     if options.technique is not None:
-        sentences.append(f"The ladder is restricted to technique={options.technique.name}.")
+        more = " An attempt ran out of memory: it may recompute more, and have more micro-batches."
+        sentences.append(
+            f"The ladder is restricted to technique={options.technique.name}.{more if options.climbing else ''}"
+        )
     if options.memory_margin:
         change = "added to" if options.memory_margin > 0 else "taken off"
         size = byte_words(abs(options.memory_margin))

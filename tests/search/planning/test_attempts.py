@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from priced import GIB, JOB, priced
 from records import bare
 
+from dhen.model import parse_model
 from search.config import read_study_config
 from search.planning import attempts as planning
 from search.planning.attempts import (
@@ -21,7 +22,9 @@ from search.planning.attempts import (
     ranks_here,
 )
 from search.planning.plan_trial import plan_of
+from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
+from trials.job import Job
 from trials.planner.estimates import PricedStrategy
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan
@@ -195,7 +198,7 @@ def test_out_of_memory_moves_the_plan_to_the_next_strategy(monkeypatch: pytest.M
     assert again.result == Result()
     assert (again.plan.technique, again.plan.peak_bytes, again.plan.step_seconds) == ("zero1", 60, 2.5)
     assert asked == [
-        (JOB, ONE_RANK, PlanOptions(prefer="fastest"))
+        (JOB, ONE_RANK, PlanOptions(prefer="fastest", climbing=True))
     ]  # all that fit, those that leave no margin too
     assert again.plan.summary is not None
     assert (again.plan.summary.strategy, again.plan.summary.ran_out) == ("zero1", ("dp",))
@@ -260,3 +263,51 @@ def test_a_real_ladder_is_climbed_as_a_made_up_one() -> None:
     assert following is not None
     assert found.best is not None
     assert following.memory.total < found.best.memory.total
+
+
+def climb(job: Job, cluster: Cluster, options: PlanOptions, first: str) -> list[str]:
+    """Every strategy that is tried where each attempt runs out of memory by a byte."""
+    attempts: tuple[Attempt, ...] = ()
+    record: TrialRecord | None = bare(0, ne=0.9, flops=1.0, technique=first)
+    while record is not None:
+        attempts += (tried(record.plan.technique or "", needed_bytes=1, limit_bytes=0),)
+        record = Execution(cluster, options=options).next_attempt(
+            record.replace(attempts=attempts).with_result(outcome=Outcome.OUT_OF_MEMORY), job
+        )
+    return [attempt.strategy for attempt in attempts]
+
+
+def mlp_job(width: int, layers: int, batch_size: int) -> Job:
+    layer = {"modules": [{"kind": "mlp", "mlp": [width, width]}], "out_embeddings": 8}
+    model = parse_model({"embedding_dim": 16, "layers": [layer] * layers}, "test")
+    return JOB.replace(model=model, training=JOB.training.replace(batch_size=batch_size))
+
+
+DEEP = mlp_job(512, 4, 4096)
+FOUR = load_cluster("a100-80gb").with_ranks("1x4")
+
+
+@pytest.mark.parametrize(
+    "technique", ["tensor2", "pipeline2+zero1", "tensor2+micro_batches=4", "fsdp+selective_checkpointing"]
+)
+def test_a_climb_keeps_what_is_forced_and_recomputes_more_or_has_more_micro_batches(technique: str) -> None:
+    asked = named(technique)
+    options = PlanOptions(technique=asked)
+    chosen = plan_of(DEEP, FOUR, options).chosen
+    assert chosen is not None
+    tried_ = [named(name) for name in climb(DEEP, FOUR, options, chosen.name)]
+    assert any(strategy.checkpointing == "full" for strategy in tried_)
+    assert tried_[-1].micro_batches > asked.micro_batches
+    for strategy in tried_:
+        kept = strategy.replace(checkpointing="none", micro_batches=1)
+        assert kept == asked.replace(checkpointing="none", micro_batches=1)
+        assert strategy.micro_batches >= asked.micro_batches
+        assert strategy.checkpointing != "none" or asked.checkpointing == "none"
+
+
+def test_a_climb_goes_over_pipelines_and_split_modules_where_nothing_is_forced() -> None:
+    no_offload = FOUR.replace(host_memory_bytes=1)
+    over = climb(mlp_job(512, 4, 1024), no_offload, PlanOptions(), "dp")
+    assert any(named(name).pipeline > 1 for name in over)
+    wide = mlp_job(2**14, 1, 64)
+    assert climb(wide, no_offload, PlanOptions(), "dp") == ["dp", "zero1", "shard_grad_op", "tensor4"]

@@ -160,6 +160,29 @@ def test_a_pipeline_can_be_forced_and_a_baseline_goes_without(dhen_search: Run, 
     assert "ranks=1x2 are 2, which pipelines of 4 do not divide" in said
 
 
+def test_what_is_forced_is_kept_by_a_climb_and_the_end_of_one_says_what_would_fit(
+    dhen_search: Run, tmp_path: Path
+) -> None:
+    words = [word for word in WORDS if not word.startswith(("trials=", "hbm=", "ranks="))]
+    words += ["trials=1", "ranks=1x2", "averages=0", "technique=tensor2"]
+    dhen_search("run", "--out", tmp_path / "study", *words, "hbm=5MiB", TOO_SURE)
+    (baseline,) = (
+        trial for trial in read_study(tmp_path / "study").trials if trial.kind is TrialKind.BASELINE
+    )
+    first, *_, last = baseline.attempts
+    assert (first.outcome, last.outcome) == (Outcome.OUT_OF_MEMORY, Outcome.COMPLETED)
+    assert last.executed is not None
+    assert named(last.executed).tensor == 2
+    assert named(last.executed).micro_batches > named(first.strategy).micro_batches
+    ended = dhen_search("run", "--out", tmp_path / "less", *words, "hbm=4MiB", code=2)
+    said = " ".join(ended.stderr.split())
+    assert "out of memory" in said
+    assert "technique=tensor2 is kept, with more recomputation or micro-batches, of which tensor2+" in said
+    assert re.search(r"without technique= \S*cpu_offload\S* would fit by prediction", said)
+    (baseline,) = read_study(tmp_path / "less").trials
+    assert named(baseline.attempts[0].strategy).tensor == 2  # not plain DP, though nothing fits by prediction
+
+
 def test_other_techniques_are_refused(dhen_search: Run, tmp_path: Path) -> None:
     words = ("run", "--out", tmp_path / "study", *WORDS)
     said = dhen_search(*words, "technique=zero9", code=2).stderr

@@ -58,11 +58,14 @@ def update_bytes(lookup: Lookup) -> int:
     """Returns what the update of the tables takes beside the dense part's gradients, the embeddings' included.
 
     TorchRec updates its shards in backward, which comes to them first. Then gradients of replicated tables are
-    made, as sparse tensors, and these tables are updated from dense sums of them.
+    made, as sparse tensors, and these tables are updated from dense sums of them. Categorical and multi-hot tables
+    in one matrix have a sparse gradient each, which are copied into one.
     """
     embeddings = FP32_BYTES * lookup.examples * sum(lookup.dims)
     dense = DENSE_SUMS * lookup.placement.replicated_gradient_bytes + lookup.rounding_bytes
-    return embeddings + max(*_on_their_way(lookup), round(_sparse_bytes(lookup)) + dense)
+    sparse = _sparse_bytes(lookup)
+    beside = max(dense, round(max(_joined_bytes(sparse), default=0)))
+    return embeddings + max(*_on_their_way(lookup), round(sum(sparse.values())) + beside)
 
 
 def lookup_bytes(lookup: Lookup) -> int:
@@ -92,14 +95,22 @@ def _pooled_here(lookup: Lookup) -> int:
     return FP32_BYTES * lookup.examples * columns
 
 
-def _sparse_bytes(lookup: Lookup) -> float:
-    """Returns the gradients of replicated tables as backward makes them: a row and its number for each id."""
-    named = set(lookup.placement.replicated)
-    return lookup.examples * sum(
-        table.mean_ids * (FP32_BYTES * dim + ID_BYTES)
-        for table, dim in zip(lookup.tables, lookup.dims, strict=True)
-        if table.name in named
-    )
+def _sparse_bytes(lookup: Lookup) -> dict[tuple[int, bool], float]:
+    """Returns the gradients of replicated tables as backward makes them, a row and its number for each id, by
+    length of embeddings and whether tables are multi-hot."""
+    named, found = set(lookup.placement.replicated), dict[tuple[int, bool], float]()
+    for table, dim in zip(lookup.tables, lookup.dims, strict=True):
+        if table.name in named:
+            size = lookup.examples * table.mean_ids * (FP32_BYTES * dim + ID_BYTES)
+            found[dim, table.multi_hot] = found.get((dim, table.multi_hot), 0.0) + size
+    return found
+
+
+def _joined_bytes(sparse: dict[tuple[int, bool], float]) -> Iterator[float]:
+    """Yields the copies in which the gradients of both kinds of tables in one matrix are joined."""
+    for dim, multi_hot in sparse:
+        if multi_hot and (dim, False) in sparse:
+            yield sparse[dim, True] + sparse[dim, False]
 
 
 def _on_their_way(lookup: Lookup) -> Iterator[int]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dhen.schema import Table
+import pytest
+import torch
+
+from dhen.batch import FeatureBatch
+from dhen.inputs.features import EmbeddingTables
+from dhen.schema import FeatureSchema, Table
+from trials.memory.counter import MemoryCounter
 from trials.planner.tables.lookup_memory import Lookup, kept_bytes, lookup_bytes, update_bytes
 from trials.planner.tables.placement import Placement, TableShard
 
@@ -57,3 +63,23 @@ def test_a_lookup_holds_what_it_pools_what_it_sends_and_what_arrives() -> None:
     pooled, arrived = 4 * BATCH * DIM, 4 * EXAMPLES * 2 * DIM
     assert lookup_bytes(lookup()) == 2 * pooled + arrived
     assert lookup_bytes(lookup(sent_bytes=2)) == 2 * pooled + arrived
+
+
+def test_tables_that_all_ranks_have_join_gradients_of_both_kinds_as_backward_does() -> None:
+    """Against what one backward pass holds: gradients of embeddings, a sparse one of each kind, a copy of both."""
+    examples, dim = 64, 16
+    schema = FeatureSchema(
+        tables=(Table(name="c", rows=9), Table(name="m", rows=9, multi_hot=True, mean_ids=3)), numeric=()
+    )
+    tables = EmbeddingTables(schema, dim)
+    offsets = torch.arange(0, 3 * examples, 3)
+    bags = ((torch.zeros(3 * examples, dtype=torch.int64), offsets),)
+    ids = torch.zeros(examples, 1, dtype=torch.int64)
+    found = tables(FeatureBatch(ids_BT=ids, bags=bags, numeric_BK=torch.zeros(examples, 0)))
+    ones = [torch.ones_like(e) for e in found]
+    with MemoryCounter() as counter:
+        torch.autograd.backward(found, ones)
+    placement = lookup().placement._replace(replicated=("c", "m"), shards=(), replicated_gradient_bytes=0)
+    placement = placement._replace(all_to_all_bytes_per_rank=(0.0,) * RANKS, id_bytes_per_rank=(0.0,) * RANKS)
+    planned = update_bytes(Lookup(schema.tables, (dim,) * 2, placement, RANKS, examples, 4, 0, False))
+    assert planned == pytest.approx(counter.peak, rel=0.01)
