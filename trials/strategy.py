@@ -11,7 +11,8 @@ may lie on a level of storage below the device, in the host's memory or on an SS
 up most in a cache on the device (`trials.embeddings.levels.cached_tables`).
 
 A DHEN's layers may lie one after another on several ranks, the stages of a pipeline
-(`trials.distributed.pipeline`): data parallelism, as dp or zero1, is over the ranks that are left.
+(`trials.distributed.pipeline`), and wide modules may be split over the ranks of a tensor group, in a pipeline's
+stages too: data parallelism, as dp or zero1, is over the ranks that are left.
 """
 
 from __future__ import annotations
@@ -126,6 +127,17 @@ class Strategy(Value):
         return self.tensor > 1 or self.pipeline > 1
 
     @property
+    def ways_to_cut(self) -> int:
+        """Number of ways in which the model is cut: into parts of modules, into stages."""
+        return (self.tensor > 1) + (self.pipeline > 1)
+
+    @property
+    def model_ranks(self) -> int:
+        """Number of ranks that have a model together, each a part of a stage; data parallelism is over the
+        others."""
+        return self.tensor * self.pipeline
+
+    @property
     def chunks_per_rank(self) -> int:
         """Number of stages that each rank of a pipeline has."""
         return CHUNKS_PER_RANK[self.schedule]
@@ -135,11 +147,6 @@ class Strategy(Value):
         if self.tensor > 1 and self.dense not in MODEL_PARALLEL:
             raise ValueError(
                 f"{TENSOR}{self.tensor} stands beside {' or '.join(MODEL_PARALLEL)} alone, not {self.dense}"
-            )
-        if self.tensor > 1 and self.pipeline > 1:
-            raise ValueError(
-                f"{TENSOR}{self.tensor} and {PIPELINE}{self.pipeline} do not stand together: modules are split "
-                "inside a host, or layers lie on ranks one after another"
             )
         return self
 

@@ -40,9 +40,12 @@ def test_other_names_are_refused_with_what_would_work(name: str, what: str) -> N
     assert all(word in str(error.value) for word in ("zero1", "full_checkpointing", "micro_batches=N"))
 
 
-def test_modules_are_not_split_in_the_stages_of_a_pipeline() -> None:
-    with pytest.raises(ValueError, match="tensor2 and pipeline4 do not stand together"):
-        named("pipeline4+tensor2")
+def test_modules_are_split_in_the_stages_of_a_pipeline() -> None:
+    found = named("zero1+pipeline4=gpipe+tensor2+micro_batches=8")
+    assert found.name == "tensor2+pipeline4=gpipe+zero1+micro_batches=8"
+    assert found.model_ranks == 8
+    with pytest.raises(ValueError, match="hsdp does not hold the stages of a pipeline"):
+        Strategy(tensor=2, pipeline=2, dense="hsdp")
 
 
 def test_micro_batches_make_no_other_way_to_hold_a_model() -> None:

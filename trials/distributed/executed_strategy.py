@@ -30,11 +30,11 @@ from trials.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
 
 def executed_strategy(step: ParallelStep | PipelineStep) -> Strategy:
     """The strategy that a step's modules, optimizer and micro-batches are those of."""
-    if isinstance(step, PipelineStep):
-        return _pipelined(step)
     tensor, engine = 1, step.engine
     if isinstance(engine, TensorParallel):
         tensor, engine = engine.group.size, engine.engine
+    if isinstance(step, PipelineStep):
+        return _pipelined(step, tensor)
     model = engine.module
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
@@ -48,16 +48,18 @@ def executed_strategy(step: ParallelStep | PipelineStep) -> Strategy:
     )
 
 
-def _pipelined(step: PipelineStep) -> Strategy:
-    """The strategy of a rank that has some of the layers, of which checkpointing recomputes some."""
-    layers, count = step.engine.module.layers, layer_count(step.engine.module)
+def _pipelined(step: PipelineStep, tensor: int) -> Strategy:
+    """The strategy of a rank that has some of the layers, or parts of them; checkpointing recomputes some."""
+    engine = step.pipeline
+    layers, count = engine.module.layers, layer_count(engine.module)
     assert isinstance(layers, nn.ModuleDict)
     held = {int(name) for name in layers}
     recomputed = {int(name) for name, layer in layers.items() if isinstance(layer, CheckpointWrapper)}
     # what was asked for is looked at first: a stage of one layer looks alike under several
-    names: tuple[Checkpointing, ...] = (step.engine.checkpointing, *get_args(Checkpointing))
+    names: tuple[Checkpointing, ...] = (engine.checkpointing, *get_args(Checkpointing))
     return Strategy(
-        dense="zero1" if step.engine.is_zero else "dp",
+        tensor=tensor,
+        dense="zero1" if engine.is_zero else "dp",
         checkpointing=next(n for n in names if held & {*range(count)[RECOMPUTED[n]]} == recomputed),
         pipeline=step.ranks,
         schedule=step.schedule,

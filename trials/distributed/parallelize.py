@@ -35,8 +35,14 @@ from trials.distributed.comm_hooks import averaged_in
 from trials.distributed.engine import Engine
 from trials.distributed.one_bit import OneBitZero, begins_later, one_bit_state, take_over
 from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, pass_on_gradients
-from trials.distributed.tensor_parallel import DATA, TENSOR, Layout, TensorGroup, TensorParallel
-from trials.distributed.tensor_parallel import mesh as tensor_mesh
+from trials.distributed.tensor_parallel import (
+    DATA,
+    TENSOR,
+    Layout,
+    TensorGroup,
+    TensorParallel,
+    model_mesh,
+)
 from trials.distributed.zero import Zero
 from trials.distributed.zero_offload import ZeroOffload
 from trials.job import TrainingConfig
@@ -88,10 +94,10 @@ class ParallelStep:
 def device_mesh(
     dense: Dense, hosts: int, gpus_per_host: int, device_type: str, tensor: int = 1
 ) -> DeviceMesh:
-    """Returns all ranks in a row, hosts x ranks for hsdp, or data x tensor ranks; needs a process group of so many
+    """Returns all ranks in a row, hosts x ranks for hsdp, or with tensor ranks; needs a process group of so many
     ranks."""
     if tensor > 1:
-        return tensor_mesh(hosts * gpus_per_host, tensor, device_type)
+        return model_mesh(hosts * gpus_per_host, tensor, device_type)
     if dense == "hsdp":
         return init_device_mesh(device_type, (hosts, gpus_per_host), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device_type, (hosts * gpus_per_host,))
@@ -179,6 +185,7 @@ def _tensor_parallel(
     layout = Layout(model, group)
     alike = strategy.replace(tensor=1)
     step = parallelize(model, alike, config, mesh[DATA], bucket_bytes=bucket_bytes, replicate=replicate)
+    assert isinstance(step.engine, Replicated | Zero)
     return ParallelStep(TensorParallel(step.engine, layout, group), strategy.micro_batches)
 
 
@@ -261,6 +268,10 @@ class Replicated:
         if self._one_bit is None or not self._one_bit.compresses:
             vectors |= moments(self.optimizer, flat)
         return more | {name: FlatPieces(flat.numel(), (Piece(0, each),)) for name, each in vectors.items()}
+
+    def clipped_ranges(self) -> list[list[tuple[int, int]]]:
+        """See `trials.distributed.tensor_parallel.PartEngine`: one gradient, of all weights."""
+        return [[(0, self._master.flat.numel())]]
 
     def restored(self, steps: int) -> None:
         """See `Engine`."""

@@ -3,8 +3,9 @@ same part of the batch (Megatron-LM, arXiv 1909.08053).
 
 What is split, and how, modules say themselves (`dhen.ops.split`); here are the ranks. Ranks r t to r t + t - 1
 are a tensor group of t, in one host where t divides its ranks; ranks with one place in all groups hold the same
-parts, and train them by data parallelism (`mesh`). Each engine of data parallelism takes what is left of a rank's
-model, and `TensorParallel` around it puts whole weights together and knows where a rank's numbers lie among all.
+parts, and train them by data parallelism (`model_mesh`). Each engine of data parallelism, and that of a pipeline's
+stages, takes what is left of a rank's model, and `TensorParallel` around it puts whole weights together and knows
+where a rank's numbers lie among all.
 
 Tables know nothing of it: every rank looks up the examples of its own slice, as in data parallelism over all
 ranks, and the ranks of a group then gather what they looked up. So no row is looked up twice, and no gradient of
@@ -12,10 +13,9 @@ a row is sent twice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Iterator
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,18 +27,22 @@ from dhen.ops.split import Split, split_parameters
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.distributed.engine import Engine
 from trials.distributed.table_split import DenseBatch, DenseInputs
-from trials.distributed.zero import Zero
 from trials.optim.clip import Clip
 from trials.optim.master_weights import dense_parameters
 from trials.storage.weights_file import Weights
 
-DATA, TENSOR = "data", "tensor"
+STAGES, DATA, TENSOR = "pipeline", "data", "tensor"
 """Names of the mesh's dimensions."""
 
 
-def mesh(world: int, degree: int, device_type: str) -> DeviceMesh:
-    """Returns all ranks as data ranks x tensor ranks; a collective."""
-    return init_device_mesh(device_type, (world // degree, degree), mesh_dim_names=(DATA, TENSOR))
+def model_mesh(world: int, tensor: int, device_type: str, pipeline: int = 1) -> DeviceMesh:
+    """Returns all ranks as stages x data ranks x tensor ranks; a collective.
+
+    Tensor ranks are neighbours, so that a host has a group; stages are as far apart as can be, so that what they
+    send crosses the network, where it is least; data ranks are between, in a host where groups leave room.
+    """
+    degrees = pipeline, world // (pipeline * tensor), tensor
+    return init_device_mesh(device_type, degrees, mesh_dim_names=(STAGES, DATA, TENSOR))
 
 
 class TensorGroup:
@@ -160,15 +164,20 @@ class Layout:
             whole_start += prod(shape)
         self._held, self.length = held, whole_start
 
-    def replicated(self, start: int, stop: int) -> list[slice]:
-        """Returns the ranges of the numbers from `start` to `stop` that all ranks of the group have alike, counted
-        from `start`."""
-        overlaps = (
-            (max(one.start, start), min(one.start + one.length, stop))
-            for one in self._held
-            if one.split is None
-        )
-        return [slice(begin - start, end - start) for begin, end in overlaps if begin < end]
+    def replicated(self, ranges: Iterable[tuple[int, int]]) -> list[slice]:
+        """Returns where, among the numbers of these ranges (start, stop) one after another, those lie that all
+        ranks of the group have alike."""
+        found, before = [], 0
+        for start, stop in ranges:
+            overlaps = (
+                (max(one.start, start), min(one.start + one.length, stop))
+                for one in self._held
+                if one.split is None
+            )
+            moved = before - start
+            found += [slice(begin + moved, end + moved) for begin, end in overlaps if begin < end]
+            before += stop - start
+        return found
 
     def pieces(self, piece: Piece) -> Iterator[Piece]:
         """Yields the ranges of the whole model's vector that a range of this rank's consists of."""
@@ -196,15 +205,23 @@ class Layout:
             begin += count
 
 
-class TensorParallel:
-    """An engine of data parallelism over a rank's part of a model."""
+class PartEngine(Engine, Protocol):
+    """An engine that can hold a rank's part of a model."""
 
-    def __init__(self, engine: Engine, layout: Layout, group: TensorGroup) -> None:
+    def clipped_ranges(self) -> list[list[tuple[int, int]]]:
+        """Returns of each gradient that is clipped, in order, the ranges (start, stop) that it consists of in the
+        vector of the weights that the engine was given."""
+
+
+class TensorParallel:
+    """An engine over a rank's part of a model."""
+
+    def __init__(self, engine: PartEngine, layout: Layout, group: TensorGroup) -> None:
         self.engine, self.group, self._layout = engine, group, layout
         self.module: nn.Module = engine.module
         self.optimizer: Optimizer = engine.optimizer
         self.clip: Clip = engine.clip
-        self.clip.over(group.process_group, [layout.replicated(*part) for part in _gradient_parts(engine)])
+        self.clip.over(group.process_group, [*map(layout.replicated, engine.clipped_ranges())])
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """Returns logit_B of the group's examples; a collective."""
@@ -247,15 +264,3 @@ class TensorParallel:
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`; a collective."""
         self.engine.restored(steps)
-
-
-def _gradient_parts(engine: Engine) -> Sequence[tuple[int, int]]:
-    """Returns which ranges of a rank's vector the gradients are that an engine clips, in its order."""
-    if isinstance(engine, Zero):
-        starts = accumulate((bucket.length for bucket in engine.buckets), initial=0)
-        return [
-            (start + bucket.begin, start + bucket.begin + bucket.owned)
-            for start, bucket in zip(starts, engine.buckets, strict=False)
-        ]
-    (whole,) = engine.state()["weight"].pieces
-    return [(0, len(whole.values))]

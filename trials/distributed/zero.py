@@ -18,6 +18,7 @@ In bf16 they are fp32 tensors of their own, as long as the part.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -115,6 +116,12 @@ class Zero:
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns the own parts of weights and moments, to save or to load into (`restored`)."""
         return own_state(self.buckets, self.optimizer)
+
+    def clipped_ranges(self) -> list[list[tuple[int, int]]]:
+        """Returns where the own part of each bucket lies in the vector of all weights, one range each."""
+        starts = accumulate((bucket.length for bucket in self.buckets), initial=0)
+        owned = zip(starts, self.buckets, strict=False)
+        return [[(start + b.begin, start + b.begin + b.owned)] for start, b in owned]
 
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`, and hands the weights out; a collective."""

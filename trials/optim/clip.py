@@ -32,16 +32,19 @@ SMALLEST_NORM = 1e-6
 class Clip:
     """Clips the gradients of one engine."""
 
-    def __init__(self, largest_norm: float | None, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, largest_norm: float | None, process_group: dist.ProcessGroup | None = None, copies: int = 1
+    ) -> None:
         """Takes what does not change from step to step.
 
         Args:
             largest_norm: `training.clip_norm`; None to leave gradients as they are.
-            process_group: the ranks that hold a part of the gradients each, together one copy of them; None where
-                this rank holds all of them.
+            process_group: the ranks that hold a part of the gradients each; None where this rank holds all of
+                them.
+            copies: number of copies that these ranks hold together.
         """
         self._largest_norm, self._group = largest_norm, process_group
-        self._copies = 1
+        self._copies = copies
         self._tensor_group: dist.ProcessGroup | None = None
         self._replicated: Sequence[Sequence[slice]] = ()
         self._clipped: Tensor | None = None

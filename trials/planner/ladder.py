@@ -2,8 +2,8 @@
 
 "Least" is the DHEN paper's rule to use the minimal set of techniques that meets the need: a strategy with
 fewer techniques goes before one with more; of as many, one whose ranks hold whole layers goes before one that
-splits modules, whose every layer waits for other ranks, or that needs a pipeline; among equals the lowest
-predicted step time counts.
+splits modules, whose every layer waits for other ranks, or that needs a pipeline, and these before one that does
+both; among equals the lowest predicted step time counts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def ladder(
     for degree in TENSOR_DEGREES:
         if gpus_per_host % degree == 0:
             strategies += split_ladder(degree, ranks, examples_per_rank, *BESIDE_SPLIT)
-    strategies += _pipelines(ranks, examples_per_rank, layers, schedule)
+    strategies += staged_ladder(ranks, examples_per_rank, layers, schedule)
     return tuple(sorted(strategies, key=_order))
 
 
@@ -88,21 +88,25 @@ def _order(strategy: Strategy) -> tuple[int, int, bool]:
     return len(strategy.techniques), strategy.tensor, strategy.pipeline > 1
 
 
-def _pipelines(ranks: int, examples_per_rank: int, layers: int, schedule: Schedule) -> list[Strategy]:
-    """Returns the strategies with pipelines of a schedule; a micro-batch has at least one example."""
+def staged_ladder(
+    ranks: int, examples_per_rank: int, layers: int, schedule: Schedule, tensor: int = 1
+) -> list[Strategy]:
+    """Returns the strategies with pipelines of a schedule, in whose stages so many ranks split modules; a
+    micro-batch has at least one example."""
     return [
         Strategy(
+            tensor=tensor,
             dense=dense,
             checkpointing=checkpointing,
             pipeline=pipeline,
             schedule=schedule,
             micro_batches=micro_batches,
         )
-        for pipeline in pipeline_degrees(ranks, layers // CHUNKS_PER_RANK[schedule])
-        for dense in (MODEL_PARALLEL if pipeline < ranks else MODEL_PARALLEL[:1])
+        for pipeline in pipeline_degrees(ranks // tensor, layers // CHUNKS_PER_RANK[schedule])
+        for dense in (MODEL_PARALLEL if pipeline * tensor < ranks else MODEL_PARALLEL[:1])
         for checkpointing in ("none", "selective", "full")
         for micro_batches in (pipeline * per_stage for per_stage in PER_STAGE)
-        if micro_batches <= pipeline * examples_per_rank
+        if micro_batches <= pipeline * tensor * examples_per_rank
         and wrong_micro_batches(schedule, pipeline, micro_batches) is None
     ]
 
@@ -161,14 +165,14 @@ def ways_to_hold(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
 
 
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
-    """Returns the strategy that fits with the fewest techniques, those whose ranks hold whole layers first, then
-    with the shortest step; None where none fits."""
+    """Returns the strategy that fits with the fewest techniques, those whose ranks hold whole layers first, those
+    that have parts of stages last, then with the shortest step; None where none fits."""
 
-    def order(priced_strategy: PricedStrategy) -> tuple[int, bool, float]:
+    def order(priced_strategy: PricedStrategy) -> tuple[int, int, float]:
         strategy, seconds = priced_strategy.strategy, priced_strategy.time.total
         if prefer == "fastest":
-            return 0, False, seconds
-        return len(strategy.techniques), strategy.model_parallel, seconds
+            return 0, 0, seconds
+        return len(strategy.techniques), strategy.ways_to_cut, seconds
 
     return min(
         (priced_strategy for priced_strategy in priced if priced_strategy.fits), key=order, default=None

@@ -24,6 +24,7 @@ from trials.planner.ladder import (
     ladder,
     pipeline_degrees,
     split_ladder,
+    staged_ladder,
 )
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.pipeline.orders import wrong_micro_batches
@@ -158,6 +159,9 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     """Returns the ladder, or the part of it that it is restricted to."""
     examples_per_rank = pricing.examples_per_rank
     asked = options.technique
+    split = asked.tensor if asked is not None else 1
+    if split > 1:
+        check_degree(split, cluster.hosts, cluster.gpus_per_host)
     if asked is not None and asked.pipeline > 1:
         _check_pipeline(asked, cluster, pricing)
         if _without_pipeline(options, pricing.model):
@@ -166,10 +170,9 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     schedule = asked.schedule if asked is not None else "1f1b"
     layers = len(pricing.model.layers) if isinstance(pricing.model, DhenConfig) else 0
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank, layers, schedule)
-    split = asked.tensor if asked is not None else 1
     if split > 1:
-        check_degree(split, cluster.hosts, cluster.gpus_per_host)
-        strategies = (*strategies, *split_ladder(split, cluster.ranks, examples_per_rank))
+        staged = staged_ladder(cluster.ranks, examples_per_rank, layers, schedule, split)
+        strategies = (*strategies, *split_ladder(split, cluster.ranks, examples_per_rank), *staged)
     else:
         splits = {degree: pricing.splits(degree) for degree in {each.tensor for each in strategies} - {1}}
         strategies = tuple(each for each in strategies if splits.get(each.tensor, True))
@@ -180,6 +183,11 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
         return _delaying(allowed, options)
     if pricing.one_bit and allowed:
         return _compressing(allowed, options)
+    if asked is not None and not allowed and asked.dense == "zero1" and asked.model_ranks == cluster.ranks:
+        raise UserError(
+            f"technique={asked.name}: the parts of one model take all {cluster.ranks} ranks, and there is no data "
+            f"rank for zero1 to share with. technique={asked.replace(dense='dp').name} would work, or more ranks."
+        )
     if options.technique is not None and not allowed:
         names = dict.fromkeys(strategy.held_as for strategy in strategies)
         raise UserError(
@@ -207,13 +215,16 @@ def _check_pipeline(asked: Strategy, cluster: Cluster, pricing: Pricing) -> None
     """
     model, degree, ranks = pricing.model, asked.pipeline, cluster.ranks
     layers = len(model.layers) if isinstance(model, DhenConfig) else degree * asked.chunks_per_rank
-    stages = degree * asked.chunks_per_rank
-    there_are = [f"pipeline{one}" for one in pipeline_degrees(ranks, layers // asked.chunks_per_rank)]
+    stages, split = degree * asked.chunks_per_rank, f"tensor{asked.tensor}+" if asked.tensor > 1 else ""
+    fitting = pipeline_degrees(ranks // asked.tensor, layers // asked.chunks_per_rank)
+    there_are = [f"{split}pipeline{one}" for one in fitting]
     would_work = f"Here {', '.join(there_are)} would work." if there_are else "Leave the pipeline out."
-    if ranks % degree:
+    if ranks % asked.model_ranks:
+        of_parts = f" stages of {asked.tensor} ranks" if split else ""
+        enough = f"{degree}x{asked.tensor}" if split else f"1x{degree}"
         raise UserError(
             f"technique={asked.name}: ranks={cluster.hosts}x{cluster.gpus_per_host} are {ranks}, which pipelines "
-            f"of {degree} do not divide. {would_work} Or give ranks=1x{degree}."
+            f"of {degree}{of_parts} do not divide. {would_work} Or give ranks={enough}."
         )
     if stages > layers:
         why = (

@@ -46,7 +46,7 @@ from trials.planner.tables.table_cost import (
     TABLE_DECAY_ROW_BYTES,
 )
 from trials.planner.time.pipeline_time import Sent, pipeline_time
-from trials.planner.time.step_time import Step, prepare, price
+from trials.planner.time.step_time import Step, prepare, price, segment_seconds
 from trials.strategy import KIB, Checkpointing, Strategy, data_ranks
 
 ID_BYTES = 4
@@ -70,8 +70,6 @@ representatives (trials/optim/rowwise_adagrad.py)."""
 ROW_NUMBERS = 2
 """Integers (int64) held for each row that is updated: while gradients are summed, its number and the place of its
 first lookup; then its number, the optimizer's sum and the mean of squares that is added to it, in fp32."""
-MESH_DIMENSIONS = 2
-"""Dimensions of the mesh of data and tensor ranks, each with a process group of its own."""
 POOL_BYTES = 2 * POOL_WORDS * 8
 """Random bits that dropout draws on, on a CPU."""
 
@@ -101,8 +99,8 @@ class Pricing:
         self._activations: dict[tuple[int, int, Checkpointing], Activations] = {}
         self._steps: dict[tuple[int, int, bool], Step] = {}
         self._buckets: dict[tuple[int, int], int] = {}
-        self._cuts: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._stage_memories: dict[tuple[int, tuple[int, ...], Checkpointing], list[StageMemory]] = {}
+        self._cuts: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._stage_memories: dict[tuple[int, int, tuple[int, ...], Checkpointing], list[StageMemory]] = {}
         self._without_tables: dict[Strategy, MemoryEstimate] = {}
 
     @cached_property
@@ -216,34 +214,36 @@ class Pricing:
     def examples(self, strategy: Strategy) -> int:
         """Returns the number of examples that go through a rank's dense part in a step; all ranks of a tensor
         group or of a pipeline have the same ones."""
-        return ceil(self.batch_size * strategy.tensor * strategy.pipeline / self.cluster.ranks)
+        return ceil(self.batch_size * strategy.model_ranks / self.cluster.ranks)
+
+    def _examples_read(self, strategy: Strategy) -> int:
+        """Returns the number of examples that a rank reads in a step: the same as all ranks of its pipeline."""
+        return ceil(self.batch_size * strategy.pipeline / self.cluster.ranks)
 
     def layers_per_stage(self, strategy: Strategy) -> tuple[int, ...]:
         """Returns where the model is cut into the stages of a pipeline, by the predicted seconds of its parts."""
         micro, stages = self.micro_batch(strategy), strategy.pipeline * strategy.chunks_per_rank
-        if (micro, stages) not in self._cuts:
-            step = self._step(micro, below=False)
-            passes = zip(
-                (step.forward.before, *step.forward.layers, step.forward.after),
-                (step.backward.before, *step.backward.layers, step.backward.after),
-                strict=True,
-            )
-            self._cuts[micro, stages] = layers_per_stage(tuple(map(sum, passes)), stages)
-        return self._cuts[micro, stages]
+        key = micro, strategy.tensor, stages
+        if key not in self._cuts:
+            step = self._step(micro, below=False, tensor=strategy.tensor)
+            self._cuts[key] = layers_per_stage(tuple(map(sum, segment_seconds(step))), stages)
+        return self._cuts[key]
 
     def _stages(self, strategy: Strategy, micro: int) -> list[StageMemory]:
         """Returns the stages of a pipeline, which dp and zero1 have alike."""
         layers = self.layers_per_stage(strategy)
-        key = micro, layers, strategy.checkpointing
+        key = micro, strategy.tensor, layers, strategy.checkpointing
         if key not in self._stage_memories:
-            self._stage_memories[key] = stage_memories(self.segments(micro), layers, strategy)
+            segments = self.segments(micro, strategy.tensor)
+            self._stage_memories[key] = stage_memories(segments, layers, strategy)
         return self._stage_memories[key]
 
     def _sent(self, strategy: Strategy, micro: int) -> Sent:
         """Returns what the ranks of a pipeline send each other."""
-        segments, stages = self.segments(micro), stages_of(self.layers_per_stage(strategy))
+        segments = self.segments(micro, strategy.tensor)
+        stages = stages_of(self.layers_per_stage(strategy))
         boundaries = tuple(segments[layers.stop].footprint.output for layers in stages[:-1])
-        return Sent(boundaries, FP32_BYTES * sum(self._dims) * self.examples(strategy))
+        return Sent(boundaries, FP32_BYTES * sum(self._dims) * self._examples_read(strategy))
 
     def _step(self, micro: int, *, below: bool, tensor: int = 1) -> Step:
         """Returns what all strategies share whose micro-batches have so many examples."""
@@ -313,18 +313,20 @@ class Pricing:
 
     def _dense_peak(self, strategy: Strategy, micro: int) -> DensePeak:
         """Returns the dense part of the fullest rank at its peak."""
+        hosts, per_host = data_ranks(strategy.tensor, self.cluster.hosts, self.cluster.gpus_per_host)
         if strategy.pipeline > 1:
+            width = FP32_BYTES * sum(self._dims)
             return pipeline_peak(
                 self._stages(strategy, micro),
                 strategy,
                 self._batch(strategy, micro),
-                FP32_BYTES * sum(self._dims) * self.examples_per_rank,
+                width * self.examples_per_rank,
+                width * self._examples_read(strategy) if strategy.tensor > 1 else 0,
                 itemsizes=self._itemsizes,
-                data_ranks=self.cluster.ranks // strategy.pipeline,
+                data_ranks=self.cluster.ranks // strategy.model_ranks,
                 device=self.cluster.device,
-                bucket_bytes=self._bucket_bytes(self.cluster.hosts, self.cluster.gpus_per_host),
+                bucket_bytes=self._bucket_bytes(hosts, per_host),
             )
-        hosts, per_host = data_ranks(strategy.tensor, self.cluster.hosts, self.cluster.gpus_per_host)
         return dense_peak(
             self.segments(micro, strategy.tensor),
             self._activations_of(micro, strategy),
@@ -385,9 +387,9 @@ class Pricing:
         return any(one.tape is not None and one.tape.flops_elsewhere > 0 for one in self.taped(tensor))
 
     def _more_communicators(self, strategy: Strategy) -> int:
-        """Returns the bytes of the communicators of tensor groups and of data ranks."""
-        several = strategy.tensor > 1 and self.cluster.device != "cpu"
-        return MESH_DIMENSIONS * NCCL_COMMUNICATOR_BYTES if several else 0
+        """Returns the bytes of the communicators of tensor groups, of pipelines, and of data ranks beside them."""
+        degrees = (strategy.tensor > 1) + (strategy.pipeline > 1)
+        return (degrees + 1) * NCCL_COMMUNICATOR_BYTES if degrees and self.cluster.device != "cpu" else 0
 
     def _activations_of(self, micro: int, strategy: Strategy) -> Activations:
         key = (micro, strategy.tensor, strategy.checkpointing)
@@ -409,10 +411,10 @@ class Pricing:
         numbers = FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed)) + LABEL_BYTES + bags
         if self.training.frequency_decay:
             numbers += FP32_BYTES * len(self.schema.tables)  # 1 / the count of each id
-        of_rank = self.examples_per_rank if strategy.tensor > 1 else examples
+        of_rank = self._examples_read(strategy)
         other_bytes = round(of_rank * (ID_BYTES * ids + numbers)) * BATCHES_HELD[self.cluster.device]
         if strategy.tensor > 1:  # what the group looked up, beside what the rank did
-            other_bytes += width * of_rank
+            other_bytes += width * of_rank if strategy.pipeline == 1 else 0
             other_bytes += FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed) + 1) * examples
         apart = bool(strategy.techniques or self.training.frequency_decay or self.one_bit)
         within = self.cluster.ranks == 1 and not apart

@@ -147,16 +147,20 @@ def split_sentences(
     if strategy is None or strategy.tensor == 1:
         return ()
     degree, cluster, sentences = strategy.tensor, pricing.cluster, []
+    both = strategy.pipeline > 1
     others = [
         one
         for one in priced
-        if one.strategy.tensor == 1 and len(one.strategy.techniques) <= len(strategy.techniques)
+        if (one.strategy.ways_to_cut < 2 if both else one.strategy.tensor == 1)
+        and len(one.strategy.techniques) <= len(strategy.techniques)
     ]
     if others and pricing.options.prefer == "least":
         closest = min(others, key=lambda one: one.lacking_bytes)
         lacking = byte_words(closest.lacking_bytes)
+        stages = f", in the stages of a pipeline of {strategy.pipeline}," if both else ""
+        rest = "does only one of the two, or neither," if both else "leaves them whole"
         sentences.append(
-            f"Modules are split over {degree} ranks (tensor{degree}) because nothing that leaves them whole fits "
+            f"Modules are split over {degree} ranks (tensor{degree}){stages} because nothing that {rest} fits "
             f"with so few techniques: {closest.strategy.name} comes closest and lacks {lacking}."
         )
     segments = pricing.segments(pricing.micro_batch(strategy), degree)
@@ -167,9 +171,11 @@ def split_sentences(
         sentences.append(f"No module of this model can be split over {degree} ranks: they repeat all work.")
     if degree > cluster.gpus_per_host:
         examples = pricing.micro_batch(strategy)
-        seconds = sum(split_seconds(sent_by_split(segments, cluster, degree, examples), strategy))
         inside = cluster.replace(hosts=1, gpus_per_host=degree)
-        alone = sum(split_seconds(sent_by_split(segments, inside, degree, examples), strategy))
+        seconds, alone = (
+            sum(split_seconds(sent_by_split(segments, where, degree, examples), strategy)) / strategy.pipeline
+            for where in (cluster, inside)
+        )
         sentences.append(
             f"Warning: tensor{degree} splits modules over ranks of {degree // cluster.gpus_per_host} hosts. What "
             f"they send each other takes {1e3 * seconds:.3g} ms of a step over the network, {1e3 * alone:.3g} ms "

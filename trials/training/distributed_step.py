@@ -123,7 +123,7 @@ class DistributedStep:
                 model, strategy, config, job.model, cut, ranks, where=where, bucket_bytes=buckets
             )
             growing_bags = [place for place, table in enumerate(job.features.multi_hot) if table.growing]
-            self._lookups = PipelineLookups(self._dense.engine.group, growing_bags)
+            self._lookups = PipelineLookups(self._dense.pipeline.group, growing_bags)
             LOG.info("layers of the stages: %s; this is stage %d", cut, ranks.stage(strategy.pipeline))
         else:
             needs_mesh = ranks.world > 1 or strategy.fully_sharded
@@ -149,7 +149,7 @@ class DistributedStep:
         examples = -(-config.batch_size * strategy.tensor // self._data.ranks)
         self._micro_batch = -(-examples // (strategy.micro_batches * strategy.tensor))
         if strategy.pipeline > 1:  # whose stages take no more than a micro-batch at a time in any case
-            self._micro_batch = examples
+            self._micro_batch = -(-examples // strategy.tensor)
         self._short = is_counted() or where.type == "cuda"
         self._offload = strategy.offload
         if strategy.offload:

@@ -174,7 +174,21 @@ def test_a_baseline_without_layers_is_held_without_a_pipeline() -> None:
         ("pipeline4+micro_batches=2", "2x4", {}, "1f1b keeps 4 stages busy with 4 micro-batches or more"),
         ("pipeline2+micro_batches=3", "2x4", {}, "has +micro_batches=2, 4, 8, 16 here"),
         ("pipeline4", "1x4", {"batch_size": 3}, "less than one example for each"),
-        ("zero1+pipeline4", "1x4", {}, "is not on the ladder"),
+        (
+            "zero1+pipeline4",
+            "1x4",
+            {},
+            "no data rank for zero1 to share with. technique=pipeline4 would work",
+        ),
+        ("tensor2+pipeline2+zero1", "2x2", {}, "one model take all 4 ranks"),
+        (
+            "tensor2+pipeline3",
+            "2x4",
+            {},
+            "which pipelines of 3 stages of 2 ranks do not divide. Here tensor2+pipeline2",
+        ),
+        ("tensor3+pipeline2", "3x4", {}, "are not made of groups of 3"),
+        ("tensor2+pipeline2+micro_batches=3", "2x4", {}, "has +micro_batches=2, 4, 8, 16 here"),
     ],
 )
 def test_pipelines_that_cannot_be_are_refused(

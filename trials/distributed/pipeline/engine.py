@@ -1,6 +1,8 @@
 """What one rank of a pipeline holds: its stages' weights, gradients and optimizer state.
 
-Ranks are a mesh of stages x data: those of one stage hold the same layers, as dp or zero1 do without pipelines.
+Ranks are a mesh of stages x data x tensor (`trials.distributed.tensor_parallel`): those of one stage hold the same
+layers, as dp or zero1 do without pipelines, or the same parts of them. A tensor rank sends to its like in the next
+stage: what modules put out each has whole.
 
 Stages average their gradients over data ranks when the last micro-batch has gone backward, all at once: a
 schedule's passes for weights alone call none of autograd's hooks, on which reductions behind backward rest.
@@ -11,7 +13,7 @@ of N rows in `x_NMD`: an example's, or those of its members.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from dhen.config import DhenConfig
@@ -28,24 +30,15 @@ from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.distributed.parallelize import Replicated
 from trials.distributed.pipeline.stage import MicroBatches, Stage, boundary, keep_layers
 from trials.distributed.table_split import DenseInputs
+from trials.distributed.tensor_parallel import DATA, STAGES
 from trials.distributed.zero import Zero
 from trials.job import TrainingConfig
 from trials.memory.limit import on_device_for_good
 from trials.optim.clip import Clip
 from trials.optim.master_weights import DTYPES, dense_parameters
 from trials.planner.pipeline.cut import stages_of
-from trials.ranks import Ranks
 from trials.storage.weights_file import Weights
 from trials.strategy import RECOMPUTED, Checkpointing, Strategy
-
-STAGES, DATA = "pipeline", "data"
-"""Names of the mesh's dimensions."""
-
-
-def pipeline_mesh(ranks: Ranks, pipeline: int, device_type: str) -> DeviceMesh:
-    """Returns the ranks as stages x data; a collective of the default process group."""
-    shape = (pipeline, ranks.world // pipeline)
-    return init_device_mesh(device_type, shape, mesh_dim_names=(STAGES, DATA))
 
 
 class _Saved(NamedTuple):
@@ -81,11 +74,11 @@ class PipelineEngine:
         """Takes the stages of this rank out of the model, which is alike on all ranks, and frees the rest.
 
         Args:
-            model: the model without its tables, in fp32 in the host's memory.
+            model: the model without its tables, in fp32 in the host's memory; of split modules this rank's parts.
             architecture: what it was built from.
             strategy: how it is held.
             config: resolved settings of AdamW and precision.
-            mesh: the ranks, from `pipeline_mesh`.
+            mesh: the ranks, from `trials.distributed.tensor_parallel.model_mesh`.
             layers_per_stage: the number of layers of each stage.
             micro_batch: number of examples of a micro-batch.
             where: the device to which the stages go.
@@ -113,9 +106,12 @@ class PipelineEngine:
             self._own.accumulate_only(True)
         else:
             self._own = _ReplicatedStage(model, config, self._data if data_ranks > 1 else None)
-        parts = dist.group.WORLD if strategy.dense == "zero1" else self.group
+        if self.is_zero:  # each tensor rank of a stage has the sum over all of them
+            self.clip = Clip(config.clip_norm, dist.group.WORLD, copies=strategy.tensor)
+        else:
+            self.clip = Clip(config.clip_norm, self.group)
+        self._own.clip = self.clip
         self.optimizer: Optimizer = self._own.optimizer
-        self.clip = self._own.clip = Clip(config.clip_norm, parts)
         self._moves = _joined([(begins[name], p.numel()) for name, p in dense_parameters(model).items()])
         self.module: nn.Module = model
         self.checkpointing = strategy.checkpointing
@@ -205,20 +201,39 @@ class PipelineEngine:
         """Returns weights and moments of this rank, as ranges of vectors over the whole model."""
         return {name: self._in_whole(pieces) for name, pieces in self._own.state(saved).items()}
 
+    def clipped_ranges(self) -> list[list[tuple[int, int]]]:
+        """Returns where the gradients that are clipped lie in the whole model's vector."""
+        return [
+            [
+                (begin, begin + last - first)
+                for start, stop in ranges
+                for begin, first, last in self._moved(start, stop)
+            ]
+            for ranges in self._own.clipped_ranges()
+        ]
+
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`."""
         self._own.restored(steps)
 
     def _in_whole(self, own: FlatPieces) -> FlatPieces:
         """Returns pieces of the vector of this rank's weights as pieces of the whole model's."""
-        found, here = [], 0
-        for begin, count in self._moves:
-            for start, values in own.pieces:
-                first, last = max(start, here), min(start + len(values), here + count)
-                if first < last:
-                    found.append(Piece(begin + first - here, values[first - start : last - start]))
-            here += count
+        found = [
+            Piece(begin, values[first - start : last - start])
+            for start, values in own.pieces
+            for begin, first, last in self._moved(start, start + len(values))
+        ]
         return FlatPieces(self._length, tuple(found))
+
+    def _moved(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yields for numbers `start` to `stop` of this rank's vector each run that lies together in the whole
+        model's: where it begins there, and its range here."""
+        here = 0
+        for begin, count in self._moves:
+            first, last = max(start, here), min(stop, here + count)
+            if first < last:
+                yield begin + first - here, first, last
+            here += count
 
     def _checkpoint(self, checkpointing: Checkpointing, layers: int) -> None:
         held: Any = self.module.layers

@@ -1,6 +1,7 @@
 """Training steps of a DHEN whose layers lie on the ranks of pipelines, by `torch.distributed.pipelining`.
 
-Each pipeline has its part of every batch, and the schedule is torch's. Micro-batches are equally long, as what is
+Each pipeline has its part of every batch, and the schedule is torch's. Where modules are split, the ranks of a
+tensor group go through it side by side. Micro-batches are equally long, as what is
 received has its place from the start: they are filled up with examples that count nothing.
 
 Shapes: B examples of a pipeline.
@@ -18,9 +19,11 @@ from dhen.config import DhenConfig
 from dhen.dhen_model import DhenModel
 from dhen.loss import cross_entropy
 from dhen.ops.split_backward import running
-from trials.distributed.pipeline.engine import PipelineEngine, pipeline_mesh
+from trials.distributed.engine import Engine
+from trials.distributed.pipeline.engine import PipelineEngine
 from trials.distributed.pipeline.stage import boundary
 from trials.distributed.table_split import DenseBatch, DenseInputs, part_of
+from trials.distributed.tensor_parallel import TENSOR, Layout, TensorGroup, TensorParallel, model_mesh
 from trials.job import TrainingConfig
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.ranks import Ranks
@@ -38,13 +41,15 @@ SCHEDULES: dict[Schedule, str] = {
 class PipelineStep:
     """Training steps of the dense part on the ranks of pipelines; every rank makes the same calls."""
 
-    def __init__(self, engine: PipelineEngine, strategy: Strategy) -> None:
-        """Takes the engine of this rank's stages, the schedule and the number of micro-batches."""
+    def __init__(self, engine: PipelineEngine, strategy: Strategy, held: Engine | None = None) -> None:
+        """Takes the engine of this rank's stages, the schedule and the number of micro-batches, and what holds the
+        dense state where that is more than this engine."""
         # importing it takes most of a second, which trainings without pipelines do not need
         from torch.distributed.pipelining import PipelineStage
         from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-        self.engine, self.micro_batches, self.schedule = engine, strategy.micro_batches, strategy.schedule
+        self.pipeline, self.micro_batches, self.schedule = engine, strategy.micro_batches, strategy.schedule
+        self.engine: Engine = held or engine
         self.ranks, self._micro = engine.ranks, engine.micro_batch
 
         class SplittingStage(PipelineStage):
@@ -85,23 +90,23 @@ class PipelineStep:
             here = slice(number * micro, (number + 1) * micro)
             for leaf, gradient in zip(part.inputs.embeddings, gradients, strict=True):
                 leaf.grad = gradient[here]  # where backward adds it up
-        self.engine.micro_batches.inputs = [part.inputs for part in parts]
+        self.pipeline.micro_batches.inputs = [part.inputs for part in parts]
         target = torch.cat([_target(part, weight / size) for part in parts])
         target[size:, 1] = 0.0  # of examples that fill up
         losses: list[Tensor] = []
         numbers = torch.arange(self.micro_batches)
         self._schedule.step(
-            *((numbers,) if self.engine.first else ()),
+            *((numbers,) if self.pipeline.first else ()),
             number=numbers,
-            target=target if self.engine.has_last else None,
-            losses=losses if self.engine.has_last else None,
+            target=target if self.pipeline.has_last else None,
+            losses=losses if self.pipeline.has_last else None,
             return_outputs=False,
         )
-        self.engine.micro_batches.inputs = ()
+        self.pipeline.micro_batches.inputs = ()
         for leaf, gradient in zip(batch.inputs.embeddings, gradients, strict=True):
             leaf.grad = gradient[:size]
         if not losses:
-            return torch.zeros((), device=self.engine.where)
+            return torch.zeros((), device=self.pipeline.where)
         return self.ranks * torch.stack([loss.detach() for loss in losses]).sum()
 
     def update(self) -> None:
@@ -114,11 +119,11 @@ class PipelineStep:
 
     def _leaving(self, stage: int) -> Tensor:
         """Returns a tensor without memory that is like what a stage puts out in training."""
-        model, ends = self.engine.architecture, self.engine.ends
+        model, ends = self.pipeline.architecture, self.pipeline.ends
         of_heads = (self._micro,) if model.members == 1 else (self._micro, model.members)
         last = stage == len(ends) - 1
         shape = of_heads if last else boundary(model, ends[stage] - 1, self._micro)
-        return torch.empty(shape, dtype=self.engine.dtype, device="meta", requires_grad=True)
+        return torch.empty(shape, dtype=self.pipeline.dtype, device="meta", requires_grad=True)
 
 
 def pipelined(
@@ -146,13 +151,20 @@ def pipelined(
     """
     assert isinstance(model, DhenModel)
     assert config.batch_size is not None
-    mesh = pipeline_mesh(ranks, strategy.pipeline, where.type)
-    examples = -(-config.batch_size // ranks.data_part(strategy.pipeline).ranks)
+    mesh = model_mesh(ranks.world, strategy.tensor, where.type, strategy.pipeline)
+    examples = -(-config.batch_size * strategy.model_ranks // ranks.world)
     micro_batch = -(-examples // strategy.micro_batches)
+    group = layout = None
+    if strategy.tensor > 1:
+        group = TensorGroup(mesh.get_group(TENSOR))
+        model.split(group)
+        layout = Layout(model, group)  # before layers are taken out of it
     engine = PipelineEngine(
         model, architecture, strategy, config, mesh, layers_per_stage, micro_batch, where, bucket_bytes
     )
-    return PipelineStep(engine, strategy)
+    if group is None or layout is None:
+        return PipelineStep(engine, strategy)
+    return PipelineStep(engine, strategy, TensorParallel(engine, layout, group))
 
 
 def _loss(logit: Tensor, target_B2: Tensor) -> Tensor:

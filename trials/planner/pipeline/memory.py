@@ -47,6 +47,7 @@ def pipeline_peak(
     strategy: Strategy,
     batch: Batch,
     looked_up: int,
+    gathered: int = 0,
     *,
     itemsizes: Itemsizes,
     data_ranks: int,
@@ -60,13 +61,25 @@ def pipeline_peak(
         strategy: how it is held.
         batch: what a rank reads; its embeddings are those of all of the pipeline's examples.
         looked_up: bytes of the embeddings that each rank looks up.
+        gathered: bytes of those that each rank of the first stage has of its pipeline, beside those of its tensor
+            group; 0 where the first are the second.
         itemsizes: bytes per number: c, r and those of a moment.
         data_ranks: number of ranks that have the same stages.
         device: kind of the device, for the update's workspace and gloo's copies.
         bucket_bytes: bytes of gradients that zero1 reduces at a time.
     """
     found = [
-        _rank_peak(rank, stages, strategy, batch, looked_up, itemsizes, data_ranks, device, bucket_bytes)
+        _rank_peak(
+            rank,
+            stages,
+            strategy,
+            batch,
+            looked_up + (0 if rank else gathered),
+            itemsizes,
+            data_ranks,
+            device,
+            bucket_bytes,
+        )
         for rank in range(strategy.pipeline)
     ]
     return max(found, key=lambda peak: peak.total)

@@ -3,14 +3,15 @@
 Sends between stages are priced by the link that they cross, and are what passes wait for; the time in which the
 busiest rank waits is the bubble. Gradients are averaged over data ranks when the last pass has ended, and hide
 behind nothing. Embeddings that a pipeline's ranks have looked up reach its first stage before the first pass, and
-their gradients go back after the last.
+their gradients go back after the last. What tensor groups in a stage send each other takes its ranks as long as
+compute does, pass by pass.
 
 Left out: that ranks of a CPU that wait leave it to others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from trials.planner.collectives import NOTHING, AlphaBeta, collectives, send
 from trials.planner.estimates import StepTime
 from trials.planner.pipeline.cut import stages_of
 from trials.planner.pipeline.timeline import StageSeconds, played
+from trials.planner.time.split_time import SentBySplit
 from trials.planner.time.step_time import (
     Parts,
     Step,
@@ -40,7 +42,7 @@ class Sent(NamedTuple):
     boundaries: tuple[int, ...]
     """Bytes of a micro-batch behind each stage but the last."""
     embeddings: int
-    """Bytes of the embeddings of all of a pipeline's examples."""
+    """Bytes of the embeddings of all of a pipeline's examples; of a tensor group's each rank has its own."""
 
 
 def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int], sent: Sent) -> StepTime:
@@ -53,14 +55,14 @@ def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int
         sent: what is sent.
     """
     ranks, micro_batches = strategy.pipeline, strategy.micro_batches
-    data_ranks, stages = step.cluster.ranks // ranks, stages_of(layers_per_stage)
+    data_ranks, stages = step.cluster.ranks // strategy.model_ranks, stages_of(layers_per_stage)
     seconds = [_passes(step, strategy, layers, stages[-1].stop) for layers in stages]
-    links = [_link(step, ranks, data_ranks, number % ranks) for number in range(len(stages) - 1)]
+    links = [_link(step, ranks, number % ranks) for number in range(len(stages) - 1)]
     timed = tuple(
         StageSeconds(
-            forward=of.forward,
-            backward=of.backward + of.again,
-            of_inputs=of.again + SPLIT * of.backward,
+            forward=of.forward + of.split.forward,
+            backward=of.backward + of.again + of.split.backward,
+            of_inputs=of.again + SPLIT * of.backward + of.split.backward,
             of_weights=(1 - SPLIT) * of.backward,
             send=links[number](sent.boundaries[number]) if number < len(links) else 0.0,
         )
@@ -69,7 +71,7 @@ def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int
     clock = _played(strategy.schedule, ranks, micro_batches, timed)
     busiest = max(range(ranks), key=clock.busy.__getitem__)
     of_busiest = seconds[busiest::ranks]
-    largest = _largest(step, stages, ranks, data_ranks)
+    largest = _largest(step, strategy, stages, data_ranks)
     reduced = _reduced(largest, strategy, data_ranks)
     hop = max((link for link in links), key=lambda link: link.beta, default=NOTHING)
     exchanged = 2 * hop(sent.embeddings * (ranks - 1) / ranks) if sent.embeddings else 0.0
@@ -77,6 +79,9 @@ def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int
     tables = step.all_to_all, step.tables_reduce
     if step.shared is not None:
         lookup, tables = step.shared.replicated_tables, (step.shared.sharded_tables, 0.0)
+    summed, gathered = (micro_batches * sum(of.split[kind] for of in of_busiest) for kind in (2, 3))
+    if step.sent is not None:
+        gathered += step.sent.inputs(micro_batches * step.sent.input_bytes)
     items = {
         "forward": micro_batches * sum(of.forward for of in of_busiest),
         "backward": micro_batches * sum(of.backward for of in of_busiest),
@@ -86,12 +91,22 @@ def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int
         "optimizer": update_seconds(largest, strategy),
         "all_to_all": tables[0],
         "stage_transfer": exchanged,
-        "all_gather": publication_seconds(largest, strategy),
+        "all_gather": publication_seconds(largest, strategy) + gathered,
         "reduce_scatter": reduced if strategy.dense == "zero1" else 0.0,
-        "all_reduce": tables[1] + (reduced if strategy.dense == "dp" else 0.0),
+        "all_reduce": tables[1] + (reduced if strategy.dense == "dp" else 0.0) + summed,
         "host_transfer": 0.0,
     }
     return StepTime(**items, hidden=0.0, total=sum(items.values()))
+
+
+class _Split(NamedTuple):
+    """Seconds in which a stage's tensor groups send, in one micro-batch: by pass, and the same by collective."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    """Seconds of backward, recomputation included."""
+    all_reduce: float = 0.0
+    all_gather: float = 0.0
 
 
 class _Passes(NamedTuple):
@@ -101,6 +116,7 @@ class _Passes(NamedTuple):
     backward: float
     again: float
     """Seconds of recomputation."""
+    split: _Split
 
 
 _played = lru_cache(maxsize=1024)(played)
@@ -117,24 +133,39 @@ def _passes(step: Step, strategy: Strategy, layers: range, count: int) -> _Passe
         _of(step.forward, of_layers, ends) + besides * len(layers) / count,
         _of(step.backward, of_layers, ends),
         sum(step.forward.layers[index] for index in layers if index in recomputed),
+        _split(step.sent, layers, count, recomputed) if step.sent is not None else _Split(),
     )
+
+
+def _split(sent: SentBySplit, layers: range, count: int, recomputed: Collection[int]) -> _Split:
+    places = range(layers.start + (layers.start > 0), layers.stop + 1 + (layers.stop == count))
+    again = [index + 1 for index in layers if index in recomputed]  # behind features
+    by_kind = [
+        (
+            sum(kind.forward[place] for place in places),
+            sum(kind.backward[place] for place in places) + sum(kind.forward[place] for place in again),
+        )
+        for kind in (sent.all_reduce, sent.all_gather)
+    ]
+    reduced, gathered = by_kind
+    return _Split(reduced[0] + gathered[0], reduced[1] + gathered[1], sum(reduced), sum(gathered))
 
 
 def _of(parts: Parts, layers: slice, ends: tuple[bool, bool]) -> float:
     return parts.before * ends[0] + sum(parts.layers[layers]) + parts.after * ends[1]
 
 
-def _link(step: Step, ranks: int, data_ranks: int, rank: int) -> AlphaBeta:
+def _link(step: Step, ranks: int, rank: int) -> AlphaBeta:
     """Returns the link from a rank of pipelines to the next, the slowest of all pipelines."""
-    per_host = step.cluster.gpus_per_host
-    here, there = rank * data_ranks, (rank + 1) % ranks * data_ranks
-    crosses = any((here + data) // per_host != (there + data) // per_host for data in range(data_ranks))
+    per_host, of_stage = step.cluster.gpus_per_host, step.cluster.ranks // ranks
+    here, there = rank * of_stage, (rank + 1) % ranks * of_stage
+    crosses = any((here + place) // per_host != (there + place) // per_host for place in range(of_stage))
     return send(step.cluster, across_hosts=crosses)
 
 
-def _largest(step: Step, stages: Sequence[range], ranks: int, data_ranks: int) -> Step:
+def _largest(step: Step, strategy: Strategy, stages: Sequence[range], data_ranks: int) -> Step:
     """Returns the step of the rank that has the most parameters, among the data ranks of its stages."""
-    count = stages[-1].stop
+    count, ranks = stages[-1].stop, strategy.pipeline
 
     def of(parts: Parts, rank: int) -> Parts:
         own = stages[rank::ranks]
@@ -145,7 +176,7 @@ def _largest(step: Step, stages: Sequence[range], ranks: int, data_ranks: int) -
 
     fullest = max(range(ranks), key=lambda rank: of(step.parameters, rank).total)
     own = of(step.parameters, fullest)
-    per_host = min(data_ranks, step.cluster.gpus_per_host)
+    per_host = min(data_ranks, max(1, step.cluster.gpus_per_host // strategy.tensor))
     group = collectives(step.cluster, -(-data_ranks // per_host), per_host)
     share = own.total / step.parameters.total if step.parameters.total else 0.0
     return step._replace(parameters=own, everywhere=group, tensors=round(share * step.tensors))

@@ -15,21 +15,17 @@ from trials.planner.collectives import AlphaBeta, Collectives, collectives
 from trials.planner.segments import Segment
 from trials.strategy import RECOMPUTED, Strategy
 
-BESIDE_LAYERS = ("features", "head")
-
 
 class Seconds(NamedTuple):
-    """Seconds of a kind of collective in one micro-batch."""
+    """Seconds of a kind of collective in one micro-batch, by segment: features, layers, head."""
 
-    beside: float
-    """Those of what is not recomputed: the passes beside layers, and backward."""
     forward: list[float]
-    """Those of each layer's forward."""
+    backward: list[float]
 
     def of(self, strategy: Strategy) -> float:
         """Returns the seconds in a step."""
-        once = self.beside + sum(self.forward) + sum(self.forward[RECOMPUTED[strategy.checkpointing]])
-        return strategy.micro_batches * once
+        again = self.forward[1:-1][RECOMPUTED[strategy.checkpointing]]
+        return strategy.micro_batches * (sum(self.forward) + sum(self.backward) + sum(again))
 
 
 class SentBySplit(NamedTuple):
@@ -78,15 +74,10 @@ def split_seconds(sent: SentBySplit, strategy: Strategy) -> tuple[float, float]:
 
 
 def _seconds(segments: Sequence[Segment], kind: str, run: Callable[[float], float], examples: int) -> Seconds:
-    beside, forward = 0.0, []
-    for segment in segments:
-        by_pass = {True: 0.0, False: 0.0}
+    found = Seconds([0.0] * len(segments), [0.0] * len(segments))
+    for place, segment in enumerate(segments):
         for one in segment.sent:
             if one.kind == kind:
-                by_pass[one.forward] += run(one.size.each * examples + one.size.fixed)
-        beside += by_pass[False]
-        if segment.name in BESIDE_LAYERS:
-            beside += by_pass[True]
-        else:
-            forward.append(by_pass[True])
-    return Seconds(beside, forward)
+                seconds = found.forward if one.forward else found.backward
+                seconds[place] += run(one.size.each * examples + one.size.fixed)
+    return found

@@ -226,6 +226,17 @@ def prepare(
     )
 
 
+def segment_seconds(step: Step) -> list[tuple[float, float]]:
+    """Returns the seconds of forward and backward of features, each layer and the head, with those in which tensor
+    groups send."""
+    forward = [step.forward.before, *step.forward.layers, step.forward.after]
+    backward = [step.backward.before, *step.backward.layers, step.backward.after]
+    for kind in (step.sent.all_reduce, step.sent.all_gather) if step.sent is not None else ():
+        forward = [*map(float.__add__, forward, kind.forward)]
+        backward = [*map(float.__add__, backward, kind.backward)]
+    return list(zip(forward, backward, strict=True))
+
+
 def _among_all(cluster: Cluster) -> Collectives:
     """Returns the collectives among all ranks, over which tables lie."""
     return collectives(cluster, cluster.hosts, cluster.gpus_per_host)
