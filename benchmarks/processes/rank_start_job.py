@@ -19,6 +19,8 @@ from dhen.schema import FeatureSchema
 from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs
 from trials.job import Job, TrainingConfig
+from trials.processes.launcher import Launcher
+from trials.processes.rank_process import LocalRank
 from trials.processes.task import Task
 from trials.processes.worker import Emit, run_rank
 from trials.ranks import Ranks
@@ -80,9 +82,21 @@ def _body(_: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
 
 def spawned(rank: int, folder: str) -> None:
     """A rank that torch.multiprocessing.spawn has started."""
+    join_and_train(rank, (Path(folder) / "meet").as_uri(), Path(folder))
+
+
+class JobLauncher(Launcher):
+    """Its ranks run this job, on whichever host they are started."""
+
+    def ranks(self, task: Task, directory: Path) -> list[LocalRank]:
+        return self._fork(ours, task, directory)
+
+
+def join_and_train(rank: int, method: str, folder: Path) -> None:
+    """A rank in a process that somebody else has started."""
     torch.set_num_threads(1)
-    _join((Path(folder) / "meet").as_uri(), rank)
-    train(Path(folder))
+    _join(method, rank)
+    train(folder)
     dist.destroy_process_group()
 
 
@@ -93,7 +107,4 @@ def _join(method: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    _join("env://", int(os.environ["RANK"]))
-    train(Path(sys.argv[1]))
-    dist.destroy_process_group()
+    join_and_train(int(os.environ["RANK"]), "env://", Path(sys.argv[1]))

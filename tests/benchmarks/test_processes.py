@@ -23,6 +23,17 @@ def test_three_ways_to_start_ranks_are_timed() -> None:
 
 
 @pytest.mark.slow
+def test_engines_start_a_candidate_and_move_rows() -> None:
+    words = ("--repeats", 2, "--starts", 1)
+    starts, transports = tables(run_benchmark_process("benchmarks.processes.engines", *words))
+    joined, gone = "s until all have joined", "s until all are gone"
+    assert len(starts) == 2
+    assert all(number(row[gone]) >= number(row[joined]) > 0 for row in starts)
+    assert [row["clients"] for row in transports] == ["1", "2", "4"] * 3
+    assert all(number(row["ms per pull"]) > 0 and number(row["ms per push"]) > 0 for row in transports)
+
+
+@pytest.mark.slow
 def test_a_killed_rank_loses_nothing() -> None:
     words = ("--studies", 1, "--seed", 1)
     (rows,) = tables(run_benchmark_process("benchmarks.processes.killed_processes", *words))
