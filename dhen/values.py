@@ -102,7 +102,12 @@ def _value_class(annotation: object) -> type[BaseModel] | None:
     return next(filter(None, map(_value_class, get_args(annotation))), None)
 
 
-def _stays_below(path: str) -> str:
+def stays_below(path: str) -> str:
+    """Returns a path that a file, or a store of files, gives.
+
+    Raises:
+        ValueError: where it is none that stays in its folder.
+    """
     parts = PurePosixPath(path).parts
     half_a_character = any("\ud800" <= letter <= "\udfff" for letter in path)
     if not parts or parts[0] == "/" or ".." in parts or "\0" in path or half_a_character:
@@ -110,7 +115,7 @@ def _stays_below(path: str) -> str:
     return path
 
 
-PathBelow = Annotated[str, AfterValidator(_stays_below)]
+PathBelow = Annotated[str, AfterValidator(stays_below)]
 """A path that a file gives, of another file below its own folder; whoever wrote it cannot lead out of there."""
 
 TIME_UNITS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}

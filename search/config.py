@@ -39,8 +39,8 @@ class LogConfig(Value):
     """The log of a study or a table, and how it is read."""
 
     data: tuple[str, ...] = (DEMO,)
-    """Files or folders of the log, a prepared log, or `demo` for the built-in one; on the command line
-    `--data`."""
+    """Files or folders of the log, a prepared log, URLs of such, or `demo` for the built-in one; on the command
+    line `--data`."""
     format: str | None = None
     """Format of the files: csv, tsv, parquet, criteo or avazu; detected where not given."""
     label: str | None = None

@@ -11,6 +11,7 @@ from search.config import DEMO, DemoConfig, LogConfig
 from trials.data.cache import PreparedLog
 from trials.data.demo.write import generate
 from trials.data.prepare.prepare_log import prepare
+from trials.data.remote import is_url, local_copy, shown_url
 from trials.data.schema_yaml import read_schema
 from trials.user_cache import user_cache
 
@@ -39,20 +40,26 @@ def open_log(config: LogConfig, progress: OnProgress | None = None) -> PreparedL
 def log_files(
     names: Sequence[str], demo: DemoConfig | None = None, progress: OnProgress | None = None
 ) -> list[Path]:
-    """The paths that `--data` names; `demo` alone is the demo log.
+    """The paths that `--data` names; `demo` alone is the demo log, and what lies at a URL is copied here.
 
     Raises:
-        UserError: naming the first path that is missing.
+        UserError: naming the first path that is missing, or cannot be copied.
     """
     if "" in names:  # an unset variable of a shell; as a path it would be the current folder
         raise UserError(f"--data is empty; name a log, a prepared log, or `{DEMO}`.")
-    paths = [Path(name) for name in names]
     if list(names) == [DEMO]:
         return [_demo_file(demo or DemoConfig(), progress)]
+    paths = [local_copy(name, progress) if is_url(name) else Path(name) for name in names]
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise UserError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
     return paths
+
+
+def log_name(names: Sequence[str]) -> str:
+    """A short name for the log that `--data` names, for folders of what is made of it."""
+    name = shown_url(names[0]) if is_url(names[0]) else names[0]
+    return Path(name).name.split(".")[0] or "log"
 
 
 def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:

@@ -24,6 +24,7 @@ from dashboards.terminal.tables import trial_line, trial_table
 from dashboards.units import duration, si
 from search.cli import INTERRUPTED, Terminated
 from search.study_state import StudyState
+from trials.data.remote import COPYING
 from trials.events import Progress
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import Stage, StudyRecord
@@ -160,7 +161,10 @@ def step_progress(console: Console, unit: str = "rows") -> Iterator[StepProgress
             if name not in steps:
                 for last in list(steps.values())[-1:]:
                     say(last)
-                steps[name], tasks[name] = _Step(name, unit), bars.add_task(name, total=total, shown="")
+                steps[name], tasks[name] = (
+                    _Step(name, UNITS.get(name, unit)),
+                    bars.add_task(name, total=total, shown=""),
+                )
                 if not console.is_terminal:
                     console.print(f"{name} ...", soft_wrap=True)
             step = steps[name]
@@ -174,6 +178,8 @@ def step_progress(console: Console, unit: str = "rows") -> Iterator[StepProgress
             say(last)
 
 
+UNITS = {COPYING: "MiB"}
+"""What a step counts where it is not what the others count."""
 SAID_EVERY_SECONDS = 30.0
 """How often a long step says how far it is where there is no terminal."""
 LEAST_SECONDS = 1.0

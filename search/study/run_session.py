@@ -11,6 +11,7 @@ from dhen.errors import UserError
 from search.budget.clock import StudyClock
 from search.bundles.export import export
 from search.config import DEMO, StudyConfig, read_study_config, write_config
+from search.dataset import log_name
 from search.run_directory import BEST, REPORT, STUDY_FILE
 from search.samplers import check_sampler
 from search.session import Session, open_session
@@ -116,7 +117,7 @@ def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
 def _default_directory(file: Path | None, data: tuple[str, ...]) -> Path:
     if file is not None:
         return Path("runs") / file.stem
-    return Path("runs") / (Path(data[0]).name.split(".")[0] or "log" if data else DEMO)
+    return Path("runs") / (log_name(data) if data else DEMO)
 
 
 def _resumes(directory: Path, data: tuple[str, ...]) -> bool:

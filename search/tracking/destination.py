@@ -12,6 +12,7 @@ from dashboards.names import trial_name
 from dashboards.sentences.study_note import study_note
 from dhen.errors import UserError
 from search.config import DEMO, StudyConfig
+from trials.data.remote import is_url, shown_url
 from trials.mlflow.server import VARIABLE, check_server, open_server, server_errors
 from trials.mlflow.store import database, open_store, store_errors, store_uri
 from trials.mlflow.tracker import Tracker
@@ -47,10 +48,14 @@ def open_tracker(directory: Path, config: StudyConfig) -> Tracker:
         UserError: as `Tracker.open`.
     """
     demo = f"dhen-search demo: {config.demo.rows} rows, seed {config.demo.seed}"
-    files = [demo] if config.data == (DEMO,) else [str(Path(name).absolute()) for name in config.data]
+    files = [demo] if config.data == (DEMO,) else [_named(name) for name in config.data]
     return Tracker.open(
         directory, server=server_of(config), name_model=trial_name, describe=study_note, files=files
     )
+
+
+def _named(data: str) -> str:
+    return shown_url(data) if is_url(data) else str(Path(data).absolute())
 
 
 @contextmanager

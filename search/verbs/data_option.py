@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-LOG = "The log: files, a folder, a prepared log, `demo`."
+LOG = "The log: files, a folder, a prepared log, a URL of one, `demo`."
 """Help of a command that takes any log."""
 
 

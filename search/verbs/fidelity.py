@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from dhen.errors import UserError
+from search.dataset import log_name
 from search.verbs.data_option import data_option
 from trials.processes.launcher import Launcher
 
@@ -64,7 +65,7 @@ def command(
 
     study = studied(directory) if directory else None
     config = read_fidelity_config(overrides, study.config if study else None, data=data or None, **options)
-    name = directory.resolve().name if directory else Path(data[0]).name.split(".")[0] or "log"
+    name = directory.resolve().name if directory else log_name(data)
     out = out or Path("runs") / f"fidelity-{name}"
     console = Console(stderr=as_json)
     with resumable(console, out):

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from search.dataset import log_files
 from search.terminal import print_notes, step_progress
 from search.verbs.output import PreparedSummary, json_option, print_json
 from trials.data.prepare.prepare_log import prepare
@@ -22,7 +23,7 @@ Examples:
   dhen-search prepare log.csv.gz --schema prepared/schema.yaml --out prepared2
 """
 )
-@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="LOG ...")
+@click.argument("sources", nargs=-1, required=True, metavar="LOG ...")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), help="The prepared log's folder (default: a cache).")
 @click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
@@ -30,7 +31,7 @@ Examples:
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
 @json_option("What was prepared, as JSON.")
 def command(
-    sources: tuple[Path, ...],
+    sources: tuple[str, ...],
     log_format: str | None,
     out: Path | None,
     schema: Path | None,
@@ -38,11 +39,11 @@ def command(
     skip_bad_rows: bool,
     as_json: bool,
 ) -> None:
-    """Prepare LOG (files or a folder) once; studies, trainings and verifications reuse it."""
+    """Prepare LOG (files, a folder or a URL) once; studies, trainings and verifications reuse it."""
     console = Console(stderr=as_json)
     with step_progress(console) as progress:
         log = prepare(
-            sources,
+            log_files(sources, progress=progress),
             out=out,
             format=log_format,
             schema=read_schema(schema) if schema else None,

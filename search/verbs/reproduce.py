@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from search.dataset import log_name
 from search.verbs.data_option import data_option
 from trials.processes.launcher import Launcher
 
@@ -53,7 +54,7 @@ def command(
     from search.terminal import resumable
 
     config = read_table_config(table, overrides, data)
-    directory = out or Path("runs") / f"reproduce-{Path(data[0]).name.split('.')[0] or 'log'}"
+    directory = out or Path("runs") / f"reproduce-{log_name(data)}"
     console = Console(stderr=as_json)
     with resumable(console, directory):
         result = reproduce(table, config, directory, launcher, console)
