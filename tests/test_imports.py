@@ -105,6 +105,9 @@ FOLDERS = {
     "search.averages": {"search.budget", "search.execution", "search.planning"},
     "search.budget": {"search.execution"},
     "search.bundles": {"search.execution"},
+    "search.drivers": {
+        *("search.execution", "search.growth", "search.planning", "search.reuse", "search.samplers"),
+    },
     "search.execution": {"search.planning"},
     "search.growth": {"search.execution", "search.planning"},
     "search.live": set(),
@@ -118,8 +121,9 @@ FOLDERS = {
     "search.serving": {"search.bundles"},
     "search.stopping": set(),
     "search.study": {
-        *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.execution"),
+        *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.drivers"),
         *(
+            "search.execution",
             "search.growth",
             "search.optuna",
             "search.planning",
@@ -132,7 +136,8 @@ FOLDERS = {
     },
     "search.tracking": {"search.bundles"},
     "search.verbs": {
-        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.live"),
+        *("search.analysis", "search.budget", "search.bundles", "search.drivers", "search.execution"),
+        "search.live",
         *("search.online", "search.optuna", "search.planning", "search.serving", "search.study"),
         "search.tracking",
     },
