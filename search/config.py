@@ -20,6 +20,7 @@ from trials.data.log_schema import GivenGrowing, GivenSplit
 from trials.data.period_length import DAY, parse_length
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, ServingConfig
+from trials.storage.database import without_password
 from trials.strategy import Prefer, StrategyName
 
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
@@ -349,6 +350,8 @@ BUDGET_KEYS = frozenset(
 """Keys that may differ when a study is resumed."""
 HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin")
 """Keys of a study that say how a model is held; `train` and `plan` take them too."""
+ADDRESSES = ("storage", "ledger", "tracking", "optuna")
+"""Keys whose values are addresses, which may hold a password."""
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
 """Files that a session may leave in a folder before its `study.yaml` is there."""
 
@@ -400,13 +403,21 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
         before, now = written_config(directory).to_dict(), config.to_dict()
         changed = [key for key in now if now[key] != before[key] and key not in BUDGET_KEYS]
         if changed:
-            differences = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in changed)
+            differences = "; ".join(
+                f"{key}: {_shown(key, before[key])} there, {_shown(key, now[key])} now" for key in changed
+            )
             raise UserError(
                 f"{directory} holds another study ({differences}). Run it with its own settings to go on, "
                 f"or choose another --out."
             )
     elif directory.exists() and any(entry.name not in OWN_FILES for entry in directory.iterdir()):
         raise UserError(f"{directory} is not empty and holds no study; choose another --out.")
+
+
+def _shown(key: str, value: Any) -> str:
+    """A setting's value as it may be shown: an address without its password."""
+    secret = key in ADDRESSES and isinstance(value, str) and ("@" in value or "password=" in value)
+    return repr(without_password(value) if secret else value)
 
 
 def write_config(directory: Path, config: StudyConfig) -> None:

@@ -1,4 +1,4 @@
-"""The run directory: where a study's files lie, and the lock that one driver holds.
+"""The run directory: where a study's files lie, and the lock that its driver holds, or its drivers share.
 
 `study.yaml`, `study.db`, `mlflow.db`, `artifacts/`, `driver.log`, `trials/`, `retrained/`, `teachers/`,
 `report.html`, `best/`. One study per directory; the same command finds its `study.yaml` again and goes on.
@@ -6,16 +6,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout, lock_descriptor
+from filelock import lock_descriptor
 
 from dhen.errors import UserError
+from dhen.fingerprint import fingerprint
 from trials.record import TrialKind, TrialRecord
-from trials.storage.database import sqlite_url
+from trials.storage.database import sqlite_file, sqlite_url
 
 STUDY_FILE, STUDY_DB, LOCK_FILE = "study.yaml", "study.db", ".lock"
 DRIVER_LOG, REPORT, BEST = "driver.log", "report.html", "best"
@@ -50,21 +52,64 @@ def folder_of(directory: Path, trial: TrialRecord) -> Path:
 
 
 @contextmanager
-def only_driver(directory: Path) -> Iterator[None]:
+def only_driver(directory: Path, *, shared: bool = False, joins: bool = False) -> Iterator[None]:
     """Holds the run directory for one driver; the lock goes with the process, however it ends.
 
+    Args:
+        directory: the run directory; it is made where missing.
+        shared: whether further drivers may join this one.
+        joins: whether this is such a further driver.
+
     Raises:
-        UserError: where another process drives this study.
+        UserError: where another process drives this study, and this one may not join it.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    # A soft lock, which is a mere file, would stay when the process is killed.
-    lock = FileLock(directory / LOCK_FILE, timeout=DRIVER_WAITS_SECONDS, fallback_to_soft=False)
-    try:
-        held = lock.acquire()
-    except Timeout:
-        raise UserError(f"{directory}: another process is running this study; wait for it to end.") from None
-    with held:
+    further = " or join it with `dhen-search worker --study URL`" if shared and not joins else ""
+    refusal = f"{directory}: another process is running this study; wait for it to end{further}."
+    with _held(directory / LOCK_FILE, fcntl.LOCK_SH if joins else fcntl.LOCK_EX, refusal) as file:
+        if shared and not joins:  # a first driver of several was alone for a moment
+            _locked(file, fcntl.LOCK_SH)
         yield
+
+
+@contextmanager
+def only_writer(storage: str | None, study: str) -> Iterator[None]:
+    """Holds a study of a SQLite database that `storage` names, which another run directory may name too.
+
+    Raises:
+        UserError: where another process drives the study there.
+    """
+    path = sqlite_file(storage) if storage is not None else None
+    if path is None or not path.parent.is_dir():
+        yield  # of a server, or nowhere, which opening it will say
+        return
+    refusal = (
+        f"{path}: another process is running study {study!r} of this database, and SQLite takes one driver; "
+        "wait for it to end, or give another name= or storage=."
+    )
+    with _held(path.with_name(f".{path.name}.{fingerprint(study)[:8]}{LOCK_FILE}"), fcntl.LOCK_EX, refusal):
+        yield
+
+
+@contextmanager
+def _held(lock: Path, kind: int, refusal: str) -> Iterator[int]:
+    """Holds a lock file, and yields its descriptor; raises UserError with `refusal` where it cannot be had."""
+    with lock.open("w") as file:
+        deadline = time.monotonic() + DRIVER_WAITS_SECONDS
+        while not _locked(file.fileno(), kind):
+            if time.monotonic() > deadline:
+                raise UserError(refusal)
+            time.sleep(READER_PAUSE_SECONDS)
+        yield file.fileno()
+
+
+def _locked(file: int, kind: int) -> bool:
+    """Whether a lock of this kind could be had on an open file; it goes when the file is closed."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_driven(directory: Path) -> bool:

@@ -17,7 +17,7 @@ from dhen.errors import UserError
 from search.config import LogConfig, StudyConfig, check_directory
 from search.dataset import open_log
 from search.logs import logged_to
-from search.run_directory import DRIVER_LOG, only_driver
+from search.run_directory import DRIVER_LOG, only_driver, only_writer, study_name
 from search.terminal import print_notes, step_progress
 from trials.data.cache import PreparedLog
 from trials.distributed.process_group import check_devices
@@ -48,9 +48,23 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(
-    directory: Path, config: LogConfig, launcher: Launcher, console: Console
+    directory: Path,
+    config: LogConfig,
+    launcher: Launcher,
+    console: Console,
+    *,
+    shared: bool = False,
+    joins: bool = False,
 ) -> Iterator[Session]:
     """Holds a folder, opens the log that `config` names, and lets other hosts join where a study asks for them.
+
+    Args:
+        directory: the folder.
+        config: settings, of which the log is opened.
+        launcher: starts processes.
+        console: where it is said how far a log is that has to be prepared.
+        shared: whether further drivers may join this one.
+        joins: whether this is a further driver of a study, which its ledger holds to its settings.
 
     Raises:
         UserError: where the folder is a file, holds something else than this study, or another process is at work
@@ -59,8 +73,13 @@ def open_session(
     if directory.exists() and not directory.is_dir():
         raise UserError(f"--out {directory} is a file; give a folder, new or of an earlier session.")
     study = config if isinstance(config, StudyConfig) else None
-    with only_driver(directory), _other_hosts(study, console) as hosts:
-        if study is not None:
+    storage, name = (study.storage, study_name(directory, study.name)) if study is not None else (None, "")
+    with (
+        only_driver(directory, shared=shared, joins=joins),
+        only_writer(storage, name),
+        _other_hosts(study, console) as hosts,
+    ):
+        if study is not None and not joins:
             check_directory(directory, study)
         with step_progress(console) as progress:
             log = open_log(config, progress)

@@ -105,6 +105,9 @@ FOLDERS = {
     "search.averages": {"search.budget", "search.execution", "search.planning"},
     "search.budget": {"search.execution"},
     "search.bundles": {"search.execution"},
+    "search.drivers": {
+        *("search.execution", "search.growth", "search.planning", "search.reuse", "search.samplers"),
+    },
     "search.execution": {"search.planning"},
     "search.growth": {"search.execution", "search.planning"},
     "search.http": set(),
@@ -119,8 +122,9 @@ FOLDERS = {
     "search.serving": {"search.bundles", "search.http"},
     "search.stopping": set(),
     "search.study": {
-        *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.execution"),
+        *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.drivers"),
         *(
+            "search.execution",
             "search.growth",
             "search.optuna",
             "search.planning",
@@ -133,15 +137,9 @@ FOLDERS = {
     },
     "search.tracking": {"search.bundles"},
     "search.verbs": {
-        *("search.analysis", "search.budget", "search.bundles", "search.execution", "search.http"),
-        *(
-            "search.live",
-            "search.online",
-            "search.optuna",
-            "search.planning",
-            "search.serving",
-            "search.study",
-        ),
+        *("search.analysis", "search.budget", "search.bundles", "search.drivers", "search.execution"),
+        *("search.http", "search.live", "search.online", "search.optuna", "search.planning"),
+        *("search.serving", "search.study"),
         "search.tracking",
     },
 }

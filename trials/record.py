@@ -320,6 +320,10 @@ class Result(Value):
         return self.replace(test=None, seconds=0.0)
 
 
+DRIVER_DIED = "its driver died"
+"""Beginning of the error of an attempt whose driver died, in a study that has several drivers."""
+
+
 class Attempt(Value):
     """One execution of a trial under one strategy: the first, or the next after one ran out of memory."""
 
@@ -348,6 +352,11 @@ class Attempt(Value):
     evaluations: int | None = None
     """Number of evaluations after which the stopping rule ended it; None where nothing did."""
     error: str | None = None
+
+    @property
+    def lost_its_driver(self) -> bool:
+        """Whether the attempt was cut short by the death of its driver, and another driver went on."""
+        return self.outcome is Outcome.INTERRUPTED and (self.error or "").startswith(DRIVER_DIED)
 
     @property
     def unsized_strategy(self) -> str:

@@ -6,7 +6,7 @@ from types import NoneType
 from typing import NamedTuple
 
 from trials.events import Diverged, Evaluated, Event, Failed, Trained, Wrapped
-from trials.record import Attempt, Outcome, TrialRecord
+from trials.record import DRIVER_DIED, Attempt, Outcome, TrialRecord
 from trials.strategy import Strategy
 
 
@@ -26,6 +26,18 @@ def cut_short(record: TrialRecord) -> TrialRecord:
     if record.result.outcome is not Outcome.RUNNING:
         return record
     return record.with_result(outcome=Outcome.INTERRUPTED, seconds=None)
+
+
+def without_driver(record: TrialRecord, strategy: Strategy, driver: str) -> TrialRecord:
+    """A running trial whose driver died: cut short, with the attempt that was under way, so that its next one
+    goes on."""
+    attempt = Attempt(
+        strategy=strategy.name,
+        outcome=Outcome.INTERRUPTED,
+        predicted_bytes=None,
+        error=f"{DRIVER_DIED} ({driver})",
+    )
+    return cut_short(record).replace(attempts=(*record.attempts, attempt))
 
 
 def reduce_event(record: TrialRecord, event: Event) -> TrialRecord:
@@ -87,7 +99,9 @@ def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
     it counts as out of memory.
 
     Tools in place of the kernel (earlyoom, systemd-oomd) send the same signal, and the kernel does not count it.
+    An attempt whose driver died says nothing of memory.
     """
-    if event.killed and all(attempt.outcome is not Outcome.INTERRUPTED for attempt in record.attempts):
+    interrupted = (attempt for attempt in record.attempts if attempt.outcome is Outcome.INTERRUPTED)
+    if event.killed and all(attempt.lost_its_driver for attempt in interrupted):
         return Outcome.INTERRUPTED
     return Outcome.OUT_OF_MEMORY if event.out_of_memory or event.killed else Outcome.FAILED

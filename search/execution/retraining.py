@@ -76,8 +76,18 @@ class Retrainings:
         self.watcher = watcher or Watcher()
         self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side
         self._on_change = on_change
-        records = [cut_short(record) for record in ledger.retrainings()]
+        self._records: dict[str, TrialRecord] = {}
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Takes over the retrainings that the ledger has; none of them goes on by now."""
+        records = [cut_short(record) for record in self._ledger.retrainings()]
         self._records = {record.job.fingerprint: record for record in records}
+
+    @property
+    def records(self) -> tuple[TrialRecord, ...]:
+        """The retrainings, by number."""
+        return tuple(sorted(self._records.values(), key=lambda record: record.number))
 
     def run(
         self,

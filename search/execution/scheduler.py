@@ -7,6 +7,7 @@ It knows nothing of records, samplers or ledgers; `Work` does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from search.execution.running import Activity, look
@@ -15,14 +16,25 @@ from trials.processes.launcher import POLL_SECONDS
 A = TypeVar("A", bound=Activity)
 
 
+class NotNow(Enum):
+    """The type of `NOT_NOW`."""
+
+    NOT_NOW = "not now"
+
+
+NOT_NOW = NotNow.NOT_NOW
+"""What work yields that has nothing to begin now, and may have later."""
+
+
 class Work(Protocol[A]):
     """Activities that a scheduler begins, and what follows their ends."""
 
-    def begin(self) -> Iterator[A | None]:
+    def begin(self) -> Iterator[A | NotNow | None]:
         """Begins one activity per item, as late as there is a place for it.
 
         None stands for something that was settled without processes: the scheduler looks at running activities
-        before it asks for the next, so that what is begun next knows of all that has ended.
+        before it asks for the next, so that what is begun next knows of all that has ended. `NOT_NOW` stands for
+        nothing at all: there may be something after the next look.
         """
 
     def has_room(self) -> bool:
@@ -56,22 +68,25 @@ class Scheduler(Generic[A]):
         try:
             while True:
                 began = self._fill(upcoming, work)
-                if not began and not self.running:
+                if began is False and not self.running:
                     return
-                self._look(work, 0.0 if began else self._poll_seconds)
+                self._look(work, 0.0 if began is True else self._poll_seconds)
         except BaseException:
             for activity in self.running:
                 activity.run.kill()
             raise
 
-    def _fill(self, upcoming: Iterator[A | None], work: Work[A]) -> bool:
-        """Begins one activity at most, and not several at once: see `Work.begin`."""
+    def _fill(self, upcoming: Iterator[A | NotNow | None], work: Work[A]) -> bool | NotNow:
+        """Begins one activity at most, and not several at once: see `Work.begin`. Says whether it did, or has to
+        ask again."""
         if len(self.running) >= self._places or not work.has_room():
             return False
         try:
             activity = next(upcoming)
         except StopIteration:
             return False
+        if activity is NOT_NOW:
+            return NOT_NOW
         if activity is not None:
             self.running.append(activity)
         return True

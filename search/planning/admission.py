@@ -82,9 +82,13 @@ class Admission:
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None where none is left (see `Execution.next_attempt`)."""
+        self.learn(record)
+        return self._execution.next_attempt(record, job)
+
+    def learn(self, record: TrialRecord) -> None:
+        """Has plans that follow leave as much memory free as this trial's were too low by."""
         for held_as, missing in learnt_margins([record]).items():
             self._learnt[held_as] = max(missing, self._learnt.get(held_as, 0))
-        return self._execution.next_attempt(record, job)
 
     def ended(self, record: TrialRecord, job: Job) -> TrialRecord:
         """A trial that no attempt follows, as it ends (see `Execution.ended`)."""

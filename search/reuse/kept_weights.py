@@ -50,6 +50,10 @@ class KeptWeights:
             self.has(trial)  # now, before that study drops them or is deleted
         if trial.result.outcome is not Outcome.STOPPED:
             self._drop_checkpoint(trial)
+        self.note(trial)
+
+    def note(self, trial: TrialRecord) -> None:
+        """Knows of a trial that has ended, whoever has trained it."""
         self._with_weights.add(trial.number)
 
     def drop(self, running: Collection[int] | None = None) -> None:
@@ -61,7 +65,9 @@ class KeptWeights:
             for trial in self._state.candidates:
                 if trial.result.outcome is Outcome.STOPPED:
                     self._drop_checkpoint(trial)
-        for number in self._with_weights - kept - set(running or ()):
+        trials = self._state.trials.values()
+        unfinished = {trial.number for trial in trials if trial.result.outcome.unfinished}
+        for number in self._with_weights - kept - unfinished - set(running or ()):
             (trial_folder(self._directory, number) / WEIGHTS).unlink(missing_ok=True)
         self._with_weights = kept
 

@@ -63,6 +63,7 @@ class Proposals:
         self._study = self._new_study()
         self._optuna_numbers: dict[int, int] = {}
         self._asked: dict[int, Trial] = {}
+        self._replaced: dict[int, TrialRecord] = {}
 
     def remember(self, candidates: Iterable[TrialRecord]) -> None:
         """Takes over the candidates of earlier sessions, in order; those that have not ended count as running."""
@@ -81,6 +82,8 @@ class Proposals:
             fixed: further values that the point has; the sampler chooses the rest for these values, not for the
                 best point that it can think of anywhere.
         """
+        if self._replaced:
+            self._replace()
         index = len(self._study.get_trials(deepcopy=False))
         fixed = self._context.fixed = fixed or {}
         if fixed or start:
@@ -118,18 +121,21 @@ class Proposals:
         self.note(record)
         optuna_trial = self._asked.pop(record.number, None)
         if optuna_trial is None:
-            self._replace(record)
+            self._replaced[record.number] = record
             return
         state, values = self._result(record)
         for name, excess in _constraints(record).items():
             optuna_trial.set_constraint(name, excess)
         self._study.tell(self._optuna_numbers[record.number], values, state)
 
-    def _replace(self, record: TrialRecord) -> None:
-        """Puts a proposal as it ended in the place of what Optuna has of it, where it is of an earlier session, or
-        was stopped, told so, and went on: Optuna takes no second end of a trial, so its study is made anew."""
+    def _replace(self) -> None:
+        """Puts proposals as they stand in the place of what Optuna has of them, where they are of an earlier
+        session or of another driver, or were stopped, told so, and went on: Optuna takes no second end of a trial,
+        so its study is made anew, once for all of them."""
         trials = self._study.get_trials(deepcopy=False)
-        trials[self._optuna_numbers[record.number]] = self._remembered(record)
+        for number, record in self._replaced.items():
+            trials[self._optuna_numbers[number]] = self._remembered(record)
+        self._replaced.clear()
         self._study = self._new_study()
         self._study.add_trials(trials)
         # what was asked of the study before ends in this one

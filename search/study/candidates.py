@@ -122,7 +122,8 @@ class CandidateSource:
     def baseline_trial(self, number: int, point: Point) -> Iterator[AdmittedTrial]:
         """The baseline at a point as the trial of this number, unless that has ended."""
         earlier = self._state.trials.get(number)
-        if earlier is None or (earlier.kind is TrialKind.BASELINE and earlier.result.outcome.unfinished):
+        cut_short = earlier is not None and earlier.result.outcome is Outcome.INTERRUPTED
+        if earlier is None or (earlier.kind is TrialKind.BASELINE and cut_short):
             job = self._baseline_job(point)
             yield self._admission.admit(new_record(number, TrialKind.BASELINE, point, job), job, earlier)
 
@@ -144,9 +145,7 @@ class CandidateSource:
         `fruitless` says how many trials in a row needed no training, as of now.
         """
         baseline = self._state.require_baseline()
-        for record in self._state.candidates:
-            if record.result.outcome.unfinished and self._budget.has_time_for_candidate():
-                yield self._admitted(record.number, record.point, record.origin, record)
+        yield from self._cut_short()
         while True:
             yield from self._going_on()
             if self._budget.search_is_over(fruitless()):
@@ -155,6 +154,20 @@ class CandidateSource:
                 yield self._tuning(best)
             else:
                 yield self._from_outside() or self._sampled(baseline)
+
+    @property
+    def waits_for_a_driver(self) -> bool:
+        """Whether a candidate was cut short that there is time for."""
+        return (
+            any(trial.result.outcome is Outcome.INTERRUPTED for trial in self._state.candidates)
+            and self._budget.has_time_for_candidate()
+        )
+
+    def _cut_short(self) -> Iterator[AdmittedTrial]:
+        """Candidates that were cut short, as far as there is time; what another driver runs is left to it."""
+        for record in self._state.candidates:
+            if record.result.outcome is Outcome.INTERRUPTED and self._budget.has_time_for_candidate():
+                yield self._admitted(record.number, record.point, record.origin, record)
 
     def _going_on(self) -> Iterator[AdmittedTrial]:
         """Candidates that were stopped and go on after all, for as long as there are any and there is time."""
@@ -198,6 +211,7 @@ class CandidateSource:
 
     def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
+        yield from self._cut_short()
         yield from self._going_on()
         best = self._best_architectures()
         while best and not self._budget.tuning_is_over():

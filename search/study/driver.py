@@ -7,12 +7,14 @@ command goes on from there. `search.study.open_study` puts a driver together.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from dashboards.sentences.minutes import search_ended
 from dashboards.sentences.stages import passes_found
 from search.budget.budget import Budget
-from search.planning.admission import Admission
+from search.drivers.sharing import POLL_SECONDS, Sharing
+from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.result_source import ResultSource
 from search.study.candidates import CandidateSource
 from search.study.decisions import Decisions
@@ -24,11 +26,13 @@ from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
 from spaces.space import Point
 from trials.job import Job
-from trials.record import TrialRecord
+from trials.record import TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
 from trials.study_record import StageName, StudyRecord
 
 LOG = logging.getLogger(__name__)
+STAGES = tuple(StageName)
+"""All stages, in their order."""
 
 
 class Study:
@@ -49,6 +53,7 @@ class Study:
         promotions: Callable[[], Iterator[tuple[TrialRecord, Job]]] | None,
         passes: Passes,
         budget: Budget,
+        sharing: Sharing | None = None,
     ) -> None:
         """A study that is opened.
 
@@ -57,7 +62,9 @@ class Study:
             promotions: trainings on all rows, where the search is on a part of them.
             passes: the number of passes that trainings have, or what finds it.
             budget: what the study may still do.
+            sharing: this driver's share in the study; None where it is the only one.
         """
+        self.sharing = sharing
         self._settings, self._state, self._ledger, self._sources = settings, state, ledger, sources
         self._candidates, self._admission, self._decisions = candidates, admission, decisions
         self._runner, self._finals, self._promotions = runner, finals, promotions
@@ -66,22 +73,24 @@ class Study:
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record.
 
+        Of a study's drivers one does what follows the search, and the others wait for it: should it die, another
+        does.
+
         Raises:
             UserError: where no training of the baseline completes, or the database fails.
         """
-        self._settings.note(self._state, finished=False)
+        joins = self.sharing is not None and self.sharing.joins
+        self._settings.note(self._state, **({} if joins else {"finished": False}))
         try:
-            for stage in (
-                self._find_passes,
-                self._baseline,
-                self._search,
-                self._tune,
-                self._promote,
-                self._finalise,
-            ):
-                LOG.info("stage: %s", stage.__name__.strip("_"))
-                stage()
-            self._settings.note(self._state, finished=True, stage=None)
+            self._go_through(self._find_passes)
+            while True:
+                self._go_through(self._baseline, self._search, self._tune)
+                if not self._wait_to_lead(lambda: self._candidates.waits_for_a_driver):
+                    break  # another driver has done the rest
+                if self.does_the_end:
+                    self._go_through(self._promote, self._finalise)
+                    self._settings.note(self._state, finished=True, stage=None)
+                    break
         except BaseException as error:
             LOG.warning("broken off: %s", type(error).__name__)
             resumable = isinstance(error, KeyboardInterrupt)
@@ -91,7 +100,8 @@ class Study:
             raise
         finally:
             self._state.head = self._state.head.replace(running=False)
-            self._ledger.close()
+            if self.sharing is None:
+                self._ledger.close()
             for source in self._sources:
                 source.close()
         self._state.tell()
@@ -101,9 +111,52 @@ class Study:
         """The study as it stands."""
         return self._state.record()
 
+    @property
+    def does_the_end(self) -> bool:
+        """Whether this driver does what one driver does alone: what follows the search, and writing of it."""
+        return self.sharing is None or self.sharing.leads
+
+    def note_written(self) -> None:
+        """Lets the other drivers know that the end is written too, so that none of them has to do it."""
+        if self.sharing is not None and self.sharing.leads and self._state.finished:
+            self._settings.note_written()
+
+    def _go_through(self, *stages: Callable[[], None]) -> None:
+        for stage in stages:
+            LOG.info("stage: %s", stage.__name__.strip("_"))
+            stage()
+
+    def _wait_to_lead(
+        self, more_to_train: Callable[[], bool], done: Callable[[], bool] | None = None
+    ) -> bool:
+        """Waits until all others' trials have ended and this driver leads, if it has to; False where another
+        driver has led, and is done.
+
+        Returns True without the lead where `more_to_train` says that trials were left by a driver that died.
+        """
+        done = done or (lambda: self._state.finished and self._settings.written)
+        sharing = self.sharing
+        if sharing is None:
+            return True
+        while True:
+            if not sharing.led_elsewhere:
+                with sharing.turn() as mine:
+                    if mine and done():
+                        return False
+                    if mine and more_to_train():
+                        return True
+                    if mine and not (sharing.led_elsewhere or sharing.run_elsewhere):
+                        sharing.take_lead()
+                        self._finals.read_again()
+                        return True
+            self._state.tell()
+            time.sleep(POLL_SECONDS)
+            sharing.sync()
+
     def _find_passes(self) -> None:
         """Needs nothing; gives the number of passes that trainings have, where the log decides it."""
-        if self._passes.found is None:
+        found = self._passes.found is not None
+        if not found and self._wait_to_lead(lambda: False, lambda: self._passes.found is not None):
             self._enter(StageName.PASSES)
             self._passes.find(self._state.trials, self._train_baseline)
             self._settings.note(self._state, passes=self._passes.found)
@@ -111,6 +164,8 @@ class Study:
             assert sentence is not None
             LOG.info("%s", sentence)
             self._state.say(sentence)
+            if self.sharing is not None:
+                self.sharing.leave_lead()
 
     def _train_baseline(self, number: int, point: Point) -> None:
         self._runner.train(self._candidates.baseline_trial(number, point), self._decisions)
@@ -118,14 +173,22 @@ class Study:
     def _baseline(self) -> None:
         """Needs the number of passes; gives the tuned baseline that NE is relative to."""
         self._enter(StageName.BASELINE, self._candidates.baseline_total)
-        self._runner.train(self._candidates.baseline_trials(), self._decisions)
+        self._runner.train_in_turns(
+            self._candidates.baseline_trials, self._decisions, lambda trial: trial.kind is TrialKind.BASELINE
+        )
         self._state.require_baseline()
 
     def _search(self) -> None:
         """Needs the baseline; gives candidates until the budget is spent."""
         self._enter(StageName.SEARCH, self._state.head.trials_budget)
-        upcoming = self._candidates.proposed_trials(lambda: self._runner.fruitless)
-        self._runner.train(upcoming, self._decisions)
+        self._runner.train_in_turns(
+            self._proposed_trials, self._decisions, lambda trial: trial.origin.tuned_from is None
+        )
+
+    def _proposed_trials(self) -> Iterator[AdmittedTrial]:
+        """Candidates; where no more are expected to be worth their time, that is noted before another driver's
+        turn."""
+        yield from self._candidates.proposed_trials(lambda: self._runner.fruitless)
         if self._budget.enough is not None and self._settings.head.expected_gain is None:
             self._settings.note(self._state, expected_gain=self._budget.enough)
             sentence = search_ended(self._state.head)
@@ -138,7 +201,7 @@ class Study:
         not taken turns with the search."""
         if self._candidates.tunes_afterwards:
             self._enter(StageName.TUNING, self._state.head.trials_budget)
-        self._runner.train(self._candidates.tuning_trials(), self._decisions)
+        self._runner.train_in_turns(self._candidates.tuning_trials, self._decisions)
 
     def _promote(self) -> None:
         """Needs the front of a search on a part of the log; gives its members and the baseline trained on all
@@ -172,4 +235,7 @@ class Study:
         self._finals.confirm_winners()
 
     def _enter(self, stage: StageName, total: int | None = None) -> None:
+        now = self._state.head.stage
+        if self.sharing is not None and now is not None and STAGES.index(stage) <= STAGES.index(now.name):
+            return  # another driver was there first
         self._settings.enter(self._state, stage, total)

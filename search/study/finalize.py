@@ -98,6 +98,13 @@ class Finals:
             watcher=Watcher(wanted=self._note_wanted, progress=self._note_progress, looked=state.tell),
         )
 
+    def read_again(self) -> None:
+        """Takes in what another driver, which has led before, has retrained."""
+        self.retrainings.read_again()
+        for record in self.retrainings.records:
+            self._state.note_retraining(record)
+        self._state.note_comparisons(self._ledger.comparisons())
+
     def recover_weights(self) -> None:
         """Gives every winner weights: fetched from the study that has trained it, or trained here after all.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dashboards.sentences.stages import warm_starts
 from dhen.config import ModelConfig
@@ -14,8 +15,10 @@ from search.budget.budget import Budget
 from search.budget.clock import StudyClock
 from search.budget.later_stages import LaterStages
 from search.config import StudyConfig
+from search.drivers.follow import Follower
+from search.drivers.sharing import Sharing
 from search.execution.parallelism import study_parallelism
-from search.execution.reduce_events import cut_short
+from search.execution.reduce_events import cut_short, without_driver
 from search.execution.retraining import SPLIT
 from search.execution.trainer import Trainer
 from search.growth.grow import Growth
@@ -68,8 +71,10 @@ def open_study(
     observers: Sequence[Observer] = (),
     proposer: Proposer | None = None,
     clock: StudyClock | None = None,
+    *,
+    joins: bool = False,
 ) -> Study:
-    """The driver of a study, new or resumed.
+    """The driver of a study, new or resumed, or one more of a study that has drivers.
 
     Args:
         config: what the study is.
@@ -79,6 +84,7 @@ def open_study(
         observers: follow its state.
         proposer: asked for candidates in turn with the sampler, in place of the file that `proposals` names.
         clock: runs since the command began; by default since now.
+        joins: whether another driver has begun the study, or goes on with it.
 
     Raises:
         UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach, one that
@@ -86,8 +92,33 @@ def open_study(
     """
     space, baseline = load_space(config.space, log.features), read_baseline(config, log.features)
     _check(config, space, log)
-    rule, shares = stopping_rule(config.stopping), study_parallelism(config)
     ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
+    sharing = Sharing(ledger, directory, joins=joins) if ledger.database.takes_several_drivers else None
+    try:
+        return _put_together(
+            config, directory, log, launcher, space, baseline, ledger, sharing, observers, proposer, clock
+        )
+    except BaseException:
+        if sharing is not None:
+            sharing.close()
+        raise
+
+
+def _put_together(
+    config: StudyConfig,
+    directory: Path,
+    log: PreparedLog,
+    launcher: AnyLauncher,
+    space: Space,
+    baseline: Baseline,
+    ledger: Ledger,
+    sharing: Sharing | None,
+    observers: Sequence[Observer],
+    proposer: Proposer | None,
+    clock: StudyClock | None,
+) -> Study:
+    """The driver of a study whose ledger is open, of all its parts."""
+    rule, shares = stopping_rule(config.stopping), study_parallelism(config)
     settings = StudySettings(
         ledger,
         config,
@@ -96,9 +127,11 @@ def open_study(
         space,
         side_by_side=shares.side_by_side,
         threads=shares.threads,
+        joins=sharing is not None and sharing.joins,
     )
     _grow_as_before(config, space, settings)
-    trials = [cut_short(trial) for trial in ledger.trials()]
+    as_it_stands = cut_short if sharing is None else sharing.as_it_stands
+    trials = [as_it_stands(trial) for trial in ledger.trials()]
     executed = execution(config, settings.cluster)
     trainer = Trainer(
         launcher,
@@ -203,7 +236,30 @@ def open_study(
         sources=sources,
         side_by_side=shares.side_by_side,
         cuts_short=budget.cuts_short,
+        sharing=sharing,
     )
+    if sharing is not None:
+
+        def take_head(changed: dict[str, Any]) -> None:
+            settings.head = settings.head.replace(**changed)
+            state.head = state.head.replace(**changed)
+            state.changes += 1
+            passes.found, budget.enough = settings.head.passes, settings.head.expected_gain
+
+        follower = Follower(
+            state=state,
+            space=space,
+            proposals=proposals,
+            admission=admission,
+            weights=weights,
+            ended=runner.take_over,
+            head=take_head,
+        )
+        sharing.begin(
+            follower,
+            lambda trial, driver: without_driver(trial, executed.strategy(trial), driver),
+            state.say,
+        )
     finals = Finals(
         config=config,
         log=log,
@@ -236,6 +292,7 @@ def open_study(
         ),
         passes=passes,
         budget=budget,
+        sharing=sharing,
     )
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from dashboards.report.page import write_report
 from dhen.errors import UserError
 from search.config import StudyConfig
+from search.drivers.sharing import POLL_SECONDS, Sharing
 from search.optuna.mirror import OptunaMirror
 from search.run_directory import REPORT
 from search.study_state import StudyState
@@ -33,7 +34,11 @@ class ReportWriter:
     report alone ends the study."""
 
     def __init__(self, directory: Path, config: StudyConfig, console: Console) -> None:
-        self._directory, self._console = directory, console
+        self._directory, self._config, self._console = directory, config, console
+        self.sharing: Sharing | None = None
+        """This driver's share in the study, of whose drivers one at a time writes; None where there is one."""
+        self._on_duty = False
+        self._asks_at = 0.0
         self._mlflow = MlflowFollower(directory, config, console)
         self._mirror = OptunaMirror(config.optuna) if config.optuna is not None else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="report-writer")
@@ -49,20 +54,25 @@ class ReportWriter:
             OSError: when the report could not be written the last time.
         """
         study.report_seconds = self._took
-        if study.finished or (self._writing is not None and not self._writing.done()):
+        if self._writing is not None and not self._writing.done():
             return
         self._settle()
+        if (self.sharing is not None and not self._has_duty(self.sharing)) or study.finished:
+            return
         if study.ended and study.changes != self._changes and time.monotonic() >= self._due:
             self._changes = study.changes
             self._writing = self._thread.submit(self._write, study.record())
 
     def finish(self, record: StudyRecord) -> None:
-        """Writes what the study has come to; returns when it is written.
+        """Writes what the study has come to, unless another driver does; returns when it is written.
 
         Raises:
             OSError: when the report cannot be written.
         """
         self._settle()
+        if self.sharing is not None and not self._takes_duty(self.sharing):
+            self._thread.shutdown()
+            return
         self._writing = self._thread.submit(self._write, record, last=True)
         try:
             self._settle()
@@ -70,6 +80,37 @@ class ReportWriter:
             self._thread.shutdown()
             if self._mirror is not None:
                 self._mirror.close()
+
+    def _has_duty(self, sharing: Sharing) -> bool:
+        """Whether this driver is the one that writes; it leaves that to the one that does the study's end."""
+        if sharing.led_elsewhere:
+            self._leave_duty(sharing)
+        elif not self._on_duty and time.monotonic() >= self._asks_at:
+            self._asks_at = time.monotonic() + PAUSE_SECONDS
+            self._on_duty = sharing.take_report()
+        return self._on_duty
+
+    def _takes_duty(self, sharing: Sharing) -> bool:
+        """Whether this driver writes the end, as the one that leads or the last; waits until no other writes."""
+        try:
+            if not sharing.leads and (sharing.led_elsewhere or sharing.others):
+                self._leave_duty(sharing)
+                return False
+            while not (self._on_duty or sharing.take_report()):
+                time.sleep(POLL_SECONDS)
+                sharing.sync()
+        except (
+            UserError
+        ):  # the database's trouble, or that this driver is taken for dead, is said where it ends
+            return self._on_duty
+        return True
+
+    def _leave_duty(self, sharing: Sharing) -> None:
+        if self._on_duty:
+            self._on_duty = False
+            # what the next driver writes is not in what was read of MLflow
+            self._mlflow = MlflowFollower(self._directory, self._config, self._console)
+            sharing.leave_report()
 
     def _settle(self) -> None:
         """Waits for a writing under way; raises the error that it ended with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -10,9 +11,10 @@ from dashboards.sentences.summary import sentences
 from dhen.errors import UserError
 from search.budget.clock import StudyClock
 from search.bundles.export import export
-from search.config import DEMO, StudyConfig, read_study_config, write_config
+from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config
 from search.dataset import log_name
-from search.run_directory import BEST, REPORT, STUDY_FILE
+from search.drivers.join import Joined
+from search.run_directory import BEST, REPORT, STUDY_FILE, database_url
 from search.samplers import check_sampler
 from search.session import Session, open_session
 from search.stopping import stopping_rule
@@ -62,10 +64,41 @@ def run_session(
     if config.most_trials is None and config.minutes is None and not config.knows_when_to_stop:
         raise UserError("a study needs a budget: give trials=N, minutes=M, both, or search_until=auto.")
     _check_names(config)
-    with open_session(directory, config, launcher, console) as session:
+    shared = not database_url(directory, config.storage).startswith("sqlite")
+    with open_session(directory, config, launcher, console, shared=shared) as session:
         record = _search(config, session, console, clock)
-    if quiet:
-        return record
+    if not quiet:
+        _say_what_came_of_it(record, config, directory, console)
+    return record
+
+
+def join_session(joined: Joined, launcher: Launcher, clock: StudyClock, console: Console) -> StudyRecord:
+    """Is one more driver of a study, until it is finished, or Ctrl-C (exit code 130); the other drivers go on.
+
+    Args:
+        joined: the study, and the run directory to work in.
+        launcher: starts processes.
+        clock: runs since the command began.
+        console: where it is said what goes on.
+
+    Raises:
+        UserError: for whatever is wrong with the log, the run directory, or the study's database.
+    """
+    config, directory = joined.config, joined.directory
+    if joined.elsewhere is not None:
+        check_directory(directory, config)
+        console.print(
+            f"the study's run directory {joined.elsewhere} is not on this machine: this driver keeps what it "
+            f"trains in {directory}, and candidates of drivers that die begin anew here.",
+            soft_wrap=True,
+        )
+    with open_session(directory, config, launcher, console, shared=True, joins=True) as session:
+        record = _search(config, session, console, clock, joined)
+    _say_what_came_of_it(record, config, directory, console)
+    return record
+
+
+def _say_what_came_of_it(record: StudyRecord, config: StudyConfig, directory: Path, console: Console) -> None:
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)
     browse = server_of(config) or f"dhen-search ui {directory}"
@@ -74,29 +107,42 @@ def run_session(
         console.print(
             f"bundle: {directory / BEST} (dhen-search predict {directory / BEST} --data ...)", soft_wrap=True
         )
-    return record
 
 
-def _search(config: StudyConfig, session: Session, console: Console, clock: StudyClock) -> StudyRecord:
+def _search(
+    config: StudyConfig, session: Session, console: Console, clock: StudyClock, joined: Joined | None = None
+) -> StudyRecord:
     """Runs the study and exports its best, while the terminal, the report and MLflow follow it."""
     directory, log = session.directory, session.log
     report_writer = ReportWriter(directory, config, console)
     with StudyView(console) as view:
-        study = open_study(config, directory, log, session.launcher, (view, report_writer), clock=clock)
-        write_config(directory, config)
+        observers = (view, report_writer)
+        study = open_study(
+            config, directory, log, session.launcher, observers, clock=clock, joins=joined is not None
+        )
+        report_writer.sharing = study.sharing
+        if study.sharing is not None:
+            study.sharing.say_waits(partial(console.print, style="yellow", soft_wrap=True, markup=False))
+        if joined is None or joined.elsewhere is not None:
+            write_config(directory, config)
         try:
             with resumable(console, directory):
                 session.admit_hosts()
                 record = study.run()
-                if record.front:
+                if record.front and study.does_the_end:
                     export(record, log, "best", directory / BEST)
         except BaseException as error:
             # on a full disk the report would find no space either, and its error would hide which file was first
             if not is_disk_full(error):
                 report_writer.finish(study.record())
             raise
-        report_writer.finish(study.record())
-        return record
+        else:
+            report_writer.finish(study.record())
+            study.note_written()
+            return record
+        finally:
+            if study.sharing is not None:
+                study.sharing.close()
 
 
 def _check_names(config: StudyConfig) -> None:

@@ -12,6 +12,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.values import parse
 from search.config import StudyConfig
+from search.drivers.join import SETTINGS, WRITTEN, for_other_drivers
 from search.ordered_axes import ordered_axes
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster, precision_here
 from search.read_study import HEAD, NOTED_AT
@@ -54,6 +55,7 @@ class StudySettings:
         *,
         side_by_side: int = 1,
         threads: int | None = None,
+        joins: bool = False,
     ) -> None:
         """Notes the facts of a new study, and holds a known study to its facts.
 
@@ -65,18 +67,19 @@ class StudySettings:
             space: space that it searches.
             side_by_side: number of trials that share this machine, where it is the cluster.
             threads: number of CPU threads per rank.
+            joins: whether another driver has begun the study, or goes on with it.
 
         Raises:
             UserError: where the ledger knows the study with another log, space, seed or cluster.
         """
-        self._ledger = ledger
+        self._ledger, self._changes_alone = ledger, joins
         self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
         self.cluster = parse(Cluster, self._facts["cluster"], "the study's cluster")
         """Cluster that trials are planned for: as declared, or this machine as measured when the study began."""
         self.precision: Precision = self._facts["precision"]
         """Precision of all trainings: this machine's preference when the study began."""
         self.setting = Setting(
-            directory=str(directory.resolve()),
+            directory=(ledger.directory() if joins else None) or str(directory.resolve()),
             log=log.fingerprint,
             features=log.features.to_dict(),
             seed=config.seed,
@@ -110,6 +113,9 @@ class StudySettings:
             elapsed_seconds=earlier.get("elapsed_seconds", 0.0),
         )
         """The study's record without its trials."""
+        if joins and earlier:
+            noted = StudyRecord.model_validate(earlier)
+            self.head = self.head.replace(finished=noted.finished, stage=noted.stage)
         self.begun = bool(earlier)
         """Whether an earlier session has begun the study."""
         self._budget = [
@@ -131,6 +137,9 @@ class StudySettings:
             self.head = self.head.replace(expected_gain=gain)
         self.had_finished: bool = same and earlier.get("finished", False)
         """Whether the study came to its end with this very budget: minutes left over then stay so."""
+        self._budget_noted: dict[str, Any] = {BUDGET: self._budget}
+        if ledger.leases is not None:
+            self._budget_noted |= {WRITTEN: False, SETTINGS: for_other_drivers(config)}
         self._noted_at = time.monotonic()
 
     def once(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -148,8 +157,28 @@ class StudySettings:
         self.head = self.head.replace(**facts)
         state.head = state.head.replace(**facts)
         self._ledger.settle(self.setting)
-        noted = {BUDGET: self._budget, HEAD: self.head.model_dump(mode="json"), NOTED_AT: time.time()}
-        self._ledger.note_facts(self._facts | noted)
+        changes = self.head.model_dump(mode="json", include=set(facts) if self._changes_alone else None)
+
+        def noted(now: dict[str, Any]) -> dict[str, Any]:
+            # what another driver has noted meanwhile stays, but for what the first note of all is about
+            whole = now if self._changes_alone else self._facts | self._budget_noted
+            head = (now.get(HEAD, {}) if self._changes_alone else {}) | changes
+            head["elapsed_seconds"] = max(
+                head["elapsed_seconds"], now.get(HEAD, {}).get("elapsed_seconds", 0.0)
+            )
+            return whole | {HEAD: head, NOTED_AT: time.time()}
+
+        self._ledger.change_facts(noted)
+        self._changes_alone = self._ledger.leases is not None
+
+    def note_written(self) -> None:
+        """Commits that the study's end is in its report and in MLflow."""
+        self._ledger.change_facts(lambda facts: facts | {WRITTEN: True})
+
+    @property
+    def written(self) -> bool:
+        """Whether a driver has committed that the study's end is in its report and in MLflow."""
+        return bool((self._ledger.facts() or {}).get(WRITTEN))
 
     def enter(
         self, state: StudyState, name: StageName, total: int | None = None, done_before: int | None = None

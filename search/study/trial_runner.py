@@ -6,15 +6,18 @@ The ledger commits first, then the sampler is told, then other studies.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 
+from search.drivers.sharing import Sharing
 from search.execution.reduce_events import cut_short
 from search.execution.running import Training
-from search.execution.scheduler import Scheduler
+from search.execution.scheduler import NOT_NOW, NotNow, Scheduler
 from search.execution.trainer import Trainer
 from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.result_source import ResultSource
+from search.run_directory import CHECKPOINTS
 from search.study.decisions import Decisions
 from search.study_state import StudyState
 from trials.job import Job
@@ -22,6 +25,9 @@ from trials.record import Outcome, TrialRecord
 from trials.storage.ledger import Ledger
 
 LOG = logging.getLogger(__name__)
+ASK_AGAIN_SECONDS = 5.0
+"""Seconds after which a driver that had nothing to propose looks again though nothing has changed: the study's
+time may be over."""
 
 
 class TrialRunner:
@@ -38,6 +44,7 @@ class TrialRunner:
         sources: Sequence[ResultSource],
         side_by_side: int,
         cuts_short: Callable[[TrialRecord], bool] = lambda trial: False,
+        sharing: Sharing | None = None,
     ) -> None:
         """The runner of one study.
 
@@ -50,7 +57,9 @@ class TrialRunner:
             sources: where results of other studies are found, and this study's are published.
             side_by_side: number of trials at the same time.
             cuts_short: whether a training of the search has to end, since its time is over.
+            sharing: this driver's share in the study; None where it is the only one.
         """
+        self._sharing = sharing
         self._cuts_short = cuts_short
         self._ledger, self._state, self._trainer, self._admission = ledger, state, trainer, admission
         self._weights, self._sources, self._side_by_side = weights, sources, side_by_side
@@ -68,6 +77,12 @@ class TrialRunner:
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials that wait for the result of an equal job, which trains now."""
         self._upcoming: Iterator[AdmittedTrial] = iter(())
+        self._in_turns: Callable[[], Iterator[AdmittedTrial]] | None = None
+        """What makes the trials that come up, anew at each of this driver's turns; None where nobody shares
+        them."""
+        self._awaited: Callable[[TrialRecord], bool] = lambda trial: True
+        self._asked_for = (-1, 0.0)
+        """The state's count of changes, and the time, as there was nothing to propose."""
         self._decisions: Decisions | None = None
         self.fruitless = 0
         """Number of trials in a row that needed no training."""
@@ -78,9 +93,35 @@ class TrialRunner:
         `decisions` has the sampler and the stopping rule, while the study searches; without it selection is
         frozen, and results of other studies do not count, since weights are wanted.
         """
-        self._upcoming, self._decisions = upcoming, decisions
+        self._upcoming, self._in_turns, self._decisions = upcoming, None, decisions
         self._training.clear()
         self._scheduler.run(self)
+
+    def train_in_turns(
+        self,
+        upcoming: Callable[[], Iterator[AdmittedTrial]],
+        decisions: Decisions,
+        awaited: Callable[[TrialRecord], bool] = lambda trial: True,
+    ) -> None:
+        """Trains the trials that come up while the study searches, shared with its other drivers.
+
+        Args:
+            upcoming: makes the trials as of now; where the study is shared it is asked at each turn, for the first
+                of them.
+            decisions: the sampler and the stopping rule.
+            awaited: says which of the trials that other drivers run have to end before this returns.
+        """
+        if self._sharing is None:
+            self.train(upcoming(), decisions)
+            return
+        self._in_turns, self._decisions, self._awaited = upcoming, decisions, awaited
+        self._asked_for = (-1, 0.0)
+        self._training.clear()
+        self._scheduler.run(self)
+
+    def take_over(self, record: TrialRecord) -> None:
+        """Knows of a trial that another driver has ended: equal jobs share its result here too."""
+        self._know(record)
 
     def take_in(self, record: TrialRecord) -> None:
         """Takes in a trial that has ended: equal jobs share its result, weights that nobody wants are dropped."""
@@ -88,11 +129,7 @@ class TrialRunner:
         LOG.info("trial %d: %s%s", record.number, record.result.outcome, _why(record))
         if self._decisions is not None:
             self._decisions.tell(record)
-        gone_on = any(attempt.outcome is Outcome.STOPPED for attempt in record.attempts[:-1])
-        if record.result.outcome.holds_for_equal_jobs and (
-            gone_on or record.job.fingerprint not in self._known
-        ):
-            self._known[record.job.fingerprint] = record
+        gone_on = self._know(record)
         # before weights are dropped, for a source notes the file by which others may fetch them
         for source in self._sources:
             source.publish(record)
@@ -111,26 +148,33 @@ class TrialRunner:
 
     def break_off(self, *, resumable: bool) -> None:
         """Notes an interruption, whose processes are gone, in the ledger, where that can be relied on."""
+        if self._sharing is not None:
+            self._sharing.lose_patience()
         if resumable:
             for training in self._scheduler.running:
                 # an attempt may have ended before the interruption: the trial is cut short in its next one
                 self.note(cut_short(self._next_attempt(training) or training.record))
             # trials that wait, and what the interruption found between its first commit and its place among the
             # running ones, or between that place and its last commit: only the ledger has all of them
-            for record in self._ledger.running():
+            mine = self._ledger.running() if self._sharing is None else self._sharing.running()
+            for record in mine:
                 self.note(cut_short(record))
 
     # what follows is `Work`
 
-    def begin(self) -> Iterator[Training | None]:
+    def begin(self) -> Iterator[Training | NotNow | None]:
         """Begins the trials that come up."""
+        if self._in_turns is not None:
+            yield from self._begin_in_turns()
+            return
         for record, job in self._upcoming:
             self.fruitless += 1
             yield self._place(record, job)
 
     def has_room(self) -> bool:
         """Whether more trials may begin; waiting ones count, or a sampler could propose equal ones without end."""
-        return len(self._waiting) < self._side_by_side
+        # what waits for another driver's training can only be begun where this driver is asked for more
+        return self._in_turns is not None or len(self._waiting) < self._side_by_side
 
     def heard(self, activity: Training) -> bool:
         """Takes in a curve that has grown; says whether the stopping rule gives the trial up."""
@@ -171,8 +215,75 @@ class TrialRunner:
         yield from self._begin_waiting(record.job.fingerprint)
 
     def looked(self) -> None:
-        """Calls all observers."""
+        """Calls all observers, and takes in what other drivers have done."""
+        if self._sharing is not None:
+            self._sharing.sync()
         self._state.tell()
+
+    def _begin_in_turns(self) -> Iterator[Training | NotNow | None]:
+        """Begins, at each of this driver's turns, the first of the trials that come up."""
+        while True:
+            for record, _ in list(self._waiting):
+                if record.job.fingerprint not in self._training and not self._trains_elsewhere(record):
+                    yield from self._begin_waiting(record.job.fingerprint)
+            changes, asked_at = self._asked_for
+            nothing_new = changes == self._state.changes and time.monotonic() < asked_at + ASK_AGAIN_SECONDS
+            if nothing_new or len(self._waiting) >= self._side_by_side:
+                yield NOT_NOW
+                continue
+            began, over = self._begin_at_turn()
+            if over:
+                return
+            yield began
+
+    def _begin_at_turn(self) -> tuple[Training | NotNow | None, bool]:
+        """What this driver begins at its turn, if it has the turn; whether there is nothing more to begin."""
+        assert self._sharing is not None
+        assert self._in_turns is not None
+        with self._sharing.turn() as mine:
+            if not mine:
+                return NOT_NOW, False
+            if self._sharing.led_elsewhere:
+                return NOT_NOW, True
+            admitted = next(self._in_turns(), None)
+            if admitted is None:
+                self._asked_for = (self._state.changes, time.monotonic())
+                elsewhere = (self._state.trials[number] for number in self._sharing.run_elsewhere)
+                return NOT_NOW, not self._waiting and not any(map(self._awaited, elsewhere))
+            self.fruitless += 1
+            # committed before the turn is another driver's
+            return self._place(*admitted), False
+
+    def _know(self, record: TrialRecord) -> bool:
+        """Knows of a result that equal jobs share; says whether the trial was stopped before, and has gone on."""
+        gone_on = any(attempt.outcome is Outcome.STOPPED for attempt in record.attempts[:-1])
+        known = record.job.fingerprint in self._known
+        if record.result.outcome.holds_for_equal_jobs and (gone_on or not known):
+            self._known[record.job.fingerprint] = record
+        return gone_on
+
+    def _say_where_it_goes_on(self, record: TrialRecord) -> None:
+        """Says of a trial whose driver died whether what that had trained is at hand here."""
+        if record.attempts and record.attempts[-1].lost_its_driver:
+            checkpoints = self._trainer.folder(record) / CHECKPOINTS
+            there = checkpoints.is_dir() and any(checkpoints.iterdir())
+            start = f"its start: no checkpoint of it is in {checkpoints}"
+            self._state.say(
+                f"trial {record.number} goes on here, from {'its checkpoint' if there else start}"
+            )
+
+    def _trains_elsewhere(self, record: TrialRecord) -> bool:
+        """Whether another driver runs a trial of an equal job that began earlier: of two that wait for each other
+        one has to begin."""
+        if self._sharing is None:
+            return False
+        here = {training.record.number for training in self._scheduler.running}
+        here |= {waiting.number for waiting, _ in self._waiting}
+        return any(
+            trial.job.fingerprint == record.job.fingerprint and trial.number not in here
+            for trial in self._state.trials.values()
+            if trial.number < record.number and trial.result.outcome is Outcome.RUNNING
+        )
 
     def _place(self, record: TrialRecord, job: Job | None) -> Training | None:
         """Begins a new job; an equal job's result is shared, and waited for where that job still trains."""
@@ -186,9 +297,10 @@ class TrialRunner:
             self.fruitless = 0
         else:
             self.note(record)
-            if job.fingerprint not in self._training:
+            if job.fingerprint not in self._training and not self._trains_elsewhere(record):
                 self.fruitless = 0
                 self._training.add(job.fingerprint)
+                self._say_where_it_goes_on(record)
                 return self._trainer.start(record, job)
             self._waiting.append((record, job))
         return None

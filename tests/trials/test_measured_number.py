@@ -54,7 +54,7 @@ record = reduce_event(begun, event).with_result(seconds=1.0)
 ledger = Ledger(sqlite_url(out / "study.db"), out.name)
 cluster = {"name": "small", "hosts": 1, "gpus_per_host": 1, "hbm": 1}
 ledger.settle(Setting(directory="", log="l", features={}, seed=0, version=2, cluster=cluster))
-ledger.note_facts({HEAD: judged([]).model_dump(mode="json")})
+ledger.change_facts(lambda _: {HEAD: judged([]).model_dump(mode="json")})
 ledger.save(record)
 of_ledger, = ledger.trials()
 ledger.save_retraining(record.replace(kind=TrialKind.RETRAINING).with_origin(of=0))

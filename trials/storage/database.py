@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
 from dhen.errors import UserError
 from trials.storage.disk_full import DiskFullError, free_space
 from trials.storage.versions import bring_up_to_date, check_version
 
+LOG = logging.getLogger(__name__)
 SQLITE_TIMEOUT_SECONDS = 60
 PAGE_BYTES = 4096
 """The least that SQLite writes."""
@@ -26,6 +36,21 @@ FOREIGN = ("no such table", "no such column", "has no column", "does not exist",
 """Pattern of what databases say of tables that are not the ones expected."""
 DIALECTS = ("sqlite", "postgresql")
 """Kinds of databases whose `insert` can leave or change the row that is there."""
+
+
+CONNECT_SECONDS = 10
+"""Seconds for which a server may be silent while a connection is made."""
+SILENT_SERVER = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30000,
+}
+"""How soon (seconds; the last in milliseconds) a connection to a machine that is gone counts as broken."""
+
+
+class ServerGoneError(UserError):
+    """A database server does not answer, or broke off; the transaction may be tried again."""
 
 
 class Database:
@@ -39,6 +64,10 @@ class Database:
                 version's.
         """
         self.url = url
+        self.patience_seconds = 0.0
+        """Seconds for which methods that are `patient` (`trials.storage.patience`) wait for a server."""
+        self.say: Callable[[str], None] = LOG.warning
+        """Is told that the server is waited for, and that it answers again."""
         self._statements: dict[tuple[str, tuple[str, ...]], Any] = {}
         with self._errors_in_words():
             self._engine = sa.create_engine(url, **_options(url))
@@ -58,6 +87,11 @@ class Database:
             except BaseException:
                 self._engine.dispose()
                 raise
+
+    @property
+    def takes_several_drivers(self) -> bool:
+        """Whether several drivers may write at the same time; a file takes one after another."""
+        return self._engine.dialect.name != "sqlite"
 
     def close(self) -> None:
         """Releases the database."""
@@ -102,7 +136,16 @@ class Database:
             yield
         except (SQLAlchemyError, ModuleNotFoundError) as error:
             kind = DiskFullError if _is_full(self.url, _reason(error)) else UserError
+            if kind is UserError and self._is_gone(error):
+                kind = ServerGoneError
             raise kind(trouble(self.url, error)) from None
+
+    def _is_gone(self, error: Exception) -> bool:
+        """Tells whether a server, which has answered before, does not any more."""
+        broken = isinstance(error, OperationalError | InterfaceError) or (
+            isinstance(error, DBAPIError) and error.connection_invalidated
+        )
+        return broken and self.takes_several_drivers
 
 
 def sqlite_url(path: Path) -> str:
@@ -145,18 +188,18 @@ def _is_full(url: str, reason: str) -> bool:
     """Tells whether a database lacks space, which SQLite calls by many names (`unable to open`)."""
     if "is full" in reason or "No space left" in reason:
         return True
-    path = _file(url)
+    path = sqlite_file(url)
     if path is None or not path.parent.exists() or "locked" in reason:
         return False
     return "disk I/O error" in reason or shutil.disk_usage(path.parent).free < PAGE_BYTES
 
 
 def _free(url: str) -> str:
-    path = _file(url)
+    path = sqlite_file(url)
     return f". {free_space(path).removesuffix('.')}" if path is not None else ""
 
 
-def _file(url: str) -> Path | None:
+def sqlite_file(url: str) -> Path | None:
     """Returns the file of a SQLite database."""
     try:
         parsed = sa.engine.make_url(url)
@@ -168,16 +211,24 @@ def _file(url: str) -> Path | None:
 def without_password(url: str) -> str:
     """Returns the URL as it may be shown."""
     try:
-        return sa.engine.make_url(url).render_as_string(hide_password=True)
+        shown = sa.engine.make_url(url).render_as_string(hide_password=True)
     except ArgumentError:
-        return repr(url)
+        shown = repr(re.sub(r":[^:/@]*@", ":***@", url))
+    return re.sub(r"(password=)[^&\s']*", r"\1***", shown)
 
 
 def _options(url: str) -> dict[str, Any]:
     """Returns what SQLAlchemy needs to know: SQLite waits for a lock, other databases check their connections."""
     if url.startswith("sqlite"):
         return {"connect_args": {"timeout": SQLITE_TIMEOUT_SECONDS}}
-    return {"pool_pre_ping": True}
+    parsed = sa.engine.make_url(url)
+    if parsed.get_backend_name() != "postgresql" or parsed.get_driver_name() != "psycopg":
+        return {"pool_pre_ping": True}
+    wanted = {"connect_timeout": CONNECT_SECONDS} | SILENT_SERVER
+    return {
+        "pool_pre_ping": True,
+        "connect_args": {name: value for name, value in wanted.items() if name not in parsed.query},
+    }
 
 
 def _with_foreign_keys(connection: Any, _: object) -> None:
@@ -185,11 +236,13 @@ def _with_foreign_keys(connection: Any, _: object) -> None:
 
 
 def _normal(url: str) -> str:
-    """Returns the URL, with a SQLite file by its real path."""
+    """Returns the URL, with a SQLite file by its real path, and a server without who asks it and how."""
     try:
         parsed = sa.engine.make_url(url)
     except ArgumentError:
         return url
     if parsed.get_backend_name() == "sqlite" and parsed.database:
         return sqlite_url(Path(parsed.database))
-    return parsed.render_as_string(hide_password=False)
+    return repr(
+        (parsed.get_backend_name(), parsed.host, parsed.port, parsed.database, sorted(parsed.query.items()))
+    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from pydantic_core import from_json
@@ -31,6 +32,8 @@ from trials.storage.columns import (
 )
 from trials.storage.database import Database
 from trials.storage.garbage import no_garbage_collection
+from trials.storage.leases import Driver, Leases
+from trials.storage.patience import patient
 from trials.storage.schema import (
     ATTEMPTS,
     CLUSTERS,
@@ -63,6 +66,17 @@ class Setting(Value):
     """Cluster that trials are planned for."""
 
 
+class Changes(NamedTuple):
+    """What a study's drivers have committed since an earlier look."""
+
+    revision: int
+    """The study's revision as of now, for the next look."""
+    trials: tuple[TrialRecord, ...]
+    """Trials that other drivers have written, as they are now."""
+    facts: dict[str, Any]
+    """What the study notes of itself, as of now."""
+
+
 class Ledger:
     """The trials of one study."""
 
@@ -81,11 +95,15 @@ class Ledger:
         self._cluster = ""
         self._written: set[str] = set()
         """Keys of jobs and plans that are known to be there."""
+        self.leases: Leases | None = None
+        """Leases of the driver that writes here, where others may share the study; None: it is the only one."""
+        self._own_revisions: set[int] = set()
 
     def close(self) -> None:
         """Releases the database."""
         self.database.close()
 
+    @patient
     def settle(self, setting: Setting) -> None:
         """Notes what trials have in common; called before the first trial is saved."""
         cluster, self._cluster = setting.cluster, fingerprint(setting.cluster)
@@ -108,17 +126,74 @@ class Ledger:
             connection.execute(sa.update(STUDIES).where(this_study).values(**values, cluster=self._cluster))
         self._setting = setting
 
+    @patient
     def facts(self) -> dict[str, Any] | None:
-        """Returns what the study noted of itself (`note_facts`); None for a new study."""
+        """Returns what the study noted of itself (`change_facts`); None for a new study."""
         with self.database.transaction() as connection:
             row = connection.execute(sa.select(STUDIES.c.facts).where(STUDIES.c.name == self.study)).first()
         return dict(row.facts) if row and row.facts else None
 
-    def note_facts(self, facts: dict[str, Any]) -> None:
-        """Replaces the study's facts."""
+    @patient
+    def directory(self) -> str | None:
+        """Returns the run directory that the study was begun in; None for a new study."""
+        query = sa.select(STUDIES.c.directory).where(STUDIES.c.name == self.study)
         with self.database.transaction() as connection:
-            self.database.upsert(connection, STUDIES, name=self.study, facts=facts)
+            directory: str | None = connection.scalar(query)
+        return directory
 
+    @patient
+    def change_facts(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Replaces the study's facts by what `change` makes of them as they are now, whoever has noted them."""
+        facts = sa.select(STUDIES.c.facts).where(STUDIES.c.name == self.study).with_for_update()
+        with self._writing() as connection:
+            row = connection.execute(facts).first()
+            changed = change(dict(row.facts) if row and row.facts else {})
+            self.database.upsert(connection, STUDIES, name=self.study, facts=changed)
+
+    @patient
+    def revision(self) -> int:
+        """Returns the number of commits of the study's drivers; 0 where it has one driver."""
+        query = sa.select(STUDIES.c.revision).where(STUDIES.c.name == self.study)
+        with self.database.transaction() as connection:
+            return int(connection.scalar(query) or 0)
+
+    @patient
+    def changes(self, since: int) -> Changes | None:
+        """Returns what the study's drivers have committed since a revision; None where nothing was."""
+        its = sa.select(STUDIES.c.revision, STUDIES.c.facts).where(STUDIES.c.name == self.study)
+        newer = (TRIALS.c.study == self.study) & (TRIALS.c.revision > since)
+        with self.database.transaction() as connection:
+            query = sa.select(STUDIES.c.revision).where(STUDIES.c.name == self.study)
+            if (connection.scalar(query) or 0) <= since:
+                return None
+            row = connection.execute(its).one()
+            rows = connection.execute(sa.select(TRIALS.c.number, TRIALS.c.revision).where(newer)).all()
+            numbers = [number for number, revision in rows if revision not in self._own_revisions]
+            others = (TRIALS.c.study == self.study) & TRIALS.c.number.in_(numbers)
+            trials = tuple(read_trials(connection, others).values()) if numbers else ()
+        self._own_revisions = {revision for revision in self._own_revisions if revision > row.revision}
+        return Changes(row.revision, trials, dict(row.facts or {}))
+
+    @patient
+    def bury(self, dead: Driver, lost: Callable[[TrialRecord], TrialRecord]) -> tuple[TrialRecord, ...]:
+        """Removes a driver that is dead; the trials that it ran become what `lost` makes of them, and are free.
+
+        Returns these trials; none where the driver lives after all, or another one was first.
+        """
+        assert self.leases is not None, "the study has one driver"
+        with self.database.transaction() as connection:
+            self.leases.check(connection)
+            numbers = self.leases.bury(connection, dead)
+            if numbers is None:
+                return ()
+            revision = self._next_revision(connection)
+            its = (TRIALS.c.study == self.study) & TRIALS.c.number.in_(numbers)
+            trials = tuple(map(lost, read_trials(connection, its).values())) if numbers else ()
+            for trial in trials:
+                self.write(connection, trial, revision)
+        return trials
+
+    @patient
     def trials(self, *, brief: bool = False) -> list[TrialRecord]:
         """Returns all trials in the order of their numbers; `brief`: without what only a close look needs
         (`trials.storage.columns`)."""
@@ -126,25 +201,50 @@ class Ledger:
             columns = BRIEF if brief else WHOLE
             return list(read_trials(connection, TRIALS.c.study == self.study, columns).values())
 
+    @patient
     def running(self) -> list[TrialRecord]:
         """Returns the trials that were last written as running, in the order of their numbers."""
         running = (TRIALS.c.study == self.study) & (TRIALS.c.outcome == Outcome.RUNNING.value)
         with self.database.transaction() as connection:
             return list(read_trials(connection, running).values())
 
+    @patient
     def numbers(self) -> set[int]:
         """Returns the numbers of all trials."""
         with self.database.transaction() as connection:
             return set(connection.scalars(sa.select(TRIALS.c.number).where(TRIALS.c.study == self.study)))
 
+    @patient
     def save(self, record: TrialRecord) -> None:
         """Writes a trial, new or changed."""
         with self.database.transaction() as connection:
-            written = self.write(connection, record)
+            revision = 0
+            if self.leases is not None:
+                running = record.result.outcome is Outcome.RUNNING
+                self.leases.hold(connection, record.number, running=running)
+                revision = self._next_revision(connection)
+                self._own_revisions.add(revision)
+            written = self.write(connection, record, revision)
         # only once committed: what a failed transaction wrote is not there
         self._written |= written
 
-    def write(self, connection: sa.Connection, record: TrialRecord) -> set[str]:
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        """Opens a transaction of a driver that may write, which others will see as a change of the study."""
+        with self.database.transaction() as connection:
+            if self.leases is not None:
+                self.leases.check(connection)
+                self._next_revision(connection)
+            yield connection
+
+    def _next_revision(self, connection: sa.Connection) -> int:
+        """Returns the revision that the transaction makes: others wait for its end, so revisions are in the order
+        of commits, and who has seen one has missed none before it."""
+        its = sa.update(STUDIES).where(STUDIES.c.name == self.study)
+        query = its.values(revision=STUDIES.c.revision + 1).returning(STUDIES.c.revision)
+        return int(connection.scalar(query) or 0)
+
+    def write(self, connection: sa.Connection, record: TrialRecord, revision: int = 0) -> set[str]:
         """Writes a trial within a transaction of the caller's; returns the ids of the job and the plan that are
         now there."""
         if record.job.fingerprint:
@@ -160,6 +260,7 @@ class Ledger:
             plan=plan,
             kind=record.kind.value,
             outcome=record.result.outcome.value,
+            revision=revision,
             **trial_columns(record),
         )
         of_trial = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
@@ -175,9 +276,10 @@ class Ledger:
             connection.execute(sa.insert(ATTEMPTS), rows)
         return {name for name in (record.job.fingerprint, plan, *attempt_plans) if name}
 
+    @patient
     def save_retraining(self, record: TrialRecord) -> None:
         """Writes a retraining, new or changed."""
-        with self.database.transaction() as connection:
+        with self._writing() as connection:
             self._write_job(connection, record.job)
             self.database.upsert(
                 connection,
@@ -192,6 +294,7 @@ class Ledger:
             )
         self._written.add(record.job.fingerprint)
 
+    @patient
     def retrainings(self) -> list[TrialRecord]:
         """Returns all retrainings of the study, in the order of their numbers."""
         query = sa.select(RETRAININGS.c.record, JOBS.c.summary, JOBS.c.cost)
@@ -204,9 +307,10 @@ class Ledger:
             for record, summary, cost in rows
         ]
 
+    @patient
     def replace_comparisons(self, comparisons: Iterable[Comparison]) -> None:
         """Writes comparisons of winners with the baseline, in place of earlier ones."""
-        with self.database.transaction() as connection:
+        with self._writing() as connection:
             connection.execute(sa.delete(COMPARISONS).where(COMPARISONS.c.study == self.study))
             rows = [
                 {
@@ -222,6 +326,7 @@ class Ledger:
             if rows:
                 connection.execute(sa.insert(COMPARISONS), rows)
 
+    @patient
     def comparisons(self) -> tuple[Comparison, ...]:
         """Returns the comparisons of winners with the baseline, by FLOPs."""
         query = sa.select(COMPARISONS.c.comparison).where(COMPARISONS.c.study == self.study)
@@ -229,12 +334,14 @@ class Ledger:
             texts = connection.scalars(query.order_by(COMPARISONS.c.position))
             return tuple(Comparison.model_validate_json(text) for text in texts)
 
+    @patient
     def count_test_look(self, number: int) -> None:
         """Notes that a trial is about to be scored on the test split."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        with self.database.transaction() as connection:
+        with self._writing() as connection:
             connection.execute(sa.insert(TEST_LOOKS).values(study=self.study, number=number, at=now))
 
+    @patient
     def test_looks(self) -> int:
         """Returns how often the test split was looked at."""
         query = sa.select(sa.func.count()).select_from(TEST_LOOKS).where(TEST_LOOKS.c.study == self.study)

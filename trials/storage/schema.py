@@ -43,8 +43,9 @@ STUDIES = sa.Table(
     sa.Column("cluster", sa.ForeignKey("dhen_cluster.id")),
     sa.Column("seed", sa.BigInteger),
     sa.Column("facts", sa.JSON, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False, server_default="0"),
 )
-"""Studies; `facts` is what a study noted of itself (JSON)."""
+"""Studies; `facts` is what a study noted of itself (JSON); `revision` counts commits of drivers that share it."""
 
 JOBS = sa.Table(
     "dhen_job",
@@ -88,9 +89,12 @@ TRIALS = sa.Table(
     sa.Column("record", sa.Text, nullable=False),
     sa.Column("point", sa.Text, nullable=False),
     sa.Column("curve", sa.Text, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Index("ix_dhen_trial_revision", "study", "revision"),
 )
 """Trials; one has no job where the point gives no model. `curve` has the evaluations before the last one, which
-stays in `record` (JSON, as `point` is)."""
+stays in `record` (JSON, as `point` is). `revision` is the study's when the trial was last written, by which its
+other drivers find what has changed."""
 
 ATTEMPTS = sa.Table(
     "dhen_attempt",
@@ -176,3 +180,27 @@ TEST_LOOKS = sa.Table(
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("at", sa.String(32), nullable=False),
 )
+
+DRIVERS = sa.Table(
+    "dhen_driver",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("study", _STUDY, index=True, nullable=False),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("process", sa.Text, nullable=False),
+    sa.Column("directory", sa.Text, nullable=False),
+    sa.Column("beats", sa.BigInteger, nullable=False),
+)
+"""Drivers that share a study: the machine and the process of each, the run directory that it works in, and a
+number that grows while it lives (`trials.storage.leases`)."""
+
+LEASES = sa.Table(
+    "dhen_lease",
+    METADATA,
+    sa.Column("study", _STUDY, primary_key=True),
+    sa.Column("what", sa.String(32), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("driver", sa.ForeignKey("dhen_driver.id", ondelete="CASCADE"), index=True, nullable=False),
+)
+"""What one driver of a study alone may do: run the `trial` of a `number`, propose the next one (`turn`), do what
+is no work for two (`lead`), write the report and MLflow's runs (`report`); they go with their driver."""

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from trials.record import Outcome, StudyTrial, TrialRecord
-from trials.storage.database import same_database
+from trials.storage.database import Database, same_database
 from trials.storage.ledger import Ledger, Setting, read_trials
+from trials.storage.patience import patient
 from trials.storage.schema import ATTEMPTS, STUDIES, TRIALS, WEIGHTS
 
 
@@ -46,15 +47,22 @@ class SharedLedger:
         if not self._same:
             self._ledger.settle(setting)
 
+    @property
+    def database(self) -> Database:
+        """The shared ledger's database."""
+        return self._ledger.database
+
     def close(self) -> None:
         """Releases the database."""
         if not self._same:
             self._ledger.close()
 
+    @patient
     def published(self) -> set[int]:
         """Returns the numbers of this study's trials that others can find."""
         return self._ledger.numbers()
 
+    @patient
     def publish(self, record: TrialRecord, weights: Path) -> None:
         """Lets others find a trial that was trained and has ended; `weights` if it left some."""
         database = self._ledger.database
@@ -66,6 +74,7 @@ class SharedLedger:
                 key = {"study": self._ledger.study, "trial": record.number}
                 database.upsert(connection, WEIGHTS, **key, **stamp)
 
+    @patient
     def finished(self, fingerprint: str) -> list[tuple[TrialRecord, StudyTrial]]:
         """Returns the trials of other studies that have completed this job, and where each was trained."""
         tried = ATTEMPTS.alias()
@@ -85,6 +94,7 @@ class SharedLedger:
             for (study, number), record in trials.items()
         ]
 
+    @patient
     def weights_stamp(self, origin: StudyTrial) -> FileStamp | None:
         """Returns the stamp of the weights that a training left."""
         its = (WEIGHTS.c.study == origin.study) & (WEIGHTS.c.trial == origin.trial)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from trials.record import Outcome
-from trials.storage.database import Database
+from trials.storage.database import Database, sqlite_file
 from trials.storage.schema import COMPARISONS, METADATA, RETRAININGS, STUDIES, TRIALS
 
 SQLITE_FILES = ("", "-wal", "-journal")
@@ -33,7 +33,7 @@ class Studies:
             UserError: when it is of another kind, or out of reach.
         """
         self._database = Database(url, METADATA, create=False)
-        self._file = _sqlite_file(url)
+        self._file = sqlite_file(url)
 
     def close(self) -> None:
         """Releases the database."""
@@ -81,12 +81,6 @@ class Studies:
                 for column in (STUDIES.c.name, TRIALS.c.study, RETRAININGS.c.study, COMPARISONS.c.study)
             ]
         return repr(rows)
-
-
-def _sqlite_file(url: str) -> Path | None:
-    """Returns the file of a SQLite database; None for a server."""
-    parsed = sa.engine.make_url(url)
-    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
 
 
 def _stat(path: Path) -> tuple[int, int] | None:

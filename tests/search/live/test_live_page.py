@@ -40,7 +40,7 @@ class Driver:
         self.directory = directory
         self._ledger = Ledger(*ledger_of(directory))
         facts = self._ledger.facts()
-        self._ledger.note_facts(facts | {HEAD: facts[HEAD] | {"finished": False}})
+        self._ledger.change_facts(lambda _: facts | {HEAD: facts[HEAD] | {"finished": False}})
         self._ledger.settle(
             Setting(
                 directory=str(directory),
@@ -230,7 +230,7 @@ def test_several_studies_of_a_database_are_listed(driver: Driver, tmp_path: Path
             directory="/nowhere", log=facts["log"], features={}, seed=0, version=0, cluster=facts["cluster"]
         )
     )
-    second.note_facts(facts | {HEAD: facts[HEAD] | {"name": "one/more & <b>"}})
+    second.change_facts(lambda _: facts | {HEAD: facts[HEAD] | {"name": "one/more & <b>"}})
     for trial in first.trials():
         second.save(trial)
     with served("--study", f"sqlite:///{database}") as (_, page):
@@ -279,7 +279,7 @@ def test_a_study_that_a_driver_prepares_has_a_page(tmp_path: Path) -> None:
 def test_a_study_of_another_version_is_said(driver: Driver) -> None:
     ledger = Ledger(*ledger_of(driver.directory))
     facts = ledger.facts()
-    ledger.note_facts(facts | {HEAD: facts[HEAD] | {"of_tomorrow": 1}})
+    ledger.change_facts(lambda _: facts | {HEAD: facts[HEAD] | {"of_tomorrow": 1}})
     text, _ = StudyPage(StudySource(driver.directory), "/study").html()
     assert "another version of dhen-search" in text
     with pytest.raises(UserError, match="another version"):

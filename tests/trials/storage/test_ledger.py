@@ -186,12 +186,11 @@ def test_tables_of_others(tmp_path: Path, table: str, says: str) -> None:
     path = tmp_path / "study.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"create table {table}")
-    ledger = opened(sqlite_url(path))
     if says:
         with pytest.raises(UserError, match=says):
-            ledger.save(record(0))
+            opened(sqlite_url(path))
     else:
-        ledger.save(record(0))
+        opened(sqlite_url(path)).save(record(0))
 
 
 @pytest.mark.parametrize(
@@ -221,8 +220,8 @@ def test_a_reader_creates_nothing(tmp_path: Path) -> None:
 def test_facts_and_looks(tmp_path: Path) -> None:
     ledger = Ledger(sqlite_url(tmp_path / "study.db"), "a")
     assert ledger.facts() is None
-    ledger.note_facts({"log": "x"})
-    ledger.note_facts({"log": "y"})
+    ledger.change_facts(lambda _: {"log": "x"})
+    ledger.change_facts(lambda _: {"log": "y"})
     assert ledger.facts() == {"log": "y"}
     assert ledger.test_looks() == 0
     ledger.count_test_look(3)

@@ -50,7 +50,7 @@ def test_a_version_changes_with_each_commit_to_the_study(url: str, tmp_path: Pat
 
     assert not changed()
     for commit in (
-        lambda: ledger.note_facts({"record": 1}),
+        lambda: ledger.change_facts(lambda _: {"record": 1}),
         lambda: ledger.save(TRIAL.with_result(outcome=Outcome.RUNNING)),
         lambda: ledger.save(TRIAL.with_result(outcome=Outcome.RUNNING)),  # the same row, written once more
         lambda: ledger.save(TRIAL),

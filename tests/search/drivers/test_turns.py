@@ -1,0 +1,141 @@
+"""Three drivers of one study on fake processes and a real PostgreSQL server: turns, deaths, the lead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_processes import (
+    PLANNED_ELSEWHERE,
+    FakeLauncher,
+    FakeRun,
+    evaluated,
+    progress,
+    scored,
+    small_log,
+    trained,
+)
+from postgresql import Server, lacking, served
+
+from search.config import read_study_config
+from search.study.open_study import open_study
+from trials.data.cache import PreparedLog
+from trials.processes.task import Task
+from trials.record import Outcome, TrialKind
+from trials.storage import leases
+from trials.storage.ledger import Ledger
+from trials.study_record import StudyRecord
+
+pytestmark = pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+CANDIDATES = 12
+
+
+class Killed(BaseException):
+    """The end of a driver that cannot say anything any more."""
+
+
+class Drivers:
+    """Drivers of one study in threads; `dies` says at which of its tasks one dies."""
+
+    def __init__(
+        self, server: Server, directory: Path, log: PreparedLog, dies: Callable[[int, Task], bool]
+    ) -> None:
+        self._server, self._directory, self._log, self._dies = server, directory, log, dies
+        directory.mkdir()
+        self.begun: list[tuple[int, str]] = []
+        """Trainings that have begun: the driver and the fingerprint of the job."""
+        self.dead: list[int] = []
+        self.records: dict[int, StudyRecord] = {}
+        self.errors: list[BaseException] = []
+        self.ends: list[int] = []
+
+    def start(self, index: int) -> threading.Thread:
+        thread = threading.Thread(target=self._drive, args=(index,))
+        thread.start()
+        return thread
+
+    def _drive(self, index: int) -> None:
+        words = ("space=tiny", "sampler=random", "baseline_trials=2", f"trials={CANDIDATES}", "name=ads")
+        words += (*PLANNED_ELSEWHERE, "training.epochs=6", f"storage={self._server.url}")
+
+        def run(task: Task) -> FakeRun:
+            if self._dies(index, task):
+                self.dead.append(index)
+                raise Killed
+            if task.score_split is not None:
+                return FakeRun([scored(task.score_split)])
+            self.begun.append((index, task.job.fingerprint))
+            time.sleep(0.02)  # another driver may have a turn
+            ne = 0.7 + int(task.job.fingerprint[:4], 16) / 2**18
+            return FakeRun([progress(10)], [evaluated(10, ne)], [trained(ne)])
+
+        config = read_study_config(None, words)
+        try:
+            study = open_study(config, self._directory, self._log, FakeLauncher(run), joins=index > 0)
+            assert study.sharing is not None
+            self.records[index] = study.run()
+            if study.does_the_end:
+                self.ends.append(index)
+            study.note_written()
+            study.sharing.close()
+        except Killed:
+            assert study.sharing is not None
+            study.sharing._ended.set()  # its heart stops, and all that it held stays
+            study.sharing._beats.join()
+            study.sharing._ledger.close()
+        except BaseException as error:
+            self.errors.append(error)
+
+
+def test_each_proposal_is_trained_once_though_drivers_die(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first driver dies at a candidate, the one that then leads at a score on test; the last does the rest."""
+    (tmp_path / "log").mkdir()
+    monkeypatch.setattr(leases, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.5)
+    monkeypatch.setattr("search.drivers.sharing.BEAT_SECONDS", 0.5)
+    killed_at: list[str] = []
+
+    def dies(index: int, task: Task) -> bool:
+        if task.score_split is None and index == 0 and len(drivers.begun) >= 5 and not killed_at:
+            killed_at.append(task.job.fingerprint)
+            return True
+        return task.score_split == "test" and len(drivers.dead) == 1
+
+    with served() as server:
+        drivers = Drivers(server, tmp_path / "ads", small_log(tmp_path / "log"), dies)
+        threads = [drivers.start(0)]
+        deadline = time.monotonic() + 60
+        while not drivers.begun and time.monotonic() < deadline:
+            time.sleep(0.02)
+        threads += [drivers.start(index) for index in (1, 2)]
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        assert drivers.errors == []
+        ledger = Ledger(server.url, "ads")
+        trials, looks = ledger.trials(), ledger.test_looks()
+        ledger.close()
+        assert server.rows("select count(*) from dhen_lease where what in ('trial', 'turn')") == ["0"]
+    assert drivers.dead[0] == 0
+    assert len(drivers.dead) == 2
+    (last,) = {0, 1, 2} - set(drivers.dead)
+    assert drivers.ends == [last]
+    assert [trial.number for trial in trials] == list(range(2 + CANDIDATES))
+    assert {trial.result.outcome for trial in trials} == {Outcome.COMPLETED}
+    assert len([trial for trial in trials if trial.kind is TrialKind.CANDIDATE]) == CANDIDATES
+    assert set(Counter(fingerprint for _, fingerprint in drivers.begun).values()) == {1}
+    assert len({index for index, _ in drivers.begun}) >= 2
+    (lost,) = [trial for trial in trials if len(trial.attempts) > 1]
+    assert lost.job.fingerprint == killed_at[0]
+    assert [attempt.outcome for attempt in lost.attempts] == [Outcome.INTERRUPTED, Outcome.COMPLETED]
+    record = drivers.records[last]
+    assert record.finished
+    assert record.trials == tuple(trials)
+    scored_on_test = [trial for trial in trials if trial.result.test is not None]
+    assert len(scored_on_test) <= looks
