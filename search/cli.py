@@ -25,7 +25,6 @@ VERBS = {
     "prepare": "turn a click log into a columnar cache and a schema.yaml to edit",
     "demo": "write a generated click log to a file",
     "run": "the main job: search for the best DHEN; the same command resumes it",
-    "join": "lend this machine's ranks to a study over several machines",
     "status": "what a study has found so far",
     "leaderboard": "a study's winners at a glance, and how to export each",
     "report": "write a study's report.html anew",

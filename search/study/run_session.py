@@ -11,6 +11,7 @@ from dhen.errors import UserError
 from search.budget.clock import StudyClock
 from search.bundles.export import export
 from search.config import DEMO, StudyConfig, read_study_config, write_config
+from search.execution.parallelism import study_parallelism
 from search.run_directory import BEST, REPORT, STUDY_FILE
 from search.samplers import check_sampler
 from search.session import Session, open_session
@@ -85,7 +86,7 @@ def _search(config: StudyConfig, session: Session, console: Console, clock: Stud
         write_config(directory, config)
         try:
             with resumable(console, directory):
-                session.admit_hosts()
+                session.admit_hosts(study_parallelism(config).threads)
                 record = study.run()
                 if record.front:
                     export(record, log, "best", directory / BEST)
