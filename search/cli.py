@@ -26,7 +26,6 @@ VERBS = {
     "demo": "write a generated click log to a file",
     "run": "the main job: search for the best DHEN; the same command resumes it",
     "worker": "one more driver of a study whose ledger is on PostgreSQL",
-    "join": "lend this machine's ranks to a study over several machines",
     "status": "what a study has found so far",
     "leaderboard": "a study's winners at a glance, and how to export each",
     "report": "write a study's report.html anew",

@@ -12,7 +12,7 @@ from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from dhen.values import Value, dump_yaml, load_yaml, parse, parse_yaml
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
-from trials.address import Address
+from trials.address import LOCAL, LauncherName
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.demo.spec import DemoLog
@@ -124,16 +124,17 @@ class StudyConfig(LogConfig):
     are measured to make it faster."""
     cluster: str = "local"
     """The cluster that candidates are planned for: a name (`dhen-search clusters` lists them), the path of a
-    YAML file, or `local` (the same as `this`): this machine. Plans are executed with `local`, and with `address`
-    whatever the cluster is; else one process trains here."""
+    YAML file, or `local` (the same as `this`): this machine, or the launcher's nodes, taken to be like it. Plans
+    are executed with `local`, and with any `launcher` but `local` whatever the cluster is; else one process trains
+    here."""
     ranks: str | None = None
     """Hosts x ranks per host, such as 2x4, in place of the cluster's own."""
     hbm: Bytes | None = None
     """Memory per rank, such as 24GiB, in place of the cluster's own; with `local` the default is a share of
     this machine's memory, which its trials divide."""
-    address: Address | None = None
-    """Address `host:port` of this machine, where the other hosts of `ranks` join; without it all ranks are on this
-    one."""
+    launcher: LauncherName = LOCAL
+    """What starts the ranks of candidates, and where: local (this machine), ray (the Ray cluster that RAY_ADDRESS
+    names, else the one that runs on this machine), or ray://HOST:10001 (the same as a client of the cluster)."""
     prefer: Prefer = "least"
     """Which of the strategies that fit is taken: least (the fewest memory techniques, then the shortest step)
     or fastest (the shortest step)."""
@@ -278,15 +279,6 @@ class StudyConfig(LogConfig):
             raise ValueError("expected hosts x ranks per host, both above 0, such as 2x4")
         return value
 
-    @model_validator(mode="after")
-    def _has_hosts_to_join(self) -> StudyConfig:
-        if self.address is not None and (self.declared_ranks or (1, 1))[0] == 1:
-            raise ValueError(
-                f"address={self.address} is where other hosts join: say with ranks= how many hosts and ranks a "
-                "host there are, such as ranks=2x4"
-            )
-        return self
-
     @field_validator("warm_start", "start_from", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
@@ -336,7 +328,7 @@ BUDGET_KEYS = frozenset(
         "ledger",
         "optuna",
         "proposals",
-        "address",
+        "launcher",
         "confirm",
         "block_by",
         "averages",

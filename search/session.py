@@ -1,5 +1,4 @@
-"""Opens a session in a folder: its lock, its log, the hosts that join it; the same for studies, tables and
-audits."""
+"""Opens a session in a folder: its lock, its log, its hosts; the same for studies, tables and audits."""
 
 from __future__ import annotations
 
@@ -19,9 +18,11 @@ from search.dataset import open_log
 from search.logs import logged_to
 from search.run_directory import DRIVER_LOG, only_driver, only_writer, study_name
 from search.terminal import print_notes, step_progress
+from trials.address import LOCAL
 from trials.data.cache import PreparedLog
-from trials.distributed.process_group import check_devices
+from trials.hosts.connect import connected
 from trials.hosts.hosts import Hosts
+from trials.hosts.placement import shape
 from trials.hosts.run import HostsLauncher
 from trials.processes.launcher import AnyLauncher, Launcher
 
@@ -35,15 +36,26 @@ class Session:
     directory: Path
     log: PreparedLog
     launcher: AnyLauncher
-    """What starts processes here, or on all hosts."""
+    """What starts processes here, or on hosts of a Ray cluster."""
     hosts: Hosts | None
-    """Other hosts, which wait until `admit_hosts` lets them begin; None where all ranks are on this machine."""
+    """Hosts of a Ray cluster, which take part once `admit_hosts` has asked them; None where all ranks are on this
+    machine."""
+    ranks: tuple[int, int] = (1, 1)
+    """Number of hosts of a candidate and number of ranks per host."""
 
-    def admit_hosts(self) -> None:
-        """Waits until all hosts have joined; nothing to do where all ranks are on this machine."""
+    def admit_hosts(self, threads: int) -> None:
+        """Waits until the hosts take part; nothing to do where all ranks are on this machine.
+
+        Args:
+            threads: number of threads per rank.
+
+        Raises:
+            UserError: where fewer can than a candidate needs.
+        """
         if self.hosts is not None:
+            count, ranks_per_host = self.ranks
             self.hosts.open(self.log, self.directory)
-            self.hosts.wait_for_all()
+            self.hosts.check(shape(count, ranks_per_host, threads))
 
 
 @contextlib.contextmanager
@@ -56,7 +68,7 @@ def open_session(
     shared: bool = False,
     joins: bool = False,
 ) -> Iterator[Session]:
-    """Holds a folder, opens the log that `config` names, and lets other hosts join where a study asks for them.
+    """Holds a folder, opens the log that `config` names, and connects to the hosts that a study asks for.
 
     Args:
         directory: the folder.
@@ -68,7 +80,7 @@ def open_session(
 
     Raises:
         UserError: where the folder is a file, holds something else than this study, or another process is at work
-            there; for anything wrong with the log; for an address that is none of this machine's.
+            there; for anything wrong with the log; where no Ray cluster answers that the study asks for.
     """
     if directory.exists() and not directory.is_dir():
         raise UserError(f"--out {directory} is a file; give a folder, new or of an earlier session.")
@@ -77,42 +89,35 @@ def open_session(
     with (
         only_driver(directory, shared=shared, joins=joins),
         only_writer(storage, name),
-        _other_hosts(study, console) as hosts,
+        _hosts_of(study, console) as hosts,
     ):
         if study is not None and not joins:
             check_directory(directory, study)
         with step_progress(console) as progress:
             log = open_log(config, progress)
         print_notes(console, log.notes)
-        session_launcher = HostsLauncher(launcher, hosts) if hosts else launcher
+        session_launcher = HostsLauncher(hosts) if hosts else launcher
         with logged_to(directory / DRIVER_LOG):
             LOG.info(
                 "dhen-search %s, process %d, log %s", version("dhen-search"), os.getpid(), log.fingerprint
             )
-            yield Session(directory=directory, log=log, launcher=session_launcher, hosts=hosts)
+            ranks = (study.declared_ranks if study else None) or (1, 1)
+            yield Session(directory=directory, log=log, launcher=session_launcher, hosts=hosts, ranks=ranks)
 
 
 @contextlib.contextmanager
-def _other_hosts(config: StudyConfig | None, console: Console) -> Iterator[Hosts | None]:
-    """The hosts that join a study; None where all ranks are on this machine.
+def _hosts_of(config: StudyConfig | None, console: Console) -> Iterator[Hosts | None]:
+    """The hosts of the study's Ray cluster; None where all ranks are on this machine.
 
     Raises:
-        UserError: for an address that is none of this machine's, or where it has too few devices.
+        UserError: where there is no such cluster.
     """
-    if config is None or config.address is None:
+    if config is None or config.launcher == LOCAL:
         yield None
         return
 
     def say(sentence: str) -> None:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
-    assert config.declared_ranks is not None
-    count, ranks_per_host = config.declared_ranks
-    check_devices(ranks_per_host)
-    hosts = Hosts(config.address, count, ranks_per_host, say)
-    reason = "it was broken off on its first host"
-    try:
+    with connected(config.launcher), contextlib.closing(Hosts(say)) as hosts:
         yield hosts
-        reason = "all trials are done"
-    finally:
-        hosts.close(reason)

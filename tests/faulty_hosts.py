@@ -1,24 +1,37 @@
-"""A host of a study whose ranks add up numbers and misbehave as their folder's name says (see `faulty_ranks`)."""
+"""A Ray cluster on this machine, and hosts on it whose ranks misbehave as their folder's name says (see
+`faulty_ranks`)."""
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from faulty_ranks import HOSTS, RANKS_PER_HOST, rank_main
+import pytest
+from faulty_ranks import rank_main
 
-from trials.data.cache import PreparedLog
-from trials.hosts.hosts import Hosts
-from trials.hosts.join import JoinedHost, check_log, join_study
 from trials.processes.launcher import Launcher
 from trials.processes.rank_process import LocalRank
 from trials.processes.task import Task
 
 ENDLESS = "endless"
+ROOT = Path(__file__).parents[1]
+CPUS, GPUS = 2, 3
+"""What a node declares; there are no GPUs."""
+CLIENT_PORT = "ray_client_server_port"
+TOKEN = "0123456789abcdef" * 2
+ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens at 127.0.0.1 alone
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": TOKEN,
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",  # agents find FaultyLauncher
+}
+NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
 class FaultyLauncher(Launcher):
@@ -29,32 +42,33 @@ class FaultyLauncher(Launcher):
         return self._fork(partial(rank_main, directory.name, steps), task, directory)
 
 
-def free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+@contextmanager
+def ray_cluster(**head: Any) -> Iterator[Any]:
+    """A head, which trains nothing, and two nodes; `RAY_ADDRESS` names it meanwhile. Nothing of it is left."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
+    ):
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        from ray._private import ray_constants
+        from ray._raylet import Config
+        from ray.cluster_utils import Cluster
+
+        # what it has read of the environment when another test imported it
+        Config.initialize("")
+        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
+
+        given = NODE | {"num_cpus": 0, "temp_dir": folder} | head
+        cluster = Cluster(initialize_head=True, head_node_args=given)
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        try:
+            for _ in range(2):
+                add_node(cluster)
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
-def first_host(log: PreparedLog, directory: Path, said: list[str]) -> Hosts:
-    """That hosts can join."""
-    hosts = Hosts(free_address(), HOSTS, RANKS_PER_HOST, said.append)
-    hosts.open(log, directory)
-    return hosts
-
-
-def start_joining(address: str, logs: Path | None = None) -> subprocess.Popen[bytes]:
-    """Another host, on this machine."""
-    call = f"faulty_hosts.join({address!r}, {str(logs) if logs else None!r})"
-    return subprocess.Popen(
-        [sys.executable, "-c", f"import faulty_hosts; {call}"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-    )
-
-
-def join(address: str, logs: str | None) -> None:
-    """What the other host does."""
-    launcher = FaultyLauncher()
-    launcher.warm_up()
-    wire, welcome = join_study(address, 1, "another machine", 60.0, print)
-    check_log(wire, welcome)
-    JoinedHost(wire, welcome, launcher, Path(logs) if logs else None).serve()
+def add_node(cluster: Any) -> Any:
+    return cluster.add_node(num_cpus=CPUS, num_gpus=GPUS, **NODE)

@@ -1,4 +1,4 @@
-"""`host:port` as people write it: where the hosts of a study meet, and where the ranks of a candidate do."""
+"""Addresses as people write them: the Ray cluster of a study, and where the ranks of a candidate meet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 PORTS = range(1, 2**16)
+LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
+"""What starts ranks: this machine; a Ray cluster that this process is a driver of; the beginning of the address of
+one that it is a client of."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -18,7 +21,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) not in PORTS:
-        raise ValueError("expected host:port of the first host, such as 10.0.0.1:29500")
+        raise ValueError("expected host:port, such as 10.0.0.1:29500")
     return host.strip("[]"), int(port)
 
 
@@ -28,17 +31,27 @@ def _checked(address: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_checked)]
-"""Text of the form `host:port`, the address of the first host."""
+"""Text of the form `host:port`, an address of the first host."""
+
+
+def _is_launcher(name: str) -> str:
+    if name not in (LOCAL, RAY):
+        if not name.startswith(RAY_CLIENT):
+            raise ValueError(
+                "expected local, ray (the cluster of RAY_ADDRESS, else the one that runs on this machine) or "
+                "ray://HOST:10001"
+            )
+        host_and_port(name.removeprefix(RAY_CLIENT))
+    return name
+
+
+LauncherName = Annotated[str, AfterValidator(_is_launcher)]
+"""Text `local`, `ray` or `ray://host:port`: what starts the ranks of a study."""
 
 
 def family_of(host: str) -> socket.AddressFamily:
     """Returns IPv6 for an IPv6 address, else IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def with_port(address: str, port: int) -> str:
-    """Returns the same host with another port."""
-    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def is_loopback(address: str) -> bool:

@@ -115,6 +115,8 @@ class Failed(Value):
     killed: bool = False
     """Whether a signal from outside ended the run, as far as the kernel says not for want of memory: worth another
     try."""
+    host_left: bool = False
+    """Whether that was because a host left, which says nothing of memory."""
     disk_full: bool = False
     """Whether a file could not be written for want of space: the trial goes on once there is some."""
     needed_bytes: int | None = None
@@ -130,6 +132,10 @@ class LastWords(Value):
     failed: Failed
     unix_seconds: float
     """Time of the failure: the first rank to fail is the cause, the others have lost a peer."""
+
+    def leave(self, folder: Path, rank: int) -> None:
+        """Writes them where whoever watches the rank looks for them."""
+        (folder / last_words(rank)).write_text(self.model_dump_json())
 
 
 Event = Annotated[

@@ -1,9 +1,9 @@
 """What an engine for several hosts costs: start of a candidate, pulls and pushes of rows between processes.
 
-Start: four ranks on two hosts join, train ten steps and are gone, by the hosts of `dhen-search join`, and by a Ray
-actor per rank in a placement group. Pulls and pushes: 4,096 x 16 floats, by Ray actors, `torch.distributed.rpc`
-and send/recv of gloo groups, with 1, 2 and 4 clients at once. All on this machine over the loopback interface, in
-a Ray cluster of a head and two nodes that lives as long as the benchmark. Medians.
+Start: four ranks on two hosts join, train ten steps and are gone, by the fork servers of `launcher=ray`, and by
+a Ray actor per rank in a placement group. Pulls and pushes: 4,096 x 16 floats, by Ray actors,
+`torch.distributed.rpc` and send/recv of gloo groups, with 1, 2 and 4 clients at once. All on this machine over the
+loopback interface, in a Ray cluster of a head and two nodes that lives as long as the benchmark. Medians.
 
     python -m benchmarks.processes.engines [--repeats 200] [--starts 5]
 """
@@ -11,21 +11,23 @@ a Ray cluster of a head and two nodes that lives as long as the benchmark. Media
 from __future__ import annotations
 
 import argparse
+import logging
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import rank_start_job as rank_job
 from benchmarks.processes.row_transport import FLOATS, IDS, by_ray, by_rpc, by_send
 from benchmarks.shared.machine_and_tables import machine, markdown
+from trials.data.cache import PreparedLog
+from trials.data.prepare.prepare_log import prepare
+from trials.hosts.hosts import Hosts
+from trials.hosts.run import HostsLauncher
 from trials.processes.launcher import wait_for
 from trials.processes.task import Task
 
@@ -47,7 +49,7 @@ def ray_cluster() -> Iterator[None]:
     try:
         for _ in range(HOSTS):
             cluster.add_node(num_cpus=2, **node)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         yield
     finally:
         ray.shutdown()
@@ -120,8 +122,10 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=5)
     options = parser.parse_args()
     print(machine())
-    with ray_cluster(), joined_host() as by_hosts:
-        started = starts({"hosts that join": by_hosts, "a Ray actor per rank": by_actors}, options.starts)
+    with ray_cluster(), agents() as by_agents:
+        started = starts(
+            {"fork servers of Ray's agents": by_agents, "a Ray actor per rank": by_actors}, options.starts
+        )
         print(markdown(["4 ranks on 2 hosts by", "s until all have joined", "s until all are gone"], started))
         print()
         header = ["transport", "clients", "ms per pull", "ms per push"]
@@ -129,34 +133,19 @@ def main() -> None:
 
 
 @contextmanager
-def joined_host() -> Iterator[Callable[[Path], None]]:
-    """A second host that has joined, as a process of its own; gives what starts a candidate on both."""
-    from trials.data.cache import PreparedLog
-    from trials.data.prepare.prepare_log import prepare
-    from trials.hosts.hosts import Hosts
-    from trials.hosts.run import HostsLauncher
-
-    with tempfile.TemporaryDirectory() as kept, socket.socket() as free:
+def agents() -> Iterator[Callable[[Path], None]]:
+    """The hosts of a study on the cluster; gives what starts a candidate on both."""
+    with tempfile.TemporaryDirectory() as kept, closing(Hosts(lambda _: None, rank_job.JobLauncher)) as hosts:
         lines = "".join(f"{row % 2},{row % 7}\n" for row in range(2000))
         (Path(kept) / "log.csv").write_text("click,kind\n" + lines)
         log = PreparedLog.open(prepare([Path(kept) / "log.csv"], out=Path(kept) / "log").directory)
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        free.close()
-        hosts = Hosts(address, HOSTS, rank_job.RANKS // HOSTS, lambda _: None)
+        per_host = rank_job.RANKS // HOSTS
         hosts.open(log, Path(kept))
-        code = f"from benchmarks.processes.engines import join; join({address!r})"
-        other = subprocess.Popen([sys.executable, "-c", code])
-        hosts.wait_for_all()
-        launcher = HostsLauncher(rank_job.JobLauncher(), hosts)
+        launcher = HostsLauncher(hosts)
 
         def start(folder: Path) -> None:
             task = Task(
-                job=rank_job.JOB,
-                log_directory="none",
-                threads=1,
-                hosts=HOSTS,
-                gpus_per_host=rank_job.RANKS // HOSTS,
+                job=rank_job.JOB, log_directory="none", threads=1, hosts=HOSTS, gpus_per_host=per_host
             )
             run, events = launcher.start(task, folder), []
             while not run.ended:
@@ -165,17 +154,6 @@ def joined_host() -> Iterator[Callable[[Path], None]]:
             assert events[-1].event == "trained", events
 
         yield start
-        hosts.close("measured")
-        other.wait(60)
-
-
-def join(address: str) -> None:
-    from trials.hosts.join import JoinedHost, join_study
-
-    launcher = rank_job.JobLauncher()
-    launcher.warm_up()
-    wire, welcome = join_study(address, 1, "the second", 60.0, print)
-    JoinedHost(wire, welcome, launcher, None).serve()
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def by_ray(clients: int, repeats: int, folder: Path) -> list[Samples]:
         def push(self, ids: Any, rows: Any) -> None:
             super().push(torch.from_numpy(ids), torch.from_numpy(rows))
 
-    server = ray.remote(num_cpus=0)(Server).remote()
-    actors = [ray.remote(num_cpus=0)(Client).remote() for _ in range(clients)]
+    server: Any = ray.remote(num_cpus=0)(Server).remote()
+    actors: list[Any] = [ray.remote(num_cpus=0)(Client).remote() for _ in range(clients)]
     samples: list[Samples] = ray.get([actor.run.remote(server) for actor in actors])
     for actor in (server, *actors):
         ray.kill(actor)
@@ -138,7 +138,9 @@ def _rpc_process(rank: int, clients: int, repeats: int, meeting: str, results: Q
     _TABLE.append(Table())
     warnings.filterwarnings("ignore", "You are using a Backend")  # torch's own use of what it deprecates
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}", rpc_timeout=60)
-    rpc.init_rpc(str(rank), rank=rank, world_size=clients + 1, rpc_backend_options=options)
+    rpc.init_rpc(  # type: ignore[no-untyped-call]
+        str(rank), rank=rank, world_size=clients + 1, rpc_backend_options=options
+    )
     if rank:
         results.put(
             timed(

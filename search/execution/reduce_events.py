@@ -9,6 +9,9 @@ from trials.events import Diverged, Evaluated, Event, Failed, Trained, Wrapped
 from trials.record import DRIVER_DIED, Attempt, Outcome, TrialRecord
 from trials.strategy import Strategy
 
+MOST_HOSTS_LOST = 10
+"""Number of times that a candidate is tried again because a host of it has left; then it may be what ends them."""
+
 
 class AttemptContext(NamedTuple):
     """What an attempt was asked to be, and whether its numbers compare with its plan."""
@@ -96,12 +99,14 @@ def with_attempt(
 
 def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
     """The outcome of a failure: an attempt that was killed from outside is cut short and runs again; killed twice,
-    it counts as out of memory.
+    it counts as out of memory. Hosts that leave are another matter, until they do so again and again.
 
     Tools in place of the kernel (earlyoom, systemd-oomd) send the same signal, and the kernel does not count it.
     An attempt whose driver died says nothing of memory.
     """
-    interrupted = (attempt for attempt in record.attempts if attempt.outcome is Outcome.INTERRUPTED)
-    if event.killed and all(attempt.lost_its_driver for attempt in interrupted):
+    interrupted = sum(
+        attempt.outcome is Outcome.INTERRUPTED and not attempt.lost_its_driver for attempt in record.attempts
+    )
+    if event.killed and interrupted < (MOST_HOSTS_LOST if event.host_left else 1):
         return Outcome.INTERRUPTED
     return Outcome.OUT_OF_MEMORY if event.out_of_memory or event.killed else Outcome.FAILED

@@ -1,4 +1,4 @@
-"""How trials are trained: as planned, on this machine or with hosts that join it; else by one process.
+"""How trials are trained: as planned, on this machine or on hosts of a launcher; else by one process.
 
 A trial that ran out of memory although it was planned moves on to the next strategy that is predicted to need
 less by what was missing, each strategy once, and later plans leave as much room as the prediction was short of.
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from dhen.config import DhenConfig
 from search.config import StudyConfig
 from search.planning.plan_trial import LOCAL, plan_of, plan_summary
+from trials.address import LOCAL as LAUNCHED_HERE
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.machine import device
@@ -163,7 +164,7 @@ class Execution(NamedTuple):
 
 
 def execution(config: StudyConfig, cluster: Cluster) -> Execution:
-    """How trials are executed: as planned where plans are for this machine or joined hosts, else on one rank."""
+    """How trials are executed: as planned on this machine or on a launcher's hosts, else by one rank."""
     options = plan_options(config)
     if not _is_executed(config):
         return Execution(options=options)
@@ -184,11 +185,11 @@ def ranks_here(config: StudyConfig) -> int:
     if not _is_executed(config) or config.declared_ranks is None:
         return 1
     hosts, ranks_per_host = config.declared_ranks
-    return ranks_per_host * (hosts if config.address is None else 1)
+    return ranks_per_host * (hosts if config.launcher == LAUNCHED_HERE else 1)
 
 
 def _is_executed(config: StudyConfig) -> bool:
-    return config.address is not None or config.cluster in (LOCAL, THIS)
+    return config.launcher != LAUNCHED_HERE or config.cluster in (LOCAL, THIS)
 
 
 def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:

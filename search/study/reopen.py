@@ -64,7 +64,7 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
                 ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
                 with contextlib.closing(ledger), RetrainingsView(console) as view:
                     retrainings = _retrainings(config, session, ledger, view)
-                    session.admit_hosts()
+                    session.admit_hosts(study_parallelism(config).threads)
                     yield FinishedStudy(
                         config=config, record=record, log=session.log, ledger=ledger, retrainings=retrainings
                     )

@@ -14,6 +14,7 @@ from search.bundles.export import export
 from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config
 from search.dataset import log_name
 from search.drivers.join import Joined
+from search.execution.parallelism import study_parallelism
 from search.run_directory import BEST, REPORT, STUDY_FILE, database_url
 from search.samplers import check_sampler
 from search.session import Session, open_session
@@ -127,7 +128,7 @@ def _search(
             write_config(directory, config)
         try:
             with resumable(console, directory):
-                session.admit_hosts()
+                session.admit_hosts(study_parallelism(config).threads)
                 record = study.run()
                 if record.front and study.does_the_end:
                     export(record, log, "best", directory / BEST)

@@ -20,6 +20,7 @@ from search.study_state import StudyState
 from spaces.axes import Choice
 from spaces.space import Space
 from trials import choice
+from trials.address import LOCAL as LAUNCHED_HERE
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
 from trials.cluster.machine import Precision, preferred_precision
@@ -227,7 +228,7 @@ def _settled(
             config.hbm,
             side_by_side=side_by_side,
             threads=threads,
-            hosts_apart=config.address is not None,
+            hosts_apart=config.launcher != LAUNCHED_HERE,
             precision=precision_here(config.training),
         )
         facts["cluster"] = cluster.to_dict()

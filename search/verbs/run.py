@@ -21,8 +21,7 @@ Examples:
   dhen-search run --data log.csv minutes=60
   dhen-search run --data log.csv trials=50 confirm=5
   dhen-search run --data log.csv cluster=zionex ranks=2x8
-  dhen-search run --data log.csv ranks=2x4 address=10.0.0.1:29500    and on the other host:
-      dhen-search join 10.0.0.1:29500 --host 1
+  dhen-search run --data log.csv ranks=2x4 launcher=ray              on a Ray cluster
   dhen-search run study.yaml --out runs/mine space=wide training.epochs=1
   dhen-search run --data log.csv --out runs/more space=wide warm_start=runs/log
 """,
@@ -43,7 +42,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_
       objective   objective, period
       winners     averages, average_seeds, distil, origins, confirm, block_by
       serving     serving.KEY, max_table_bytes
-      machines    parallel, threads, cluster, ranks, hbm, address
+      machines    parallel, threads, cluster, ranks, hbm, launcher
       memory      prefer, technique, memory_margin
       log         format, label, schema_file, split.KEY, growing.KEY, skip_bad_rows, demo.KEY
       records     name, storage, ledger, tracking, register_model, optuna

@@ -1,36 +1,57 @@
-"""The other hosts of a study, as the first one knows them: who has joined, who is missing, and why not.
+"""The hosts of a study: the nodes of a Ray cluster with an agent on each, as the driver knows them.
 
-Each runs `dhen-search join` (`trials.hosts.join`) and keeps one connection to the first host. Guests are greeted
-by threads, so that one who says nothing keeps nobody waiting; all else happens in the driver's own thread,
-whenever it looks (`Hosts.hear`).
+A thread per host listens to its agent; all else happens in the driver's own thread, whenever it looks
+(`Hosts.hear`). Nodes that join the cluster later are taken in, nodes that leave are given up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import itertools
 import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable
-from multiprocessing import connection
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dhen.errors import UserError
 from trials.data.cache import PreparedLog
+from trials.hosts.agent import LISTEN_SECONDS, Agent, HostFacts, RankEnded, StudyThere
 from trials.hosts.here import devices_here, versions_here
-from trials.hosts.wire import GONE, Goodbye, Hello, Message, RankEnded, Ready, Refused, Welcome, Wire, listen
+from trials.hosts.placement import Shape
+from trials.processes.launcher import Launcher
 
 LOG = logging.getLogger(__name__)
 MARK = ".hosts"
 """Name of a file in the run's directory while hosts may join: what it holds shows a host whether the directory is
 shared."""
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 1.0
+"""Seconds between two looks at the nodes of the cluster."""
+GREET_SECONDS = 120.0
+"""Longest time that a host has to start its agent and to find the log when the study begins."""
+SILENCE_SECONDS = 15 * LISTEN_SECONDS
+"""Time without a word from an agent after which its host is gone."""
+CALLS_AT_ONCE = 8
+"""Calls that an agent answers at the same time: one is always a listener's."""
+AGENT_ENVIRONMENT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
+"""Environment of an agent: it has no device of its own, and yet its ranks must see those of its host."""
 Say = Callable[[str], None]
 """A function that shows sentences to people."""
+
+
+class Node(NamedTuple):
+    """A node of the cluster."""
+
+    id: str
+    address: str
+    cpus: float
+    gpus: float
 
 
 class RemoteEnd(Protocol):
@@ -44,194 +65,256 @@ class RemoteEnd(Protocol):
 
 
 class Member:
-    """A host that has joined."""
+    """A host of the cluster with its agent."""
 
-    def __init__(self, wire: Wire, hello: Hello) -> None:
-        self.wire, self.hello = wire, hello
-        self.ready: Ready | None = None
-        """The host's message that it has found the log; None until then."""
+    def __init__(self, node: Node, agent: Any, study: StudyThere, heard: Callable[[], None]) -> None:
+        """Asks the agent, an actor, what its host is; `heard` is called by another thread when it has answered
+        anything."""
+        self.node, self.agent = node, agent
+        self.facts: HostFacts | None = None
+        """What the host says of itself; None until it has."""
         self.why_gone: str | None = None
         self.ranks: dict[tuple[int, int], RemoteEnd] = {}
         """Ranks of the host that live, by run and rank."""
+        self.news: SimpleQueue[HostFacts | list[RankEnded] | str] = SimpleQueue()
+        """What the listener has heard; a sentence says that the host is gone."""
+        threading.Thread(target=self._listen, args=(study, heard), daemon=True).start()
 
     @property
     def words(self) -> str:
-        """Index and name of the host, for sentences."""
-        return f"host {self.hello.host} ({self.hello.name})"
+        """Address of the host and the beginning of its node's id, for sentences."""
+        return f"node {self.node.address} ({self.node.id[:8]})"
 
-    def hear(self) -> None:
-        """Takes in all that the host has said; it is gone where it has left, or does not keep to the protocol."""
+    def _listen(self, study: StudyThere, heard: Callable[[], None]) -> None:
+        """Hears the agent until it is gone."""
+        import ray
+
+        answered = False
         try:
-            while self.why_gone is None and self.wire.ready:
-                self._take(self.wire.receive())
-        except GONE:
-            self.lose("left the study: its connection is lost")
-        except UserError as error:
-            self.lose(str(error))
+            self.news.put(ray.get(self.agent.facts.remote(study), timeout=GREET_SECONDS))
+            heard()
+            answered = True
+            while self.why_gone is None:
+                endings = ray.get(self.agent.ended.remote(), timeout=SILENCE_SECONDS)
+                if endings:
+                    self.news.put(endings)
+                    heard()
+        except ray.exceptions.GetTimeoutError:
+            self.news.put("is taken to be gone: it does not answer")
+        except Exception as error:  # of Ray, or of the agent's own start
+            self.news.put(_why_gone(error, answered=answered))
+        heard()
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Ready):
-            self.ready = message
-        elif isinstance(message, RankEnded):
-            rank = self.ranks.pop((message.run, message.rank), None)
-            if rank is not None:
-                rank.ended(message)
-        elif isinstance(message, Refused):
-            self.lose(f"cannot take part: {message.reason}")
-
-    def send(self, message: Message) -> None:
-        """Sends a message to the host; where the host is gone, that is noticed here."""
-        try:
-            self.wire.send(message)
-        except OSError:
-            self.lose("left the study: its connection is lost")
+    def call(self, method: str, *arguments: object) -> None:
+        """Has the agent do something; where it is gone, its listener notices."""
+        with contextlib.suppress(Exception):
+            getattr(self.agent, method).remote(*arguments)
 
     def lose(self, why: str) -> None:
         """Gives the host up: it takes part no longer, and neither do its ranks."""
+        import ray
+
         self.why_gone = self.why_gone or why
-        with contextlib.suppress(OSError):
-            self.wire.hang_up()
+        with contextlib.suppress(Exception):
+            ray.kill(self.agent)
         while self.ranks:
             self.ranks.popitem()[1].lost(f"{self.words} {self.why_gone}")
 
 
 class Hosts:
-    """All hosts of a study but the first."""
+    """All hosts of a study."""
 
-    def __init__(self, address: str, count: int, ranks_per_host: int, say: Say) -> None:
-        """Waits at `address` from now on; the study has `count` hosts in all.
-
-        Raises:
-            UserError: for an address that is none of this machine's, or taken.
-        """
-        self.address, self._count, self._ranks_per_host, self._say = address, count, ranks_per_host, say
-        self._server = listen(address)
-        self._guests: SimpleQueue[tuple[Wire, Hello]] = SimpleQueue()
-        self._members: dict[int, Member] = {}
-        self._asked: list[int] = []
-        self._welcome: Welcome | None = None
-        self._mark: Path | None = None
+    def __init__(self, say: Say, make_launcher: Callable[[], Launcher] | None = None) -> None:
+        """A connection to the cluster is there. `make_launcher` makes what starts ranks on a host."""
+        self._say = say
+        self._make_launcher = make_launcher or partial(Launcher, several_ranks=True)
+        self._members: dict[str, Member] = {}
+        self._refused: dict[str, str] = {}
+        self._study: StudyThere | None = None
+        self._looked = 0.0
+        self._heard, self._hears = socket.socketpair()
+        self._heard.setblocking(False)
+        self._hears.setblocking(False)
         self.run_numbers = itertools.count()
         """Numbers by which hosts tell runs apart."""
 
+    @property
+    def sentinel(self) -> int:
+        """What `multiprocessing.connection.wait` takes: ready once a host has told something."""
+        return self._heard.fileno()
+
     def open(self, log: PreparedLog, directory: Path) -> None:
-        """Lets hosts join a study of this log in this directory."""
-        self._mark = directory.absolute() / MARK
-        self._welcome = Welcome(
+        """Starts an agent on each node for a study of this log in this directory, and waits for their answers."""
+        mark = directory.absolute() / MARK
+        self._study = StudyThere(
             log_directory=str(log.directory.absolute()),
             log=log.fingerprint,
-            directory=str(directory.absolute()),
-            mark=secrets.token_hex(16),
+            mark=str(mark),
+            mark_text=secrets.token_hex(16),
         )
-        self._mark.write_text(self._welcome.mark)
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self, reason: str) -> None:
-        """Tells all hosts that the study has ended, and why."""
-        for member in self._members.values():
-            member.send(Goodbye(reason=reason))
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        if self._mark is not None:
-            self._mark.unlink(missing_ok=True)
-
-    def hear(self) -> None:
-        """Takes in what joined hosts have said, which have left, and which would like to join."""
-        for host, member in list(self._members.items()):
-            was_ready = member.ready
-            member.hear()
-            if member.why_gone is not None:
-                del self._members[host]
-                self._tell(f"{member.words} {member.why_gone}", logging.WARNING)
-            elif member.ready is not was_ready:
-                self._tell(f"{member.words} has joined")
-        while not self._guests.empty():
-            self._admit(*self._guests.get())
-
-    def members(self) -> dict[int, Member]:
-        """Returns the joined hosts that are ready to start ranks."""
-        return {host: member for host, member in self._members.items() if member.ready is not None}
-
-    def complete(self) -> bool:
-        """Tells whether all hosts are there; says once which are missing."""
-        joined = self.members()
-        missing = [host for host in range(1, self._count) if host not in joined]
-        if missing != self._asked:
-            for host in set(missing) - set(self._asked):
-                self._tell(f"waiting for host {host}: dhen-search join {self.address} --host {host}")
-            self._asked = missing
-        return not missing
-
-    def wait_for_all(self) -> None:
-        """Waits until all hosts are there."""
+        mark.write_text(self._study.mark_text)
+        deadline = time.monotonic() + GREET_SECONDS
         self.hear()
-        while not self.complete():
-            connection.wait([member.wire.sentinel for member in self._members.values()], LOOK_SECONDS)
+        while any(member.facts is None for member in self._members.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
             self.hear()
 
-    def _tell(self, sentence: str, level: int = logging.INFO) -> None:
-        """Writes a sentence to the terminal and to the driver's log."""
+    def check(self, wanted: Shape) -> None:
+        """Checks that there are enough nodes for a candidate.
+
+        Raises:
+            UserError: where fewer nodes can train than it needs.
+        """
+        able = [
+            member
+            for member in self.ready()
+            if member.node.cpus >= wanted.cpus and member.node.gpus >= wanted.gpus
+        ]
+        if len(able) < wanted.hosts:
+            raise UserError(self._too_few(wanted, len(able)))
+
+    def close(self) -> None:
+        """Ends all agents, and their ranks with them."""
+        for member in list(self._members.values()):
+            member.lose("is no longer needed")
+        self._members.clear()
+        for end in (self._heard, self._hears):
+            end.close()
+        if self._study is not None:
+            Path(self._study.mark).unlink(missing_ok=True)
+
+    def hear(self) -> None:
+        """Takes in what agents have told, which nodes have left, and which are new."""
+        with contextlib.suppress(BlockingIOError):
+            self._heard.recv(4096)
+        for member in list(self._members.values()):
+            while not member.news.empty() and member.why_gone is None:
+                self._take(member, member.news.get())
+        if self._study is not None and time.monotonic() - self._looked > LOOK_SECONDS:
+            self._look()
+        for node_id, member in list(self._members.items()):
+            if member.why_gone is not None:
+                del self._members[node_id]
+                if member.facts is None:  # another agent there would fare no better
+                    self._refused[node_id] = f"{member.words} {member.why_gone}"
+                self.tell(f"{member.words} {member.why_gone}", logging.WARNING)
+
+    def ready(self) -> list[Member]:
+        """Returns the hosts that can start ranks."""
+        return [member for member in self._members.values() if member.facts is not None]
+
+    def objection(self, facts: HostFacts) -> str | None:
+        """Returns why a host cannot take part; None where it can."""
+        for name, version in versions_here().items():
+            other_version = facts.versions.get(name)
+            if other_version != version:
+                return (
+                    f"{name} is {other_version} there and {version} where the study runs; install the same on "
+                    "all nodes."
+                )
+        if (facts.devices is None) != (devices_here() is None):
+            return (
+                "it has CUDA devices and the machine that runs the study has none, or the other way round; "
+                "they must be alike."
+            )
+        if not facts.asks_for_token and not all(_is_loopback(node.address) for node in nodes_alive()):
+            return NO_TOKEN
+        return None
+
+    def tell(self, sentence: str, level: int = logging.INFO) -> None:
+        """Says a sentence to people and to the driver's log."""
         LOG.log(level, "%s", sentence)
         self._say(sentence)
 
-    def _accept(self) -> None:
-        """Accepts connections until the server is closed."""
-        while True:
-            try:
-                connected, peer = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(Wire(connected), peer[0]), daemon=True).start()
+    def _take(self, member: Member, news: HostFacts | list[RankEnded] | str) -> None:
+        if isinstance(news, str):
+            member.lose(news)
+        elif isinstance(news, HostFacts):
+            objection = news.objection or self.objection(news)
+            if objection is None:
+                member.facts = news
+                self.tell(f"{member.words} takes part")
+            else:
+                member.lose(f"cannot take part: {objection}")
+        else:
+            for message in news:
+                rank = member.ranks.pop((message.run, message.rank), None)
+                if rank is not None:
+                    rank.ended(message)
 
-    def _greet(self, wire: Wire, peer: str) -> None:
-        """Finds out which host has connected."""
-        try:
-            wire.challenge()
-            hello = wire.receive()
-        except (*GONE, UserError) as error:
-            self._tell(f"turned {peer} away: {error or 'it hung up'}")
-            return
-        if isinstance(hello, Hello):
-            self._guests.put((wire, hello))
+    def _look(self) -> None:
+        """Looks which nodes the cluster has."""
+        self._looked = time.monotonic()
+        nodes = {node.id: node for node in nodes_alive()}
+        for node_id, member in self._members.items():
+            if node_id not in nodes:
+                member.lose(LEFT)
+        for node_id, node in nodes.items():
+            if node.cpus >= 1 and node_id not in self._members and node_id not in self._refused:
+                assert self._study is not None
+                self._members[node_id] = Member(node, self._new_agent(node), self._study, self._wake)
 
-    def _admit(self, wire: Wire, hello: Hello) -> None:
-        member, reason = Member(wire, hello), self._objection(hello)
-        if reason is not None:
-            member.send(Refused(reason=reason))
-            self._tell(f"turned {member.words} away: {reason}")
-            return
-        assert self._welcome is not None
-        self._members[hello.host] = member
-        member.send(self._welcome)
+    def _new_agent(self, node: Node) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def _objection(self, hello: Hello) -> str | None:
-        """Returns why a host cannot join; None where it can."""
-        joined = self._members.get(hello.host)
-        if not 0 < hello.host < self._count:
-            return (
-                f"--host {hello.host}: the study runs on hosts 0 to {self._count - 1}, and 0 is the one that "
-                f"runs it; give --host {'1' if self._count == 2 else f'1 to {self._count - 1}'}."
+        # the reservation of a candidate has the CPUs and devices; its agent counts for none
+        return (
+            ray.remote(num_cpus=0, max_concurrency=CALLS_AT_ONCE, max_restarts=0)(Agent)
+            .options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                runtime_env={"env_vars": AGENT_ENVIRONMENT},
             )
-        if joined is not None:
-            return (
-                f"--host {hello.host}: {joined.words} has joined already; give each host an index of its own."
-            )
-        for name, version in versions_here().items():
-            other_version = hello.versions.get(name)
-            if other_version != version:
-                return (
-                    f"{name} is {other_version} on that host and {version} on the first; "
-                    "install the same on all hosts."
-                )
-        return self._lack_of_devices(hello.devices)
+            .remote(self._make_launcher)
+        )
 
-    def _lack_of_devices(self, devices: int | None) -> str | None:
-        if (devices is None) != (devices_here() is None):
-            return "one of the two hosts has CUDA devices and the other has none; hosts must be alike."
-        if devices is not None and devices < self._ranks_per_host:
-            return (
-                f"it has {devices} CUDA device(s), and each of the {self._ranks_per_host} ranks a host needs one; "
-                f"run the study with ranks={self._count}x{devices}, or take a host with more."
-            )
-        return None
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is full, or the study has ended
+            self._hears.send(b"!")
+
+    def _too_few(self, wanted: Shape, able: int) -> str:
+        there = [
+            self._refused.get(node.id)
+            or f"node {node.address} ({node.id[:8]}) has {node.cpus:g} CPU(s) and {node.gpus:g} GPU(s)"
+            for node in nodes_alive()
+        ]
+        return (
+            f"a candidate needs {wanted.words}, and {able} of the cluster's can train: {'; '.join(there)}. "
+            "Give smaller ranks= or threads=, or add nodes (`ray start --address=HOST:6379`)."
+        )
+
+
+NO_TOKEN = (
+    "Ray asks nobody for a token there, so whoever reaches the cluster's ports could run anything. Start all "
+    "nodes with RAY_AUTH_MODE=token and one token for all (`ray get-auth-token --generate` writes "
+    "~/.ray/auth_token), and set the same here."
+)
+
+
+LEFT = "has left the cluster"
+
+
+def nodes_alive() -> Iterable[Node]:
+    """Returns the nodes of the cluster that live."""
+    import ray
+
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = node["Resources"]
+            yield Node(node["NodeID"], node["NodeManagerAddress"], has.get("CPU", 0.0), has.get("GPU", 0.0))
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _why_gone(error: Exception, *, answered: bool) -> str:
+    """Returns what is wrong with an agent in a sentence: its host has left, or it cannot be started there."""
+    text = str(error)
+    LOG.info("Ray says: %s", " ".join(text.split()))
+    if answered:
+        return LEFT
+    for line in text.splitlines():
+        if line.startswith(("ModuleNotFoundError", "ImportError")):
+            return f"cannot take part: {line}; install dhen-search there."
+    return f"cannot take part: {' '.join(text.split())}"

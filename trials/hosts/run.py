@@ -1,47 +1,45 @@
-"""A task on several hosts as one run: the ranks of other hosts are watched like those of this one.
+"""A task on hosts of a Ray cluster as one run: its ranks are watched like those of this machine.
 
-A host that leaves ends the run on all of them; a run that finds a host missing waits for it before it starts.
+A host that leaves ends the run on all of them; a run waits until what it needs is reserved before it starts.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
 import time
+from collections.abc import Set
 from multiprocessing import connection
 from pathlib import Path
 
-from trials.address import family_of, host_and_port, with_port
-from trials.events import START_MARK, Event, Failed, LastWords, RankLogs, last_words
+from trials.events import START_MARK, Event, Failed, LastWords, RankLogs
+from trials.hosts.agent import RankEnded
 from trials.hosts.hosts import Hosts, Member
-from trials.hosts.wire import Kill, RankEnded, ShowStacks, Start
-from trials.processes.launcher import Launcher
-from trials.processes.rank_process import LocalRank
+from trials.hosts.placement import Place, Reservation, Reservations, shape
 from trials.processes.supervisor import Run, forget_last_run
 from trials.processes.task import Task
 
 LOG = logging.getLogger(__name__)
 FAREWELL_SECONDS = 10.0
 """Seconds that a host has to end its ranks, after which the host is taken to be gone itself."""
+PATIENCE_SECONDS = 3.0
+"""Seconds that a run waits for its reservation before it says so."""
+PATHS = ("log_directory", "start_from", "resume_from", "teacher")
+"""Fields of a task that name files, which its hosts have at the same paths."""
 LOST = 1
 """Exit code of a rank of which no more is known than that its host is gone."""
 
 
 class HostsLauncher:
-    """Starts tasks on all hosts of a study."""
+    """Starts tasks on hosts of a Ray cluster."""
 
-    def __init__(self, launcher: Launcher, hosts: Hosts) -> None:
-        """`launcher` starts the ranks of this host."""
-        self._launcher, self._hosts = launcher, hosts
+    def __init__(self, hosts: Hosts) -> None:
+        """`hosts` are those of the study."""
+        self._hosts, self.reservations = hosts, Reservations()
 
     def start(self, task: Task, directory: Path) -> HostsRun:
-        """Starts the task's ranks, here and elsewhere, as soon as all hosts that it needs are there.
-
-        Raises:
-            UserError: where this machine has fewer CUDA devices than the task has ranks here.
-        """
+        """Starts the task's ranks as soon as all hosts, CPUs and devices that it needs are reserved."""
         return HostsRun(
-            self._launcher, self._hosts, next(self._hosts.run_numbers), task, directory.absolute()
+            self._hosts, self.reservations, next(self._hosts.run_numbers), task, directory.absolute()
         )
 
 
@@ -49,8 +47,8 @@ class RemoteRank:
     """A rank on another host, as a `RankProcess`."""
 
     def __init__(self, member: Member, hosts: Hosts, run: int, rank: int, logs: RankLogs) -> None:
-        """Makes a rank that was asked for and not yet heard of; what it leaves goes to the trial's directory,
-        where `logs` are."""
+        """Makes a rank that was asked for and not yet heard of; what it leaves is in the trial's directory, where
+        `logs` are."""
         self._member, self._hosts, self._run, self._rank, self._logs = member, hosts, run, rank, logs
         self.exitcode: int | None = None
         self.killed: str | None = None
@@ -62,7 +60,7 @@ class RemoteRank:
     @property
     def sentinel(self) -> int:
         """See `RankProcess`."""
-        return self._member.wire.sentinel
+        return self._hosts.sentinel
 
     def is_alive(self) -> bool:
         """See `RankProcess`."""
@@ -71,11 +69,11 @@ class RemoteRank:
 
     def show_stack(self) -> None:
         """See `RankProcess`."""
-        self._member.send(ShowStacks(run=self._run))
+        self._member.call("show_stacks", self._run)
 
     def kill(self) -> None:
         """See `RankProcess`."""
-        self._member.send(Kill(run=self._run))
+        self._member.call("kill", self._run)
 
     def join(self) -> None:
         """See `RankProcess`; a host that does not answer is given up."""
@@ -86,38 +84,34 @@ class RemoteRank:
             connection.wait([self.sentinel], 0.1)
 
     def ended(self, message: RankEnded) -> None:
-        """Notes the end as the rank's host tells it; its last words and lines are kept here, unless its host wrote
-        them here itself."""
+        """Notes the end as the rank's host tells it."""
         self.exitcode, self.killed = message.exitcode, message.killed
-        assert self._member.ready is not None
-        if self._member.ready.shares_directory:
-            return
-        if message.words is not None:
-            self._keep(message.words)
-        with self._logs.path(self._rank).open("a", encoding="utf-8") as log:
-            log.write(f"{START_MARK}the last lines on {self._member.words}\n{message.log_tail}\n")
 
     def lost(self, why: str) -> None:
         """Notes that the host is gone; the candidate is not to blame, and has another try."""
         self.exitcode = LOST
-        self._keep(
-            LastWords(failed=Failed(error=why, killed=True), unix_seconds=0.0)
-        )  # before its peers' words
-
-    def _keep(self, words: LastWords) -> None:
-        (self._logs.folder / last_words(self._rank)).write_text(words.model_dump_json())
+        # a time before that of any peer: these have lost a peer, and say so
+        words = LastWords(failed=Failed(error=why, killed=True, host_left=True), unix_seconds=0.0)
+        words.leave(self._logs.folder, self._rank)
+        with self._logs.path(self._rank).open("a", encoding="utf-8") as log:
+            log.write(f"{START_MARK}{why}\n")
 
 
 class HostsRun:
-    """A `Run` whose ranks are on several hosts."""
+    """A `Run` whose ranks are on hosts of a Ray cluster."""
 
-    def __init__(self, launcher: Launcher, hosts: Hosts, number: int, task: Task, directory: Path) -> None:
-        """Starts the ranks if all hosts are there, else when they are."""
-        self._launcher, self._hosts, self._number = launcher, hosts, number
+    def __init__(
+        self, hosts: Hosts, reservations: Reservations, number: int, task: Task, directory: Path
+    ) -> None:
+        """Asks for hosts, and starts the ranks if they are there, else when they are."""
+        self._hosts, self._reservations, self._number = hosts, reservations, number
         self._task, self._directory = task, directory
+        self._reservation: Reservation | None = None
+        self._wanted = shape(task.hosts, task.gpus_per_host, task.threads)
+        self._asked, self._said = time.monotonic(), False
         self._run: Run | None = None
         self._given_up = False
-        self._start_if_complete()
+        self._start_if_reserved()
 
     @property
     def ended(self) -> bool:
@@ -130,56 +124,79 @@ class HostsRun:
         return [] if self._run is None else self._run.sentinels
 
     def new_events(self) -> list[Event]:
-        """See `Run`; none while a host is waited for."""
-        if self._run is None and not self._given_up:
-            self._start_if_complete()
-        return [] if self._run is None else self._run.new_events()
+        """See `Run`; none while hosts are waited for."""
+        if self._run is None:
+            if not self._given_up:
+                self._start_if_reserved()
+            if self._run is None:
+                return []
+        events = self._run.new_events()
+        if self._run.ended:
+            self._give_back()
+        return events
 
     def kill(self) -> None:
         """See `Run`."""
         self._given_up = True
         if self._run is not None:
             self._run.kill()
+        elif self._reservation is not None:
+            self._reservation.cancel()
+            self._reservation = None
 
-    def _start_if_complete(self) -> None:
+    def _give_back(self) -> None:
+        if self._reservation is not None:
+            self._reservations.give_back(self._reservation)
+            self._reservation = None
+
+    def _start_if_reserved(self) -> None:
         self._hosts.hear()
-        elsewhere = range(1, self._task.hosts)
-        if not elsewhere or self._hosts.complete():
-            self._run = self._started({host: self._hosts.members()[host] for host in elsewhere})
+        self._reservations.drop_idle()
+        ready = {member.node.id: member for member in self._hosts.ready()}
+        places = self._reserved(ready.keys())
+        if places is not None:
+            members = [ready[place.node] for place in places]
+            self._run = self._started(members, [place.devices for place in places])
+        elif not self._said and time.monotonic() - self._asked > PATIENCE_SECONDS:
+            self._said = True
+            self._hosts.tell(f"waiting for {self._wanted.words}: {len(ready)} node(s) take part")
 
-    def _started(self, members: dict[int, Member]) -> Run:
-        """Returns the ranks, those of the first host first: should these fail to start, nobody waits for the
-        others."""
+    def _reserved(self, ready: Set[str]) -> tuple[Place, ...] | None:
+        """Returns the places of the ranks; None where they are not reserved yet."""
+        if self._reservation is not None:
+            places = self._reservation.places()
+            some_left = bool(self._reservation.nodes - ready)
+            if some_left or (places is None and ready - self._reservation.nodes):
+                self._reservation.cancel()  # asked for anew among the nodes that there are now
+                self._reservation = None
+            else:
+                return places
+        if len(ready) >= self._wanted.hosts:
+            self._reservation = self._reservations.ask(self._wanted, ready)
+            return self._reservation.places()
+        return None
+
+    def _started(self, members: list[Member], devices: list[tuple[str, ...]]) -> Run:
         task, logs = self._prepared(members), self._task.logs(self._directory)
-        elsewhere = [rank for host in members for rank in task.ranks_of(host)]
-        forget_last_run(self._directory, elsewhere)
-        ranks: list[LocalRank | RemoteRank] = [*self._launcher.ranks(task, self._directory)]
-        for host, member in members.items():
-            data = task.replace(host=host).to_dict()
-            member.send(Start(run=self._number, task=data, folder=str(self._directory)))
-            LOG.info("%s: ranks %s are on %s", self._directory, [*task.ranks_of(host)], member.words)
-            ranks += [
-                RemoteRank(member, self._hosts, self._number, rank, logs) for rank in task.ranks_of(host)
-            ]
+        forget_last_run(self._directory, [rank for host in range(task.hosts) for rank in task.ranks_of(host)])
+        ranks: list[RemoteRank] = []
+        for host, member in enumerate(members):
+            there = task.replace(host=host, devices=devices[host] or None)
+            its_ranks = [*task.ranks_of(host)]
+            member.call("start", self._number, there.to_dict(), str(self._directory), its_ranks)
+            LOG.info("%s: ranks %s are on %s", self._directory, its_ranks, member.words)
+            ranks += [RemoteRank(member, self._hosts, self._number, rank, logs) for rank in its_ranks]
         return Run(ranks, logs, deadline_seconds=task.deadline_seconds)
 
-    def _prepared(self, members: dict[int, Member]) -> Task:
-        """Returns the task with a port of its own, absolute paths, and checkpoints only where all hosts can reach
-        them."""
-        shared = all(
-            member.ready is not None and member.ready.shares_directory for member in members.values()
-        )
-        resume_from = self._task.resume_from if shared else None
-        return self._task.replace(
-            address=with_port(self._hosts.address, _free_port(self._hosts.address)) if members else None,
-            log_directory=str(Path(self._task.log_directory).absolute()),
-            resume_from=str(Path(resume_from).absolute()) if resume_from else None,
-        )
+    def _prepared(self, members: list[Member]) -> Task:
+        """Returns the task with absolute paths, and a port of its own on its first host where it has several."""
+        paths = {name: getattr(self._task, name) for name in PATHS}
+        absolute = {name: str(Path(path).absolute()) for name, path in paths.items() if path is not None}
+        task = self._task.replace(**absolute)
+        if len(members) == 1:
+            return task
+        import ray
 
-
-def _free_port(address: str) -> int:
-    """Returns a free port of this host: each candidate has its own, as the last one's may be closing still."""
-    host, _ = host_and_port(address)
-    with socket.socket(family_of(host)) as free:
-        free.bind((host, 0))
-        return int(free.getsockname()[1])
+        address = members[0].node.address
+        port = ray.get(members[0].agent.free_port.remote(address), timeout=FAREWELL_SECONDS)
+        return task.replace(address=f"[{address}]:{port}" if ":" in address else f"{address}:{port}")

@@ -48,6 +48,8 @@ class Task(Value):
     """`host:port` on the first host, where the ranks of several machines meet."""
     host: int = Field(default=0, ge=0)
     """Index of this machine among the hosts where `address` is given; only its ranks are started."""
+    devices: tuple[str, ...] | None = None
+    """Ids of the CUDA devices of this machine that the task has, one per rank here; None: all."""
     hbm: int | None = Field(default=None, gt=0)
     """Bytes that a rank may hold; beyond them it is out of memory. None: as much as there is."""
     deadline_seconds: float | None = Field(default=None, gt=0)

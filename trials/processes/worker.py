@@ -43,7 +43,6 @@ from trials.events import (
     Scored,
     Timed,
     Trained,
-    last_words,
 )
 from trials.memory.limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory.malloc import keep_freed_memory
@@ -83,6 +82,8 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     _die_with_launcher()
     task = parse(Task, task_data, "task")
+    if task.devices is not None:  # before CUDA is asked for anything: others of this host are not the task's
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(task.devices)
     ranks = task.ranks(rank)
     try:
         _redirect_output(task.logs(folder).path(rank))
@@ -123,8 +124,7 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
         with EventWriter(folder / EVENTS) as emit:
             emit(failed)
     else:
-        last = LastWords(failed=failed, unix_seconds=time.time())
-        (folder / last_words(rank)).write_text(last.model_dump_json())
+        LastWords(failed=failed, unix_seconds=time.time()).leave(folder, rank)
     if isinstance(cause, UserError):  # it says what is wrong, and not with our code
         LOG.error("%s", cause)
     else:

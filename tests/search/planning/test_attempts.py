@@ -235,12 +235,12 @@ def test_ranks_alone_may_fall_silent_for_long() -> None:
     assert Execution(ONE_RANK).task_fields(named("dp"))["deadline_seconds"] is None
 
 
-def test_plans_are_executed_here_and_on_hosts_that_join_and_a_declared_memory_is_enforced() -> None:
+def test_plans_are_executed_here_and_on_hosts_of_a_launcher_and_a_declared_memory_is_enforced() -> None:
     assert execution(read_study_config(None, ["cluster=zionex"]), ONE_RANK) == Execution()
     assert execution(read_study_config(None, []), ONE_RANK) == Execution(ONE_RANK)
     declared = execution(read_study_config(None, ["hbm=80GiB"]), ONE_RANK)
     assert declared == Execution(ONE_RANK, ONE_RANK.hbm)
-    words = ["cluster=zionex", "ranks=2x4", "address=localhost:9000"]
+    words = ["cluster=zionex", "ranks=2x4", "launcher=ray"]
     assert execution(read_study_config(None, words), ONE_RANK) == Execution(ONE_RANK)
     assert ranks_here(read_study_config(None, words)) == 4
     assert ranks_here(read_study_config(None, ["ranks=2x4"])) == 8

@@ -40,6 +40,12 @@ def test_the_second_time_memory_is_blamed() -> None:
     assert (once.result.outcome, once.result.error) == (Outcome.INTERRUPTED, KILLED.error)
     twice = after(once, KILLED)
     assert [attempt.outcome for attempt in twice.attempts] == [Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY]
+    left = KILLED.replace(host_left=True)
+    many = record
+    for _ in range(10):
+        many = after(many, left)
+        assert many.result.outcome is Outcome.INTERRUPTED
+    assert after(many, left).result.outcome is Outcome.OUT_OF_MEMORY
     assert after(record, Failed(error="full", out_of_memory=True)).result.outcome is Outcome.OUT_OF_MEMORY
     assert after(record, Failed(error="wrong")).result.outcome is Outcome.FAILED
 

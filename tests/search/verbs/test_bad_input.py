@@ -48,7 +48,7 @@ from trials.record import Outcome, TrialKind
         (("run", "--data", "{log}", "confirm=2", "block_by=clik"), "a categorical column of the log: site"),
         (("run", "--data", "{log}", "ranks=0x2"), "such as 2x4 (received '0x2')"),
         (("run", "--data", "{log}", "hbm=abc"), "such as 80GiB (received 'abc')"),
-        (("run", "--data", "{log}", "ranks=2x2", "address=nowhere"), "expected host:port"),
+        (("run", "--data", "{log}", "ranks=2x2", "launcher=nowhere"), "expected local, ray"),
         (("run", "--data", "{log}", "ranks=2x2", "training.batch_size=3"), "give at least 4"),
         (("status", "nowhere"), "no study here"),
         (("report", "nowhere"), "no study here"),

@@ -1,0 +1,353 @@
+"""Hosts of a real Ray cluster, all on this machine: studies on them through the command line, then single runs
+and how they end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import TIMEOUT_SECONDS, run_process, start, wait_for_trials
+from faulty_hosts import ENDLESS, ENVIRONMENT, FaultyLauncher, add_node, ray_cluster
+from faulty_ranks import (
+    BAD_RANK,
+    HOSTS,
+    RANKS,
+    RANKS_PER_HOST,
+    all_gone,
+    everything,
+    pids,
+    real_training,
+    task,
+    trained,
+)
+
+from dhen.errors import UserError
+from search.config import read_study_config
+from search.read_study import read_study
+from trials.data.cache import PreparedLog
+from trials.events import START_MARK, Failed
+from trials.hosts.agent import StudyThere
+from trials.hosts.connect import connected
+from trials.hosts.hosts import MARK, NO_TOKEN, Hosts, Node
+from trials.hosts.placement import Shape
+from trials.hosts.run import HostsLauncher, HostsRun
+from trials.record import Outcome
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+FAULTS = {
+    "raise": f"rank {BAD_RANK} failed after 3 of 10 examples: ValueError: a fault of its own",
+    "SIGKILL": f"rank {BAD_RANK} was killed by signal 9",
+    "SIGSTOP": f"rank {BAD_RANK} stopped",
+}
+FEW = ("ranks=2x1", "launcher=ray")
+WANTED = Shape(HOSTS, float(RANKS_PER_HOST), 0.0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with ray_cluster() as started:
+        yield started
+
+
+@pytest.fixture
+def on_ray(cluster: Any, environment: dict[str, str]) -> dict[str, str]:
+    """The environment of a study that finds the cluster."""
+    return environment | {name: os.environ[name] for name in (*ENVIRONMENT, "RAY_ADDRESS")}
+
+
+def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
+    cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "study"
+    driver = start(click_log, out, on_ray, "trials=1", *FEW, "stopping=rungs", "training.epochs=8")
+    folder = out / "trials" / "00001"
+    training = folder / "attempt0.rank0.log"
+    wait_for(lambda: training.exists() and "written in" in training.read_text(), driver)
+    os.kill(rank_of(folder, 1), signal.SIGSTOP)  # it shall not have ended before its node has
+    leaving = next(iter(cluster.worker_nodes))
+    cluster.remove_node(leaving, allow_graceful=False)
+    add_node(cluster)
+    said, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, errors
+    words = f"node 127.0.0.1 ({leaving.node_id[:8]})"
+    assert f"{words} takes part" in said
+    assert f"{words} has left" in said
+    assert said.count("takes part") == 3
+    first, second = read_study(out).trials[1].attempts[:2]
+    assert first.outcome is Outcome.INTERRUPTED
+    assert words in str(first.error)
+    assert second.outcome is Outcome.COMPLETED
+    assert "goes on from" in (folder / "attempt1.rank0.log").read_text()
+    assert f"INFO trials.hosts.hosts: {words} takes part" in (out / "driver.log").read_text()
+
+
+def test_nothing_is_left_of_a_study_that_is_killed_or_broken_off(
+    cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "study"
+    for trial, (number, code) in enumerate({signal.SIGKILL: -9, signal.SIGINT: 130}.items()):
+        driver = start(click_log, out, on_ray, "trials=99", *FEW, "training.epochs=40")
+        wait_for_trials(out, trial)
+        logs = [out / "trials" / f"{trial:05d}" / f"attempt0.rank{rank}.log" for rank in range(2)]
+        wait_for(
+            lambda logs=logs: all(log.exists() and START_MARK in log.read_text() for log in logs), driver
+        )
+        ranks = [
+            int(log.read_text().rpartition(f"{START_MARK}process ")[2].partition(",")[0]) for log in logs
+        ]
+        processes = {*ranks, *map(parent_of, ranks), *(parent_of(parent_of(rank)) for rank in ranks)}
+        assert len(processes) == 6  # each rank has its fork server, and that its agent
+        driver.send_signal(number)
+        _, errors = driver.communicate(timeout=60)
+        assert driver.returncode == code, errors
+        assert all_gone([*processes], 20.0)
+    assert not (out / MARK).exists()
+
+
+def test_another_token_is_no_token(on_ray: dict[str, str], click_log: Path, tmp_path: Path) -> None:
+    words = ("run", "--data", click_log, "--out", tmp_path / "study", "trials=1", "launcher=ray")
+    said = run_process(words, on_ray | {"RAY_AUTH_TOKEN": "f" * 32}, None)
+    assert said.returncode == 2, said.stderr
+    assert "the same token must be here too" in said.stderr.splitlines()[-1]
+    assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("launcher", "address", "says"),
+    [
+        ("ray", "127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1 (Connection refused); start one with"),
+        ("ray", "nowhere", "no Ray cluster answers at nowhere (expected host:port"),
+        ("ray://127.0.0.1:1", "", "no Ray cluster answers at ray://127.0.0.1:1 (Connection refused)"),
+    ],
+)
+def test_places_without_a_cluster(
+    launcher: str, address: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match=re.escape(says)), connected(launcher):
+        pass
+
+
+def test_launchers_that_are_none() -> None:
+    for name, says in {"rey": "expected local, ray", "ray://here": "expected host:port"}.items():
+        with pytest.raises(UserError, match=says):
+            read_study_config(None, (f"launcher={name}",))
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'dhen-search\[ray\]'"), connected("ray"):
+        pass
+
+
+@pytest.fixture(scope="module")
+def connection(cluster: Any) -> Iterator[None]:
+    with connected("ray"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
+    return PreparedLog.open(Path(real_training(tmp_path_factory.mktemp("log") / "log", 300).log_directory))
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("study")
+
+
+@pytest.fixture(scope="module")
+def hosts(connection: None, log: PreparedLog, directory: Path, said: list[str]) -> Iterator[Hosts]:
+    with closing(Hosts(said.append, FaultyLauncher)) as opened:
+        opened.open(log, directory)
+        assert (directory / MARK).exists()
+        yield opened
+    assert not (directory / MARK).exists()
+
+
+@pytest.fixture(scope="module")
+def launcher(hosts: Hosts) -> HostsLauncher:
+    return HostsLauncher(hosts)
+
+
+def started(launcher: HostsLauncher, folder: Path, **changes: object) -> HostsRun:
+    folder.mkdir()
+    return launcher.start(task(**changes), folder)
+
+
+def test_runs_go_well_and_end_badly_on_all_hosts(
+    tmp_path: Path, launcher: HostsLauncher, said: list[str]
+) -> None:
+    assert sum("takes part" in sentence for sentence in said) == HOSTS
+    assert everything(started(launcher, tmp_path / "good"))[-1] == trained()
+    for fault, words in FAULTS.items():
+        last = everything(started(launcher, tmp_path / fault, deadline_seconds=4))[-1]
+        assert isinstance(last, Failed)
+        assert words in last.error
+        assert f"attempt0.rank{BAD_RANK}.log ends:" in last.error
+        assert last.killed == (fault == "SIGKILL")
+        found = [*(tmp_path / fault).glob("*.pid")]
+        assert len(found) == RANKS
+        assert all_gone([int(file.read_text()) for file in found])
+    beside = [started(launcher, tmp_path / name) for name in "ab"]  # each takes all CPUs: the second waits
+    assert [everything(run)[-1] for run in beside] == [trained(), trained()]
+
+
+def test_too_few_nodes_and_nodes_that_are_too_small(hosts: Hosts) -> None:
+    hosts.check(WANTED)
+    with pytest.raises(
+        UserError, match=r"needs 3 node\(s\) with 1 CPU\(s\) each, and 2 of the cluster's can"
+    ):
+        hosts.check(Shape(3, 1.0, 0.0))
+    with pytest.raises(UserError, match=r"and 0 of the cluster's can train: .*has 2 CPU\(s\) and 3 GPU\(s\)"):
+        hosts.check(Shape(2, 3.0, 0.0))
+
+
+def test_what_a_node_may_have_that_shuts_it_out(
+    hosts: Hosts, log: PreparedLog, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = hosts.ready()[0]
+    facts = member.facts
+    assert facts is not None
+    assert facts.asks_for_token
+    assert hosts.objection(facts) is None
+    versions = facts.versions | {"torch": "1.0"}
+    assert "torch is 1.0 there and" in str(hosts.objection(facts._replace(versions=versions)))
+    assert "CUDA devices" in str(hosts.objection(facts._replace(devices=2)))
+    open_to_all = facts._replace(asks_for_token=False)
+    assert hosts.objection(open_to_all) is None  # at 127.0.0.1
+    reached = Node("a", "10.0.0.1", 1.0, 0.0)
+    monkeypatch.setattr("trials.hosts.hosts.nodes_alive", lambda: [reached])
+    assert hosts.objection(open_to_all) == NO_TOKEN
+    assert hosts.objection(facts) is None
+
+    import ray
+
+    study = StudyThere(
+        str(log.directory), log.fingerprint, str(directory / MARK), (directory / MARK).read_text()
+    )
+    for changes, says in (
+        ({"log_directory": str(tmp_path / "none")}, "none"),
+        ({"log": "another"}, "holds another log there"),
+        ({"mark_text": "another"}, "is not the study's directory there"),
+        ({"mark": str(tmp_path / MARK)}, "is not the study's directory there"),
+    ):
+        said = ray.get(member.agent.facts.remote(study._replace(**changes))).objection
+        assert says in said
+        assert "at the same paths, on a file system that they share" in said
+
+
+def test_a_run_ends_everywhere_when_told(tmp_path: Path, launcher: HostsLauncher) -> None:
+    run = started(launcher, tmp_path / ENDLESS)
+    found, began = begun(run, tmp_path / ENDLESS), time.monotonic()
+    run.kill()
+    assert time.monotonic() - began < 10
+    assert all_gone(found, 1.0)
+    everything(run)
+    given_up = started(launcher, tmp_path / "never")
+    given_up.kill()
+    assert everything(given_up) is not None
+    assert given_up.ended
+
+
+def test_a_node_that_leaves_ends_the_run_and_one_that_comes_is_used(
+    tmp_path: Path, cluster: Any, launcher: HostsLauncher, said: list[str]
+) -> None:
+    run = started(launcher, tmp_path / ENDLESS)
+    found = begun(run, tmp_path / ENDLESS)
+    leaving = sorted(cluster.worker_nodes, key=lambda node: node.node_id)[0]
+    cluster.remove_node(leaving, allow_graceful=False)
+    last = everything(run, 30.0)[-1]
+    assert isinstance(last, Failed)
+    assert last.killed
+    assert f"node 127.0.0.1 ({leaving.node_id[:8]}) has left" in last.error
+    assert all_gone(found, 10.0)
+
+    again = started(launcher, tmp_path / "again")
+    assert not again.ended
+    deadline = time.monotonic() + 30
+    while not said[-1].startswith("waiting for 2 node(s) with 2 CPU(s) each: 1 node(s) take part"):
+        assert time.monotonic() < deadline, said
+        assert again.new_events() == []
+        time.sleep(0.05)
+    add_node(cluster)
+    assert everything(again)[-1] == trained()
+
+
+def test_devices_of_a_reservation_are_its_own(hosts: Hosts, launcher: HostsLauncher) -> None:
+    """Declared ones: there are none here."""
+    nodes = {member.node.id for member in hosts.ready()}
+    reservations = launcher.reservations
+    first, second = (reservations.ask(Shape(HOSTS, 0.5, float(gpus)), nodes) for gpus in (2, 1))
+    deadline = time.monotonic() + 60
+    while (places := first.places()) is None or (others := second.places()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert {place.node for place in places} == {place.node for place in others} == nodes
+    for place in places:
+        beside = next(other for other in others if other.node == place.node)
+        assert {*place.devices, *beside.devices} == set("012")
+    third = reservations.ask(Shape(HOSTS, 0.5, 1.0), nodes)
+    time.sleep(0.5)
+    assert third.places() is None  # all devices are reserved
+    for reservation in (first, second, third):
+        reservation.cancel()
+
+
+def test_a_host_that_does_not_answer_is_given_up(
+    tmp_path: Path, hosts: Hosts, launcher: HostsLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of those that share hosts: afterwards there is one less."""
+    monkeypatch.setattr("trials.hosts.run.FAREWELL_SECONDS", 1.0)
+    run = started(launcher, tmp_path / ENDLESS)
+    found = begun(run, tmp_path / ENDLESS)
+    agents = {parent_of(parent_of(rank)) for rank in found}
+    assert len(agents) == HOSTS
+    stopped = agents.pop()
+    os.kill(stopped, signal.SIGSTOP)
+    run.kill()
+    everything(run)
+    os.kill(stopped, signal.SIGCONT)
+    assert all_gone(found)
+    assert len(hosts.ready()) == HOSTS - 1
+
+
+def begun(run: HostsRun, folder: Path) -> list[int]:
+    """The ranks, once their hosts are reserved."""
+    while not run.sentinels:
+        run.new_events()
+        time.sleep(0.02)
+    return pids(folder)
+
+
+def wait_for(there: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not there():
+        assert driver.poll() is None, driver.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def rank_of(folder: Path, rank: int) -> int:
+    """Its process, as its log says."""
+    log = (folder / f"attempt0.rank{rank}.log").read_text()
+    return int(log.rpartition(f"{START_MARK}process ")[2].partition(",")[0])
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a rank is its fork server, whose parent is the agent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])

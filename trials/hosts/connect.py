@@ -1,0 +1,102 @@
+"""The connection to a Ray cluster, which its owner has started and keeps; every failure is one sentence.
+
+What Ray keeps internal (where it looks for a running cluster, how long it tries) is named here alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+from dhen.errors import UserError
+from trials.address import RAY_CLIENT, host_and_port, is_loopback
+
+LOG = logging.getLogger(__name__)
+CONNECT_SECONDS = 5.0
+TRIES = 1
+"""Number of times that Ray asks a server that does not answer as one of its own; each takes most of a minute."""
+START = (
+    "start one with `ray start --head` on the first machine and `ray start --address=HOST:6379` on each of the "
+    "others, or name one: RAY_ADDRESS=HOST:6379, or launcher=ray://HOST:10001 for Ray's client"
+)
+TOKEN = (
+    "where the cluster asks for a token, RAY_AUTH_MODE=token and the same token must be here too (RAY_AUTH_TOKEN, "
+    "or the file ~/.ray/auth_token)"
+)
+
+
+@contextlib.contextmanager
+def connected(launcher: str) -> Iterator[str]:
+    """Connects this process to the Ray cluster that `launcher` means, and gives the cluster's address.
+
+    Args:
+        launcher: `ray` for the cluster that RAY_ADDRESS names, else the one that runs on this machine;
+            `ray://HOST:PORT` for Ray's client.
+
+    Raises:
+        UserError: without Ray, without a cluster there, or where the cluster takes this process not in (another
+            version of Ray or Python, another token).
+    """
+    try:
+        import ray
+        from ray._private import ray_constants
+    except ImportError:
+        raise UserError(f"launcher={launcher} needs Ray: pip install 'dhen-search[ray]'.") from None
+    address = launcher if launcher.startswith(RAY_CLIENT) else _running(launcher)
+    _check_reached(launcher, address)
+    ray_constants.NUM_REDIS_GET_RETRIES = TRIES
+    if not address.startswith(RAY_CLIENT) and is_loopback(address):
+        # Ray would put the machine's own address in place of 127.0.0.1, where a cluster that is for this machine
+        # alone does not listen
+        ray_constants.ENABLE_RAY_CLUSTER = False
+    LOG.info("Ray %s: connects to %s", ray.__version__, address)
+    try:
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ray.exceptions.RayError, RuntimeError, ConnectionError, ValueError, ImportError) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        hint = "" if "ersion mismatch" in said else f"; {TOKEN}"
+        raise UserError(f"launcher={launcher}: {address}: {said}{hint}.") from None
+    try:
+        yield address
+    finally:
+        ray.shutdown()
+
+
+def _running(launcher: str) -> str:
+    """Returns the address of the cluster that RAY_ADDRESS names, else of the one that was started on this machine.
+
+    Raises:
+        UserError: where there is none.
+    """
+    from ray._private.services import get_ray_address_from_environment
+
+    try:
+        return str(get_ray_address_from_environment("auto", None))
+    except ConnectionError:
+        raise UserError(f"launcher={launcher}: no Ray cluster runs on this machine; {START}.") from None
+
+
+def _check_reached(launcher: str, address: str) -> None:
+    """Checks that somebody listens there: Ray itself would try for minutes.
+
+    Raises:
+        UserError: where nobody does, or the address is none.
+    """
+    try:
+        place = host_and_port(address.removeprefix(RAY_CLIENT))
+        socket.create_connection(place, timeout=CONNECT_SECONDS).close()
+    except (ValueError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"launcher={launcher}: no Ray cluster answers at {address} ({reason}); {START}."
+        ) from None
+
+
+def token_is_asked_for() -> bool:
+    """Tells whether Ray asks who speaks to this process for the cluster's token (RAY_AUTH_MODE=token)."""
+    from ray import _raylet
+
+    mode = _raylet.get_authentication_mode()  # type: ignore[attr-defined]
+    return bool(mode == _raylet.AuthenticationMode.TOKEN)  # type: ignore[attr-defined]

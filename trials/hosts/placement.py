@@ -1,0 +1,155 @@
+"""Reservations of hosts, CPUs and devices for candidates: placement groups of Ray, all of a candidate's or none.
+
+A reservation is kept for the next candidate of the same shape: Ray takes up to a second to give resources back
+and to reserve them anew. It is given back once nobody has taken it for a while, or another shape waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Set
+from typing import Any, NamedTuple
+
+from trials.hosts.here import devices_here
+
+LOG = logging.getLogger(__name__)
+IDLE_SECONDS = 10.0
+"""Seconds that a reservation is kept while no candidate has it."""
+
+
+class Shape(NamedTuple):
+    """What a candidate needs."""
+
+    hosts: int
+    cpus: float
+    """Number of CPUs per host."""
+    gpus: float
+    """Number of GPUs per host."""
+
+    @property
+    def words(self) -> str:
+        """The shape for sentences."""
+        gpus = f" and {self.gpus:g} GPU(s)" if self.gpus else ""
+        return f"{self.hosts} node(s) with {self.cpus:g} CPU(s){gpus} each"
+
+
+def shape(hosts: int, ranks_per_host: int, threads: int) -> Shape:
+    """Returns what a candidate needs: on machines with CUDA devices one per rank, and a CPU; else a CPU per
+    thread."""
+    if devices_here() is not None:
+        return Shape(hosts, float(ranks_per_host), float(ranks_per_host))
+    return Shape(hosts, float(ranks_per_host * threads), 0.0)
+
+
+class Place(NamedTuple):
+    """One host of a reservation."""
+
+    node: str
+    """Id of its Ray node."""
+    devices: tuple[str, ...]
+    """Ids of its CUDA devices that are reserved; empty where none are."""
+
+
+class Devices:
+    """An actor that holds the devices of one host of a reservation; Ray says which ones to it alone."""
+
+    def ids(self) -> tuple[str, ...]:
+        """Returns the ids of the devices."""
+        import ray
+
+        return tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
+
+
+class Reservation:
+    """A placement group, asked for or there."""
+
+    def __init__(self, wanted: Shape, nodes: Set[str]) -> None:
+        """Asks for what is wanted on some of `nodes`."""
+        from ray.util.placement_group import placement_group
+
+        self.shape, self.nodes = wanted, frozenset(nodes)
+        bundle = {"CPU": wanted.cpus} | ({"GPU": wanted.gpus} if wanted.gpus else {})
+        of_ready_nodes = {"ray.io/node-id": f"in({','.join(sorted(nodes))})"}
+        self._group = placement_group(
+            [bundle] * wanted.hosts,
+            strategy="STRICT_SPREAD",
+            bundle_label_selector=[of_ready_nodes] * wanted.hosts,
+        )
+        self._places: tuple[Place, ...] | None = None
+        self._holders: list[Any] = []
+        self._device_ids: list[Any] = []
+        self.idle_since: float | None = None
+
+    def places(self) -> tuple[Place, ...] | None:
+        """Returns the hosts, in the order of their ranks; None where they are not reserved yet."""
+        import ray
+        from ray.util.placement_group import placement_group_table
+
+        if self._places is not None:
+            return self._places
+        table = placement_group_table(self._group)
+        if table.get("state") != "CREATED":
+            return None
+        node_ids = [table["bundles_to_node_id"][index] for index in range(self.shape.hosts)]
+        if not self.shape.gpus:
+            self._places = tuple(Place(node, ()) for node in node_ids)
+            return self._places
+        if not self._holders:
+            self._hold_devices()
+        if len(ray.wait(self._device_ids, num_returns=self.shape.hosts, timeout=0)[0]) < self.shape.hosts:
+            return None
+        self._places = tuple(map(Place, node_ids, ray.get(self._device_ids)))
+        return self._places
+
+    def cancel(self) -> None:
+        """Gives everything back."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        with contextlib.suppress(Exception):  # the cluster may be gone, and all with it
+            for holder in self._holders:
+                ray.kill(holder)
+            remove_placement_group(self._group)
+
+    def _hold_devices(self) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        for index in range(self.shape.hosts):
+            here = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+            holder = ray.remote(num_cpus=0, num_gpus=self.shape.gpus)(Devices)
+            self._holders.append(holder.options(scheduling_strategy=here).remote())
+        self._device_ids = [holder.ids.remote() for holder in self._holders]
+
+
+class Reservations:
+    """The reservations of one study."""
+
+    def __init__(self) -> None:
+        self._idle: list[Reservation] = []
+
+    def ask(self, wanted: Shape, nodes: Set[str]) -> Reservation:
+        """Returns a reservation of what is wanted on these nodes, kept or new; it need not be there yet."""
+        for reservation in self._idle:
+            places = reservation.places()
+            if reservation.shape == wanted and places and all(place.node in nodes for place in places):
+                self._idle.remove(reservation)
+                reservation.idle_since, reservation.nodes = None, frozenset(place.node for place in places)
+                return reservation
+        self.drop_idle(0.0)  # what is kept for others may be what this one needs
+        return Reservation(wanted, nodes)
+
+    def give_back(self, reservation: Reservation) -> None:
+        """Keeps a reservation whose candidate has ended for the next one."""
+        reservation.idle_since = time.monotonic()
+        self._idle.append(reservation)
+
+    def drop_idle(self, seconds: float = IDLE_SECONDS) -> None:
+        """Gives those back to Ray that nobody has taken for so long."""
+        for reservation in list(self._idle):
+            assert reservation.idle_since is not None
+            if time.monotonic() - reservation.idle_since >= seconds:
+                self._idle.remove(reservation)
+                reservation.cancel()
