@@ -71,6 +71,11 @@ def join(
         out = home
     at_home = home is not None and out is not None and out.resolve() == home.resolve()
     settings = written_config(home).to_dict() if home is not None else _noted_settings(facts, study.name)
+    if settings.get("address") is not None:
+        raise UserError(
+            f"study {study.name!r} trains over hosts that join its driver (address={settings['address']}), of "
+            "which it has one; without address= it takes several."
+        )
     for word in overrides:
         key = word.partition("=")[0]
         if key not in OWN_KEYS:
