@@ -28,6 +28,8 @@ DELAY_AFTER = 40
 """Steps after which updates are delayed, by default (arXiv 2101.06840)."""
 VARIANCE_RATIO = 0.96
 """Ratio of norms from which on one-bit Adam takes a variance for steady, by default (arXiv 2102.02888)."""
+WHOLE_GRADIENTS = 10
+"""One of so many steps, at the beginning, averages whole gradients where PowerSGD compresses them later."""
 LONGEST_LAG, LOOKS = 1000, 20
 """Most steps between two looks at the variance, 1 / (1 - beta2) as in arXiv 2102.02888, and number of looks in a
 training that has fewer steps than would allow it."""
@@ -123,6 +125,12 @@ class TrainingConfig(Value):
     )
     """Ratio of the variance's L1 norms at two looks, the smaller to the larger, from which on one-bit Adam takes
     it for steady."""
+    power_sgd_rank: int = Field(default=0, ge=0, exclude_if=lambda rank: not rank)
+    """Columns of the two narrow matrices as whose product a matrix's gradient is averaged over ranks (PowerSGD,
+    arXiv 1905.13727); 0 averages gradients as they are. It changes results, and needs `dp`; one rank averages
+    nothing."""
+    power_sgd_start: int | None = Field(default=None, ge=2, exclude_if=lambda steps: steps is None)
+    """Steps that average whole gradients before PowerSGD begins; by default a tenth of all steps."""
     optimizer_precision: Literal["fp32", "bf16"] = "fp32"
     """Precision in which AdamW's two moments of the dense part are stored; bf16 is rounded stochastically."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
@@ -208,6 +216,27 @@ class TrainingConfig(Value):
             )
         return self
 
+    @model_validator(mode="after")
+    def _power_sgd_is_wanted(self) -> Self:
+        if not self.power_sgd_rank:
+            if self.power_sgd_start is not None:
+                raise ValueError(
+                    f"power_sgd_start={self.power_sgd_start} says when PowerSGD begins, which power_sgd_rank=0 "
+                    "never does; give power_sgd_rank=2 too, or leave it out"
+                )
+            return self
+        beside = [
+            *(["optimizer=onebit_adam"] if self.optimizer != "adamw" else []),
+            *(["delayed_update=true"] if self.delayed_update else []),
+            *(["all_reduce_precision"] if self.all_reduce_precision not in ("auto", self.precision) else []),
+        ]
+        if beside:
+            raise ValueError(
+                f"power_sgd_rank={self.power_sgd_rank} says how gradients are sent, and {beside[0]} does too; "
+                "leave one of them out"
+            )
+        return self
+
     def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
         """Returns the same settings with nothing left open, for a log of this size on a machine that prefers this
         precision.
@@ -234,6 +263,7 @@ class TrainingConfig(Value):
             epochs=epochs,
             batch_size=batch_size,
             variance_lag=self._lag(epochs * used, batch_size),
+            power_sgd_start=self._power_sgd_start(epochs * used, batch_size),
             evaluate_every=max(1, min(evaluate_every, used)),
             patience=self.patience or (2 if epochs == 1 else 4),
             plateau_factor=self.plateau_factor or (0.3 if epochs == 1 else 1.0),
@@ -241,6 +271,13 @@ class TrainingConfig(Value):
             all_reduce_precision=self.reduction_precision(computed),
             schedule=("linear" if epochs == 1 else "constant") if self.schedule == "auto" else self.schedule,
         )
+
+    def _power_sgd_start(self, examples: int, batch_size: int) -> int | None:
+        """Returns the steps that average whole gradients, for so many examples of all passes; None without
+        PowerSGD."""
+        if not self.power_sgd_rank:
+            return None
+        return self.power_sgd_start or max(2, examples // batch_size // WHOLE_GRADIENTS)
 
     def _lag(self, examples: int, batch_size: int) -> int | None:
         """Returns the steps between two looks at the variance, for so many examples of all passes; None for AdamW.

@@ -201,6 +201,11 @@ class Strategy(Value):
         return self.dense in COMPRESSING and not self.model_parallel
 
     @property
+    def can_send_low_rank(self) -> bool:
+        """Whether DistributedDataParallel averages whole gradients, which PowerSGD compresses."""
+        return self.dense == "dp" and not self.model_parallel
+
+    @property
     def fully_sharded(self) -> bool:
         """Whether `fully_shard` holds the dense state."""
         return self.dense in FULLY_SHARDED

@@ -1,5 +1,5 @@
-"""One-bit Adam: what it costs in NE and what it sends (`ne`), and at which bandwidth of the network it pays
-(`links`).
+"""One-bit Adam, and PowerSGD beside it: what they cost in NE and what they send (`ne`), and at which bandwidth of
+the network they pay (`links`).
 
 `ne` trains a network on ranks of this machine, as a study starts them: by AdamW, and by one-bit Adam with several
 ratios at which the variance is taken for steady, each setting once from each seed. NE is the best on validation;
@@ -7,10 +7,11 @@ the difference is to AdamW from the same seed. What is sent is read from the ran
 compress, and how many bytes leave a rank; the share is of gradients in fp32 over a ring in every step.
 
 `links` prices a network of 0.8 billion dense parameters on hosts of eight GPUs, by AdamW and by one-bit Adam's
-second stage, over bandwidths of the network; nothing is trained.
+second stage, or with PowerSGD (`--power`), over bandwidths of the network; nothing is trained.
 
     python -m benchmarks.training.one_bit_adam ne
     python -m benchmarks.training.one_bit_adam ne log.csv --repeats 5 --ranks 1x4
+    python -m benchmarks.training.one_bit_adam ne --power 1 2 4 --ratios
     python -m benchmarks.training.one_bit_adam links --cluster zionex --ranks 8x8
 """
 
@@ -22,7 +23,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
 from dhen.model import parse_model
@@ -51,7 +52,13 @@ LAYER = {
 BEGINS = re.compile(
     r"compresses from step (\d+) on: this rank sends ([\d,]+) bytes .* send ([\d,]+) of gradients"
 )
+POWER_BEGINS = re.compile(
+    r"PowerSGD compresses from step (\d+) on: ([\d,]+) bytes are reduced per step, ([\d,]+) of gradients"
+)
 GIGABITS = (1, 5, 10, 25, 50, 100, 200, 400)
+
+
+ONE_BIT: dict[str, Any] = {"optimizer": "onebit_adam", "variance_lag": 1000}
 
 
 class Finding(NamedTuple):
@@ -82,7 +89,7 @@ def trained(
         logs = "".join(path.read_text() for path in sorted(Path(folder).rglob("*.log")))
     if result.outcome is not Outcome.COMPLETED or result.validation is None:
         raise SystemExit(f"{settings}: {result.outcome.value}: {result.error}")
-    begins = BEGINS.search(logs)
+    begins = BEGINS.search(logs) or POWER_BEGINS.search(logs)
     if begins is None:
         return Finding(result.validation.ne, 1.0, 1.0)
     assert job.training.batch_size is not None
@@ -100,6 +107,8 @@ def costs(options: argparse.Namespace) -> None:
     settings: dict[str, dict[str, object]] = {"AdamW": {}}
     for ratio in options.ratios:
         settings[f"one-bit Adam, ratio {ratio:g}"] = {"optimizer": "onebit_adam", "variance_ratio": ratio}
+    for rank in options.power:
+        settings[f"AdamW, PowerSGD of rank {rank}"] = {"power_sgd_rank": rank}
     found: dict[str, list[Finding]] = {name: [] for name in settings}
     for seed in range(options.repeats):
         for name, words in settings.items():
@@ -134,8 +143,7 @@ def links(options: argparse.Namespace) -> None:
     training = TrainingConfig(
         batch_size=options.examples * given.ranks,
         precision="bf16",
-        optimizer="onebit_adam",
-        variance_lag=1000,
+        **({"power_sgd_rank": options.power} if options.power else ONE_BIT),
     )
     assert given.network is not None
     rows, below = [], None
@@ -153,8 +161,9 @@ def links(options: argparse.Namespace) -> None:
         f"{options.examples} examples per rank"
     )
     at = f"below {below * 8 / 1e9:.1f} Gb/s" if below is not None else "at no bandwidth"
-    print(f"one-bit Adam pays {at}\n")
-    print(markdown(["network, Gb/s per rank", "AdamW, ms", "one-bit Adam, ms", "times as fast"], rows))
+    name = f"PowerSGD of rank {options.power}" if options.power else "one-bit Adam"
+    print(f"{name} pays {at}\n")
+    print(markdown(["network, Gb/s per rank", "AdamW, ms", f"{name}, ms", "times as fast"], rows))
 
 
 def main() -> None:
@@ -167,7 +176,8 @@ def main() -> None:
     ne.add_argument("--rows", type=int, default=200_000, help="of the demo log")
     ne.add_argument("--ranks", default="1x2", help="hosts x ranks per host")
     ne.add_argument("--repeats", type=int, default=5)
-    ne.add_argument("--ratios", type=float, nargs="+", default=[VARIANCE_RATIO, 0.9])
+    ne.add_argument("--ratios", type=float, nargs="*", default=[VARIANCE_RATIO, 0.9])
+    ne.add_argument("--power", type=int, nargs="*", default=[], help="ranks of PowerSGD")
     ne.add_argument("--layers", type=int, default=2)
     ne.add_argument("--epochs", type=int, default=1)
     ne.add_argument("--batch", type=int, help="by default that of a study")
@@ -175,6 +185,7 @@ def main() -> None:
     priced = parts.add_parser("links", help="price")
     priced.add_argument("--cluster", default="zionex")
     priced.add_argument("--ranks", default="8x8")
+    priced.add_argument("--power", type=int, default=0, help="rank of PowerSGD, in place of one-bit Adam")
     priced.add_argument("--layers", type=int, default=16)
     priced.add_argument("--width", type=int, default=6144)
     priced.add_argument("--examples", type=int, default=512, help="per rank")

@@ -34,6 +34,7 @@ from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.distributed.comm_hooks import averaged_in
 from trials.distributed.engine import Engine
 from trials.distributed.one_bit import OneBitZero, begins_later, one_bit_state, take_over
+from trials.distributed.power_sgd import PowerSgd, lay_gradients_in_buckets
 from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, pass_on_gradients
 from trials.distributed.tensor_parallel import (
     DATA,
@@ -214,10 +215,13 @@ class Replicated:
             sizes = [p.numel() for p in dense_parameters(model).values()]
             self._one_bit = OneBitAdam(flat, config, dist.group.WORLD if self._in_buckets else None, sizes)
         self.optimizer = self._one_bit or adamw([flat], config)
-        if isinstance(self.module, DistributedDataParallel) and (
-            strategy.micro_batches > 1 or self._one_bit is not None
-        ):
-            _lay_gradients_in_buckets(self.module)
+        self._power_sgd: PowerSgd | None = None
+        if isinstance(self.module, DistributedDataParallel):
+            if strategy.micro_batches > 1 or self._one_bit is not None or config.power_sgd_rank:
+                lay_gradients_in_buckets(self.module)
+            if config.power_sgd_rank:
+                assert config.power_sgd_start is not None
+                self._power_sgd = PowerSgd(self.module, config.power_sgd_rank, config.power_sgd_start)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """See `Engine`."""
@@ -258,13 +262,16 @@ class Replicated:
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """See `Engine`."""
-        flat, more = self._master.flat, {}
+        flat = self._master.flat
+        more: dict[str, FlatPieces] = {}
         vectors = {"weight": flat.detach()}
         if self._one_bit is not None:
             if begins_later(self._one_bit, saved):
                 zeros = (torch.zeros_like(flat.detach()) for _ in range(2))
                 self._one_bit.begin_second_stage(flat.detach(), *zeros)
             more = one_bit_state(self._one_bit, saved)
+        if self._power_sgd is not None:
+            more = self._power_sgd.state(saved)
         if self._one_bit is None or not self._one_bit.compresses:
             vectors |= moments(self.optimizer, flat)
         return more | {name: FlatPieces(flat.numel(), (Piece(0, each),)) for name, each in vectors.items()}
@@ -277,6 +284,8 @@ class Replicated:
         """See `Engine`."""
         if self._one_bit is not None:
             take_over(self._one_bit, steps)
+        if self._power_sgd is not None:
+            self._power_sgd.restored(steps)
         if self._one_bit is None or not self._one_bit.compresses:
             set_steps(self.optimizer, self._master.flat, steps)
         else:
@@ -392,24 +401,6 @@ def _layers(model: nn.Module) -> nn.ModuleList:
     layers = getattr(model, "layers", nn.ModuleList())
     assert isinstance(layers, nn.ModuleList)
     return layers
-
-
-def _lay_gradients_in_buckets(model: DistributedDataParallel) -> None:
-    """Has all gradients lie in their buckets before the first step, as zeros; a collective.
-
-    DistributedDataParallel puts gradients there when it first reduces them. Those of micro-batches before that
-    would lie beside the buckets, as much memory once more than there is in later steps, also where a training goes
-    on from a checkpoint and AdamW's moments are there. In one-bit Adam's second stage nothing is ever reduced. So
-    a gradient of ones is reduced once.
-    """
-    inner = model.module
-    parameters = [p for p in inner.parameters() if p.requires_grad]
-    inner.forward = lambda: torch.stack([p.sum() for p in parameters]).sum()
-    try:
-        model().backward()
-    finally:
-        del inner.forward
-    torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
 
 
 def _checkpoint_layers(model: nn.Module, checkpointing: Checkpointing) -> None:

@@ -24,6 +24,7 @@ from dhen.memory.tape import FP32_BYTES, Shape
 from trials.optim.adamw import MOMENTS
 from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
 from trials.optim.compressed_all_reduce import Layout
+from trials.optim.low_rank import LowRankSizes
 from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
 from trials.planner.segments import Segment
@@ -41,6 +42,8 @@ UPDATE = "optimizer step"
 """Name of the moment of the dense part's update."""
 ALL_IN_ONE = 2**62
 """Bytes of a bucket that no model fills: zero1 has one for all weights with one-bit Adam."""
+POWER_SGD_COPIES = 2
+"""Copies of a bucket while PowerSGD compresses it: the gradients as they were, and what was lost of them."""
 
 
 class DensePeak(NamedTuple):
@@ -109,6 +112,7 @@ def dense_peak(
     bucket_bytes: int = BUCKET_BYTES,
     delayed: bool = False,
     one_bit: bool = False,
+    low_rank: LowRankSizes | None = None,
 ) -> DensePeak:
     """Returns the dense part of the fullest rank, at the peak of a step after the first.
 
@@ -127,6 +131,7 @@ def dense_peak(
         bucket_bytes: bytes of gradients that DDP reduces at a time.
         delayed: whether updates go on while the next step runs (zero_offload).
         one_bit: whether the optimizer is one-bit Adam (dp and zero1).
+        low_rank: what PowerSGD sends (dp alone); None without it.
     """
     ranks = hosts * gpus_per_host
     if one_bit and strategy.dense == "zero1":
@@ -152,8 +157,22 @@ def dense_peak(
         optimizer = len(MOMENTS) * itemsizes.moment * values
         buckets = computed * values if ranks > 1 else 0
         workspace = update_workspace(itemsizes, values, device)
+        beside = 0
+        if (
+            low_rank is not None and buckets
+        ):  # residues, P and Q stay; a bucket's copy and new residue lie beside
+            sent = computed * (low_rank.p + low_rank.q)
+            beside = POWER_SGD_COPIES * min(buckets, bucket_bytes + computed * low_rank.largest)
+            buckets += computed * values + sent
         moments = _replicated(
-            segments, activations, strategy, batch, itemsizes, bucket_bytes if buckets else 0, workspace
+            segments,
+            activations,
+            strategy,
+            batch,
+            itemsizes,
+            bucket_bytes if buckets else 0,
+            workspace,
+            beside,
         )
         left = LiveMemory(TABLES_UPDATE, 0, 0, 0 if buckets else computed * values)
     elif strategy.dense == "zero_offload":
@@ -269,13 +288,17 @@ def _replicated(
     itemsizes: Itemsizes,
     bucket_bytes: int,
     workspace: int,
+    compressing: int = 0,
 ) -> Iterator[LiveMemory]:
-    """Yields the moments of dp. One rank has no buckets (of 0 bytes): gradients appear as backward goes on."""
+    """Yields the moments of dp. One rank has no buckets (of 0 bytes): gradients appear as backward goes on.
+
+    `compressing` is what the compression of a bucket's gradients takes beside it.
+    """
     itemsize = itemsizes.computed
     several, in_buckets = strategy.micro_batches > 1, bucket_bytes > 0
     beside = batch.embeddings if several else 0
     gradient_bytes = itemsize * sum(segment.parameters for segment in segments)
-    cast = _cast_bytes(itemsizes, gradient_bytes, bucket_bytes)
+    cast = _cast_bytes(itemsizes, gradient_bytes, bucket_bytes) + compressing
     gradients_so_far = gradient_bytes if several and not in_buckets else 0
     ready = 0
     for index, segment in enumerate(segments):

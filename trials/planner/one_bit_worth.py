@@ -1,5 +1,5 @@
-"""What one-bit Adam is worth on a cluster: the step beside AdamW's, and the bandwidth below which it is the
-shorter one.
+"""What one-bit Adam or PowerSGD is worth on a cluster: the step beside AdamW's with whole gradients, and the
+bandwidth below which it is the shorter one.
 
 Both steps are priced as plans are, for the same strategy. The bandwidth that is varied is that of the slowest
 link, the network between hosts or, on one host, the link inside it. A slower link makes AdamW's step longer by 32
@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from trials.cluster.cluster import Cluster
 from trials.optim.compressed_all_reduce import Layout
+from trials.optim.low_rank import low_rank_of
 from trials.planner.pricing import Pricing
+from trials.planner.segments import ITEMSIZES, shapes_of
 from trials.planner.time.step_time import prepare, price
 from trials.strategy import Strategy
 
@@ -27,34 +29,36 @@ FP32_BYTES = 4
 
 
 class Worth(NamedTuple):
-    """One-bit Adam's second stage beside AdamW."""
+    """A step whose gradients or momentum are compressed beside AdamW's."""
 
     seconds: float
-    """Seconds of one-bit Adam's step, in its second stage."""
+    """Seconds of the compressed step: of one-bit Adam in its second stage, or with PowerSGD."""
     adamw_seconds: float
-    """Seconds of AdamW's step."""
+    """Seconds of AdamW's step with whole gradients."""
     times_less: float
     """Bytes that leave a rank in a ring all-reduce of fp32, by those of the compressed all-reduce."""
     bandwidth: float
     """Bytes/s of the slowest link."""
     pays_below: float | None
-    """Bytes/s of that link below which one-bit Adam's step is shorter; None where it never is."""
+    """Bytes/s of that link below which the compressed step is shorter; None where it never is."""
 
 
 def worth(pricing: Pricing, strategy: Strategy) -> Worth:
-    """Returns what one-bit Adam is worth for a job on a cluster of several ranks.
+    """Returns what compression is worth for a job on a cluster of several ranks.
 
     Args:
-        pricing: the prices of a job whose optimizer is one-bit Adam.
-        strategy: how the model is held, dp or zero1.
+        pricing: the prices of a job whose optimizer is one-bit Adam, or whose gradients PowerSGD compresses.
+        strategy: how the model is held, dp or zero1 (dp alone with PowerSGD).
     """
     micro = pricing.micro_batch(strategy)
     segments, cluster = pricing.segments(micro), pricing.cluster
     layout = Layout(sum(segment.parameters for segment in segments), cluster.ranks)
-    ring = 2 * (cluster.ranks - 1) / cluster.ranks * FP32_BYTES * layout.numbers
+    passes = 2 * (cluster.ranks - 1) / cluster.ranks
+    ring = passes * FP32_BYTES * layout.numbers
+    sent_bytes: float = layout.sent_bytes
 
     def seconds(bandwidth: float) -> tuple[float, float]:
-        """Returns those of one-bit Adam's step and of AdamW's, where the slowest link has this bandwidth."""
+        """Returns those of the compressed step and of AdamW's, where the slowest link has this bandwidth."""
         step = prepare(
             segments,
             _with_bandwidth(cluster, bandwidth),
@@ -63,12 +67,17 @@ def worth(pricing: Pricing, strategy: Strategy) -> Worth:
             training=pricing.training,
         )
         # what ranks of this CPU were measured to take is of the link that they have
-        one_bit, adamw = (step._replace(one_bit=yes, shared=None) for yes in (True, False))
-        return price(one_bit, strategy).total, price(adamw, strategy).total
+        step = step._replace(shared=None)
+        adamw = step._replace(one_bit=False, low_rank=None)
+        return price(step, strategy).total, price(adamw, strategy).total
 
+    if not pricing.one_bit:
+        low_rank = low_rank_of(shapes_of(segments), pricing.training.power_sgd_rank)
+        assert low_rank is not None
+        sent_bytes = passes * ITEMSIZES[pricing.precision] * low_rank.sent
     bandwidth = _slowest(cluster)
     return Worth(
-        *seconds(bandwidth), ring / layout.sent_bytes, bandwidth, _pays_below(lambda each: lt(*seconds(each)))
+        *seconds(bandwidth), ring / sent_bytes, bandwidth, _pays_below(lambda each: lt(*seconds(each)))
     )
 
 

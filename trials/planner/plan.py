@@ -37,6 +37,7 @@ from trials.planner.sentences import (
     one_bit_sentences,
     option_sentences,
     pipeline_words,
+    power_sgd_sentences,
     reason,
     split_sentences,
 )
@@ -109,7 +110,7 @@ def plan(
     Raises:
         UserError: for a batch smaller than the number of ranks, a technique that these ranks do not have, or
             one that cannot delay updates where they are delayed, or cannot compress where the optimizer is one-bit
-            Adam.
+            Adam, or PowerSGD is asked for.
     """
     pricing = Pricing(model, schema, training, cluster, options=options)
     if pricing.batch_size < cluster.ranks:
@@ -146,6 +147,7 @@ def plan(
             *option_sentences(options),
             *delay_sentences(training),
             *one_bit_sentences(pricing, chosen),
+            *power_sgd_sentences(pricing, chosen),
             *([NO_STAGES.format(model.family)] if _without_pipeline(options, model) else []),
             *split_sentences(chosen, priced, pricing),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
@@ -183,6 +185,8 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
         return _delaying(allowed, options)
     if pricing.one_bit and allowed:
         return _compressing(allowed, options)
+    if pricing.training.power_sgd_rank and allowed:
+        return _low_rank(allowed, options)
     if asked is not None and not allowed and asked.dense == "zero1" and asked.model_ranks == cluster.ranks:
         raise UserError(
             f"technique={asked.name}: the parts of one model take all {cluster.ranks} ranks, and there is no data "
@@ -301,6 +305,19 @@ def _compressing(strategies: tuple[Strategy, ...], options: PlanOptions) -> tupl
             f"offloads them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
         )
     return compressing
+
+
+def _low_rank(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
+    """Returns the strategies under which PowerSGD can compress gradients."""
+    found = tuple(strategy for strategy in strategies if strategy.can_send_low_rank)
+    if not found:
+        assert options.technique is not None
+        raise UserError(
+            "training.power_sgd_rank is planned with dp alone, whose gradients DistributedDataParallel averages; "
+            f"technique={options.technique.name} splits, shards or offloads them. Give technique=dp, or "
+            "power_sgd_rank=0."
+        )
+    return found
 
 
 def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:

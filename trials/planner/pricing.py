@@ -16,6 +16,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.quantity import byte_words
 from trials.job import Job, TrainingConfig
 from trials.optim.bf16_adamw import ring_bytes
+from trials.optim.low_rank import low_rank_of
 from trials.optim.stochastic_rounding import AT_ONCE, WORKSPACE_BYTES
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import (
@@ -30,7 +31,7 @@ from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.pipeline.cut import layers_per_stage, stages_of
 from trials.planner.pipeline.memory import StageMemory, pipeline_peak, stage_memories
-from trials.planner.segments import Segment, segments_at, taped
+from trials.planner.segments import Segment, segments_at, shapes_of, taped
 from trials.planner.tables.levels import LEFT_FREE, Below
 from trials.planner.tables.lookup_memory import (
     Lookup,
@@ -339,6 +340,9 @@ class Pricing:
             bucket_bytes=self._bucket_bytes(hosts, per_host),
             delayed=self.training.delayed_update,
             one_bit=self.one_bit,
+            low_rank=low_rank_of(
+                shapes_of(self.segments(micro, strategy.tensor)), self.training.power_sgd_rank
+            ),
         )
 
     def _tables_moments(self, dense: DensePeak) -> tuple[LiveMemory, LiveMemory]:

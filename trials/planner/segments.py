@@ -7,6 +7,7 @@ features and head belong to its root unit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -110,3 +111,9 @@ def _parts(tape: Tape) -> tuple[Part, ...]:
 def _replayed(tape: Tape, output: int) -> Replayed:
     """Returns the tape replayed; layers that are alike have one tape."""
     return replay(tape, output)
+
+
+def shapes_of(segments: Iterable[Segment]) -> Iterator[Shape]:
+    """Yields the shapes of all parameters."""
+    for segment in segments:
+        yield from segment.shapes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trials.cluster.quantity import byte_words
 from trials.job import TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
-from trials.planner.one_bit_worth import worth
+from trials.planner.one_bit_worth import Worth, worth
 from trials.planner.options import PlanOptions
 from trials.planner.pricing import Pricing
 from trials.planner.time.split_time import sent_by_split, split_seconds
@@ -127,14 +127,39 @@ def one_bit_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[
         f"After its first stage one-bit Adam sends 1/{found.times_less:.1f} of gradients in fp32: a step takes "
         f"{ms:.3g} ms, one of AdamW and of the first stage {adamw_ms:.3g} ms."
     )
+    return restricted, f"{sent} {_pays(found, pricing)}"
+
+
+def power_sgd_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[str, ...]:
+    """Says of a job whose gradients PowerSGD compresses to what the ladder is restricted, what is sent, and on
+    which links that makes a step shorter."""
+    rank = pricing.training.power_sgd_rank
+    if not rank:
+        return ()
+    setting = f"training.power_sgd_rank={rank}"
+    restricted = f"The ladder is restricted to dp, whose gradients PowerSGD can compress ({setting})."
+    if pricing.cluster.ranks == 1:
+        return (f"{restricted} One rank sends nothing, and its gradients stay as they are.",)
+    if chosen is None:
+        return (restricted,)
+    found = worth(pricing, chosen.strategy)
+    ms, whole_ms = 1e3 * found.seconds, 1e3 * found.adamw_seconds
+    sent = (
+        f"Once PowerSGD has begun, 1/{found.times_less:.1f} of gradients in fp32 is sent: a step takes {ms:.3g} "
+        f"ms, one with whole gradients {whole_ms:.3g} ms."
+    )
+    return restricted, f"{sent} {_pays(found, pricing)}"
+
+
+def _pays(found: Worth, pricing: Pricing) -> str:
+    """Says at which bandwidth compressed gradients make a step shorter."""
     link = "network" if pricing.cluster.hosts > 1 else "link inside the host"
-    pays = (
+    if found.pays_below is None:
+        return f"It pays at no bandwidth of the {link}: compression takes longer than what it saves."
+    return (
         f"It pays where the {link} has less than {found.pays_below * 8 / 1e9:.3g} Gb/s for each rank (this one "
         f"has {found.bandwidth * 8 / 1e9:.3g})."
-        if found.pays_below is not None
-        else f"It pays at no bandwidth of the {link}: the rest of its update takes longer than what it saves."
     )
-    return restricted, f"{sent} {pays}"
 
 
 def split_sentences(

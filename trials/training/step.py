@@ -96,6 +96,12 @@ def fresh_step(
             f"training.optimizer=onebit_adam needs whole gradients on every rank, and {strategy.name} splits, "
             f"shards or offloads them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
         )
+    if job.training.power_sgd_rank and not strategy.can_send_low_rank:
+        raise UserError(
+            f"training.power_sgd_rank={job.training.power_sgd_rank} compresses gradients that "
+            f"DistributedDataParallel averages, and {strategy.name} holds them otherwise. Give technique=dp, or "
+            "power_sgd_rank=0."
+        )
     torch.manual_seed(job.seed)
     with on_host():
         model = build_model(job.model, job.features).train()

@@ -24,6 +24,7 @@ from trials.cluster.part_costs import UPDATE, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
 from trials.optim.compressed_all_reduce import Layout
+from trials.optim.low_rank import LowRankSizes, low_rank_of
 from trials.optim.one_bit import AT_ONCE
 from trials.planner.collectives import Collectives, collectives
 from trials.planner.device_constants import (
@@ -35,7 +36,7 @@ from trials.planner.device_constants import (
 from trials.planner.estimates import StepTime
 from trials.planner.live_memory import Itemsizes
 from trials.planner.memory import unit
-from trials.planner.segments import Segment
+from trials.planner.segments import Segment, shapes_of
 from trials.planner.tables.placement import Placement
 from trials.planner.time.compute_time import lookup_seconds, measured, seconds_besides, segment_passes
 from trials.planner.time.shared_time import SharedStep, shared_step, shared_time
@@ -60,6 +61,12 @@ GPU the kernels that compress, sum up and decompress a piece read and write memo
 in a cache; that this costs as much as 44 bytes of traffic is an assumption, unverified."""
 ONE_BIT_KERNELS = 24
 """Kernels for each piece of numbers that is compressed, summed up and decompressed (`trials.optim.one_bit`)."""
+POWER_SGD_KERNELS = 20
+"""Kernels for each matrix that PowerSGD compresses at a rank of 2: three products, and eight to make P and Q
+orthogonal each, column by column; a higher rank takes a QR decomposition, which is longer."""
+POWER_SGD_PASSES = 12
+"""Times that torch's hook of PowerSGD reads or writes all gradients: the residue is added (3), a copy made (2), P
+and Q computed (2), their product written (1), which is taken off the copy (3), and read once more (1)."""
 ROUNDING = 1e-9
 """Share of a step below which what overlaps is a rounding error."""
 
@@ -128,6 +135,8 @@ class Step(NamedTuple):
     """Whether the host's update goes on while the next step runs (zero_offload)."""
     one_bit: bool = False
     """Whether the step is one of one-bit Adam's second stage (dp and zero1)."""
+    low_rank: LowRankSizes | None = None
+    """What PowerSGD sends of gradients, and what it holds; None without it."""
     data_hosts: int = 1
     data_per_host: int = 1
     """Data ranks: all, or those of one place in every tensor group; `everywhere` is among them."""
@@ -220,6 +229,7 @@ def prepare(
         clips=training.clip_norm is not None,
         delayed=training.delayed_update,
         one_bit=training.optimizer == "onebit_adam",
+        low_rank=low_rank_of(shapes_of(segments), training.power_sgd_rank),
         data_hosts=hosts,
         data_per_host=per_host,
         sent=sent_by_split(segments, cluster, tensor, examples, sent_measured) if tensor > 1 else None,
@@ -255,7 +265,8 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     }
     summed, gathered = split_seconds(step.sent, strategy) if step.sent is not None else (0.0, 0.0)
     measured = step.shared is not None and (step.sent is None or step.shared.shared.collectives)
-    if step.shared is not None and measured and not step.one_bit:  # whose all-reduce was not measured
+    compressed = step.one_bit or step.low_rank is not None  # whose all-reduces were not measured
+    if step.shared is not None and measured and not compressed:
         share, slower = 1 / _state_shards(step, strategy), _slower_update(step, strategy)
         sent = {"all_reduce": summed, "all_gather": gathered}
         measured_time = shared_time(
@@ -324,10 +335,22 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
         computed = step.itemsizes.computed
         sizes = [computed * values for values in (after, *reversed(layers), before)]
         ended, spent = reduced_in_buckets(
-            backward, sizes, step.bucket_bytes, partial(all_reduce_seconds, step)
+            backward, sizes, step.bucket_bytes, partial(_averaged_seconds, step)
         )
     earlier = (strategy.micro_batches - 1) * (step.forward.total + sum(backward))
     return earlier + step.forward.total + ended, Communication(all_reduce=spent)
+
+
+def _averaged_seconds(step: Step, size: float) -> float:
+    """Returns the seconds in which so many bytes of gradients are averaged; with PowerSGD what is sent as it is, P
+    and Q go one after another, and gradients pass through memory around them."""
+    if step.low_rank is None:
+        return all_reduce_seconds(step, size)
+    share = size / (step.itemsizes.computed * step.parameters.total)
+    sent = (step.itemsizes.computed * share * numbers for numbers in step.low_rank.by_collective)
+    kernels = 0.0 if step.cluster.device == "cpu" else POWER_SGD_KERNELS * share * step.low_rank.matrices
+    compression = kernels * KERNEL_SECONDS + POWER_SGD_PASSES * size / step.bandwidth
+    return sum(map(step.everywhere.all_reduce, sent)) + compression
 
 
 def one_bit_all_reduce(step: Step) -> float:
