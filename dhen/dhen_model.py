@@ -6,6 +6,7 @@ Shapes: B examples, M embeddings, D their dimension, V = M D numbers of all embe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -84,15 +85,14 @@ def dhen_cost(config: DhenConfig, schema: FeatureSchema) -> Costs:
     return (*within("features", feature_cost(config, schema)), *layers, *_head_cost(config))
 
 
-def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
-    """`DhenModel` as features, layers and head."""
+def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> Iterator[Taped]:
+    """Yields `DhenModel` as features, layers and head, each written down when it is asked for."""
     shapes = _shapes(config, schema)
     raw = any(shape.takes_raw(layer) for layer, shape in zip(config.layers, shapes, strict=True))
-    layers = [
-        taped_layer(layer, shape, config.dropout, setting)._replace(name=f"layer{index}")
-        for index, (layer, shape) in enumerate(zip(config.layers, shapes, strict=True))
-    ]
-    return [taped_features(config, schema, setting, raw=raw), *layers, _taped_head(config, setting)]
+    yield taped_features(config, schema, setting, raw=raw)
+    for index, (layer, shape) in enumerate(zip(config.layers, shapes, strict=True)):
+        yield taped_layer(layer, shape, config.dropout, setting)._replace(name=f"layer{index}")
+    yield _taped_head(config, setting)
 
 
 def _taped_head(config: DhenConfig, setting: Setting) -> Taped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ def model_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
     return advanced_dlrm_cost(config, schema)
 
 
-def taped_model(config: ModelConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
-    """The model's segments, first to last, each with its FLOPs and its tape (see `dhen.memory.tape`)."""
+def taped_model(config: ModelConfig, schema: FeatureSchema, setting: Setting) -> Iterator[Taped]:
+    """Yields the model's segments, first to last, each with its FLOPs and its tape (see `dhen.memory.tape`)."""
     if isinstance(config, DhenConfig):
         return taped_dhen(config, schema, setting)
     assert isinstance(config, AdvancedDlrmConfig), config
-    return taped_advanced_dlrm(config, schema, setting)
+    return iter(taped_advanced_dlrm(config, schema, setting))
 
 
 def parse_model(data: object, source: str) -> ModelConfig:

@@ -40,6 +40,7 @@ from trials.cluster.machine import Precision
 from trials.data.loader import Batch as LoadedBatch
 from trials.job import TrainingConfig
 from trials.memory.counter import MemoryCounter
+from trials.planner.choice.priced_ladder import PricedLadder
 from trials.planner.ladder import ladder
 from trials.planner.live_memory import Activations, Batch, Itemsizes
 from trials.planner.memory import DensePeak, dense_peak, recomputed
@@ -52,6 +53,7 @@ from trials.training.local_step import TrainStep
 WORLDS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
 BATCHES = (64, 256, 1024, 4096)
 """Examples a rank."""
+LATENCY_RANKS = "32x8", "128x8"
 BASELINES = ("advanced_dlrm", "advanced_dlrm_moe", "dcn_v2")
 SMALL_BYTES, SMALL_ERROR_BYTES = 64 * 2**20, 2**20
 
@@ -94,20 +96,26 @@ def candidate(
 
 
 def latency(repeats: int, candidates: int) -> None:
-    """Milliseconds per plan: of 8 layers each with its own recipe, and many candidates as they come."""
-    cluster, rng = load_cluster("zionex").with_ranks("32x8"), random.Random(0)
+    """Milliseconds per plan: of layers each with its own recipe, and many candidates as they come."""
+    rng, rows = random.Random(0), []
     inputs, training = schema(rng), TrainingConfig(batch_size=65_536, precision="bf16")
-    plan(candidate(rng, names=("wide",))[1], inputs, training, cluster)
-    rows = []
-    for depth in (1, 2, 4, 8):
-        found = [
-            _seconds(candidate(rng, depth, ("wide",))[1], inputs, training, cluster) for _ in range(repeats)
-        ]
-        strategies = len(ladder(cluster.hosts, cluster.gpus_per_host, 256, depth))
-        times = f"{1e3 * statistics.median(found):.1f}", f"{1e3 * max(found):.1f}"
-        rows.append((depth, strategies, *times))
-    print(f"strategies on {cluster.ranks} ranks; milliseconds a plan\n")
-    print(markdown(("layers", "strategies", "median", "slowest"), rows))
+    for ranks in LATENCY_RANKS:
+        cluster = load_cluster("zionex").with_ranks(ranks)
+        for depth in (1, 2, 4, 8):
+            found = [
+                _planned(candidate(rng, depth, ("wide",))[1], inputs, training, cluster)
+                for _ in range(repeats + 1)
+            ][1:]
+            each = [one.seconds for one in found]
+            wholes = [one.whole for one in found]
+            times = statistics.median(each), max(each), statistics.median(wholes)
+            looked_at = f"{statistics.median(one.looked_at for one in found):.0f}"
+            ms = [f"{1e3 * one:.1f}" for one in times]
+            rows.append((cluster.ranks, depth, found[0].strategies, looked_at, *ms))
+    print("plans of `wide` candidates; milliseconds\n")
+    header = ("ranks", "layers", "strategies", "looked at", "median", "slowest")
+    print(markdown((*header, "whole ladder"), rows))
+    cluster = load_cluster("zionex").with_ranks("32x8")
     models = [candidate(rng, names=("default", "wide", "tiny"))[1] for _ in range(candidates)]
     began = time.perf_counter()
     for model in models:
@@ -116,10 +124,25 @@ def latency(repeats: int, candidates: int) -> None:
     print(f"\n{candidates:,} candidates of the spaces default, wide and tiny: {seconds:.1f} s")
 
 
-def _seconds(model: ModelConfig, inputs: FeatureSchema, training: TrainingConfig, cluster: Cluster) -> float:
+class Timed(NamedTuple):
+    """One plan."""
+
+    seconds: float
+    whole: float
+    """Seconds until the whole ladder is priced."""
+    strategies: int
+    looked_at: int
+
+
+def _planned(model: ModelConfig, inputs: FeatureSchema, training: TrainingConfig, cluster: Cluster) -> Timed:
+    """One plan, and then all of its ladder."""
     began = time.perf_counter()
-    plan(model, inputs, training, cluster)
-    return time.perf_counter() - began
+    found = plan(model, inputs, training, cluster)
+    seconds, priced = time.perf_counter() - began, found.strategies
+    assert isinstance(priced, PricedLadder)
+    looked_at = priced.looked_at
+    list(priced)
+    return Timed(seconds, time.perf_counter() - began, len(priced), looked_at)
 
 
 def accuracy(cases: int, seed: int, out: Path | None) -> None:

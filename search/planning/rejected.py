@@ -37,10 +37,8 @@ def rejected(job_plan: Plan, taken: PricedStrategy, ran_out: Collection[str]) ->
     most = len(taken.strategy.techniques) if taken.fits else 1
     passed_over = [
         priced
-        for priced in job_plan.strategies
-        if priced is not taken
-        and priced.strategy.name not in ran_out
-        and len(priced.strategy.techniques) <= most
+        for priced in job_plan.up_to(most)
+        if priced is not taken and priced.strategy.name not in ran_out
     ]
     itemised = _itemised(passed_over)
     return tuple(_kept(priced, whole=priced.strategy.name in itemised) for priced in passed_over)

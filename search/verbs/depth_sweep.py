@@ -54,8 +54,10 @@ def sweep(
     """
     training = for_cluster(request.training, cluster)
     return {
-        depth: plan(
-            at_depth(request.model, depth), request.schema, training, cluster, options=options
-        ).strategies
+        depth: tuple(
+            plan(
+                at_depth(request.model, depth), request.schema, training, cluster, options=options
+            ).strategies
+        )
         for depth in depths
     }

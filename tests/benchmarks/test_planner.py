@@ -54,8 +54,23 @@ def test_plans_are_timed() -> None:
     words = ("latency", "--repeats", 1, "--candidates", 3)
     said = run_benchmark("benchmarks.planner.memory_and_latency", *words)
     (rows,) = tables(said)
-    assert [row["layers"] for row in rows] == ["1", "2", "4", "8"]
+    assert [row["layers"] for row in rows] == 2 * ["1", "2", "4", "8"]
+    assert all(int(row["looked at"]) < int(row["strategies"]) for row in rows)
     assert "3 candidates of the spaces" in said
+
+
+def test_least_and_fastest_techniques_are_mapped() -> None:
+    words = ("--cluster", "h100", "--ranks", "2x8", "--depths", 1, 8, "--widths", 64, 32_768)
+    (rows,) = tables(run_benchmark("benchmarks.planner.depth_and_width", *words))
+    assert [(row["width"], row["layers"]) for row in rows] == [
+        ("64", "1"),
+        ("64", "8"),
+        ("32768", "1"),
+        ("32768", "8"),
+    ]
+    assert rows[0]["least"] == "dp"
+    assert rows[-1]["least"] != "dp"
+    assert rows[-1]["fastest that cuts the model"].startswith(("tensor", "pipeline"))
 
 
 def test_planned_memory_is_compared_with_traces(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def ladder(
 
     Modules are split over ranks of one host (`split_ladder`). Pipelines have as many ranks as divide all, for each
     at least one of the model's `layers` (or more, as the schedule has it), and micro-batches enough to keep them
-    busy.
+    busy (`staged_ladder`). Each degree of the one is there with each of the other.
     """
     ranks = hosts * gpus_per_host
     strategies = [
@@ -77,19 +77,26 @@ def ladder(
         for no_sync in ((False, True) if _may_wait(dense, offload, micro_batches, ranks) else (False,))
         if micro_batches <= examples_per_rank and (ranks > 1 or dense in ALONE or offload)
     ]
+    strategies += staged_ladder(ranks, examples_per_rank, layers, schedule)
     for degree in TENSOR_DEGREES:
         if gpus_per_host % degree == 0:
             strategies += split_ladder(degree, ranks, examples_per_rank, *BESIDE_SPLIT)
-    strategies += staged_ladder(ranks, examples_per_rank, layers, schedule)
+            strategies += staged_ladder(ranks, examples_per_rank, layers, schedule, degree, BESIDE_SPLIT[0])
     return tuple(sorted(strategies, key=_order))
 
 
-def _order(strategy: Strategy) -> tuple[int, int, bool]:
-    return len(strategy.techniques), strategy.tensor, strategy.pipeline > 1
+def _order(strategy: Strategy) -> tuple[int, bool, int, bool]:
+    both = strategy.ways_to_cut > 1
+    return len(strategy.techniques), both, strategy.tensor, strategy.pipeline > 1
 
 
 def staged_ladder(
-    ranks: int, examples_per_rank: int, layers: int, schedule: Schedule, tensor: int = 1
+    ranks: int,
+    examples_per_rank: int,
+    layers: int,
+    schedule: Schedule,
+    tensor: int = 1,
+    ways: Sequence[Checkpointing] = get_args(Checkpointing),
 ) -> list[Strategy]:
     """Returns the strategies with pipelines of a schedule, in whose stages so many ranks split modules; a
     micro-batch has at least one example."""
@@ -104,7 +111,7 @@ def staged_ladder(
         )
         for pipeline in pipeline_degrees(ranks // tensor, layers // CHUNKS_PER_RANK[schedule])
         for dense in (MODEL_PARALLEL if pipeline * tensor < ranks else MODEL_PARALLEL[:1])
-        for checkpointing in ("none", "selective", "full")
+        for checkpointing in ways
         for micro_batches in (pipeline * per_stage for per_stage in PER_STAGE)
         if micro_batches <= pipeline * tensor * examples_per_rank
         and wrong_micro_batches(schedule, pipeline, micro_batches) is None

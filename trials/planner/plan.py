@@ -1,11 +1,15 @@
-"""Plan: every strategy of the ladder priced for one model, batch and cluster, and the least one that fits.
+"""Plan: the ladder of strategies for one model, batch and cluster, and the least one that fits.
 
-What "least" means, `trials.planner.ladder` says. Pure arithmetic: nothing is built, no GPU is needed.
+What "least" means, `trials.planner.ladder` says. Strategies that cannot be taken are priced when somebody looks at
+them (`trials.planner.choice.priced_ladder`). Pure arithmetic: nothing is built, no GPU is needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+
+from pydantic import SkipValidation
 
 from dhen.config import DhenConfig, ModelConfig
 from dhen.errors import UserError
@@ -14,13 +18,13 @@ from dhen.values import Value
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
+from trials.planner.choice.priced_ladder import PricedLadder
 from trials.planner.estimates import PricedStrategy
 from trials.planner.ladder import (
     LONGEST,
     MICRO_BATCHES,
     PER_STAGE,
     check_degree,
-    choose,
     ladder,
     pipeline_degrees,
     split_ladder,
@@ -36,9 +40,7 @@ from trials.planner.sentences import (
     lacking_sentence,
     one_bit_sentences,
     option_sentences,
-    pipeline_words,
     power_sgd_sentences,
-    reason,
     split_sentences,
 )
 from trials.planner.tables.placement import PlacementError
@@ -65,8 +67,9 @@ class Plan(Value):
     precision: Precision
     chosen: Strategy | None
     """The strategy that was chosen; None where nothing fits."""
-    strategies: tuple[PricedStrategy, ...]
-    """The whole ladder, fewer techniques first; empty where the embedding tables alone do not fit."""
+    strategies: SkipValidation[Sequence[PricedStrategy]]
+    """The whole ladder, fewer techniques first, of which each strategy is priced when it is looked at; empty where
+    the embedding tables alone do not fit."""
     lacking_bytes: int
     """Bytes that the closest strategy lacks where nothing fits, or those that the tables alone lack; 0 where
     something fits."""
@@ -79,15 +82,28 @@ class Plan(Value):
     options: PlanOptions = DEFAULT_OPTIONS
     """What was asked of the plan besides."""
 
+    @cached_property
+    def _unpriced(self) -> tuple[Strategy, ...]:
+        if isinstance(self.strategies, PricedLadder):
+            return self.strategies.strategies
+        return tuple(priced.strategy for priced in self.strategies)
+
     @property
     def best(self) -> PricedStrategy | None:
         """The chosen strategy, priced; None where nothing fits."""
-        return next((priced for priced in self.strategies if priced.strategy == self.chosen), None)
+        return None if self.chosen is None else self.strategies[self._unpriced.index(self.chosen)]
 
     @cached_property
     def closest(self) -> PricedStrategy | None:
         """The chosen strategy, or where nothing fits the one that lacks least."""
+        if self.best is None and isinstance(self.strategies, PricedLadder):
+            return self.strategies.closest()
         return self.best or min(self.strategies, key=lambda priced: priced.lacking_bytes, default=None)
+
+    def up_to(self, techniques: int) -> list[PricedStrategy]:
+        """Returns the strategies with so many techniques at most, priced, in the ladder's order."""
+        places = (n for n, strategy in enumerate(self._unpriced) if len(strategy.techniques) <= techniques)
+        return [self.strategies[place] for place in places]
 
 
 def plan(
@@ -119,15 +135,14 @@ def plan(
             f"ranks; give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
         )
     strategies, too_large = _with_room_for_tables(_allowed(options, cluster, pricing), pricing)
-    priced = tuple(_priced(pricing, strategy) for strategy in strategies)
-    chosen, remedy, lacking = choose(priced, options.prefer), None, 0
-    if chosen is None and priced:
-        closest = min(priced, key=lambda strategy: strategy.lacking_bytes)
+    priced = PricedLadder(pricing, strategies)
+    chosen, remedy, lacking = priced.chosen(options.prefer), None, 0
+    if chosen is None and (closest := priced.closest()) is not None:
         lacking = closest.lacking_bytes
         remedy = f"{lacking_sentence(closest, pricing)} {nearest_change(pricing, closest.strategy)}"
         if too_large is not None:
             remedy += f" Tables on the device: {too_large}"
-    elif too_large is not None and not priced:
+    elif too_large is not None and chosen is None:
         remedy, lacking = str(too_large), too_large.lacking_bytes
     return Plan(
         cluster=cluster.name,
@@ -142,14 +157,14 @@ def plan(
         strategies=priced,
         lacking_bytes=lacking,
         remedy=remedy,
-        faster=faster_sentence(chosen, choose(priced, "fastest")),
+        faster=faster_sentence(chosen, priced.faster_than(chosen)) if chosen is not None else None,
         notes=(
             *option_sentences(options),
             *delay_sentences(training),
             *one_bit_sentences(pricing, chosen),
             *power_sgd_sentences(pricing, chosen),
             *([NO_STAGES.format(model.family)] if _without_pipeline(options, model) else []),
-            *split_sentences(chosen, priced, pricing),
+            *split_sentences(chosen, _less_cut(chosen, priced), pricing),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
         ),
@@ -320,17 +335,15 @@ def _low_rank(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[S
     return found
 
 
-def _priced(pricing: Pricing, strategy: Strategy) -> PricedStrategy:
-    memory, time = pricing.memory(strategy), pricing.time(strategy)
-    lacking = pricing.lacking_bytes(memory)
-    return PricedStrategy(
-        strategy=strategy,
-        memory=memory,
-        time=time,
-        fits=lacking == 0,
-        lacking_bytes=lacking,
-        reason=reason(strategy, memory, pricing) + pipeline_words(strategy, time, pricing),
-        table_hit_rate=(
-            pricing.below.hit_rate(strategy.table_cache) if strategy.tables != "device" else None
-        ),
-    )
+def _less_cut(chosen: PricedStrategy | None, priced: PricedLadder) -> PricedStrategy | None:
+    """Returns of the strategies with as few techniques as one that splits modules the closest that leaves them
+    whole, or that splits them or has pipelines where the one does both."""
+    if chosen is None or chosen.strategy.tensor == 1:
+        return None
+    ways, most = chosen.strategy.ways_to_cut, len(chosen.strategy.techniques)
+
+    def is_other(strategy: Strategy) -> bool:
+        other = strategy.ways_to_cut < 2 if ways == 2 else strategy.tensor == 1
+        return other and len(strategy.techniques) <= most
+
+    return priced.closest(is_other)

@@ -9,7 +9,8 @@ from dhen.config import ModelConfig
 from dhen.cost import NUMBER_BYTES
 from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
-from dhen.memory.segments import Taped
+from dhen.memory.segments import Setting, Taped
+from dhen.model import taped_model
 from dhen.ops.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
 from trials.cluster.cluster import Cluster
@@ -31,7 +32,7 @@ from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.pipeline.cut import layers_per_stage, stages_of
 from trials.planner.pipeline.memory import StageMemory, pipeline_peak, stage_memories
-from trials.planner.segments import Segment, segments_at, shapes_of, taped
+from trials.planner.segments import ITEMSIZES, Segment, segments_at, shapes_of, taped
 from trials.planner.tables.levels import LEFT_FREE, Below
 from trials.planner.tables.lookup_memory import (
     Lookup,
@@ -226,7 +227,7 @@ class Pricing:
         micro, stages = self.micro_batch(strategy), strategy.pipeline * strategy.chunks_per_rank
         key = micro, strategy.tensor, stages
         if key not in self._cuts:
-            step = self._step(micro, below=False, tensor=strategy.tensor)
+            step = self.step(micro, below=False, tensor=strategy.tensor)
             self._cuts[key] = layers_per_stage(tuple(map(sum, segment_seconds(step))), stages)
         return self._cuts[key]
 
@@ -246,7 +247,7 @@ class Pricing:
         boundaries = tuple(segments[layers.stop].footprint.output for layers in stages[:-1])
         return Sent(boundaries, FP32_BYTES * sum(self._dims) * self._examples_read(strategy))
 
-    def _step(self, micro: int, *, below: bool, tensor: int = 1) -> Step:
+    def step(self, micro: int, *, below: bool, tensor: int = 1) -> Step:
         """Returns what all strategies share whose micro-batches have so many examples."""
         key = micro, tensor, below
         if key not in self._steps:
@@ -263,7 +264,7 @@ class Pricing:
     def time(self, strategy: Strategy) -> StepTime:
         """Returns the time of one step of the whole batch."""
         micro, below = self.micro_batch(strategy), strategy.tables != "device"
-        step = self._step(micro, below=below, tensor=strategy.tensor)
+        step = self.step(micro, below=below, tensor=strategy.tensor)
         if strategy.pipeline > 1:
             return pipeline_time(step, strategy, self.layers_per_stage(strategy), self._sent(strategy, micro))
         time = price(step, strategy)
@@ -323,8 +324,8 @@ class Pricing:
                 self._batch(strategy, micro),
                 width * self.examples_per_rank,
                 width * self._examples_read(strategy) if strategy.tensor > 1 else 0,
-                itemsizes=self._itemsizes,
-                data_ranks=self.cluster.ranks // strategy.model_ranks,
+                itemsizes=self.itemsizes,
+                data_ranks=self.data_ranks(strategy),
                 device=self.cluster.device,
                 bucket_bytes=self._bucket_bytes(hosts, per_host),
             )
@@ -333,7 +334,7 @@ class Pricing:
             self._activations_of(micro, strategy),
             strategy,
             self._batch(strategy, micro),
-            itemsizes=self._itemsizes,
+            itemsizes=self.itemsizes,
             hosts=hosts,
             gpus_per_host=per_host,
             device=self.cluster.device,
@@ -388,7 +389,24 @@ class Pricing:
 
     def splits(self, tensor: int) -> bool:
         """Whether so many ranks can split any module of the model."""
-        return any(one.tape is not None and one.tape.flops_elsewhere > 0 for one in self.taped(tensor))
+        setting = Setting(ITEMSIZES[self.precision], self.cluster.device, tensor)
+        written = taped_model(self.model, self.schema, setting)
+        return any(one.tape is not None and one.tape.flops_elsewhere > 0 for one in written)
+
+    @cached_property
+    def numbers(self) -> int:
+        """Number of the dense part's parameters."""
+        return sum(segment.parameters for segment in self.segments(self.micro_batch(Strategy())))
+
+    def data_ranks(self, strategy: Strategy) -> int:
+        """Returns the number of ranks that hold the same parts of the model."""
+        return self.cluster.ranks // strategy.model_ranks
+
+    def least_bytes_beside(self, strategy: Strategy) -> int:
+        """Returns what the fullest rank of a strategy that splits modules has at least beside weights, gradients,
+        optimizer state and activations."""
+        beside = self.context_bytes + self._more_communicators(strategy) + self.reserve_bytes
+        return beside + self._heaviest_bytes + self._kept_of_lookup + self.options.margin_bytes(strategy)
 
     def _more_communicators(self, strategy: Strategy) -> int:
         """Returns the bytes of the communicators of tensor groups, of pipelines, and of data ranks beside them."""
@@ -445,7 +463,8 @@ class Pricing:
         return FP32_BYTES * sum(dim for dim in self._dims if dim < self.model.embedding_dim) if saved else 0
 
     @cached_property
-    def _itemsizes(self) -> Itemsizes:
+    def itemsizes(self) -> Itemsizes:
+        """Bytes per number of the dense part."""
         return Itemsizes.of(self.training)
 
     def _bucket_bytes(self, hosts: int, per_host: int) -> int:

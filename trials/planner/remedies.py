@@ -41,11 +41,11 @@ def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy)
 def _is_on_ladder(strategy: Strategy, pricing: Pricing) -> bool:
     """Tells whether the ladder would have a strategy: a micro-batch holds an example at least, and a stage of a
     pipeline a layer."""
-    model, degree = pricing.model, strategy.pipeline
-    if strategy.pipeline > 1 and isinstance(model, DhenConfig):
-        stages = degree * strategy.chunks_per_rank
-        if pricing.cluster.ranks % degree or stages > len(model.layers):
-            return False
+    model, stages = pricing.model, strategy.pipeline * strategy.chunks_per_rank
+    if pricing.cluster.ranks % strategy.model_ranks:
+        return False
+    if strategy.pipeline > 1 and isinstance(model, DhenConfig) and stages > len(model.layers):
+        return False
     return strategy.micro_batches <= pricing.examples(strategy)
 
 

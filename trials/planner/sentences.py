@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from trials.cluster.quantity import byte_words
 from trials.job import TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
@@ -163,24 +161,17 @@ def _pays(found: Worth, pricing: Pricing) -> str:
 
 
 def split_sentences(
-    chosen: PricedStrategy | None, priced: Sequence[PricedStrategy], pricing: Pricing
+    chosen: PricedStrategy | None, closest: PricedStrategy | None, pricing: Pricing
 ) -> tuple[str, ...]:
     """Says of a strategy that splits modules why it is taken, what all ranks of a tensor group have whole, and
     what it costs where a group has ranks of several hosts. It speaks of the chosen strategy, or where nothing
-    fits of what the ladder is restricted to."""
+    fits of what the ladder is restricted to; `closest` is the closest of what is less cut."""
     strategy = chosen.strategy if chosen is not None else pricing.options.technique
     if strategy is None or strategy.tensor == 1:
         return ()
     degree, cluster, sentences = strategy.tensor, pricing.cluster, []
     both = strategy.pipeline > 1
-    others = [
-        one
-        for one in priced
-        if (one.strategy.ways_to_cut < 2 if both else one.strategy.tensor == 1)
-        and len(one.strategy.techniques) <= len(strategy.techniques)
-    ]
-    if others and pricing.options.prefer == "least":
-        closest = min(others, key=lambda one: one.lacking_bytes)
+    if closest is not None and pricing.options.prefer == "least":
         lacking = byte_words(closest.lacking_bytes)
         stages = f", in the stages of a pipeline of {strategy.pipeline}," if both else ""
         rest = "does only one of the two, or neither," if both else "leaves them whole"

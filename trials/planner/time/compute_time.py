@@ -56,11 +56,11 @@ def segment_passes(
     peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
     reached = bandwidth * (LAYER_MEMORY_SHARE if cluster.device == "cpu" else 1.0)
     forward = max(segment.flops * examples / peak, segment.footprint.traffic / reached)
-    forward += _starts(segment, cluster)
+    forward += start_seconds(segment, cluster)
     return PartSeconds(forward, BACKWARD_PASSES * forward)
 
 
-def _starts(segment: Segment, cluster: Cluster) -> float:
+def start_seconds(segment: Segment, cluster: Cluster) -> float:
     """Returns the seconds of a segment's forward pass that do not depend on the sizes of its tensors."""
     if cluster.device == "cpu":
         return segment.operations * OPERATION_SECONDS
