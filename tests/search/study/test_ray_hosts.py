@@ -264,6 +264,20 @@ def test_a_run_ends_everywhere_when_told(tmp_path: Path, launcher: HostsLauncher
     assert given_up.ended
 
 
+def test_two_candidates_of_one_host_each_train_at_once(tmp_path: Path, launcher: HostsLauncher) -> None:
+    folders = [tmp_path / name / ENDLESS for name in "ab"]
+    for folder in folders:
+        folder.parent.mkdir()
+    runs = [started(launcher, folder, hosts=1) for folder in folders]
+    found = [begun(run, folder, RANKS_PER_HOST) for run, folder in zip(runs, folders, strict=True)]
+    agents = [{parent_of(parent_of(rank)) for rank in ranks} for ranks in found]
+    assert len(agents[0] | agents[1]) == HOSTS
+    for run in runs:
+        run.kill()
+        everything(run)
+    assert all_gone([*found[0], *found[1]])
+
+
 def test_a_node_that_leaves_ends_the_run_and_one_that_comes_is_used(
     tmp_path: Path, cluster: Any, launcher: HostsLauncher, said: list[str]
 ) -> None:
@@ -326,12 +340,12 @@ def test_a_host_that_does_not_answer_is_given_up(
     assert len(hosts.ready()) == HOSTS - 1
 
 
-def begun(run: HostsRun, folder: Path) -> list[int]:
+def begun(run: HostsRun, folder: Path, ranks: int = RANKS) -> list[int]:
     """The ranks, once their hosts are reserved."""
     while not run.sentinels:
         run.new_events()
         time.sleep(0.02)
-    return pids(folder)
+    return pids(folder, ranks)
 
 
 def wait_for(there: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
