@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ ENDLESS = "endless"
 ROOT = Path(__file__).parents[1]
 CPUS, GPUS = 2, 3
 """What a node declares; there are no GPUs."""
-CLIENT_PORT = "ray_client_server_port"
 TOKEN = "0123456789abcdef" * 2
 ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens at 127.0.0.1 alone
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": TOKEN,
-    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",  # agents find FaultyLauncher
+    # agents find FaultyLauncher
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")])
+    ),
 }
 NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
@@ -43,14 +46,18 @@ class FaultyLauncher(Launcher):
 
 
 @contextmanager
-def ray_cluster(**head: Any) -> Iterator[Any]:
-    """A head, which trains nothing, and two nodes; `RAY_ADDRESS` names it meanwhile. Nothing of it is left."""
+def ray_cluster() -> Iterator[Any]:
+    """A head, which trains nothing, and two nodes; `RAY_ADDRESS` names it meanwhile. Nothing of it is left.
+
+    Where grpcio is there, which Ray's extra `client` brings, the head answers clients too, at `client_port`.
+    """
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
     ):
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
+        from command_line import free_port  # here, as agents import this file
         from ray._private import ray_constants
         from ray._raylet import Config
         from ray.cluster_utils import Cluster
@@ -59,8 +66,11 @@ def ray_cluster(**head: Any) -> Iterator[Any]:
         Config.initialize("")
         patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
-        given = NODE | {"num_cpus": 0, "temp_dir": folder} | head
+        client_port = free_port()
+        port = {"ray_client_server_port": client_port} if find_spec("grpc") else {}
+        given = NODE | {"num_cpus": 0, "temp_dir": folder} | port
         cluster = Cluster(initialize_head=True, head_node_args=given)
+        cluster.client_port = client_port
         patch.setenv("RAY_ADDRESS", cluster.address)
         try:
             for _ in range(2):

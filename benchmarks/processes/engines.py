@@ -27,10 +27,12 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.hosts.hosts import Hosts
+from trials.hosts.placement import shape
 from trials.hosts.run import HostsLauncher
 from trials.processes.launcher import wait_for
 from trials.processes.task import Task
 
+ROOT = Path(__file__).parents[2]
 HOSTS = 2
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Variables under which Ray listens at 127.0.0.1 alone, and tells nobody that it is used."""
@@ -40,7 +42,7 @@ CLIENTS = (1, 2, 4)
 @contextmanager
 def ray_cluster() -> Iterator[None]:
     """A Ray cluster of a head and two nodes of two CPUs on this machine, to which this process is connected."""
-    os.environ |= LOOPBACK
+    os.environ |= LOOPBACK | {"PYTHONPATH": str(ROOT)}  # nodes find this file
     import ray
     from ray.cluster_utils import Cluster
 
@@ -141,6 +143,7 @@ def agents() -> Iterator[Callable[[Path], None]]:
         log = PreparedLog.open(prepare([Path(kept) / "log.csv"], out=Path(kept) / "log").directory)
         per_host = rank_job.RANKS // HOSTS
         hosts.open(log, Path(kept))
+        hosts.check(shape(HOSTS, per_host, 1))
         launcher = HostsLauncher(hosts)
 
         def start(folder: Path) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 
 from dhen.errors import UserError
@@ -52,12 +54,17 @@ def connected(launcher: str) -> Iterator[str]:
         # alone does not listen
         ray_constants.ENABLE_RAY_CLUSTER = False
     LOG.info("Ray %s: connects to %s", ray.__version__, address)
+    answer_to_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
     except (ray.exceptions.RayError, RuntimeError, ConnectionError, ValueError, ImportError) as error:
         said = " ".join(str(error).split()).rstrip(".")
         hint = "" if "ersion mismatch" in said else f"; {TOKEN}"
-        raise UserError(f"launcher={launcher}: {address}: {said}{hint}.") from None
+        where = "" if address == launcher else f" {address}:"
+        raise UserError(f"launcher={launcher}:{where} {said}{hint}.") from None
+    # Ray ends a driver at once, without a word of what was going on
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, answer_to_sigterm)
     try:
         yield address
     finally:

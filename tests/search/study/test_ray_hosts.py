@@ -42,7 +42,12 @@ from trials.hosts.placement import Shape
 from trials.hosts.run import HostsLauncher, HostsRun
 from trials.record import Outcome
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+    # Ray leaves the log of its server for clients open
+    pytest.mark.filterwarnings("ignore:.*ray_client_server:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file .*ray_client_server:ResourceWarning"),
+]
 FAULTS = {
     "raise": f"rank {BAD_RANK} failed after 3 of 10 examples: ValueError: a fault of its own",
     "SIGKILL": f"rank {BAD_RANK} was killed by signal 9",
@@ -94,7 +99,7 @@ def test_nothing_is_left_of_a_study_that_is_killed_or_broken_off(
     cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "study"
-    for trial, (number, code) in enumerate({signal.SIGKILL: -9, signal.SIGINT: 130}.items()):
+    for trial, (number, code) in enumerate({signal.SIGKILL: -9, signal.SIGTERM: 130}.items()):
         driver = start(click_log, out, on_ray, "trials=99", *FEW, "training.epochs=40")
         wait_for_trials(out, trial)
         logs = [out / "trials" / f"{trial:05d}" / f"attempt0.rank{rank}.log" for rank in range(2)]
@@ -111,6 +116,20 @@ def test_nothing_is_left_of_a_study_that_is_killed_or_broken_off(
         assert driver.returncode == code, errors
         assert all_gone([*processes], 20.0)
     assert not (out / MARK).exists()
+
+
+@pytest.mark.slow
+def test_a_study_of_a_client_of_the_cluster(
+    cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("grpc")
+    address = f"launcher=ray://127.0.0.1:{cluster.client_port}"
+    driver = start(click_log, tmp_path / "study", on_ray, "trials=1", "ranks=2x1", address)
+    _, errors = driver.communicate(timeout=TIMEOUT_SECONDS)
+    assert driver.returncode == 0, errors
+    assert [trial.result.outcome for trial in read_study(tmp_path / "study").trials] == [
+        Outcome.COMPLETED
+    ] * 2
 
 
 def test_another_token_is_no_token(on_ray: dict[str, str], click_log: Path, tmp_path: Path) -> None:
@@ -264,6 +283,20 @@ def test_a_run_ends_everywhere_when_told(tmp_path: Path, launcher: HostsLauncher
     assert given_up.ended
 
 
+def test_two_candidates_of_one_host_each_train_at_once(tmp_path: Path, launcher: HostsLauncher) -> None:
+    folders = [tmp_path / name / ENDLESS for name in "ab"]
+    for folder in folders:
+        folder.parent.mkdir()
+    runs = [started(launcher, folder, hosts=1) for folder in folders]
+    found = [begun(run, folder, RANKS_PER_HOST) for run, folder in zip(runs, folders, strict=True)]
+    agents = [{parent_of(parent_of(rank)) for rank in ranks} for ranks in found]
+    assert len(agents[0] | agents[1]) == HOSTS
+    for run in runs:
+        run.kill()
+        everything(run)
+    assert all_gone([*found[0], *found[1]])
+
+
 def test_a_node_that_leaves_ends_the_run_and_one_that_comes_is_used(
     tmp_path: Path, cluster: Any, launcher: HostsLauncher, said: list[str]
 ) -> None:
@@ -326,12 +359,12 @@ def test_a_host_that_does_not_answer_is_given_up(
     assert len(hosts.ready()) == HOSTS - 1
 
 
-def begun(run: HostsRun, folder: Path) -> list[int]:
+def begun(run: HostsRun, folder: Path, ranks: int = RANKS) -> list[int]:
     """The ranks, once their hosts are reserved."""
     while not run.sentinels:
         run.new_events()
         time.sleep(0.02)
-    return pids(folder)
+    return pids(folder, ranks)
 
 
 def wait_for(there: Callable[[], bool], driver: subprocess.Popen[str]) -> None:

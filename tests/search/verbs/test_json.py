@@ -20,7 +20,7 @@ from search.cli import VERBS, cli
 from search.read_study import read_study
 
 ROOT = Path(__file__).parent.parent.parent.parent
-REPORT_NOTHING = {"join", "ui", "serve"}
+REPORT_NOTHING = {"ui", "serve"}
 """Verbs that go on until they are ended."""
 ELSEWHERE = {
     "optuna": "tests/search/optuna/test_mirror.py",
