@@ -13,6 +13,7 @@ from dhen.errors import UserError
 from dhen.values import parse
 from search.config import ADDRESSES, StudyConfig, set_override, written_config
 from search.read_study import HEAD, run_directory_of, stored_studies
+from trials.address import LOCAL
 from trials.storage.database import without_password
 from trials.storage.ledger import Ledger
 
@@ -71,10 +72,10 @@ def join(
         out = home
     at_home = home is not None and out is not None and out.resolve() == home.resolve()
     settings = written_config(home).to_dict() if home is not None else _noted_settings(facts, study.name)
-    if settings.get("address") is not None:
+    if settings.get("launcher") != LOCAL:
         raise UserError(
-            f"study {study.name!r} trains over hosts that join its driver (address={settings['address']}), of "
-            "which it has one; without address= it takes several."
+            f"study {study.name!r} trains on the hosts of a Ray cluster (launcher={settings['launcher']}), which its "
+            "one driver reserves; with launcher=local it takes several."
         )
     for word in overrides:
         key = word.partition("=")[0]

@@ -166,6 +166,6 @@ def test_sqlite_takes_one_driver(dhen_search: Run, study: Path, click_log: Path,
 
 def test_what_a_further_driver_is_refused(server: Server, dhen_search: Run) -> None:
     Ledger(server.url, "none").close()
-    assert "no study" in dhen_search("worker", "--study", server.url, code=2).stderr
+    assert "no study" in dhen_search("worker", "--study", server.url, "--name", "none", code=2).stderr
     unreadable = dhen_search("worker", "--study", f"postgresql:/x:{SECRET}@y", code=2).stderr
     assert SECRET not in unreadable
