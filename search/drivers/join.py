@@ -74,8 +74,8 @@ def join(
     settings = written_config(home).to_dict() if home is not None else _noted_settings(facts, study.name)
     if settings.get("launcher") != LOCAL:
         raise UserError(
-            f"study {study.name!r} trains on the hosts of a Ray cluster (launcher={settings['launcher']}), which its "
-            "one driver reserves; with launcher=local it takes several."
+            f"study {study.name!r} trains on the hosts of a Ray cluster (launcher={settings['launcher']}), which "
+            "its one driver reserves; with launcher=local it takes several."
         )
     for word in overrides:
         key = word.partition("=")[0]
