@@ -361,7 +361,9 @@ def test_a_host_that_does_not_answer_is_given_up(
 
 def begun(run: HostsRun, folder: Path, ranks: int = RANKS) -> list[int]:
     """The ranks, once their hosts are reserved."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not run.sentinels:
+        assert time.monotonic() < deadline
         run.new_events()
         time.sleep(0.02)
     return pids(folder, ranks)
