@@ -73,7 +73,9 @@ def run_session(
     return record
 
 
-def join_session(joined: Joined, launcher: Launcher, clock: StudyClock, console: Console) -> StudyRecord:
+def join_session(
+    joined: Joined, launcher: Launcher, clock: StudyClock, console: Console, *, quiet: bool = False
+) -> StudyRecord:
     """Is one more driver of a study, until it is finished, or Ctrl-C (exit code 130); the other drivers go on.
 
     Args:
@@ -81,6 +83,7 @@ def join_session(joined: Joined, launcher: Launcher, clock: StudyClock, console:
         launcher: starts processes.
         clock: runs since the command began.
         console: where it is said what goes on.
+        quiet: whether the findings are the caller's to say.
 
     Raises:
         UserError: for whatever is wrong with the log, the run directory, or the study's database.
@@ -95,7 +98,8 @@ def join_session(joined: Joined, launcher: Launcher, clock: StudyClock, console:
         )
     with open_session(directory, config, launcher, console, shared=True, joins=True) as session:
         record = _search(config, session, console, clock, joined)
-    _say_what_came_of_it(record, config, directory, console)
+    if not quiet:
+        _say_what_came_of_it(record, config, directory, console)
     return record
 
 

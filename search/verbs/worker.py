@@ -8,7 +8,10 @@ import click
 
 from search.budget.clock import StudyClock
 from search.verbs.data_option import data_option
+from search.verbs.output import FinishedRun, json_option, print_json
 from trials.processes.launcher import Launcher
+
+OUTPUT = FinishedRun
 
 
 @click.command(
@@ -27,8 +30,14 @@ Examples:
     type=click.Path(path_type=Path),
     help="The run directory (default: the study's own where it is on this machine, else runs/NAME).",
 )
+@json_option("What the study has come to, as JSON.")
 def command(
-    words: tuple[str, ...], study: str, name: str | None, data: tuple[str, ...], out: Path | None
+    words: tuple[str, ...],
+    study: str,
+    name: str | None,
+    data: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Be the second driver, or a further one, of a study that `dhen-search run storage=URL` has begun.
 
@@ -45,5 +54,10 @@ def command(
 
     from search.drivers.join import join
     from search.study.run_session import join_session  # torch is imported here and in the fork server
+    from search.verbs.finished_run import finished_run
 
-    join_session(join(study, name, out, data, words), launcher, clock, Console())
+    record = join_session(
+        join(study, name, out, data, words), launcher, clock, Console(stderr=as_json), quiet=as_json
+    )
+    if as_json:
+        print_json(finished_run(record))

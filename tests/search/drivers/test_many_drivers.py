@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, TIMEOUT_SECONDS, Run, start
+from command_line import COMMAND, TIMEOUT_SECONDS, Run, check_json, start
 from postgresql import Server, lacking, served
 
 from search.pareto import front_of
@@ -70,11 +70,12 @@ def trials_of(server: Server, study: str) -> dict[int, int]:
 
 
 def ended(driver: subprocess.Popen[str]) -> str:
-    """What a driver has said; it ended by itself."""
+    """What a driver has said, with `--json`; it ended by itself."""
     said, errors = driver.communicate(timeout=TIMEOUT_SECONDS)
     assert driver.returncode == 0, f"{said}\n{errors}"
     assert "Traceback" not in errors
-    return said
+    check_json("worker", said)
+    return said + errors
 
 
 def is_sound(record: StudyRecord, out: Path, candidates: int) -> None:
@@ -107,7 +108,7 @@ def test_a_killed_drivers_candidate_goes_on_at_another(
     second = None
     try:
         wait_until(lambda: (out / "trials" / "00001").exists(), first)
-        second = worker(server, "ads", environment)
+        second = worker(server, "ads", environment, "--json")
         refused = dhen_search("run", "--out", out, code=2).stderr
         assert "another process is running this study" in refused
         assert "dhen-search worker" in refused
