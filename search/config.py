@@ -134,7 +134,8 @@ class StudyConfig(LogConfig):
     this machine's memory, which its trials divide."""
     launcher: LauncherName = LOCAL
     """What starts the ranks of candidates, and where: local (this machine), ray (the Ray cluster that RAY_ADDRESS
-    names, else the one that runs on this machine), or ray://HOST:10001 (the same as a client of the cluster)."""
+    names, else the one that runs on this machine), ray://HOST:10001 (the same as a client of the cluster), or
+    slurm (a Ray cluster that is made on the nodes of the Slurm job in which the command runs)."""
     prefer: Prefer = "least"
     """Which of the strategies that fit is taken: least (the fewest memory techniques, then the shortest step)
     or fastest (the shortest step)."""

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 PORTS = range(1, 2**16)
-LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
+LOCAL, RAY, RAY_CLIENT, SLURM = "local", "ray", "ray://", "slurm"
 """What starts ranks: this machine; a Ray cluster that this process is a driver of; the beginning of the address of
-one that it is a client of."""
+one that it is a client of; a Ray cluster that is made on the nodes of this Slurm job."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -35,18 +35,18 @@ Address = Annotated[str, AfterValidator(_checked)]
 
 
 def _is_launcher(name: str) -> str:
-    if name not in (LOCAL, RAY):
+    if name not in (LOCAL, RAY, SLURM):
         if not name.startswith(RAY_CLIENT):
             raise ValueError(
-                "expected local, ray (the cluster of RAY_ADDRESS, else the one that runs on this machine) or "
-                "ray://HOST:10001"
+                "expected local, ray (the cluster of RAY_ADDRESS, else the one that runs on this machine), "
+                "ray://HOST:10001, or slurm (inside a Slurm job)"
             )
         host_and_port(name.removeprefix(RAY_CLIENT))
     return name
 
 
 LauncherName = Annotated[str, AfterValidator(_is_launcher)]
-"""Text `local`, `ray` or `ray://host:port`: what starts the ranks of a study."""
+"""Text `local`, `ray`, `ray://host:port` or `slurm`: what starts the ranks of a study."""
 
 
 def family_of(host: str) -> socket.AddressFamily:

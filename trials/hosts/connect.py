@@ -11,9 +11,11 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from dhen.errors import UserError
-from trials.address import RAY_CLIENT, host_and_port, is_loopback
+from trials.address import RAY_CLIENT, SLURM, host_and_port, is_loopback
+from trials.hosts.slurm import cluster_of_the_job
 
 LOG = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
@@ -35,17 +37,28 @@ def connected(launcher: str) -> Iterator[str]:
 
     Args:
         launcher: `ray` for the cluster that RAY_ADDRESS names, else the one that runs on this machine;
-            `ray://HOST:PORT` for Ray's client.
+            `ray://HOST:PORT` for Ray's client; `slurm` for one that is made on the nodes of this Slurm job.
 
     Raises:
         UserError: without Ray, without a cluster there, or where the cluster takes this process not in (another
             version of Ray or Python, another token).
     """
-    try:
-        import ray
-        from ray._private import ray_constants
-    except ImportError:
-        raise UserError(f"launcher={launcher} needs Ray: pip install 'dhen-search[ray]'.") from None
+    if find_spec("ray") is None:
+        raise UserError(f"launcher={launcher} needs Ray: pip install 'dhen-search[ray]'.")
+    if launcher == SLURM:  # Ray reads the environment when it is imported
+        with cluster_of_the_job() as of_job, _connected(launcher) as address:
+            of_job.wait_for_nodes(_nodes_alive)
+            yield address
+    else:
+        with _connected(launcher) as address:
+            yield address
+
+
+@contextlib.contextmanager
+def _connected(launcher: str) -> Iterator[str]:
+    import ray
+    from ray._private import ray_constants
+
     address = launcher if launcher.startswith(RAY_CLIENT) else _running(launcher)
     _check_reached(launcher, address)
     ray_constants.NUM_REDIS_GET_RETRIES = TRIES
@@ -69,6 +82,12 @@ def connected(launcher: str) -> Iterator[str]:
         yield address
     finally:
         ray.shutdown()
+
+
+def _nodes_alive() -> int:
+    import ray
+
+    return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
 def _running(launcher: str) -> str:
