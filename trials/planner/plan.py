@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import get_args
 
 from pydantic import SkipValidation
 
@@ -44,7 +45,7 @@ from trials.planner.sentences import (
     split_sentences,
 )
 from trials.planner.tables.placement import PlacementError
-from trials.strategy import COMPRESSING, DELAYING, Strategy
+from trials.strategy import COMPRESSING, DELAYING, ServerLevel, Strategy
 
 NO_STAGES = (
     "A model of the family {!r} has no layers that could be stages of a pipeline: it is held without one."
@@ -187,6 +188,8 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     schedule = asked.schedule if asked is not None else "1f1b"
     layers = len(pricing.model.layers) if isinstance(pricing.model, DhenConfig) else 0
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank, layers, schedule)
+    if pricing.on_servers:
+        strategies = _served(strategies, options, cluster, pricing)
     if split > 1:
         staged = staged_ladder(cluster.ranks, examples_per_rank, layers, schedule, split)
         strategies = (*strategies, *split_ladder(split, cluster.ranks, examples_per_rank), *staged)
@@ -216,6 +219,28 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
             "+no_sync) or without."
         )
     return allowed
+
+
+def _served(
+    strategies: tuple[Strategy, ...], options: PlanOptions, cluster: Cluster, pricing: Pricing
+) -> tuple[Strategy, ...]:
+    """Returns the strategies that can train against servers, with as many as were asked for or are needed."""
+    asked = options.technique
+    if asked is not None and asked.model_parallel:
+        raise UserError(
+            f"technique={asked.name}: training.tables.synchrony={pricing.training.tables.synchrony} has servers "
+            "for ranks that hold the whole dense part each, or a shard of it; leave one of the two out."
+        )
+    count = options.servers or (asked.servers if asked is not None and asked.servers else None)
+    if count is None:
+        count = max(1, -(-pricing.served.stored_bytes // cluster.host_memory_bytes))
+    of_ranks = [
+        strategy for strategy in strategies if not strategy.model_parallel and strategy.tables == "device"
+    ]
+    if pricing.training.tables.synchrony == "async":
+        of_ranks = [each for each in of_ranks if each.dense == "dp" and each.checkpointing == "none"]
+    levels = get_args(ServerLevel)
+    return tuple(each.replace(servers=count, server_level=level) for each in of_ranks for level in levels)
 
 
 def _without_pipeline(options: PlanOptions, model: ModelConfig) -> bool:
