@@ -34,10 +34,21 @@ class RankLogs(NamedTuple):
     """The trial's directory."""
     name: str
     """What the ranks do: `attempt0`, `scoring-test`, `forward-time` (see `Task.logs`)."""
+    ranks: int | None = None
+    """Number of ranks, behind which servers of tables are numbered on; None: there are ranks alone."""
 
-    def path(self, rank: int) -> Path:
-        """Returns the file that takes all that a rank prints and logs."""
-        return self.folder / f"{self.name}.rank{rank}.log"
+    def server(self, process: int) -> int | None:
+        """Returns which server a process is; None for a rank."""
+        return None if self.ranks is None or process < self.ranks else process - self.ranks
+
+    def words(self, process: int) -> str:
+        """Returns what a process is called in sentences."""
+        server = self.server(process)
+        return f"rank {process}" if server is None else f"server {server}"
+
+    def path(self, process: int) -> Path:
+        """Returns the file that takes all that a process prints and logs."""
+        return self.folder / f"{self.name}.{self.words(process).replace(' ', '')}.log"
 
 
 def last_words(rank: int) -> str:
@@ -63,6 +74,9 @@ class Progress(Value):
     total_examples: int
     """Training examples at most (early stopping may end before)."""
     seconds: float
+    unsaved_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    """Number of steps since the newest checkpoint, or since the beginning, whose updates would be lost with a
+    server of tables; None where no servers hold them."""
 
 
 class Evaluated(Value):
@@ -117,6 +131,8 @@ class Failed(Value):
     try."""
     host_left: bool = False
     """Whether that was because a host left, which says nothing of memory."""
+    of_server: bool = Field(default=False, exclude_if=lambda yes: not yes)
+    """Whether it was a server of tables that failed, which says nothing of the ranks' memory."""
     disk_full: bool = False
     """Whether a file could not be written for want of space: the trial goes on once there is some."""
     needed_bytes: int | None = None

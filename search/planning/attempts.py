@@ -159,7 +159,7 @@ class Execution(NamedTuple):
             "gpus_per_host": self.cluster.gpus_per_host,
             "cluster": self.cluster,
             "hbm": self.hbm,
-            "deadline_seconds": DEADLINE_SECONDS if self.cluster.ranks > 1 else None,
+            "deadline_seconds": DEADLINE_SECONDS if self.cluster.ranks > 1 or strategy.servers else None,
         }
 
 

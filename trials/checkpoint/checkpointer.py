@@ -130,6 +130,8 @@ class Checkpoints:
         self._last = time.perf_counter()
         self.count, self.seconds = 0, 0.0
         """Number of checkpoints made so far, and the seconds that they took."""
+        self.newest_steps = 0
+        """Number of steps that the newest one is made after; 0 where there is none."""
 
     def due(self, *, evaluated: bool) -> bool:
         """Tells whether to make a checkpoint now, by rank 0's clock; a collective."""
@@ -173,7 +175,7 @@ class Checkpoints:
             os.replace(partial, self._folder / name)
             self._keep_only(name)
         self._last = time.perf_counter()
-        self.count += 1
+        self.count, self.newest_steps = self.count + 1, state.steps
         self.seconds += self._last - began
         LOG.info("%s written in %.2f s", self._folder / name, self._last - began)
         return self._last - began
@@ -211,7 +213,7 @@ class Checkpoints:
         if (stand.ranks, stand.tensor) != (self._ranks.world, tensor):
             torch.manual_seed(hash((self._job.seed, stand.training.steps, self._ranks.rank // tensor)))
         best = newest / BEST
-        self._last = time.perf_counter()
+        self._last, self.newest_steps = time.perf_counter(), stand.training.steps
         return stand.training, read_all(best) if self._ranks.first and best.exists() else None
 
     def drop(self) -> None:

@@ -26,6 +26,8 @@ PeakBytes = Callable[[], int]
 SIZE = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
 """Pattern of a size in PyTorch's message when CUDA memory is exhausted."""
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+CPU_ALLOCATOR = "DefaultCPUAllocator: "
+"""Beginning of PyTorch's message when the host has no memory left."""
 
 _counter: ContextVar[MemoryCounter | None] = ContextVar("_counter", default=None)
 
@@ -113,9 +115,15 @@ def keep_on_host(parameters: Iterable[Tensor]) -> None:
 def out_of_memory(error: BaseException | None) -> BaseException | None:
     """Returns the lack of memory that is behind an error, which code in between may have raised anew; None for
     another cause."""
-    while error is not None and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    while error is not None and not _is_lack_of_memory(error):
         error = error.__cause__ or error.__context__
     return error
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    """Whether this error is one; what torch raises where the host has none left is of no kind of its own."""
+    refused = isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error)
+    return refused or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def needed_and_limit(error: BaseException) -> tuple[int | None, int | None]:

@@ -17,9 +17,10 @@ ROOMS = ("dhen", "trials")
 """Packages whose lines a rank's log has; of other libraries it has warnings."""
 
 
-def log_to_stderr(rank: int, *, debug: bool) -> None:
-    """Sets this process up as a rank: what modules log goes to stderr, and Python's warnings with it."""
-    of_rank = FORMAT.replace("%(name)s", f"rank {rank} %(name)s")
+def log_to_stderr(name: str, *, debug: bool) -> None:
+    """Sets this process up as a rank or a server of that name: what modules log goes to stderr, and
+    Python's warnings with it."""
+    of_rank = FORMAT.replace("%(name)s", f"{name} %(name)s")
     # force: what an imported library has set up does not count
     logging.basicConfig(level=logging.WARNING, format=of_rank, datefmt=DATE_FORMAT, force=True)
     for name in ROOMS:

@@ -1,4 +1,4 @@
-"""Why a candidate's ranks ended: of all that died, the one that died first and by itself, in one sentence.
+"""Why a candidate's processes ended: of all that died, the one that died first and by itself, in one sentence.
 
 A signal that nobody here sent comes before all else; then whoever said first why it ends. The others have
 lost a peer, and say so (gloo raises, NCCL may abort the process).
@@ -30,6 +30,10 @@ STATES = {"T": "stopped", "t": "stopped", "D": "waiting for a device", "R": "run
 """Words for the states of a process, by the letter that /proc has for it."""
 SERVER_GONE = 255
 """Text that multiprocessing has for all processes at once when the fork server was killed."""
+SERVER_MEMORY = (
+    "the memory of its host does not suffice for its part of the tables; more servers= have less each"
+)
+"""What is said of a server that was out of memory."""
 DISK_FULL_CODE = errno.ENOSPC
 """Exit code of a rank that found no space for a file: it may have none to say so either."""
 FRAME = re.compile(r'most recent call first\):\n  File "(?:.*/)?([^/"]+)", line (\d+) in (\S+)')
@@ -93,11 +97,13 @@ def verdict(
     if any(ending.code == DISK_FULL_CODE for ending in endings):
         said = (ending.words.failed.error for ending in endings if ending.words)
         return Failed(error=next(said, None) or str(disk_full(logs.folder)), disk_full=True)
-    subject = f"rank {cause.rank}" if len(endings) > 1 else "the training process"
+    subject = logs.words(cause.rank) if len(endings) > 1 else "the training process"
     if cause.code == SERVER_GONE and cause.words is None:
         return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}", killed=True)
-    late = [f"rank {e.rank} was {e.killed}" for e in endings if e.killed and e is not cause]
+    late = [f"{logs.words(e.rank)} was {e.killed}" for e in endings if e.killed and e is not cause]
     late_ranks = "".join(f"; {late_rank} and had to be killed" for late_rank in late)
+    if logs.server(cause.rank) is not None:
+        return _of_server(cause, subject, at, progress, late_ranks, logs, memory_was_short=memory_was_short)
     if cause.words is None:
         starved = memory_was_short and cause.code == -signal.SIGKILL and cause.killed is None
         return Failed(
@@ -109,6 +115,37 @@ def verdict(
     # of memory, the words say it all; a log would end with where in our counter it was noticed
     log = "" if failed.out_of_memory else _log(logs, cause.rank, but=failed.error.partition("\n")[0])
     return failed.replace(error=f"{subject} failed {at}: {failed.error}{late_ranks}{log}")
+
+
+def _of_server(
+    cause: Ending,
+    subject: str,
+    at: str,
+    progress: Progress | None,
+    late: str,
+    logs: RankLogs,
+    *,
+    memory_was_short: bool,
+) -> Failed:
+    """Returns why a server ended, and what goes with it. What memory it lacked is not the ranks': no strategy that
+    takes less of theirs would help."""
+    words = cause.words.failed if cause.words else Failed(error="")
+    unasked = cause.words is None and cause.killed is None
+    starved = words.out_of_memory or (memory_was_short and unasked and cause.code == -signal.SIGKILL)
+    how = f"failed {at}: {words.error}" if words.error else f"{_how(cause)} {at}"
+    unsaved = progress.unsaved_steps if progress else None
+    lost = (
+        f"; the updates of {unsaved:,} step(s) since its newest checkpoint are lost with it"
+        if unsaved
+        else ""
+    )
+    log = "" if starved else _log(logs, cause.rank, but=how.rpartition(": ")[2].partition("\n")[0])
+    return Failed(
+        error=f"{subject} {how}{f'; {SERVER_MEMORY}' if starved else ''}{lost}{late}{log}",
+        killed=words.killed or (not starved and unasked and -(cause.code or 0) in FROM_OUTSIDE),
+        host_left=words.host_left,
+        of_server=True,
+    )
 
 
 def _with_the_greatest_need(failed: Failed, endings: list[Ending]) -> Failed:
@@ -133,11 +170,15 @@ def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Fai
     stopped = [ending.rank for ending in endings if ending.killed == "stopped"]
     suspect = stopped[0] if stopped else 0
     states = ", ".join(
-        f"rank {e.rank} {e.killed or _how(e)}{'' if e.killed == 'stopped' else _frame(logs, e.rank)}"
+        f"{logs.words(e.rank)} {e.killed or _how(e)}{'' if e.killed == 'stopped' else _frame(logs, e.rank)}"
         for e in endings
     )
-    error = f"no progress for {seconds:,.1f} s, {at}: {states}"
-    stacks = f"; the stacks are in the ranks' logs, {logs.name}.rank*.log"
+    waited_for = ""
+    if stopped and len(stopped) < len(endings):
+        named = " and ".join(map(logs.words, stopped))
+        waited_for = f"; the others wait for {named}, which {'is' if len(stopped) == 1 else 'are'} stopped"
+    error = f"no progress for {seconds:,.1f} s, {at}: {states}{waited_for}"
+    stacks = f"; the stacks are in the ranks' logs, {logs.name}.*.log"
     return Failed(error=error + (_log(logs, suspect) if stopped else stacks))
 
 

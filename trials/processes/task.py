@@ -98,17 +98,17 @@ class Task(Value):
 
     def server(self, process: int) -> int | None:
         """Returns which server a process is; None for a rank."""
-        number = process - self.hosts * self.gpus_per_host
-        return number if number >= 0 else None
+        return self.logs(Path()).server(process)
 
     def logs(self, folder: Path) -> RankLogs:
-        """The ranks' logs in the trial's directory: each attempt has its own, and so has every task that is no
-        training."""
+        """The logs of ranks and servers in the trial's directory: each attempt has its own, and so has every task
+        that is no training."""
+        ranks = self.hosts * self.gpus_per_host if self.strategy.servers else None
         if self.serving is not None:
-            return RankLogs(folder, "forward-time")
+            return RankLogs(folder, "forward-time", ranks)
         if self.score_split is not None:
-            return RankLogs(folder, f"scoring-{self.score_split}")
-        return RankLogs(folder, f"attempt{self.attempt}")
+            return RankLogs(folder, f"scoring-{self.score_split}", ranks)
+        return RankLogs(folder, f"attempt{self.attempt}", ranks)
 
     def ranks(self, rank: int) -> Ranks:
         """Returns where this rank stands among all."""

@@ -91,8 +91,9 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(task.devices)
     ranks = task.ranks(0 if server is not None else rank)
     try:
-        _redirect_output(task.logs(folder).path(rank))
-        log_to_stderr(rank, debug=task.debug)
+        logs = task.logs(folder)
+        _redirect_output(logs.path(rank))
+        log_to_stderr(logs.words(rank), debug=task.debug)
         _log_task(task, ranks)
         _prepare_process(task.threads)
         if server is not None:

@@ -39,6 +39,7 @@ from trials.ranks import DataPart, Ranks, rank_slice
 from trials.record import CurvePoint, Measured, Metrics
 from trials.servers.client import Servers
 from trials.servers.dispenser import Losses
+from trials.servers.messages import LinkBrokenError
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
 from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
@@ -104,6 +105,16 @@ class _Run:
         """Number of examples of all passes."""
         return self.job.training.examples(self.log.manifest.rows["train"])
 
+    def progress(self, seconds: float) -> Progress:
+        """Returns how far the training is after so many seconds."""
+        unsaved = None if self.servers is None else self.state.steps - self.checkpoints.newest_steps
+        return Progress(
+            examples=self.state.examples,
+            total_examples=self.total_examples,
+            seconds=seconds,
+            unsaved_steps=unsaved,
+        )
+
 
 def train(
     job: Job,
@@ -163,7 +174,11 @@ def train(
     run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state, servers=servers)
     run.best_weights, run.average = best_weights, average
     try:
-        _train(run)
+        try:
+            _train(run)
+        except LinkBrokenError:  # how much goes with the server
+            emit(run.progress(state.seconds))
+            raise
         assert run.best_weights is not None
         best, best_weights, cache_use = state.best, run.best_weights, step.cache_use
         if job.period is not None:
@@ -230,9 +245,7 @@ def _train(run: _Run) -> None:
             _consider_compiling(run, now - stretch_began)
         if now - last_progress > run.progress_seconds:
             last_progress = now
-            run.emit(
-                Progress(examples=state.examples, total_examples=run.total_examples, seconds=now - began)
-            )
+            run.emit(run.progress(now - began))
         if not turn.evaluates:
             if checked and run.checkpoints.due(evaluated=False):
                 stretch_began += _save(run, began)
