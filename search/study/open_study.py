@@ -378,7 +378,7 @@ def _fits(admission: Admission, candidate_job: CandidateJobs, budget: Budget, ca
         best = (plan := admission.plan(candidate_job(candidate))).best
     except UserError:
         return False
-    return best is not None and budget.is_worth_its_time(best.time.total / plan.batch_size)
+    return best is not None and budget.is_worth_its_time(best.seconds_per_batch / plan.batch_size)
 
 
 def _warm_start(

@@ -9,9 +9,11 @@ Shapes: B examples, T tables, U rows, D columns, N keys of a batch, K of them ea
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
+from contextvars import copy_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ from trials.embeddings.blocks import State
 from trials.embeddings.engine import backward, leaves
 from trials.embeddings.growing import Begun
 from trials.job import TrainingConfig
+from trials.memory.limit import count_on_device
 from trials.servers.client import Pulled, Servers
 
 SENT_IN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -117,14 +120,16 @@ class ServerTables:
         """Has the rows of the next batch pulled, where they may lack the updates of this step."""
         if self._pulls_ahead:
             step = self.step + 1
-            self._ahead = _Ahead(batch, self.servers.later(lambda: self._request(batch, step)))
+            asked = functools.partial(copy_context().run, self._request, batch, step)
+            self._ahead = _Ahead(batch, self.servers.later(asked))
 
     def of_batch(self, batch: Batch) -> FeatureBatch:
         """Returns a batch's inputs with rows in place of keys, after its rows have been pulled."""
         if self._ahead is not None and self._ahead.batch is batch:
             features, self._pulled = self._ahead.pulled.result()
         else:
-            features, self._pulled = self.servers.now(lambda: self._request(batch, self.step))
+            asked = functools.partial(copy_context().run, self._request, batch, self.step)
+            features, self._pulled = self.servers.now(asked)
         self._ahead = None
         self.behind[self._pulled.behind] += 1
         return features
@@ -136,6 +141,7 @@ class ServerTables:
         if not torch.is_grad_enabled():
             rows = self._rows(features)
             pulled: Pulled = self.servers.now(lambda: self.servers.pull(0, rows, self._sent_in, read=True))
+            self._count(pulled)
             return leaves(self._embeddings(features, pulled))
         assert self._pulled is not None
         self._pulled = self._pulled._replace(
@@ -217,7 +223,15 @@ class ServerTables:
         if self._growing is not None and features.keys is not None:
             features = self._with_rows(features, step, batch.time)
         there = features.to(torch.device("cpu"))
-        return features, self.servers.pull(step, self._rows(there), self._sent_in)
+        pulled = self.servers.pull(step, self._rows(there), self._sent_in)
+        self._count(pulled)
+        return features, pulled
+
+    def _count(self, pulled: Pulled) -> None:
+        """Counts rows to this rank's memory, which the links' thread has made; where the device is an accelerator
+        they are not on it."""
+        if self._where.type == "cpu":
+            count_on_device([*pulled.rows, *pulled.weights])
 
     def _with_rows(self, features: FeatureBatch, step: int | None, time: int | None) -> FeatureBatch:
         """Returns inputs with rows in place of keys, which a step counts."""
