@@ -13,7 +13,7 @@ from dhen.blocks import BLOCKS
 from search.analysis.reproduce.config import CONFIGS
 from search.cli import VERBS, cli
 from search.config import DemoConfig, StudyConfig
-from trials.job import TrainingConfig
+from trials.job import TablesConfig, TrainingConfig
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = [
