@@ -111,6 +111,7 @@ def test_keys_exist(name: str) -> None:
     known = {"data", "depth"} | {row.key for row in all_rows()}  # an option, and what `--sweep` says
     known |= set(DemoConfig.model_fields)  # of `demo`, where they stand by themselves
     known |= {f"training.{key}" for key in TrainingConfig.model_fields}
+    known |= {f"training.tables.{key}" for key in TablesConfig.model_fields}
     for key in re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", (ROOT / name).read_text()):
         assert key in known, key
 
