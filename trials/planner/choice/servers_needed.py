@@ -88,9 +88,7 @@ def _needed(pricing: Pricing, level: ServerLevel) -> int:
     fewest = fewest_servers(pricing, level, pricing.host_bytes(memory) - memory.servers)
     if fewest is None:
         return hosts
-    doubled = takewhile(
-        lambda count: count < hosts, (fewest * 2**power for power in range(hosts.bit_length()))
-    )
+    doubled = takewhile(lambda count: count < hosts, (fewest << power for power in range(hosts.bit_length())))
     counts = [*doubled, hosts]
     seconds = {count: pricing.time(dp.replace(servers=count)).total for count in counts}
     longest = (1 + WORTH) * min(seconds.values())
