@@ -280,6 +280,9 @@ class Measured(Value):
     """Share of the ids looked up in training whose row was in the cache on the device, where tables lie below."""
     table_rows_copied: float | None = Field(default=None, exclude_if=lambda rows: rows is None)
     """Rows copied to the cache and from it, per training step."""
+    staleness: dict[int, int] | None = Field(default=None, exclude_if=lambda counts: counts is None)
+    """How often the rows of a batch lacked the updates of so many earlier steps, where servers hold the tables;
+    under `synchrony=async`, how often so many other batches were handed out while one was trained on."""
 
     @property
     def whole_seconds(self) -> float:

@@ -86,6 +86,7 @@ class ServerTables:
         self._growing, self.servers, self._where = growing, servers, where
         self._sent_in = SENT_IN[config.all_to_all_precision]
         self._ahead: _Ahead | None = None
+        self._following: Batch | None = None
         self._pulls_ahead = config.tables.steps_behind > 0 and not config.tables.deterministic_delay
         # of one update per step, and of each worker's own, as much as of all workers together
         self._share = 1.0 if config.tables.synchrony == "async" else 1.0 / servers.workers
@@ -109,15 +110,19 @@ class ServerTables:
         return 0
 
     @property
+    def staleness(self) -> dict[int, int]:
+        """How often rows lacked the updates of so many steps; of ranks on their own, how often so many other
+        batches were handed out while one was trained on."""
+        return dict(sorted((self.servers.behind or self.behind).items()))
+
+    @property
     def has_keys(self) -> bool:
         """Whether there are growing tables."""
         return self._growing is not None
 
     def ahead(self, batch: Batch) -> None:
-        """Has the rows of the next batch pulled, where they may lack the updates of this step."""
-        if self._pulls_ahead:
-            step = self.step + 1
-            self._ahead = _Ahead(batch, self.servers.later(lambda: self._request(batch, step)))
+        """Is told the batch after the one whose step comes, whose rows may lack the updates of that step."""
+        self._following = batch if self._pulls_ahead else None
 
     def of_batch(self, batch: Batch) -> FeatureBatch:
         """Returns a batch's inputs with rows in place of keys, after its rows have been pulled."""
@@ -125,7 +130,10 @@ class ServerTables:
             features, self._pulled = self._ahead.pulled.result()
         else:
             features, self._pulled = self.servers.now(lambda: self._request(batch, self.step))
-        self._ahead = None
+        self._ahead, following, self._following = None, self._following, None
+        if following is not None:
+            step = self.step + 1
+            self._ahead = _Ahead(following, self.servers.later(lambda: self._request(following, step)))
         self.behind[self._pulled.behind] += 1
         return features
 

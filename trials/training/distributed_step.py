@@ -238,7 +238,7 @@ class DistributedStep:
     @property
     def staleness(self) -> dict[int, int] | None:
         """How often the rows of a batch lacked the updates of so many steps; None where ranks hold the tables."""
-        return dict(self._served.behind) if self._served is not None else None
+        return self._served.staleness if self._served is not None else None
 
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""
