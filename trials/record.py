@@ -285,6 +285,16 @@ class Measured(Value):
     under `synchrony=async`, how often so many other batches were handed out while one was trained on."""
 
     @property
+    def numbers(self) -> dict[str, float | None]:
+        """All that was measured, by name, each as one number: of a distribution its mean."""
+        numbers: dict[str, float | None] = {}
+        for name, value in self:
+            if isinstance(value, dict):
+                value = sum(at * count for at, count in value.items()) / max(1, sum(value.values()))
+            numbers[name] = value
+        return numbers
+
+    @property
     def whole_seconds(self) -> float:
         """Seconds of training and evaluation together; 0 where nothing was measured."""
         return (self.train_seconds or 0.0) + (self.evaluate_seconds or 0.0)

@@ -197,6 +197,10 @@ def test_async_workers_share_the_batches(folder: Path) -> None:
     assert behind is not None
     assert sum(behind.values()) == steps
     assert max(behind) > 0
+    plain = build_model(job.model, log.features)
+    plain.load_state_dict(served.weights)
+    # what is evaluated is what is kept, whoever trained last
+    assert evaluate(plain, log, "validation").ne == pytest.approx(min(served.ne), abs=1e-6)
     logs = [(folder / "async3" / f"attempt0.rank{rank}.log").read_text() for rank in (1, 2)]
     assert all("trained on " in text for text in logs)
     assert min(served.ne) < 1.0

@@ -190,6 +190,10 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank, layers, schedule)
     if pricing.on_servers:
         strategies = _served(strategies, options, cluster, pricing)
+        if asked is not None and not asked.servers:
+            # how many servers, and on which level, is said elsewhere or left to the plan
+            strategies = _without_servers_allowed(strategies, options)
+            options = options.replace(technique=None)
     if split > 1:
         staged = staged_ladder(cluster.ranks, examples_per_rank, layers, schedule, split)
         strategies = (*strategies, *split_ladder(split, cluster.ranks, examples_per_rank), *staged)
@@ -241,6 +245,24 @@ def _served(
         of_ranks = [each for each in of_ranks if each.dense == "dp" and each.checkpointing == "none"]
     levels = get_args(ServerLevel)
     return tuple(each.replace(servers=count, server_level=level) for each in of_ranks for level in levels)
+
+
+def _without_servers_allowed(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
+    """Returns the strategies that a technique allows which says nothing of servers.
+
+    Raises:
+        UserError: where there are none.
+    """
+    plain = {each: each.replace(servers=0, server_level="memory") for each in strategies}
+    allowed = tuple(each for each, without in plain.items() if options.allows(without))
+    if not allowed:
+        assert options.technique is not None
+        names = dict.fromkeys(without.held_as for without in plain.values())
+        raise UserError(
+            f"technique={options.technique.name} is not on the ladder of ranks whose tables are on servers here; "
+            f"there are {', '.join(names)}."
+        )
+    return allowed
 
 
 def _without_pipeline(options: PlanOptions, model: ModelConfig) -> bool:
