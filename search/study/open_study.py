@@ -255,6 +255,7 @@ def _put_together(
             ended=runner.take_over,
             head=take_head,
         )
+        ledger.settle(settings.setting)  # what a dead driver has left is written at once
         sharing.begin(
             follower,
             lambda trial, driver: without_driver(trial, executed.strategy(trial), driver),
