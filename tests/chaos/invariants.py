@@ -11,7 +11,7 @@ from chaos import processes
 from chaos.scenes import Scene
 
 from search.bundles.manifest import first_fault
-from search.pareto import front_of
+from search.pareto import eligible, front_of
 from search.read_study import read_study
 from trials.mlflow.runs import study_sheet, trial_sheet
 from trials.mlflow.store import open_client, store_uri
@@ -110,7 +110,7 @@ def _differences(trial: TrialRecord, same: TrialRecord) -> list[str]:
 
 def _front(scene: Scene, record: StudyRecord) -> list[str]:
     """The front and the exported best are those that the ledger's trials imply."""
-    implied = front_of([trial for trial in record.trials if trial.kind is TrialKind.CANDIDATE])
+    implied = front_of(eligible(trial for trial in record.trials if trial.kind is TrialKind.CANDIDATE))
     problems = []
     if record.networks_front != tuple(trial.number for trial in implied):
         problems.append(f"the front is {record.networks_front}")
