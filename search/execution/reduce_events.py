@@ -99,7 +99,8 @@ def with_attempt(
 
 def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
     """The outcome of a failure: an attempt that was killed or stopped from outside is cut short and runs again;
-    killed twice, it counts as out of memory. Hosts that leave are another matter, until they do so again and again.
+    killed twice, it counts as out of memory. Hosts that leave are another matter, until they do so again and
+    again.
 
     Tools in place of the kernel (earlyoom, systemd-oomd) send the same signal, and the kernel does not count it.
     An attempt whose driver died says nothing of memory.
