@@ -44,14 +44,14 @@ def _no_ray() -> str | None:
     return None if find_spec("ray") else "needs Ray (pip install 'dhen-search[ray]')"
 
 
-def _disk(what: str, words: str) -> Fault:
+def _disk(what: str, words: str, inject: Callable[[Any, Random], Hit | None] = services.fill_disk) -> Fault:
     return Fault(
         words,
-        services.before_the_cache if what == "cache" else services.fill_disk,
+        inject,
         OnSmallDisk,
         {"what": what},
         prepare=services.almost_full if what == "cache" else None,
-        while_training=what == "checkpoint",
+        while_training=what == "study",
         scene_begins=what != "cache",
         lacking=_no_disk,
     )
@@ -92,10 +92,10 @@ FAULTS = {
     "postgresql_restarted": Fault("PostgreSQL crashes and is started again", services.restart, **_DRIVERS),
     "postgresql_gone": Fault("PostgreSQL is gone for 10 s", services.gone, **_DRIVERS),
     "tracking_gone": Fault("the tracking server is gone for some seconds", services.tracking_gone, Tracked),
-    "disk_full_checkpoint": _disk("checkpoint", "no space for checkpoints, weights and events"),
+    "disk_full_checkpoint": _disk("study", "no space for checkpoints, weights, events"),
     "disk_full_ledger": _disk("ledger", "no space for the ledger"),
-    "disk_full_cache": _disk("cache", "no space for the prepared log"),
-    "disk_full_report": _disk("report", "no space for report, MLflow and the driver's log"),
+    "disk_full_cache": _disk("cache", "no space for the prepared log", services.before_the_cache),
+    "disk_full_report": _disk("study", "no space for report, MLflow, bundle", services.fill_at_the_end),
     "checkpoint_damaged": Fault(
         "the newest checkpoint is damaged, all processes killed",
         damages.newest_checkpoint,

@@ -238,22 +238,16 @@ class SeveralDrivers(Scene):
 
 
 class OnSmallDisk(Scene):
-    """A study of which one thing lies on a small disk: the cache, the ledger, checkpoints, or the report."""
+    """A study of which one thing lies on a small disk: the cache, the ledger, or the run directory without it."""
 
     def __init__(self, *given: Any, what: str) -> None:
         self._what = what
         super().__init__(*given)
-        places = {"cache": self.folder / "cache", "ledger": self.folder / "ledger", "report": self.out}
-        self.disk = SmallDisk(places.get(what, self.out / "trials"))
+        self.disk = SmallDisk(self.folder / what if what != "study" else self.out)
         if what != "cache":
             self._small(self.disk)
-        self._others: list[SmallDisk] = []
-        if what in ("ledger", "report"):
             (self.folder / "ledger").mkdir(exist_ok=True)
             self.words = (f"storage=sqlite:///{self.folder / 'ledger' / 'study.db'}", "name=study")
-        if what == "report":  # only the report and what lies beside it finds no space
-            self._others.append(SmallDisk(self.out / "trials"))
-            self._small(self._others[0])
 
     def own_cache(self, cache: Path) -> None:
         """On the small disk, where the cache is what finds no space; then the log is not prepared yet."""
@@ -270,8 +264,7 @@ class OnSmallDisk(Scene):
 
     def close(self) -> None:
         super().close()
-        for disk in (*self._others, self.disk):
-            disk.close()
+        self.disk.close()
 
 
 class Tracked(Scene):

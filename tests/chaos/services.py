@@ -9,6 +9,8 @@ from chaos.hit import Hit
 from chaos.scenes import OnSmallDisk, SeveralDrivers, Tracked
 
 GONE_SECONDS = 10.0
+END_SECONDS = 5.0
+"""What a small study's end takes, about."""
 FULL_SECONDS = 12.0
 """A disk is given back after so long at the latest."""
 
@@ -46,6 +48,13 @@ def fill_disk(scene: OnSmallDisk, _: Random) -> Hit | None:
         return None
     scene.disk.fill()
     return _until_free(scene)
+
+
+def fill_at_the_end(scene: OnSmallDisk, rng: Random) -> Hit | None:
+    """Once all is trained."""
+    scene.wait(scene.has_trained)
+    time.sleep(rng.uniform(0.0, END_SECONDS))
+    return fill_disk(scene, rng)
 
 
 def almost_full(scene: OnSmallDisk, rng: Random) -> None:

@@ -489,6 +489,7 @@ def off_from_best(step: Resumable, job: Job, folder: Path, ranks: Ranks = Ranks(
     restored = Checkpoints(folder, job, ranks).restore(step, average)
     assert restored is not None
     assert len(restored[0].curve) > 1
+    assert restored[1] is not None  # on every rank: no later evaluation need be better
     with average.in_place(restored[0].steps):
         pass
     held, best = step.weights(), restored[1] or {}  # type: ignore[attr-defined]

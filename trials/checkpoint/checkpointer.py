@@ -209,7 +209,9 @@ class Checkpoints:
             torch.manual_seed(hash((self._job.seed, stand.training.steps, self._ranks.rank // tensor)))
         best = newest / BEST
         self._last = time.perf_counter()
-        return stand.training, read_all(best) if self._ranks.first and best.exists() else None
+        if not best.exists():
+            return stand.training, None
+        return stand.training, read_all(best) if self._ranks.first else {}  # as a step has them on each rank
 
     def drop(self) -> None:
         """Removes all checkpoints, when the training has ended."""
