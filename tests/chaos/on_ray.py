@@ -17,8 +17,8 @@ from faulty_hosts import ENVIRONMENT, add_node, ray_cluster
 
 NEW_NODE_SECONDS = 2.0
 HOSTS = ("ranks=2x1", "launcher=ray")
-CLUSTERS = ("ray::", "raylet", "gcs_server", "/ray/")
-"""What commands of the cluster's own processes have in them."""
+RAYS_OWN = Path("/tmp/ray")
+"""Where Ray notes the address of a machine's cluster, whatever folder the cluster has."""
 
 
 class OnRay(Scene):
@@ -33,6 +33,7 @@ class OnRay(Scene):
     def cluster_up(self) -> None:
         """Starts a cluster, whose processes have the mark too, as ranks are theirs."""
         os.environ[processes.MARK] = self.mark
+        RAYS_OWN.mkdir(exist_ok=True)
         self.cluster = self._stack.enter_context(ray_cluster())
         self.environment |= {name: os.environ[name] for name in (*ENVIRONMENT, "RAY_ADDRESS")}
 

@@ -27,7 +27,14 @@ from trials.record import TrialRecord
 
 CANDIDATES = 3
 WORDS = (
-    *("space=tiny", "sampler=random", "baseline_trials=1", "threads=1", "parallel=1"),
+    *(
+        "space=tiny",
+        "sampler=random",
+        "baseline_trials=1",
+        "threads=1",
+        "parallel=1",
+        "training.precision=fp32",
+    ),
     *("confirm=0", "averages=0", "distil=false", "stopping=rungs", "training.epochs=8"),
     *("training.patience=1000", "training.evaluate_every=400"),
 )
