@@ -22,7 +22,7 @@ from servers.mlflow_servers import tracking_server
 
 from dhen.errors import UserError
 from search.read_study import read_study
-from trials.events import WEIGHTS
+from trials.events import EVENTS
 from trials.record import TrialRecord
 
 CANDIDATES = 3
@@ -119,7 +119,8 @@ class Scene:
 
     def has_trained(self) -> bool:
         """Whether its last candidate is trained."""
-        return (self.out / "trials" / f"{self.candidates:05d}" / WEIGHTS).exists()
+        events = self.out / "trials" / f"{self.candidates:05d}" / EVENTS
+        return events.exists() and any(f'"{end}"' in events.read_text() for end in ("trained", "scored"))
 
     def wait(self, there: Callable[[], object]) -> bool:
         """Waits until something is so; False where the study has ended before."""
