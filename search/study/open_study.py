@@ -244,7 +244,9 @@ def _put_together(
             settings.head = settings.head.replace(**changed)
             state.head = state.head.replace(**changed)
             state.changes += 1
-            passes.found, budget.enough = settings.head.passes, settings.head.expected_gain
+            # where the settings say how many passes, the head has none
+            passes.found = settings.head.passes or passes.found
+            budget.enough = settings.head.expected_gain
 
         follower = Follower(
             state=state,

@@ -163,3 +163,4 @@ def test_who_begins_takes_up_what_a_driver_left_that_is_gone(tmp_path: Path, ind
     assert {trial.result.outcome for trial in trials} == {Outcome.COMPLETED}
     (lost,) = [trial for trial in trials if len(trial.attempts) > 1]
     assert lost.attempts[0].lost_its_driver
+    assert drivers.records[index].passes is None  # the settings say how many: there is nothing to find
