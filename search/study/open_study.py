@@ -244,7 +244,9 @@ def _put_together(
             settings.head = settings.head.replace(**changed)
             state.head = state.head.replace(**changed)
             state.changes += 1
-            passes.found, budget.enough = settings.head.passes, settings.head.expected_gain
+            # where the settings say how many passes, the head has none
+            passes.found = settings.head.passes or passes.found
+            budget.enough = settings.head.expected_gain
 
         follower = Follower(
             state=state,
@@ -255,6 +257,7 @@ def _put_together(
             ended=runner.take_over,
             head=take_head,
         )
+        ledger.settle(settings.setting)  # what a dead driver has left is written at once
         sharing.begin(
             follower,
             lambda trial, driver: without_driver(trial, executed.strategy(trial), driver),
