@@ -117,21 +117,32 @@ class Proposals:
         self._context.records[record.number] = record
 
     def tell(self, record: TrialRecord) -> None:
-        """Takes in how a proposal ended."""
+        """Takes in how a proposal stands: that it has ended, or goes on, as one that was stopped may."""
         self.note(record)
-        optuna_trial = self._asked.pop(record.number, None)
+        optuna_trial = self._asked.get(record.number) or self._running(record.number)
         if optuna_trial is None:
             self._replaced[record.number] = record
             return
         state, values = self._result(record)
+        if not state.is_finished():
+            return
+        self._asked.pop(record.number, None)
         for name, excess in _constraints(record).items():
             optuna_trial.set_constraint(name, excess)
         self._study.tell(self._optuna_numbers[record.number], values, state)
 
+    def _running(self, number: int) -> Trial | None:
+        """A proposal of an earlier session or of another driver that has not ended as far as Optuna knows; None
+        where it has."""
+        frozen = self._study.get_trials(deepcopy=False)[self._optuna_numbers[number]]
+        if frozen.state is not self._optuna.trial.TrialState.RUNNING or number in self._replaced:
+            return None
+        return self._optuna.trial.Trial(self._study, frozen._trial_id)
+
     def _replace(self) -> None:
-        """Puts proposals as they stand in the place of what Optuna has of them, where they are of an earlier
-        session or of another driver, or were stopped, told so, and went on: Optuna takes no second end of a trial,
-        so its study is made anew, once for all of them."""
+        """Puts proposals as they stand in the place of what Optuna has of them, where they were stopped, told so,
+        and went on: Optuna takes no second end of a trial, so its study is made anew, once for all of them. That
+        takes the longer the more trials there are."""
         trials = self._study.get_trials(deepcopy=False)
         for number, record in self._replaced.items():
             trials[self._optuna_numbers[number]] = self._remembered(record)
