@@ -126,6 +126,7 @@ def test_what_other_drivers_train_is_told_one_by_one(sampler: str, monkeypatch: 
             one.tell(record)
             other.tell(record)  # who proposed it, two turns ago
             mine.tell(record)
+            mine.tell(as_read(record))  # its processes have gone
         point, notes = mine.ask(number, {})
         assert one.ask(number, {}) == (point, notes)
         record = ended(number, point, notes)
