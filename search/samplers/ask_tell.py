@@ -139,8 +139,8 @@ class Proposals:
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
 
     def _differs(self, record: TrialRecord) -> bool:
-        """Whether a proposal that has ended as far as Optuna knows has another end, or none: another driver commits
-        one twice, as its training says so and as its processes have gone."""
+        """Whether a proposal that has ended as far as Optuna knows has another end, or none: another driver
+        commits one twice, as its training says so and as its processes have gone."""
         known, now = self._known(record.number), self._remembered(record)
         same = (known.state, known.values, known.constraints) == (now.state, now.values, now.constraints)
         return record.number in self._replaced or not same
