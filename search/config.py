@@ -137,6 +137,9 @@ class StudyConfig(LogConfig):
     """What starts the ranks of candidates, and where: local (this machine), ray (the Ray cluster that RAY_ADDRESS
     names, else the one that runs on this machine), ray://HOST:10001 (the same as a client of the cluster), or
     slurm (a Ray cluster that is made on the nodes of the Slurm job in which the command runs)."""
+    servers: int | None = Field(default=None, gt=0)
+    """Number of servers that hold embedding tables, in processes of their own, where `training.tables.synchrony`
+    is async, semi or sync; by default the fewest that have room for them."""
     prefer: Prefer = "least"
     """Which of the strategies that fit is taken: least (the fewest memory techniques, then the shortest step)
     or fastest (the shortest step)."""
@@ -257,6 +260,21 @@ class StudyConfig(LogConfig):
         """Number of hosts and number of ranks per host; None where `ranks` is not given."""
         match = RANKS.fullmatch((self.ranks or "").strip())
         return (int(match[1]), int(match[2])) if match else None
+
+    @model_validator(mode="after")
+    def _servers_are_wanted(self) -> StudyConfig:
+        synchrony = self.training.tables.synchrony
+        if self.servers is not None and synchrony == "local":
+            raise ValueError(
+                f"servers={self.servers} would hold tables, and training.tables.synchrony=local has them on the "
+                "ranks: give training.tables.synchrony=async, semi or sync too, or leave servers out"
+            )
+        if synchrony != "local" and self.objective == "next_period":
+            raise ValueError(
+                f"objective=next_period goes on with tables that the ranks hold, and training.tables.synchrony="
+                f"{synchrony} has them on servers: leave one of the two out"
+            )
+        return self
 
     @field_validator("period", mode="before")
     @classmethod

@@ -86,14 +86,24 @@ FOLDERS = {
     "trials.optim": {"trials.cluster", "trials.storage"},
     "trials.planner": {"trials.cluster", "trials.memory", "trials.optim"},
     "trials.processes": {
-        *("trials.cluster", "trials.data", "trials.distributed", "trials.memory", "trials.storage"),
-        "trials.training",
+        *("trials.cluster", "trials.data", "trials.distributed", "trials.memory", "trials.servers"),
+        *("trials.storage", "trials.training"),
     },
     "trials.reference": {"trials.distributed", "trials.memory", "trials.optim", "trials.planner"},
+    "trials.servers": {
+        *(
+            "trials.checkpoint",
+            "trials.data",
+            "trials.distributed",
+            "trials.embeddings",
+            "trials.optim",
+            "trials.storage",
+        ),
+    },
     "trials.storage": set(),
     "trials.training": {
         *("trials.checkpoint", "trials.cluster", "trials.data", "trials.distributed", "trials.embeddings"),
-        *("trials.memory", "trials.optim", "trials.planner", "trials.storage"),
+        *("trials.memory", "trials.optim", "trials.planner", "trials.servers", "trials.storage"),
     },
     "dashboards.figures": set(),
     "dashboards.report": {"dashboards.figures", "dashboards.sentences"},

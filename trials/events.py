@@ -17,7 +17,7 @@ from trials.serving_limits import ForwardTime
 
 EVENTS, WEIGHTS = "events.jsonl", "weights.safetensors"
 """Name of the file of events that a training process leaves in its trial's directory."""
-RENDEZVOUS = "rendezvous"
+RENDEZVOUS, SERVERS_RENDEZVOUS = "rendezvous", "rendezvous.servers"
 """Name of the file in the trial's directory by which ranks find each other; fresh for every run, or they would
 meet those that are gone."""
 

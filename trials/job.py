@@ -42,6 +42,58 @@ Passes = Annotated[int, Field(gt=0)] | Literal["auto"]
 """A number of passes over the training split, or `auto`: as many as help."""
 
 
+Synchrony = Literal["local", "async", "semi", "sync"]
+"""How embedding tables that servers hold are kept up with by the ranks that train; local where ranks hold them."""
+
+
+class TablesConfig(Value):
+    """Whether embedding tables are on servers, and how far a rank may go on without the updates of others."""
+
+    synchrony: Synchrony = "local"
+    """Local: the ranks hold the tables. The others have them on servers (`servers=`), from which each rank pulls
+    the rows of its examples and to which it pushes their gradients. Sync: the gradients of all ranks are added up
+    by row, for one update, before the next step's rows are pulled, which equals local training up to rounding.
+    Semi: the dense part is averaged over ranks at each step, and rows may lack the updates of the last
+    `staleness` steps (stale synchronous parallel, NIPS 2013, "More Effective Distributed ML"). Async: each rank
+    trains on whole batches of its own, against rows and a dense part on the servers that others update meanwhile
+    (Downpour SGD, NIPS 2012); which batch a rank takes depends on who is free, so a training does not repeat to
+    the bit."""
+    staleness: int | None = Field(default=None, ge=0)
+    """Largest number of steps whose updates the rows of a batch may lack, under `synchrony=semi`; by default 1,
+    which lets the next batch's rows be pulled while this one is computed. 0 waits for all updates."""
+    deterministic_delay: bool = False
+    """Whether rows always lack the updates of exactly `staleness` steps (of all, where there were fewer since the
+    tables were last evaluated or saved), in place of at most so many: a training then repeats to the bit, and is
+    slower."""
+
+    @model_validator(mode="after")
+    def _staleness_is_of_semi(self) -> Self:
+        if self.synchrony == "semi":
+            return self
+        for name in ("staleness", "deterministic_delay"):
+            if (value := getattr(self, name)) not in (None, False):
+                why = "bounds it by nothing" if self.synchrony == "async" else "has none that are old"
+                raise ValueError(
+                    f"{name}={value} says how old rows may be under synchrony=semi, and synchrony="
+                    f"{self.synchrony} {why}; give synchrony=semi too, or leave it out"
+                )
+        return self
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether servers hold the tables."""
+        return self.synchrony != "local"
+
+    @property
+    def steps_behind(self) -> int:
+        """Largest number of steps whose updates rows may lack; of no meaning for async."""
+        return 0 if self.synchrony != "semi" else 1 if self.staleness is None else self.staleness
+
+
+LOCAL_TABLES = TablesConfig()
+"""Tables that the ranks hold."""
+
+
 class TrainingConfig(Value):
     """How a model learns: optimizers, batches, passes, when to stop."""
 
@@ -137,7 +189,8 @@ class TrainingConfig(Value):
     """Precision in which embedding tables are stored. Updates in fp16 are rounded stochastically, except where
     FBGEMM shards tables on a CPU."""
     all_to_all_precision: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Precision in which pooled embeddings and their gradients are sent between ranks."""
+    """Precision in which pooled embeddings and their gradients are sent between ranks, and rows and their
+    gradients between ranks and servers."""
     all_reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision in which gradients of the dense part are sent between ranks and added up. Auto: that of
     `precision`, which needs no conversion. With fp32 under a `precision` of bf16, twice the bytes are sent
@@ -151,6 +204,8 @@ class TrainingConfig(Value):
     )
     """Number of first steps whose updates are not delayed, as training is unstable early (arXiv 2101.06840,
     section 5.2); it is used where `delayed_update` is true."""
+    tables: TablesConfig = Field(default=LOCAL_TABLES, exclude_if=lambda tables: tables == LOCAL_TABLES)
+    """Whether embedding tables are on servers, and how far a rank may go on without the updates of others."""
     train_fraction: float = Field(default=1.0, gt=0, le=1, exclude_if=lambda fraction: fraction == 1.0)
     """Share of the training rows that is trained on: the last ones in the log's order, which are the latest
     and closest to what is predicted. Vocabularies and statistics stay those of all rows. Defaults of batch
@@ -182,6 +237,36 @@ class TrainingConfig(Value):
                 f"warmup_examples={self.warmup_examples} and warmup_share={self.warmup_share} say the same "
                 f"thing twice; give one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _servers_can_train(self) -> Self:
+        if not self.tables.on_servers:
+            return self
+        beside = {
+            f"weight_average={self.weight_average}": (
+                self.weight_average > 0,
+                "keeps copies of whole tables, which one rank would have to hold",
+            ),
+        }
+        if self.tables.synchrony == "async":
+            beside |= {
+                f"optimizer={self.optimizer}": (
+                    self.optimizer != "adamw",
+                    "compresses what ranks average, and here each pushes its own gradients",
+                ),
+                f"power_sgd_rank={self.power_sgd_rank}": (
+                    self.power_sgd_rank > 0,
+                    "compresses what ranks average, and here each pushes its own gradients",
+                ),
+                "delayed_update=true": (self.delayed_update, "is of an update on the rank's host"),
+            }
+        for setting, (given, why) in beside.items():
+            if given:
+                raise ValueError(
+                    f"{setting} {why}, and under tables.synchrony={self.tables.synchrony} servers hold what is "
+                    "updated; leave one of the two out"
+                )
         return self
 
     @model_validator(mode="after")

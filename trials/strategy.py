@@ -8,7 +8,8 @@ ranks (hsdp: sharded inside a host, replicated across hosts). ZeRO's stages 1 an
 every rank, are built on its collectives (`trials.distributed.zero`), and so is ZeRO-Offload, in which optimizer
 state and update are the host's (`trials.distributed.zero_offload`). Where one rank trains, its embedding tables
 may lie on a level of storage below the device, in the host's memory or on an SSD, with the rows that are looked
-up most in a cache on the device (`trials.embeddings.levels.cached_tables`).
+up most in a cache on the device (`trials.embeddings.levels.cached_tables`). Where `training.tables.synchrony` is
+not local, servers hold the tables, in processes of their own (`trials.servers`).
 
 A DHEN's layers may lie one after another on several ranks, the stages of a pipeline
 (`trials.distributed.pipeline`), and wide modules may be split over the ranks of a tensor group, in a pipeline's
@@ -29,6 +30,7 @@ from trials.cluster.quantity import parse_bytes
 Dense = Literal["dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
 TableLevel = Literal["device", "host", "ssd"]
+ServerLevel = Literal["memory", "ssd"]
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero_bubble"]
 """Orders in which the stages of a pipeline take their micro-batches forward and backward
 (`trials.planner.pipeline.orders`)."""
@@ -45,10 +47,11 @@ COMPRESSING: tuple[Dense, ...] = ("dp", "zero1")
 """Values of `dense` under which gradients can stay whole on every rank, for one-bit Adam
 (`training.optimizer=onebit_adam`)."""
 CHECKPOINTING, TABLES, KIB = "_checkpointing", "_tables", 1024
-TENSOR, PIPELINE = "tensor", "pipeline"
+TENSOR, PIPELINE, SERVERS = "tensor", "pipeline", "servers"
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
     f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone), +host_tables or +ssd_tables (one rank alone), "
+    f"+{SERVERS}N or +{SERVERS}N=ssd (where training.tables.synchrony is not local), "
     f"+{TENSOR}N (N ranks split wide modules; {', '.join(MODEL_PARALLEL)} alone), "
     f"+{PIPELINE}N or +{PIPELINE}N=SCHEDULE ({', '.join(MODEL_PARALLEL)} alone; "
     f"{', '.join(get_args(Schedule))}) and "
@@ -83,6 +86,10 @@ class Strategy(Value):
     cache of their rows."""
     table_cache: int = Field(default=0, ge=0, exclude_if=lambda size: not size)
     """Size of that cache in KiB; 0 where there is none, or where its size follows from the memory that is left."""
+    servers: int = Field(default=0, ge=0, exclude_if=lambda servers: not servers)
+    """Number of servers that hold the embedding tables, in processes of their own; 0 where the ranks hold them."""
+    server_level: ServerLevel = Field(default="memory", exclude_if=lambda level: level == "memory")
+    """Level of storage on which servers have the tables."""
     pipeline: int = Field(default=1, ge=1, exclude_if=lambda ranks: ranks == 1)
     """Number of ranks that have the model's layers one after another; data parallelism is over the others."""
     schedule: Schedule = Field(default="1f1b", exclude_if=lambda schedule: schedule == "1f1b")
@@ -100,6 +107,18 @@ class Strategy(Value):
     def _caches_what_lies_below(self) -> Strategy:
         if self.table_cache and self.tables == "device":
             raise ValueError("tables on the device need no cache")
+        return self
+
+    @model_validator(mode="after")
+    def _servers_have_rows(self) -> Strategy:
+        if self.server_level != "memory" and not self.servers:
+            raise ValueError(f"there are no servers whose {self.server_level} could have the tables")
+        if self.servers and (self.tables != "device" or self.model_parallel):
+            beside = f"{self.tables}{TABLES}" if self.tables != "device" else f"{TENSOR}N and {PIPELINE}N"
+            raise ValueError(
+                f"{SERVERS}{self.servers} hold the tables of ranks that have the whole dense part each, or a "
+                f"shard of it; leave {beside} out, or the servers"
+            )
         return self
 
     @model_validator(mode="after")
@@ -174,6 +193,7 @@ class Strategy(Value):
 
     def _techniques(self, *, sized: bool, in_micro_batches: bool) -> tuple[str, ...]:
         size = f"={self.table_cache}KiB" if sized and self.table_cache else ""
+        on_level = f"={self.server_level}" if self.server_level != "memory" else ""
         schedule = f"={self.schedule}" if self.schedule != "1f1b" else ""
         words = (
             f"{TENSOR}{self.tensor}" if self.tensor > 1 else "",
@@ -181,6 +201,7 @@ class Strategy(Value):
             self.dense if self.dense != "dp" else "",
             f"{self.checkpointing}{CHECKPOINTING}" if self.checkpointing != "none" else "",
             "cpu_offload" if self.offload else "",
+            f"{SERVERS}{self.servers}{on_level}" if self.servers else "",
             f"{self.tables}{TABLES}{size}" if self.tables != "device" else "",
             f"micro_batches={self.micro_batches}" if in_micro_batches and self.micro_batches > 1 else "",
         )
@@ -261,6 +282,9 @@ def _fields_of(technique: str) -> dict[str, object]:
     stages = word.removeprefix(PIPELINE)
     if stages != word and stages.isdecimal() and int(stages) > 1 and count in ("", *get_args(Schedule)):
         return {PIPELINE: int(stages), "schedule": count or "1f1b"}
+    servers = word.removeprefix(SERVERS)
+    if servers != word and servers.isdecimal() and int(servers) > 0 and count in ("", *get_args(ServerLevel)):
+        return {SERVERS: int(servers), "server_level": count or "memory"}
     if (degree := word.removeprefix(TENSOR)) != word and degree.isdecimal() and int(degree) > 1:
         return {TENSOR: int(degree)}
     if word == "micro_batches" and count.isdecimal() and int(count) > 0:

@@ -176,6 +176,7 @@ def plan_options(config: StudyConfig) -> PlanOptions:
     return PlanOptions(
         prefer=config.prefer,
         technique=named(config.technique) if config.technique is not None else None,
+        servers=config.servers,
         memory_margin=config.memory_margin,
     )
 

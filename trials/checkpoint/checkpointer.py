@@ -75,6 +75,13 @@ class Resumable(Protocol):
     def restored(self, tables: State, steps: int) -> None:
         """Takes over what was loaded into `dense_state()` and `table_state(saved)`, after so many steps."""
 
+    def save_tables(self, folder: Path) -> None:
+        """Has servers write their tables into a folder, where servers hold them; a collective."""
+
+    def go_on_with_tables(self, steps: int, folder: Path | None) -> None:
+        """Has servers go on after so many steps, with what they wrote into a folder or, without one, as they
+        are; a collective."""
+
 
 class Average(Protocol):
     """A mean of weights that the step had earlier."""
@@ -153,6 +160,7 @@ class Checkpoints:
                 shutil.rmtree(leftover)
             partial.mkdir(parents=True)
         as_first(self._ranks, [0.0])  # the folder is there
+        step.save_tables(partial)
         try:
             with on_host():
                 _write(_everything(step, self._ranks) | _averaged(average), partial)
@@ -186,6 +194,7 @@ class Checkpoints:
         """
         newest = self._newest()
         if newest is None:
+            step.go_on_with_tables(0, None)
             return None
         stand = self._stand(newest)
         LOG.info("goes on from %s, made by %d rank(s)", newest, stand.ranks)
@@ -196,6 +205,7 @@ class Checkpoints:
                 step.restored(self._read(newest, step, AVERAGED.format(earlier)), stand.training.steps)
                 average.note()
             tables = self._read(newest, step)
+        step.go_on_with_tables(stand.training.steps, newest)
         step.restored(tables, stand.training.steps)
         tensor = step.strategy.tensor
         if (stand.ranks, stand.tensor) != (self._ranks.world, tensor):

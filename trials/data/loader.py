@@ -118,15 +118,59 @@ def train_batches(
         timed: whether batches are to say their newest time stamp, which the split must have.
     """
     used = split.rows if last_rows is None else last_rows
-    first_row = split.rows - used
-    huge = _bytes(split) * used > GLOBAL_SHUFFLE_BYTES * split.rows
-    order = shuffled(used, seed=seed, epoch=epoch, by_windows=huge) if shuffle else sequential(used)
+    order = _order(split, used, seed=seed, epoch=epoch, shuffle=shuffle)
     batches = max(1, used // batch_size) - start_batch
     for rows in islice(row_batches(order, batch_size, start_batch), max(0, batches)):
-        row_numbers = first_row + rows[rank_slice(len(rows), rank, ranks)]
-        weight = None if split.weight is None else split.weight[row_numbers]
-        time = _newest(split, first_row + rows) if timed else None
-        yield _batch(split.inputs.take(row_numbers), split.labels[row_numbers], weight, counts, time)
+        yield _part(split, split.rows - used + rows, rank, ranks, counts, timed=timed)
+
+
+class NumberedBatches:
+    """The global batches of all passes over a split, by number: those of `train_batches`, whole, of which some
+    may be left out."""
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        batch_size: int,
+        seed: int,
+        last_rows: int,
+        shuffle: bool = True,
+        counts: IdCounts | None = None,
+        timed: bool = False,
+    ) -> None:
+        """Takes the arguments of `train_batches`."""
+        self._split, self._batch_size, self._seed, self._used = split, batch_size, seed, last_rows
+        self._shuffle, self._counts, self._timed = shuffle, counts, timed
+        self._per_pass = max(1, last_rows // batch_size)
+        self._epoch, self._place = -1, 0
+        self._rows: Iterator[NDArray[np.int64]] = iter(())
+
+    def batch(self, number: int) -> Batch:
+        """Returns the batch of this number, which is higher than the one before."""
+        epoch, place = divmod(number, self._per_pass)
+        if epoch != self._epoch:
+            order = _order(self._split, self._used, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
+            self._rows, self._epoch, self._place = row_batches(order, self._batch_size, 0), epoch, 0
+        rows = next(islice(self._rows, place - self._place, None))
+        self._place = place + 1
+        return _part(self._split, self._split.rows - self._used + rows, 0, 1, self._counts, timed=self._timed)
+
+
+def _order(split: Split, used: int, *, seed: int, epoch: int, shuffle: bool) -> Iterator[NDArray[np.int64]]:
+    """Returns the order of the last `used` rows in a pass."""
+    huge = _bytes(split) * used > GLOBAL_SHUFFLE_BYTES * split.rows
+    return shuffled(used, seed=seed, epoch=epoch, by_windows=huge) if shuffle else sequential(used)
+
+
+def _part(
+    split: Split, rows: NDArray[np.int64], rank: int, ranks: int, counts: IdCounts | None, *, timed: bool
+) -> Batch:
+    """Returns a rank's part of a global batch of these rows."""
+    mine = rows[rank_slice(len(rows), rank, ranks)]
+    weight = None if split.weight is None else split.weight[mine]
+    time = _newest(split, rows) if timed else None
+    return _batch(split.inputs.take(mine), split.labels[mine], weight, counts, time)
 
 
 def _bytes(split: Split) -> int:

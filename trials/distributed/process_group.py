@@ -12,16 +12,19 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dhen.errors import UserError
-from trials.address import is_loopback
-from trials.events import RENDEZVOUS
+from trials.address import host_and_port, is_loopback
+from trials.events import RENDEZVOUS, SERVERS_RENDEZVOUS
 from trials.ranks import Ranks
 
 LOG = logging.getLogger(__name__)
+MEETING_SECONDS = 600.0
+"""Seconds that ranks and servers wait for each other to begin."""
 
 
 def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds: float) -> None:
@@ -39,8 +42,7 @@ def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds
     if not address:  # not by file://, which ends at a blank or a # of the path
         store = dist.FileStore(str(folder / RENDEZVOUS), ranks.world)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
-    if sys.platform == "linux" and (address is None or is_loopback(address)):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _speak_over_loopback(address)
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(local)
@@ -54,6 +56,29 @@ def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds
     )
     meeting = f"at {address}" if address else "by a file"
     LOG.info("process group of %d ranks made %s in %.2f s", ranks.world, meeting, time.monotonic() - began)
+
+
+def meeting_of_servers(folder: Path, address: str | None, *, makes: bool) -> Any:
+    """Returns the store through which ranks and servers of tables find each other.
+
+    Args:
+        folder: the trial's directory, seen by all; used where there is no address.
+        address: where the ranks of several machines meet.
+        makes: whether this process makes the store at that address; the first rank of a process group has made it.
+    """
+    _speak_over_loopback(address)
+    if not address:
+        return dist.FileStore(str(folder / SERVERS_RENDEZVOUS), -1)  # type: ignore[attr-defined]
+    host, port = host_and_port(address)
+    timeout = datetime.timedelta(seconds=MEETING_SECONDS)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=makes, timeout=timeout, wait_for_workers=False
+    )
+
+
+def _speak_over_loopback(address: str | None) -> None:
+    if sys.platform == "linux" and (address is None or is_loopback(address)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def check_devices(ranks_here: int) -> None:

@@ -123,19 +123,36 @@ class GrowingTables:
             key_N = mine_N
             if self._ranks.world > 1:
                 key_N, number_N = gathered(self._ranks, torch.stack([mine_N, number_N], dim=1)).unbind(1)
-            self._steps += 1
-            self._go_forward(time)
-            row_N = self._rows.index.find(key_N)
-            self._note(row_N)
-            self._halve()
-            self._expire()
-            new = ((row_N == 0) & (key_N != EMPTY)).nonzero().squeeze(1)
-            begun = self._begin(key_N[new], number_N[new]) if len(new) else None
+            row_N, begun = self.rows_of(key_N, number_N, time)
             if self._ranks.world > 1:
                 row_N = self._rows.index.find(mine_N)
-            elif begun is not None:
-                row_N[new] = self._rows.index.find(key_N[new])
             return self._rows.with_rows(batch, row_N), begun
+
+    def rows_of(
+        self, key_N: Tensor, number_N: Tensor, time: int | None, times_N: Tensor | None = None
+    ) -> tuple[Tensor, Begun | None]:
+        """Returns the rows of a step's keys, as `GrowingRows` numbers them, and those that begin anew.
+
+        Args:
+            key_N: keys as the index has them, the missing one too, each once or as often as it occurs.
+            number_N: the number of each key's table.
+            time: the step's newest time stamp.
+            times_N: how often each occurs; None: once.
+        """
+        self._steps += 1
+        self._go_forward(time)
+        row_N = self._rows.index.find(key_N)
+        self._note(row_N, times_N)
+        self._halve()
+        self._expire()
+        new = ((row_N == 0) & (key_N != EMPTY)).nonzero().squeeze(1)
+        if not len(new):
+            return row_N, None
+        times = times_N[new] if times_N is not None else None
+        begun = self._begin(key_N[new], number_N[new], times)
+        if begun is not None:
+            row_N[new] = self._rows.index.find(key_N[new])
+        return row_N, begun
 
     def begin_pass(self) -> None:
         """Forgets the occurrences of keys without a row, since what is rare in one pass is rare in the next, and
@@ -182,11 +199,12 @@ class GrowingTables:
             self._looked_at_time.fill_(time)
         self._now.clamp_(min=time)
 
-    def _note(self, row_N: Tensor) -> None:
-        self._occurred.index_add_(0, row_N, torch.ones_like(row_N, dtype=torch.int32))
+    def _note(self, row_N: Tensor, times_N: Tensor | None) -> None:
+        times_N = torch.ones_like(row_N) if times_N is None else times_N
+        self._occurred.index_add_(0, row_N, times_N.to(torch.int32))
         self._occurred[0] = 0
         self._see(row_N)
-        self._ids += len(row_N)
+        self._ids += times_N.sum()
 
     def _see(self, row_N: Tensor) -> None:
         self._seen[row_N] = self._steps
@@ -218,9 +236,11 @@ class GrowingTables:
                 taken = self._taken(number)
                 self._take_back(number, taken[self._seen_at[taken] <= now - time])
 
-    def _begin(self, key_N: Tensor, number_N: Tensor) -> Begun | None:
+    def _begin(self, key_N: Tensor, number_N: Tensor, times_N: Tensor | None) -> Begun | None:
         """Gives rows to keys that have none and occurred often enough; None where there are none such."""
         once, inverse, times = torch.unique(key_N, return_inverse=True, return_counts=True)
+        if times_N is not None:
+            times = torch.zeros_like(once).index_add_(0, inverse, times_N)
         number = torch.empty_like(once).scatter_(0, inverse, number_N)
         counted = self._counted_T[number]
         if self._filter is not None and counted.any():

@@ -178,15 +178,17 @@ class HostsRun:
 
     def _started(self, members: list[Member], devices: list[tuple[str, ...]]) -> Run:
         task, logs = self._prepared(members), self._task.logs(self._directory)
-        forget_last_run(self._directory, [rank for host in range(task.hosts) for rank in task.ranks_of(host)])
-        ranks: list[RemoteRank] = []
+        everybody = [process for host in range(task.hosts) for process in task.processes_of(host)]
+        forget_last_run(self._directory, everybody)
+        processes: dict[int, RemoteRank] = {}
         for host, member in enumerate(members):
             there = task.replace(host=host, devices=devices[host] or None)
-            its_ranks = [*task.ranks_of(host)]
+            its_ranks = [*task.processes_of(host)]
             member.call("start", self._number, there.to_dict(), str(self._directory), its_ranks)
-            LOG.info("%s: ranks %s are on %s", self._directory, its_ranks, member.words)
-            ranks += [RemoteRank(member, self._hosts, self._number, rank, logs) for rank in its_ranks]
-        return Run(ranks, logs, deadline_seconds=task.deadline_seconds)
+            LOG.info("%s: ranks and servers %s are on %s", self._directory, its_ranks, member.words)
+            for rank in its_ranks:
+                processes[rank] = RemoteRank(member, self._hosts, self._number, rank, logs)
+        return Run(processes, logs, deadline_seconds=task.deadline_seconds)
 
     def _prepared(self, members: list[Member]) -> Task:
         """Returns the task with absolute paths, and a port of its own on its first host where it has several."""

@@ -89,10 +89,7 @@ class RowWiseAdagrad(Optimizer):
             weights_RD.mul_(self._due(table, group, rows))
         if group["decay"]:
             gradient_RD.add_(weights_RD, alpha=group["decay"])
-        sums = state["sum"].index_select(0, rows).add_(gradient_RD.square().mean(dim=1))
-        state["sum"].index_copy_(0, rows, sums)
-        gradient_RD.mul_(sums.sqrt_().add_(EPSILON).reciprocal_().mul_(group["lr"]).unsqueeze(1))
-        self._write(table, rows, weights_RD.sub_(gradient_RD))
+        self._write(table, rows, weights_RD.sub_(row_steps(state["sum"], rows, gradient_RD, group["lr"])))
 
     def _write(self, table: Tensor, rows: Tensor, weights_RD: Tensor) -> None:
         if table.dtype == torch.float16:
@@ -131,6 +128,14 @@ class RowWiseAdagrad(Optimizer):
             group[LOG_SHRINK] = group[SETTLED] = progress[LOG_SHRINK].item()
             for table in group["params"]:
                 self.state_of(table)[LOG_SHRINK].fill_(progress[LOG_SHRINK])
+
+
+def row_steps(sum_R: Tensor, rows: Tensor, gradient_RD: Tensor, rate: float) -> Tensor:
+    """Adds the gradients of rows, each once or each time the same, to their sums; returns what the rows lose, in
+    the place of the gradients."""
+    sums = sum_R.index_select(0, rows).add_(gradient_RD.square().mean(dim=1))
+    sum_R.index_copy_(0, rows, sums)
+    return gradient_RD.mul_(sums.sqrt_().add_(EPSILON).reciprocal_().mul_(rate).unsqueeze(1))
 
 
 def _rows_of(table: Tensor, rows: Tensor) -> Tensor:

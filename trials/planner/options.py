@@ -20,6 +20,9 @@ class PlanOptions(Value):
     """Which of the strategies that fit is taken; `fastest` drops the number of techniques from the choice."""
     technique: Strategy | None = None
     """The strategy that the ladder is restricted to, with any number of micro-batches where it names none."""
+    servers: int | None = Field(default=None, gt=0, exclude_if=lambda servers: servers is None)
+    """Number of servers of embedding tables, where `training.tables.synchrony` is not local; None: the fewest that
+    have room for them."""
     memory_margin: int = 0
     """Bytes that are added to every predicted peak; below 0 they are taken off."""
     learnt: dict[str, int] = Field(default_factory=dict)

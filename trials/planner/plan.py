@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import get_args
 
 from pydantic import SkipValidation
 
@@ -44,7 +45,7 @@ from trials.planner.sentences import (
     split_sentences,
 )
 from trials.planner.tables.placement import PlacementError
-from trials.strategy import COMPRESSING, DELAYING, Strategy
+from trials.strategy import COMPRESSING, DELAYING, ServerLevel, Strategy
 
 NO_STAGES = (
     "A model of the family {!r} has no layers that could be stages of a pipeline: it is held without one."
@@ -187,6 +188,12 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     schedule = asked.schedule if asked is not None else "1f1b"
     layers = len(pricing.model.layers) if isinstance(pricing.model, DhenConfig) else 0
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank, layers, schedule)
+    if pricing.on_servers:
+        strategies = _served(strategies, options, cluster, pricing)
+        if asked is not None and not asked.servers:
+            # how many servers, and on which level, is said elsewhere or left to the plan
+            strategies = _without_servers_allowed(strategies, options)
+            options = options.replace(technique=None)
     if split > 1:
         staged = staged_ladder(cluster.ranks, examples_per_rank, layers, schedule, split)
         strategies = (*strategies, *split_ladder(split, cluster.ranks, examples_per_rank), *staged)
@@ -214,6 +221,46 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
             f"{cluster.gpus_per_host} ranks with {examples_per_rank} examples each. There are "
             f"{', '.join(names)}, each with +micro_batches={', '.join(map(str, MICRO_BATCHES[1:]))} (some with "
             "+no_sync) or without."
+        )
+    return allowed
+
+
+def _served(
+    strategies: tuple[Strategy, ...], options: PlanOptions, cluster: Cluster, pricing: Pricing
+) -> tuple[Strategy, ...]:
+    """Returns the strategies that can train against servers, with as many as were asked for or are needed."""
+    asked = options.technique
+    if asked is not None and asked.model_parallel:
+        raise UserError(
+            f"technique={asked.name}: training.tables.synchrony={pricing.training.tables.synchrony} has servers "
+            "for ranks that hold the whole dense part each, or a shard of it; leave one of the two out."
+        )
+    count = options.servers or (asked.servers if asked is not None and asked.servers else None)
+    if count is None:
+        count = max(1, -(-pricing.served.stored_bytes // cluster.host_memory_bytes))
+    of_ranks = [
+        strategy for strategy in strategies if not strategy.model_parallel and strategy.tables == "device"
+    ]
+    if pricing.training.tables.synchrony == "async":
+        of_ranks = [each for each in of_ranks if each.dense == "dp" and each.checkpointing == "none"]
+    levels = get_args(ServerLevel)
+    return tuple(each.replace(servers=count, server_level=level) for each in of_ranks for level in levels)
+
+
+def _without_servers_allowed(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
+    """Returns the strategies that a technique allows which says nothing of servers.
+
+    Raises:
+        UserError: where there are none.
+    """
+    plain = {each: each.replace(servers=0, server_level="memory") for each in strategies}
+    allowed = tuple(each for each, without in plain.items() if options.allows(without))
+    if not allowed:
+        assert options.technique is not None
+        names = dict.fromkeys(without.held_as for without in plain.values())
+        raise UserError(
+            f"technique={options.technique.name} is not on the ladder of ranks whose tables are on servers here; "
+            f"there are {', '.join(names)}."
         )
     return allowed
 

@@ -41,6 +41,7 @@ from trials.planner.tables.lookup_memory import (
     update_bytes,
 )
 from trials.planner.tables.placement import Placement, PlacementError, place, table_notes
+from trials.planner.tables.served import Served
 from trials.planner.tables.table_cost import (
     FP32_BYTES,
     ONE_PROCESS_ROW_STATE_BYTES,
@@ -96,6 +97,7 @@ class Pricing:
         self.options = options
         self.examples_per_rank = ceil(self.batch_size / cluster.ranks)
         self._tables, self._dims = held_schema(model, schema).tables, table_dims(model, schema)
+        self.on_servers = training.tables.on_servers and bool(self._tables)
         self._taped: dict[int, tuple[Taped, ...]] = {}
         self._segments: dict[tuple[int, int], tuple[Segment, ...]] = {}
         self._activations: dict[tuple[int, int, Checkpointing], Activations] = {}
@@ -111,11 +113,24 @@ class Pricing:
         groups, stored = table_groups(self.model, self.schema), self.training.table_precision
         return Below(groups, self._tables, self.examples_per_rank, NUMBER_BYTES[stored])
 
+    @cached_property
+    def served(self) -> Served:
+        """The tables as they lie on servers."""
+        alone = self.training.tables.synchrony == "async"
+        return Served(
+            self._tables,
+            self._dims,
+            self.batch_size if alone else self.examples_per_rank,
+            NUMBER_BYTES[self.training.table_precision],
+            NUMBER_BYTES[self.training.all_to_all_precision],
+        )
+
     @property
     def may_lie_below(self) -> bool:
         """Whether there are tables that may lie below the device: one rank has them, and no step reads every
         row."""
-        return bool(self._tables) and self.cluster.ranks == 1 and not self.training.table_decay
+        here = bool(self._tables) and not self.on_servers
+        return here and self.cluster.ranks == 1 and not self.training.table_decay
 
     def sized(self, strategy: Strategy) -> Strategy:
         """Returns a strategy whose tables lie below the device with the size of their cache: what is left of the
@@ -161,8 +176,8 @@ class Pricing:
         alone = self.cluster.ranks == 1
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
         return place(
-            self._tables,
-            self._dims,
+            () if self.on_servers else self._tables,
+            () if self.on_servers else self._dims,
             self.cluster,
             global_batch=self.batch_size,
             memory_bytes=memory_bytes,
@@ -199,7 +214,7 @@ class Pricing:
         return tuple(
             f"Module {kind!r} declares no memory (`write`): its layers were traced, on the CPU's code path."
             for kind in sorted(kinds)
-        ) + (self._table_notes if self.schema.tables else ())
+        ) + (self._table_notes if self.schema.tables and not self.on_servers else ())
 
     @property
     def _table_notes(self) -> tuple[str, ...]:
@@ -356,7 +371,7 @@ class Pricing:
     @cached_property
     def _lookup_workspace(self) -> int:
         """Bytes that a lookup in the tables of several ranks takes beside the embeddings that it puts out."""
-        if self.cluster.ranks == 1:
+        if self.cluster.ranks == 1 or self.on_servers:
             return 0
         looked_up = FP32_BYTES * sum(self._dims) * self.examples_per_rank
         return max(lookup_bytes(self._lookup) - looked_up, 0)
@@ -450,7 +465,7 @@ class Pricing:
     def _saved_of_lookup(self) -> int:
         """Bytes that one rank's lookup saves for its gradient, until that is there: row numbers, and of bags also
         what `embedding_bag` keeps."""
-        if self.cluster.ranks > 1:
+        if self.cluster.ranks > 1 or self.on_servers:
             return 0
         saved = sum(table.mean_ids for table in self._tables)
         saved += sum(table.mean_ids + BAG_INDICES for table in self.schema.multi_hot)
@@ -480,8 +495,8 @@ class Pricing:
         """What the lookups of several ranks are about."""
         training = self.training
         return Lookup(
-            self._tables,
-            self._dims,
+            () if self.on_servers else self._tables,
+            () if self.on_servers else self._dims,
             self.placement,
             self.cluster.ranks,
             self.examples_per_rank,
@@ -495,6 +510,8 @@ class Pricing:
     @cached_property
     def _kept_of_lookup(self) -> int:
         """Bytes that several ranks keep of a lookup until the tables are updated; one rank's are in its batch."""
+        if self.on_servers:
+            return self.served.held_bytes
         return kept_bytes(self._lookup) if self.cluster.ranks > 1 else 0
 
     @cached_property
@@ -504,6 +521,8 @@ class Pricing:
         On several ranks it is taken by gradients on their way, or by dense sums of replicated tables' gradients;
         on one rank by what the optimizer sums duplicates in, or rounds in.
         """
+        if self.on_servers:
+            return self.served.update_bytes
         if self.cluster.ranks > 1:
             return update_bytes(self._lookup)
         groups = [self._group_workspace(group) for group in table_groups(self.model, self.schema)]

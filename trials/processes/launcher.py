@@ -79,7 +79,7 @@ class Launcher:
         return _run_of(self._fork(main, task, directory), task, directory)
 
     def ranks(self, task: Task, directory: Path) -> list[LocalRank]:
-        """Starts the task's ranks on this machine, for whoever watches them.
+        """Starts the task's ranks and servers on this machine, for whoever watches them.
 
         Raises:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
@@ -91,7 +91,7 @@ class Launcher:
         return self._fork(main, task, directory)
 
     def _fork(self, main: RankMain, task: Task, directory: Path) -> list[LocalRank]:
-        ranks = task.ranks_here
+        ranks = task.processes_here
         forget_last_run(directory, ranks)
         arguments = [(task.to_dict(), str(directory), rank) for rank in ranks]
         with server_environment(), without_main():
@@ -104,10 +104,9 @@ class Launcher:
         started = [LocalRank(process) for process in processes]
         self._started.update(started)
         LOG.info(
-            "%s: ranks %d to %d are processes %s",
+            "%s: ranks and servers %s are processes %s",
             task.logs(directory).path(ranks[0]),
-            ranks[0],
-            ranks[-1],
+            ", ".join(map(str, ranks)),
             ", ".join(str(process.pid) for process in processes),
         )
         return started
@@ -129,9 +128,8 @@ class Launcher:
 
 def _run_of(ranks: list[LocalRank], task: Task, directory: Path) -> Run:
     return Run(
-        ranks,
+        dict(zip(task.processes_here, ranks, strict=True)),
         task.logs(directory),
-        first_rank=task.ranks_here[0],
         deadline_seconds=task.deadline_seconds,
     )
 

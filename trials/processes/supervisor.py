@@ -8,12 +8,22 @@ are the only sign of progress.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from multiprocessing import connection
 from pathlib import Path
 from typing import Protocol
 
-from trials.events import EVENTS, RENDEZVOUS, Event, EventReader, Failed, Progress, RankLogs, last_words
+from trials.events import (
+    EVENTS,
+    RENDEZVOUS,
+    SERVERS_RENDEZVOUS,
+    Event,
+    EventReader,
+    Failed,
+    Progress,
+    RankLogs,
+    last_words,
+)
 from trials.processes.post_mortem import Ending, endings_of, memory_kills, verdict
 from trials.processes.rank_process import RankProcess
 
@@ -53,15 +63,14 @@ class Run:
 
     def __init__(
         self,
-        processes: Sequence[RankProcess],
+        processes: Mapping[int, RankProcess],
         logs: RankLogs,
         *,
-        first_rank: int = 0,
         deadline_seconds: float | None = None,
     ) -> None:
-        """Takes over processes that were started, ranks in order, with their logs in the trial's directory;
+        """Takes over processes that were started, by their numbers, with their logs in the trial's directory;
         `deadline_seconds` of silence are a hang."""
-        self._processes = dict(enumerate(processes, start=first_rank))
+        self._processes = dict(processes)
         self._logs, self._directory = logs, logs.folder
         self._deadline_seconds = deadline_seconds
         self._read = EventReader(logs.folder / EVENTS)
@@ -96,7 +105,8 @@ class Run:
             alive = []
         if not alive and not self.ended:
             self.ended = True
-            (self._directory / RENDEZVOUS).unlink(missing_ok=True)
+            for name in (RENDEZVOUS, SERVERS_RENDEZVOUS):
+                (self._directory / name).unlink(missing_ok=True)
             if not self._told and self._failed():
                 events.append(self._verdict())
         return events
@@ -163,7 +173,7 @@ def forget_last_run(directory: Path, ranks: Iterable[int]) -> None:
     """Drops what these ranks have left of an earlier run, and, where rank 0 is among them, the events; logs stay,
     and go on."""
     for rank in ranks:
-        for name in (last_words(rank), *(() if rank else (EVENTS, RENDEZVOUS))):
+        for name in (last_words(rank), *(() if rank else (EVENTS, RENDEZVOUS, SERVERS_RENDEZVOUS))):
             (directory / name).unlink(missing_ok=True)
 
 

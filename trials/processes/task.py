@@ -84,6 +84,23 @@ class Task(Value):
             return range(self.hosts * self.gpus_per_host)
         return range(host * self.gpus_per_host, (host + 1) * self.gpus_per_host)
 
+    @property
+    def processes_here(self) -> tuple[int, ...]:
+        """The numbers of the processes that are started on this machine."""
+        return self.processes_of(self.host)
+
+    def processes_of(self, host: int) -> tuple[int, ...]:
+        """Returns the numbers of the processes that are started on one of the hosts: of its ranks, and of the
+        servers there, which are numbered on behind all ranks; they are spread over the hosts in turn."""
+        first, servers = self.hosts * self.gpus_per_host, range(self.strategy.servers)
+        there = [first + server for server in servers if self.address is None or server % self.hosts == host]
+        return (*self.ranks_of(host), *there)
+
+    def server(self, process: int) -> int | None:
+        """Returns which server a process is; None for a rank."""
+        number = process - self.hosts * self.gpus_per_host
+        return number if number >= 0 else None
+
     def logs(self, folder: Path) -> RankLogs:
         """The ranks' logs in the trial's directory: each attempt has its own, and so has every task that is no
         training."""

@@ -31,7 +31,7 @@ from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.origin import LogAtOrigin
 from trials.data.teacher import TaughtLog
-from trials.distributed.process_group import join
+from trials.distributed.process_group import join, meeting_of_servers
 from trials.events import (
     EVENTS,
     START_MARK,
@@ -50,12 +50,16 @@ from trials.processes.logs import log_to_stderr
 from trials.processes.post_mortem import DISK_FULL_CODE
 from trials.processes.task import Task
 from trials.ranks import Ranks
+from trials.servers.client import Servers
+from trials.servers.server import Server
+from trials.servers.shares import Share
 from trials.storage.disk_full import disk_full, is_disk_full
 from trials.storage.weights_file import read_weights, save_weights
 from trials.strategy import Strategy
 from trials.training.latency import candidate_time
 from trials.training.loop import train
 from trials.training.score_weights import keep_logits, logits_file, score
+from trials.training.turns import assist
 
 LOG = logging.getLogger(__name__)
 COLLECTIVE_SECONDS = 600.0
@@ -82,26 +86,62 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     _die_with_launcher()
     task = parse(Task, task_data, "task")
+    server = task.server(rank)
     if task.devices is not None:  # before CUDA is asked for anything: others of this host are not the task's
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(task.devices)
-    ranks = task.ranks(rank)
+    ranks = task.ranks(0 if server is not None else rank)
     try:
         _redirect_output(task.logs(folder).path(rank))
         log_to_stderr(rank, debug=task.debug)
         _log_task(task, ranks)
         _prepare_process(task.threads)
-        with _process_group(task, ranks, folder), _events(ranks, folder) as emit:
-            body(task, ranks, folder, emit)
+        if server is not None:
+            _serve(task, folder, server)
+        else:
+            _run_rank(body, task, ranks, folder)
         LOG.info("done")
         code = 0
     except Exception as error:
         code = DISK_FULL_CODE if is_disk_full(error) else 1
         with contextlib.suppress(OSError):  # on a full disk the exit code alone says why
-            _say_why(error, folder, None if ranks.world == 1 else rank)
+            _say_why(error, folder, None if len(task.processes_here) == 1 and ranks.world == 1 else rank)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)  # nothing of torch's or OpenMP's teardown can hang here
+
+
+def _run_rank(body: Body, task: Task, ranks: Ranks, folder: Path) -> None:
+    with _process_group(task, ranks, folder), _events(ranks, folder) as emit:
+        body(task, ranks, folder, emit)
+
+
+def _serve(task: Task, folder: Path, number: int) -> None:
+    """Is a server of embedding tables until all ranks have left."""
+    weights = None
+    if task.score_split is not None:
+        weights = read_weights(folder / WEIGHTS)
+    elif task.start_from is not None:
+        weights = read_weights(Path(task.start_from))
+    workers, strategy = task.hosts * task.gpus_per_host, task.strategy
+    share = Share(number, strategy.servers)
+    server = Server(task.job, share, workers, strategy.server_level, weights)
+    del weights
+    server.serve(meeting_of_servers(folder, task.address, makes=False))
+
+
+@contextlib.contextmanager
+def _servers(task: Task, ranks: Ranks, folder: Path) -> Iterator[Servers | None]:
+    """Returns the servers of the embedding tables; None where ranks hold them."""
+    if not task.strategy.servers:
+        yield None
+        return
+    makes = ranks.first and not dist.is_initialized()
+    store = meeting_of_servers(folder, task.address, makes=makes)
+    servers = Servers(store, ranks.rank, ranks.world, task.strategy.servers)
+    LOG.info("connected to %d server(s) of embedding tables", servers.count)
+    yield servers
+    servers.leave()
 
 
 def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
@@ -152,7 +192,8 @@ def _log_task(task: Task, ranks: Ranks) -> None:
 def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
     """Makes the process group: all ranks are there when it begins; none leaves before the first has said how it
     ended."""
-    if ranks.world == 1 and not task.strategy.fully_sharded:
+    alone = ranks.world == 1 or _on_their_own(task)
+    if alone and not task.strategy.fully_sharded:
         yield
         return
     local = ranks.rank - task.ranks_here[0]
@@ -160,6 +201,12 @@ def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
     join(ranks, folder, task.address, local=local, seconds=seconds)
     yield
     dist.barrier()
+
+
+def _on_their_own(task: Task) -> bool:
+    """Whether ranks train without each other, against servers."""
+    trains = task.score_split is None and task.serving is None
+    return trains and task.strategy.servers > 0 and task.job.training.tables.synchrony == "async"
 
 
 @contextlib.contextmanager
@@ -189,16 +236,18 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
         emit(Timed(forward=forward))
         return
     if task.score_split is not None:
-        metrics = score(
-            task.job,
-            folder / WEIGHTS,
-            log,
-            task.score_split,
-            ranks=ranks,
-            strategy=task.strategy,
-            cluster=task.cluster,
-            keep=keep_logits(logits_file(folder, task.score_split)) if task.keep_logits else None,
-        )
+        with _servers(task, ranks, folder) as servers:
+            metrics = score(
+                task.job,
+                folder / WEIGHTS,
+                log,
+                task.score_split,
+                ranks=ranks,
+                strategy=task.strategy,
+                cluster=task.cluster,
+                servers=servers,
+                keep=keep_logits(logits_file(folder, task.score_split)) if task.keep_logits else None,
+            )
         LOG.info("%s: NE %.6f of %s examples", task.score_split, metrics.ne, f"{metrics.examples:,}")
         emit(Scored(split=task.score_split, metrics=metrics))
         return
@@ -206,7 +255,12 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
         log = TaughtLog(log, Path(task.teacher))
     start_from = read_weights(Path(task.start_from)) if task.start_from else None
     LOG.info("weights: %s", task.start_from or f"fresh, from seed {task.job.seed}")
-    with limited_memory(task.hbm, device()) as peak_bytes:
+    own = _on_their_own(task)
+    with limited_memory(task.hbm, device()) as peak_bytes, _servers(task, ranks, folder) as servers:
+        if own and not ranks.first:
+            assert servers is not None
+            assist(task.job, log, servers, start_from, task.strategy, task.cluster)
+            return
         report = _Report(emit)
         train(
             task.job,
@@ -215,7 +269,8 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
             keep=lambda best: save_weights(best, folder / WEIGHTS),
             start_from=start_from,
             progress_seconds=task.progress_seconds,
-            **_of_ranks(task, ranks),
+            servers=servers,
+            **_of_ranks(task, Ranks() if own else ranks),
         )
         counted = task.hbm is not None
         report.finish(_of_fullest_rank(peak_bytes) if counted or ranks.world > 1 else None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ from trials.distributed.table_split import DenseBatch, DenseInputs, take_growing
 from trials.distributed.tensor_parallel import Shared, TensorParallel
 from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
+from trials.embeddings.engine import TableEngine
 from trials.embeddings.frequency_decay import FrequencyDecay
 from trials.embeddings.growing import Begun, GrowingTables
 from trials.embeddings.levels.cached_tables import CachedTables
@@ -56,6 +58,9 @@ from trials.planner.device_constants import BUCKET_BYTES
 from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.servers.client import Servers
+from trials.servers.served_dense import ServedDense
+from trials.servers.server_tables import ServerTables
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy, data_ranks
 from trials.training.evaluation import Keep, eval_rows, logits_over_ranks, metrics_over_ranks
@@ -75,6 +80,7 @@ class DistributedStep:
         strategy: Strategy,
         ranks: Ranks,
         cluster: Cluster | None = None,
+        servers: Servers | None = None,
         *,
         where: torch.device,
     ) -> None:
@@ -86,11 +92,13 @@ class DistributedStep:
             strategy: how the dense part is held; `fully_shard` needs a process group on one rank too.
             ranks: the ranks of the default process group.
             cluster: the cluster for which tables are placed and gradients cut into buckets; None for this machine.
+            servers: those that hold the tables; None where ranks do.
             where: this process's device.
         """
         config = job.training
         assert config.batch_size is not None
         self._ranks, self._batch_size = ranks, config.batch_size
+        self._server_level = strategy.server_level
         tables, self._rows = take_tables(model), take_growing(model)
         self._frequency_decay: FrequencyDecay | None = None
         if tables is not None and config.frequency_decay:
@@ -100,14 +108,22 @@ class DistributedStep:
         if not strategy.fully_sharded and strategy.dense != "zero_offload" and strategy.pipeline == 1:
             on_device_for_good(model, where)
         given, cluster = cluster, _cluster(cluster, ranks) if ranks.world > 1 else None
-        placement = pricing_of(job, cluster).placement if tables is not None and cluster is not None else None
+        here = tables is not None and servers is None
+        placement = pricing_of(job, cluster).placement if here and cluster is not None else None
         held = held_schema(job.model, job.features)
         level, cached_rows = strategy.tables, tuple[int, ...]()
         if tables is not None and level != "device":
             pricing = pricing_of(job, given or this_machine())
             cached_rows = pricing.below.cached_rows(pricing.sized(strategy).table_cache)
-        self._tables = table_engine(tables, held, config, ranks, placement, where, level, cached_rows)
         self._growing: GrowingTables | None = None
+        self._served: ServerTables | None = None
+        self._tables: TableEngine | None
+        if servers is not None:
+            assert tables is not None
+            self._tables = self._served = ServerTables(tables, self._rows, config, servers, where)
+            self._rows = None  # the servers know which key has which row
+        else:
+            self._tables = table_engine(tables, held, config, ranks, placement, where, level, cached_rows)
         if self._rows is not None:
             self._rows.build_index()  # its keys may have come from another rank
             self._growing = GrowingTables(self._rows, ranks)
@@ -125,6 +141,8 @@ class DistributedStep:
             growing_bags = [place for place, table in enumerate(job.features.multi_hot) if table.growing]
             self._lookups = PipelineLookups(self._dense.pipeline.group, growing_bags)
             LOG.info("layers of the stages: %s; this is stage %d", cut, ranks.stage(strategy.pipeline))
+        elif self._served is not None and config.tables.synchrony == "async":
+            self._dense = ParallelStep(ServedDense(model, config, self._served), strategy.micro_batches)
         else:
             needs_mesh = ranks.world > 1 or strategy.fully_sharded
             mesh = (
@@ -160,6 +178,8 @@ class DistributedStep:
     def strategy(self) -> Strategy:
         """The strategy that the model is held with, read from what wraps its dense part and holds its tables."""
         found = executed_strategy(self._dense)
+        if self._served is not None:
+            return found.replace(servers=self._served.servers.count, server_level=self._server_level)
         if not isinstance(self._tables, CachedTables):
             return found
         return found.replace(tables=self._tables.level, table_cache=self._tables.table_cache)
@@ -171,6 +191,8 @@ class DistributedStep:
         features = batch.features if self._lookups is None else self._lookups.features_of(batch.features)
         if self._growing is not None:
             features, begun = self._growing.admit(features, batch.time)
+        if self._served is not None:
+            features = self._served.of_batch(batch)
         embeddings = self._lookup(features, begun)
         whole = embeddings if self._lookups is None else self._lookups.gather(embeddings, batch.size)
         inputs = DenseInputs.of(whole, batch.features)
@@ -182,6 +204,8 @@ class DistributedStep:
         if self._frequency_decay is not None:
             assert batch.inverse_count_BT is not None
             self._frequency_decay(embeddings, batch.inverse_count_BT[looked_up])
+        if isinstance(self._engine, ServedDense):
+            self._engine.collect()
         if self._tables is not None:
             self._tables.update(embeddings)
         with on_host() if self._offload else nullcontext():
@@ -206,8 +230,20 @@ class DistributedStep:
         """What the cache of tables that lie below the device has done so far; None where there is none."""
         return self._tables.cache_use if isinstance(self._tables, CachedTables) else None
 
+    def ahead(self, batch: Batch) -> None:
+        """Is told the batch that comes after the next one trained on, whose rows may be fetched meanwhile."""
+        if self._served is not None:
+            self._served.ahead(batch)
+
+    @property
+    def staleness(self) -> dict[int, int] | None:
+        """How often the rows of a batch lacked the updates of so many steps; None where ranks hold the tables."""
+        return self._served.staleness if self._served is not None else None
+
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""
+        if self._served is not None and self._ranks.first:
+            self._served.servers.begin_pass()
         if self._growing is not None:
             self._growing.begin_pass()
 
@@ -225,9 +261,11 @@ class DistributedStep:
             self._engine.finish()
 
     def settle(self) -> None:
-        """Brings all table rows up to date."""
+        """Brings all table rows up to date, and a dense part that is on servers."""
         if self._tables is not None:
             self._tables.settle()
+        if isinstance(self._engine, ServedDense):
+            self._engine.update()  # others have trained since this rank's last step
 
     def clipped_steps(self) -> int:
         """Returns the number of steps since the last call whose gradients were clipped; the same on all ranks."""
@@ -260,6 +298,8 @@ class DistributedStep:
         if self._tables is not None:
             table_weights = self._tables.full_weights() or {}
             weights |= {f"{TABLES}{name}": weight for name, weight in table_weights.items()}
+        if self._served is not None and self._served.has_keys and self._ranks.first:
+            weights[f"{GROWING}keys"] = self._served.keys()
         if self._rows is not None and self._ranks.first:
             weights[f"{GROWING}keys"] = self._rows.keys.clone()
         return weights
@@ -294,12 +334,28 @@ class DistributedStep:
         if self._growing is not None:
             self._growing.restored()
 
+    def save_tables(self, folder: Path) -> None:
+        """Has servers write their tables into a folder, where there are servers; a collective."""
+        if self._served is not None:
+            self._served.settle()
+            all_agree(self._ranks, True)  # all have settled
+            self._served.save(folder)
+
+    def go_on_with_tables(self, steps: int, folder: Path | None) -> None:
+        """Has servers go on after so many steps, with what they wrote into a folder or as they are; a
+        collective."""
+        if self._served is not None:
+            self._served.go_on(steps, folder)
+            all_agree(self._ranks, True)  # none pulls before
+
     def _lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
         return self._tables.lookup(features, begun) if self._tables is not None else ()
 
     @torch.no_grad()
     def _score(self, features: FeatureBatch) -> Tensor:
         whole, of_rank = features, features if self._lookups is None else self._lookups.features_of(features)
+        if self._served is not None:
+            of_rank = self._served.found(of_rank)
         if self._rows is not None:
             of_rank = self._rows(of_rank)
         embeddings = self._lookup(of_rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,14 @@ class TrainStep:
         """None: all tables are on the device."""
         return None
 
+    def ahead(self, batch: Batch) -> None:
+        """Does nothing: all tables are here."""
+
+    @property
+    def staleness(self) -> None:
+        """None: rows have all updates."""
+        return None
+
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""
         if self._growing is not None:
@@ -165,6 +174,12 @@ class TrainStep:
             self._growing.restored()
         if self._sparse is not None:
             self._sparse.go_on(tables)
+
+    def save_tables(self, folder: Path) -> None:
+        """Does nothing: tables are part of `table_state`."""
+
+    def go_on_with_tables(self, steps: int, folder: Path | None) -> None:
+        """Does nothing: tables are part of `table_state`."""
 
     def _held(self) -> list[HeldBlock]:
         """Each table whole, as views."""

@@ -9,7 +9,6 @@ they go by the same numbers.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import resource
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -30,8 +30,6 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.collectives import mean_over
 from trials.data.cache import PreparedLog
-from trials.data.id_counts import IdCounts
-from trials.data.loader import Batch, train_batches
 from trials.data.prefetch import on_device
 from trials.embeddings.levels.row_cache import CacheUse
 from trials.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
@@ -39,13 +37,17 @@ from trials.job import Job, TrainingConfig
 from trials.memory.limit import on_host
 from trials.ranks import DataPart, Ranks, rank_slice
 from trials.record import CurvePoint, Measured, Metrics
+from trials.servers.client import Servers
+from trials.servers.dispenser import Losses
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
 from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
 from trials.training.distributed_step import DistributedStep
+from trials.training.learning_rates import rate_factors
 from trials.training.local_step import TrainStep
 from trials.training.progressive import score_ahead
 from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
+from trials.training.turns import PassBatches, Turn, handed_out, in_order
 from trials.training.weight_average import WeightAverage
 
 LOG = logging.getLogger(__name__)
@@ -72,6 +74,10 @@ class _Run:
     """Losses of the steps since the last check."""
     best_weights: Weights | None = None
     average: WeightAverage | None = None
+    servers: Servers | None = None
+    """Those that hold the tables; None where ranks do."""
+    done: Losses = Losses(0.0, 0, 0)  # noqa: RUF009
+    """What the last batch came to, of a rank that trains on its own."""
 
     @property
     def data(self) -> DataPart:
@@ -83,11 +89,15 @@ class _Run:
         """Number of rows of a pass."""
         return self.job.training.rows_used(self.log.manifest.rows["train"])
 
+    @cached_property
+    def batches(self) -> PassBatches:
+        """The batches of all passes."""
+        return PassBatches(self.job, self.log)
+
     @property
-    def steps_per_pass(self) -> int:
-        """Number of batches of a pass."""
-        assert self.job.training.batch_size is not None
-        return max(1, self.rows // self.job.training.batch_size)
+    def alone(self) -> bool:
+        """Whether ranks train on their own, against servers."""
+        return self.servers is not None and self.job.training.tables.synchrony == "async"
 
     @property
     def total_examples(self) -> int:
@@ -106,6 +116,7 @@ def train(
     ranks: Ranks = ONE_RANK,
     strategy: Strategy = PLAIN_DP,
     cluster: Cluster | None = None,
+    servers: Servers | None = None,
     resume_from: Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     checkpoint_evaluations: bool = False,
@@ -126,6 +137,8 @@ def train(
         ranks: the ranks; several need a default process group that all have joined, and call this alike.
         strategy: how the model is held.
         cluster: the cluster for which the job was planned.
+        servers: those that hold the tables; None where ranks do. Of ranks that train on their own
+            (`training.tables.synchrony=async`) the first calls this, as if it were alone, and the others `assist`.
         resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
             evaluations it had once more; new ones are made in it, and removed when the training has ended.
         checkpoint_seconds: seconds of training that may be lost.
@@ -135,7 +148,7 @@ def train(
         UserError: for a checkpoint of another job, a split with fewer rows than there are ranks, or delayed
             updates under a strategy that has none.
     """
-    step = fresh_step(job, start_from, ranks, strategy, cluster)
+    step = fresh_step(job, start_from, ranks, strategy, cluster, servers)
     checkpoints = Checkpoints(
         resume_from, job, ranks, checkpoint_seconds, each_evaluation=checkpoint_evaluations
     )
@@ -147,12 +160,17 @@ def train(
     emit(Wrapped(strategy=step.strategy.name))
     for point in state.curve:
         emit(Evaluated(point=point))
-    run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state)
+    run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state, servers=servers)
     run.best_weights, run.average = best_weights, average
     try:
         _train(run)
         assert run.best_weights is not None
-        best, best_weights, cache_use = state.best, run.best_weights, step.cache_use
+        best, best_weights, cache_use, staleness = (
+            state.best,
+            run.best_weights,
+            step.cache_use,
+            step.staleness,
+        )
         if job.period is not None:
             del run, step, average  # a second network needs their room
             best = score_ahead(
@@ -165,7 +183,7 @@ def train(
         assert best is not None
         if ranks.first:
             keep(best_weights)
-        trained = _trained(state, job.training, best, cache_use)
+        trained = _trained(state, job.training, best, cache_use, staleness)
         emit(trained)
         LOG.info(
             "training ended: best NE %.6f after %s examples; %s examples/s",
@@ -178,7 +196,13 @@ def train(
     checkpoints.drop()
 
 
-def _trained(state: TrainingState, config: TrainingConfig, best: Metrics, cache: CacheUse | None) -> Trained:
+def _trained(
+    state: TrainingState,
+    config: TrainingConfig,
+    best: Metrics,
+    cache: CacheUse | None,
+    staleness: dict[int, int] | None,
+) -> Trained:
     speed = statistics.median(state.speeds)
     measured = Measured(
         examples_per_second=speed,
@@ -188,6 +212,7 @@ def _trained(state: TrainingState, config: TrainingConfig, best: Metrics, cache:
         evaluate_seconds=state.evaluate_seconds,
         table_hit_rate=cache.hit_rate if cache else None,
         table_rows_copied=cache.rows_a_step if cache else None,
+        staleness=staleness,
     )
     return Trained(best=best, measured=measured)
 
@@ -207,18 +232,9 @@ def _train(run: _Run) -> None:
         config.batch_size,
         mine.stop - mine.start,
     )
-    first_steps, stretch_first, steps_per_pass = state.steps, state.examples, run.steps_per_pass
-    for batch, last in _mark_last(on_device(_epochs(run), device())):
-        factor = _rate_factor(config, state, run.total_examples)
-        rate = step.scale_learning_rates(
-            dense=factor * _warmup(config, state, run.total_examples), tables=factor
-        )
-        if state.steps % steps_per_pass == 0:
-            step.begin_pass()
-        loss = step(batch)
-        state.steps += 1
-        state.examples += config.batch_size
-        checked = _note_loss(run, loss)
+    first_steps, stretch_first, rate = state.steps, state.examples, 0.0
+    for turn in _turns(run):
+        rate, checked = _step(run, turn)
         if checked and isinstance(step, DistributedStep):
             step.finish_update()  # also where no checkpoint follows: one must change nothing
         now = time.perf_counter()
@@ -229,7 +245,7 @@ def _train(run: _Run) -> None:
             run.emit(
                 Progress(examples=state.examples, total_examples=run.total_examples, seconds=now - began)
             )
-        if state.examples < state.next_evaluation and not last:
+        if not turn.evaluates:
             if checked and run.checkpoints.due(evaluated=False):
                 stretch_began += _save(run, began)
             continue
@@ -263,11 +279,36 @@ def _train(run: _Run) -> None:
             LOG.info("gradients of %.0f %% of the steps were clipped", 100.0 * point.clipped)
         ends = _judge(run, point)
         # before anybody hears of it: who is stopped for this evaluation goes on from here
-        if not (ends or last) and run.checkpoints.due(evaluated=True):
+        if not (ends or turn.last) and run.checkpoints.due(evaluated=True):
             stretch_began += _save(run, began)
         run.emit(Evaluated(point=point))
         if ends:
             break
+
+
+def _step(run: _Run, turn: Turn) -> tuple[float, bool]:
+    """Runs the step of a turn, where it has one; returns the dense learning rate, and whether losses were
+    checked."""
+    config, state, step = run.job.training, run.state, run.step
+    assert config.batch_size is not None
+    trained = turn.batch is not None
+    state.steps = turn.steps - trained
+    state.examples = state.steps * config.batch_size
+    factors = rate_factors(config, state.examples, state.rate_factor, run.total_examples)
+    rate = step.scale_learning_rates(*factors)
+    if turn.batch is None:
+        return rate, False
+    if state.steps % run.batches.per_pass == 0:
+        step.begin_pass()
+    if turn.following is not None:
+        step.ahead(turn.following)
+    loss = step(turn.batch)
+    state.steps += 1
+    state.examples += config.batch_size
+    if run.alone:
+        run.done = Losses(float(loss), 1, step.clipped_steps())
+        return rate, False
+    return rate, _note_loss(run, loss)
 
 
 def _save(run: _Run, began: float) -> float:
@@ -282,25 +323,6 @@ def _consider_compiling(run: _Run, seconds: float) -> None:
     if isinstance(run.step, TrainStep):
         steps_left = (run.total_examples - run.state.examples) // run.job.training.batch_size
         LOG.info(compile_if_it_pays(run.step.model, seconds / CALIBRATION_STEPS, steps_left))
-
-
-def _rate_factor(config: TrainingConfig, state: TrainingState, total_examples: int) -> float:
-    """Returns what learning rates are multiplied by at the next step: by schedule, and by plateaus so far."""
-    share_done = state.examples / total_examples
-    factors = {
-        "constant": 1.0,
-        "linear": 1.0 - share_done,
-        "cosine": 0.5 + 0.5 * math.cos(math.pi * share_done),
-    }
-    return factors[config.schedule] * state.rate_factor
-
-
-def _warmup(config: TrainingConfig, state: TrainingState, total_examples: int) -> float:
-    """Returns the warm-up's factor of the dense learning rate: a share that rises to 1 with the examples."""
-    assert config.batch_size is not None
-    examples_seen = state.examples + config.batch_size  # with this step's
-    over = config.warmup_examples or config.warmup_share * total_examples
-    return min(1.0, examples_seen / over) if over else 1.0
 
 
 def _evaluate(run: _Run) -> tuple[Metrics, bool]:
@@ -365,39 +387,14 @@ def _check_losses(run: _Run) -> None:
     run.state.clipped_steps += run.step.clipped_steps()
 
 
-def _epochs(run: _Run) -> Iterator[Batch]:
-    """Yields this rank's batches of all passes, one after another, from where the training stands."""
-    config, split = run.job.training, run.log.split("train")
-    features = run.job.features
-    decays = config.frequency_decay and features.tables
-    counts = IdCounts(split, run.rows, features.growing_columns) if decays else None
-    assert config.epochs != "auto"
-    assert config.batch_size is not None
-    passed, batches = divmod(run.state.steps, run.steps_per_pass)
-    for epoch in range(passed, config.epochs):
-        yield from train_batches(
-            split,
-            batch_size=config.batch_size,
-            seed=run.job.seed,
-            epoch=epoch,
-            last_rows=run.rows,
-            shuffle=config.order == "shuffled",
-            start_batch=batches if epoch == passed else 0,
-            rank=run.data.rank,
-            ranks=run.data.ranks,
-            counts=counts,
-            timed=features.timed,
-        )
-
-
-def _mark_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Yields each batch, and whether it is the last."""
-    ahead = itertools.chain(batches, (None,))
-    current = next(ahead)
-    for following in ahead:
-        assert current is not None
-        yield current, following is None
-        current = following
+def _turns(run: _Run) -> Iterator[Turn]:
+    """Yields what this rank does, from where the training stands."""
+    assert run.job.training.batch_size is not None
+    if run.alone:
+        assert run.servers is not None
+        return handed_out(run.batches, run.servers, run.state, run.job.training, lambda: run.done)
+    mine = on_device(run.batches.from_step(run.state.steps, *run.data), device())
+    return in_order(mine, run.job.training.batch_size, run.state)
 
 
 def _peak_memory_bytes(where: torch.device) -> int:

@@ -21,6 +21,7 @@ from trials.job import Job
 from trials.optim.master_weights import compute_in
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.servers.client import Servers
 from trials.storage.weights_file import load_weights, read_all
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
@@ -37,6 +38,7 @@ def score(
     ranks: Ranks,
     strategy: Strategy,
     cluster: Cluster | None,
+    servers: Servers | None = None,
     keep: Keep | None = None,
 ) -> Metrics:
     """Returns metrics on a split of the log, the same on all ranks; a collective where there are several.
@@ -49,6 +51,7 @@ def score(
         ranks: the ranks that score the split together.
         strategy: how the model is held.
         cluster: the cluster for which tables are placed.
+        servers: those that hold the tables, with these weights; None where ranks do.
         keep: is given the logits of all rows, on the first rank.
 
     Raises:
@@ -69,11 +72,13 @@ def score(
     model = build_model(job.model, job.features)
     if ranks.first:
         load_weights(model, weights)
-    if ranks.world == 1:
+    if ranks.world == 1 and servers is None:
         return evaluate(compute_in(model.to(device()), job.training.precision), log, split, keep=keep)
-    for tensor in model.state_dict().values():
-        dist.broadcast(tensor, 0)
-    return DistributedStep(model, job, strategy, ranks, cluster, where=device()).evaluate(log, split, keep)
+    if ranks.world > 1:
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, 0)
+    step = DistributedStep(model, job, strategy, ranks, cluster, servers, where=device())
+    return step.evaluate(log, split, keep)
 
 
 def logits_file(folder: Path, split: str) -> Path:

@@ -21,6 +21,7 @@ from trials.job import Job
 from trials.memory.limit import on_device_for_good, on_host
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.servers.client import Servers
 from trials.storage.weights_file import Weights
 from trials.strategy import COMPRESSING, DELAYING, Strategy
 from trials.training.distributed_step import DistributedStep
@@ -51,6 +52,13 @@ class Step(Resumable, Protocol):
     @property
     def cache_use(self) -> CacheUse | None:
         """What the cache of tables that lie below the device has done so far; None where there is none."""
+
+    def ahead(self, batch: Batch) -> None:
+        """Is told, before a step, the batch that comes after its own, whose rows may be fetched meanwhile."""
+
+    @property
+    def staleness(self) -> dict[int, int] | None:
+        """How often the rows of a batch lacked the updates of so many steps; None where no servers hold tables."""
 
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""
@@ -83,6 +91,7 @@ def fresh_step(
     ranks: Ranks,
     strategy: Strategy,
     cluster: Cluster | None,
+    servers: Servers | None = None,
 ) -> Step:
     """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
     rank."""
@@ -109,11 +118,11 @@ def fresh_step(
             model.load_state_dict(start_from)
         if job.training.table_precision == "fp16":
             store_tables_in_half(model)  # before a device would need room for them in fp32
-    plain = not job.training.frequency_decay and job.training.optimizer == "adamw"
+    plain = not job.training.frequency_decay and job.training.optimizer == "adamw" and servers is None
     if ranks.world == 1 and strategy == PLAIN_DP and plain:
         LOG.info("model and tables on %s, in one process", device())
         return TrainStep(on_device_for_good(model, device()), job.training)
-    step = DistributedStep(model, job, strategy, ranks, cluster, where=device())
+    step = DistributedStep(model, job, strategy, ranks, cluster, servers, where=device())
     group = ranks.rank // strategy.tensor  # a tensor group draws alike what it computes alike
     if group or strategy.tensor > 1:
         torch.manual_seed(hash((job.seed, group)))

@@ -60,7 +60,7 @@ def run(target: Callable[[str], None], folder: Path, **settings: float) -> Run:
     Launcher()  # tells the fork server, which is one for all, what to import
     process = get_context("forkserver").Process(target=target, args=(str(folder),), daemon=True)
     process.start()
-    return Run([LocalRank(process)], RankLogs(folder, "attempt0"), **settings)
+    return Run({0: LocalRank(process)}, RankLogs(folder, "attempt0"), **settings)
 
 
 def everything(each: Run) -> list[object]:

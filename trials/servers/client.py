@@ -1,0 +1,225 @@
+"""A worker's side of the servers: requests to all of them at once, in order, from a thread of its own.
+
+What is pushed is on its way while the worker goes on, and so are the next batch's rows where they may be pulled
+ahead. One thread has all links, so that each server gets a worker's messages in their order.
+
+Shapes: R rows, U of them that a batch reads, each once, D columns, K keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trials.servers.dense_piece import piece
+from trials.servers.dispenser import Answer, Losses, Told
+from trials.servers.messages import DTYPES, Link, Message, Op
+from trials.servers.server import NO_TIME, link_name, path_tensor
+from trials.servers.shares import Share, server_of_keys
+
+ROWS_AT_ONCE = 1 << 18
+"""Rows of a matrix that are copied with one message."""
+
+
+class Pulled(NamedTuple):
+    """Rows of every matrix that were pulled for a step."""
+
+    rows: tuple[Tensor, ...]
+    """row_U of each matrix, in order, each once."""
+    weights: tuple[Tensor, ...]
+    """weight_UD of each, in fp32."""
+    read_at: tuple[int, ...]
+    """How many times each server had given rows to keys."""
+    behind: int
+    """Largest number of earlier steps whose updates they lack."""
+
+
+class Servers:
+    """The servers of a training, as one worker asks them."""
+
+    def __init__(self, store: Any, worker: int, workers: int, count: int) -> None:
+        """Connects to all servers, which wait for the worker.
+
+        Args:
+            store: where both sides meet.
+            worker: number of this worker.
+            workers: number of all.
+            count: number of servers.
+        """
+        self.worker, self.workers, self.count = worker, workers, count
+        self._links = [Link(store, link_name(worker, server), server=False) for server in range(count)]
+        self._courier = ThreadPoolExecutor(1, "courier")
+        self.behind = dict[int, int]()
+        """How often a batch of workers on their own was trained on while so many others were handed out."""
+
+    def later(self, call: Callable[[], Any]) -> Future[Any]:
+        """Has the thread that has the links make a call, after what it was given before."""
+        return self._courier.submit(call)
+
+    def now(self, call: Callable[[], Any]) -> Any:
+        """Has the thread make a call, and waits for it."""
+        return self.later(call).result()
+
+    def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype, *, read: bool = False) -> Pulled:
+        """Returns rows of every matrix, for a step or, with `read`, as they are; in the links' thread."""
+        owners = [row_U.remainder(self.count) for row_U in rows]
+        places = [[(owner_U == k).nonzero().squeeze(1) for owner_U in owners] for k in range(self.count)]
+        asked = [
+            tuple(
+                row_U[place].div(self.count, rounding_mode="floor")
+                for row_U, place in zip(rows, its, strict=True)
+            )
+            for its in places
+        ]
+        op = Op.READ if read else Op.PULL
+        answers = self._ask([Message(op, step, DTYPES.index(dtype), its) for its in asked])
+        weights = []
+        for number, row_U in enumerate(rows):
+            width = answers[0].tensors[number].shape[1]
+            weight_UD = torch.empty(len(row_U), width)
+            for its, answer in zip(places, answers, strict=True):
+                weight_UD[its[number]] = answer.tensors[number].float()
+            weights.append(weight_UD)
+        behind = max(answer.number for answer in answers)
+        return Pulled(tuple(rows), tuple(weights), tuple(answer.step for answer in answers), behind)
+
+    def push(
+        self,
+        step: int,
+        pulled: Pulled,
+        gradients: Sequence[Tensor],
+        dtype: torch.dtype,
+        *,
+        rate: float,
+        decay: float,
+        dense: tuple[Tensor, float] | None = None,
+    ) -> None:
+        """Sends a step's gradients of the rows that were pulled, and of the dense part with its learning rate; in
+        the links' thread."""
+        scales = [_scale(gradient_UD) if dtype is torch.float16 else 1.0 for gradient_UD in gradients]
+        sent = [(g_UD * scale).to(dtype) for g_UD, scale in zip(gradients, scales, strict=True)]
+        flat, dense_rate = dense if dense is not None else (None, 0.0)
+        settings = torch.tensor([rate, decay, dense_rate, *scales], dtype=torch.float64)
+        for server, link in enumerate(self._links):
+            masks = [row_U.remainder(self.count) == server for row_U in pulled.rows]
+            own = zip(pulled.rows, masks, strict=True)
+            rows = [row_U[mask].div(self.count, rounding_mode="floor") for row_U, mask in own]
+            parts = [gradient_UD[mask] for gradient_UD, mask in zip(sent, masks, strict=True)]
+            more = [] if flat is None else [flat[piece(len(flat), Share(server, self.count))]]
+            tensors = (settings, *rows, *parts, *more)
+            link.send(Message(Op.PUSH, step, pulled.read_at[server], tensors))
+
+    def rows_of_keys(
+        self, key_K: Tensor, table_K: Tensor, times_K: Tensor | None, step: int = 0, time: int | None = None
+    ) -> Tensor:
+        """Returns the rows of keys, each given once; those that occur in a step, with how often, may be given
+        rows; in the links' thread."""
+        server_K = server_of_keys(key_K, self.count)
+        places = [(server_K == server).nonzero().squeeze(1) for server in range(self.count)]
+        if times_K is None:
+            messages = [Message(Op.FIND, tensors=(key_K[place],)) for place in places]
+        else:
+            stamp = NO_TIME if time is None else time
+            messages = [
+                Message(Op.ADMIT, step, stamp, (key_K[place], table_K[place], times_K[place]))
+                for place in places
+            ]
+        row_K = torch.empty_like(key_K)
+        for place, answer in zip(places, self._ask(messages), strict=True):
+            (row_K[place],) = answer.tensors
+        return row_K
+
+    def drain(self, step: int) -> int:
+        """Waits until the updates of all steps before this one are in the tables; returns how many updates of rows
+        were left out so far."""
+        answers: list[Message] = self.now(lambda: self._ask_all(Message(Op.DRAIN, step)))
+        return sum(answer.number for answer in answers)
+
+    def begin_pass(self) -> None:
+        """Tells servers that a pass over the log begins."""
+        self.now(lambda: self._send_all(Message(Op.BEGIN_PASS)))
+
+    def dense(self) -> Tensor:
+        """Returns all dense weights, in fp32."""
+        answers = self.now(lambda: self._ask_all(Message(Op.DENSE)))
+        return torch.cat([answer.tensors[0] for answer in answers])
+
+    def next(self, until: int, rate_factor: float, done: Losses) -> Told:
+        """Asks for the next batch, see `trials.servers.dispenser`; `done` is of the one before."""
+        said = torch.tensor([rate_factor, *done], dtype=torch.float64)
+
+        def ask() -> Message:
+            self._links[0].send(Message(Op.NEXT, number=until, tensors=(said,)))
+            return self._links[0].receive()
+
+        answer: Message = self.now(ask)
+        factor, loss, steps, clipped = answer.tensors[0].tolist()
+        self.behind = dict(answer.tensors[1].tolist())
+        losses = Losses(loss, int(steps), int(clipped))
+        return Told(Answer(answer.number), answer.step, factor, losses, self.behind)
+
+    def matrix(self, number: int, rows: int, columns: int) -> Tensor:
+        """Returns a whole matrix, in fp32."""
+        return self.now(functools.partial(self._matrix, number, rows, columns))  # type: ignore[no-any-return]
+
+    def keys(self, matrices: int, rows: int) -> Tensor:
+        """Returns the key of each growing row (1 + R), 0 where it is free."""
+        key_R = torch.zeros(rows, dtype=torch.int64)
+        for answer in self.now(lambda: self._ask_all(Message(Op.FULL, number=matrices))):
+            row_K, key_K = answer.tensors
+            key_R[row_K] = key_K
+        return key_R
+
+    def save(self, folder: Path) -> None:
+        """Has each server write its part into a folder."""
+        self.now(lambda: self._ask_all(Message(Op.EXPORT, tensors=(path_tensor(folder),))))
+
+    def go_on(self, step: int, folder: Path | None) -> None:
+        """Has servers go on after so many steps, from what they have saved in a folder, or as they are."""
+        sent = () if folder is None else (path_tensor(folder),)
+        self.now(lambda: self._ask_all(Message(Op.IMPORT, step, tensors=sent)))
+
+    def leave(self) -> None:
+        """Tells servers that this worker has ended well."""
+        self.now(lambda: self._send_all(Message(Op.LEAVE)))
+        self._courier.shutdown()
+
+    def _matrix(self, number: int, rows: int, columns: int) -> Tensor:
+        whole_RD = torch.empty(rows, columns)
+        for server, link in enumerate(self._links):
+            share, first = Share(server, self.count), 0
+            own_RD = torch.empty(share.count(rows), columns)
+            while first < len(own_RD):
+                span = torch.tensor([first, ROWS_AT_ONCE])
+                link.send(Message(Op.FULL, number=number, tensors=(span,)))
+                (part_RD,) = link.receive().tensors
+                own_RD[first : first + len(part_RD)] = part_RD
+                first += len(part_RD)
+            share.put(own_RD, whole_RD)
+        return whole_RD
+
+    def _send_all(self, message: Message) -> None:
+        for link in self._links:
+            link.send(message)
+
+    def _ask_all(self, message: Message) -> list[Message]:
+        return self._ask([message] * self.count)
+
+    def _ask(self, messages: Sequence[Message]) -> list[Message]:
+        """Sends each server its message, then waits for all answers."""
+        for link, message in zip(self._links, messages, strict=True):
+            link.send(message)
+        return [link.receive() for link in self._links]
+
+
+def _scale(gradient_UD: Tensor) -> float:
+    """Returns a power of two by which gradients are multiplied before they are rounded to fp16, in which those
+    of a mean over thousands of examples would vanish."""
+    largest = float(gradient_UD.abs().max()) if gradient_UD.numel() else 0.0
+    return 1.0 if largest == 0.0 else 2.0 ** -torch.tensor(largest).log2().floor().item()

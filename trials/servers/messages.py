@@ -1,0 +1,177 @@
+"""What workers and servers of embedding tables say to each other, as tensors over gloo.
+
+A message is a header of fixed size, which says what is asked and which tensors follow, and then all of these in
+one buffer. Each pair of a worker and a server has a gloo group of its own, so that one that is gone breaks no
+connection but its own. Nothing is unpickled: a header is integers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+HEADER, FIELDS, SHAPE = 128, 6, 4
+"""Integers of a header; those before the shapes; those of a shape (type, dimensions, rows, columns)."""
+MOST_TENSORS = (HEADER - FIELDS) // SHAPE
+ALIGNED = 8
+"""Bytes of which the place of each tensor in the buffer is a multiple."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.float64)
+VERSION = 1
+"""Version of these messages; a worker and a server of different ones do not speak to each other."""
+PATIENCE = datetime.timedelta(days=7)
+"""Time that one side waits for the other. Who is gone breaks the connection at once; who hangs is found by who
+watches the processes."""
+
+
+class Op(IntEnum):
+    """What is asked of a server."""
+
+    ADMIT = auto()
+    """Rows for keys of growing tables, which are counted: key_K, table_K, times_K, newest time stamp -> row_K."""
+    FIND = auto()
+    """Rows of keys as they are: key_K -> row_K."""
+    PULL = auto()
+    """Rows for a step, when the synchrony allows it: row_U of each matrix -> weight_UD of each."""
+    READ = auto()
+    """Rows as they are: as PULL."""
+    PUSH = auto()
+    """Gradients of a step: settings, row_U and gradient_UD of each matrix, then the dense part's; no answer."""
+    DRAIN = auto()
+    """Waits until all that this worker has pushed is in the tables."""
+    BEGIN_PASS = auto()
+    """A pass over the log begins."""
+    DENSE = auto()
+    """The server's part of the dense weights."""
+    NEXT = auto()
+    """The number of the batch to train on, of server 0."""
+    FULL = auto()
+    """Some rows of a matrix one after another, or keys, to copy tables whole."""
+    EXPORT = auto()
+    """Writes the server's part into a folder."""
+    IMPORT = auto()
+    """Takes the tables over from such a folder."""
+    LEAVE = auto()
+    """The worker has ended well; no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A request or an answer."""
+
+    op: int
+    step: int = 0
+    number: int = 0
+    """What else is said, by the kind of message."""
+    tensors: tuple[Tensor, ...] = ()
+
+
+class LinkBrokenError(ConnectionError):
+    """The other end of a connection is gone, or never came."""
+
+
+class Link:
+    """One end of the connection between a worker and a server; one thread uses it at a time."""
+
+    def __init__(self, store: Any, name: str, *, server: bool) -> None:
+        """Waits for the other end, which makes a link of the same name.
+
+        Raises:
+            LinkBrokenError: where the other end does not come.
+        """
+        self._peer = 0 if server else 1
+        pair = dist.PrefixStore(f"{name}.v{VERSION}", store)  # type: ignore[attr-defined]
+        with _broken_is_said(name):
+            self._group: Any = dist.ProcessGroupGloo(pair, 1 if server else 0, 2, PATIENCE)
+        self._name = name
+
+    def send(self, message: Message) -> None:
+        """Sends a message; returns once its buffers may be written to again.
+
+        Raises:
+            LinkBrokenError: where the other end is gone.
+        """
+        tensors = message.tensors
+        assert len(tensors) <= MOST_TENSORS
+        header = torch.zeros(HEADER, dtype=torch.int64)
+        said = [message.op, message.step, message.number, len(tensors)]
+        header[: len(said)] = torch.tensor(said)
+        for place, tensor in enumerate(tensors):
+            shape = [DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]
+            start = FIELDS + SHAPE * place
+            header[start : start + len(shape)] = torch.tensor(shape)
+        with _broken_is_said(self._name):
+            self._group.send([header], self._peer, 0).wait()
+            if buffer := _packed(tensors):
+                self._group.send(buffer, self._peer, 0).wait()
+
+    def receive(self) -> Message:
+        """Returns the next message from the other end.
+
+        Raises:
+            LinkBrokenError: where the other end is gone.
+        """
+        header = torch.empty(HEADER, dtype=torch.int64)
+        with _broken_is_said(self._name):
+            self._group.recv([header], self._peer, 0).wait()
+        op, step, number, count, *_ = header.tolist()
+        shapes = [_shape(header, place) for place in range(count)]
+        size = sum(_room(dtype, shape) for dtype, shape in shapes)
+        buffer = torch.empty(size, dtype=torch.uint8)
+        if size:
+            with _broken_is_said(self._name):
+                self._group.recv([buffer], self._peer, 0).wait()
+        return Message(op, step, number, _unpacked(buffer, shapes))
+
+
+@contextlib.contextmanager
+def _broken_is_said(name: str) -> Iterator[None]:
+    """Gives gloo's errors, which are all of one kind, a kind of their own."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LinkBrokenError(
+            f"{name}: the other end is gone ({' '.join(str(error).split())[-160:]})"
+        ) from error
+
+
+Shape = tuple[torch.dtype, tuple[int, ...]]
+
+
+def _shape(header: Tensor, place: int) -> Shape:
+    code, dimensions, *sizes = header[FIELDS + SHAPE * place :][:SHAPE].tolist()
+    return DTYPES[code], tuple(sizes[:dimensions])
+
+
+def _room(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
+
+
+def _packed(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns all tensors in one buffer of bytes; nothing where they have no numbers."""
+    size = sum(_room(tensor.dtype, tensor.shape) for tensor in tensors)
+    if not size:
+        return []
+    buffer, place = torch.empty(size, dtype=torch.uint8), 0
+    for tensor in tensors:
+        given = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        buffer[place : place + len(given)] = given
+        place += _room(tensor.dtype, tensor.shape)
+    return [buffer]
+
+
+def _unpacked(buffer: Tensor, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
+    tensors, place = [], 0
+    for dtype, shape in shapes:
+        size = math.prod(shape) * dtype.itemsize
+        tensors.append(buffer[place : place + size].view(dtype).view(shape))
+        place += _room(dtype, shape)
+    return tuple(tensors)

@@ -1,0 +1,371 @@
+"""The part of a model's embedding tables that one server has: rows are read, updated, given to keys, saved.
+
+Rows lie in the server's memory, or on its SSD, each with row-wise Adagrad's sum. Updates are those of
+`trials.optim.rowwise_adagrad`, in fp16 rounded stochastically; `trials.embeddings.growing` gives rows of growing
+tables to keys, of which each server has its own.
+
+Shapes: R rows of the server's part of a matrix, U of them that are read or updated, each once, D columns, K keys,
+T rows of a table.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dhen.errors import UserError
+from dhen.inputs.features import Tables, matrices
+from dhen.inputs.growing import GrowingRows
+from dhen.inputs.key_index import EMPTY
+from dhen.schema import FeatureSchema
+from trials.embeddings.blocks import Block, HeldBlock, State
+from trials.embeddings.growing import PROGRESS, Begun, GrowingTables, begin_rows
+from trials.embeddings.levels.row_cache import on_ssd
+from trials.job import TrainingConfig
+from trials.optim.rowwise_adagrad import EPSILON, row_steps
+from trials.optim.stochastic_rounding import StochasticRounding
+from trials.ranks import Ranks
+from trials.servers.shares import (
+    Share,
+    growing_shares,
+    numbers_of,
+    schema_of_shares,
+)
+from trials.storage.weights_file import Weights, read_all, save_weights
+from trials.strategy import ServerLevel
+
+LOG = logging.getLogger(__name__)
+ROWS_AT_ONCE = 1 << 18
+"""Rows that are settled at a time."""
+FILES = "tables-server"
+"""Beginning of the names of servers' files."""
+WEIGHT, SUM, ROUNDING = "weight.", "sum.", "rounding"
+"""Names in a server's file: of rows and of their sums, by their matrix; of the counter of stochastic rounding."""
+KEYS, NUMBERS, COUNTED, GIVEN, GIVEN_AT = "keys", "numbers", "counted.", "given", "given_at."
+"""Names for growing tables: the key of each row, the row's number among those of all servers, what is counted, how
+many times rows were given to keys, and when each row was."""
+
+
+class Gradients(NamedTuple):
+    """Gradients of some rows of every matrix."""
+
+    rows: tuple[Tensor, ...]
+    """row_U of each matrix, as the server numbers them."""
+    gradients: tuple[Tensor, ...]
+    """gradient_UD of each, in fp32."""
+    rate: float
+    """Learning rate."""
+    decay: float
+    """L2 regularisation of these rows."""
+    read_at: int
+    """How many times rows had been given to keys when the rows were read: a row that has gone to another key
+    since then is left out."""
+
+
+class TableDecay:
+    """Decoupled decay of all rows at each step, applied to a row when it is read or updated; it is exact
+    (`trials.optim.rowwise_adagrad`)."""
+
+    def __init__(self, decay: float) -> None:
+        """`decay` is `training.table_decay`, of which each worker's push has its part."""
+        self._decay, self._shrink = decay, 0.0
+        self._applied = dict[str, Tensor]()
+
+    def begin(self, name: str, rows: int) -> None:
+        """Takes rows of a matrix for settled."""
+        self._applied[name] = torch.full((rows,), self._shrink, dtype=torch.float64)
+
+    def step(self, rate: float) -> None:
+        """Decays all rows by a step at this learning rate."""
+        self._shrink += math.log(max(1.0 - rate * self._decay, EPSILON))
+
+    def due(self, name: str, row_U: Tensor) -> Tensor:
+        """Returns what rows are multiplied by for the steps that they have missed (U, 1)."""
+        missed_U: Tensor = self._shrink - self._applied[name][row_U]
+        return missed_U.exp_().float().unsqueeze(1)
+
+    def done(self, name: str, row_U: Tensor) -> None:
+        """Notes that rows have caught up."""
+        self._applied[name][row_U] = self._shrink
+
+
+class ServerPart:
+    """The rows of all matrices that one server has."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        rows: GrowingRows | None,
+        schema: FeatureSchema,
+        config: TrainingConfig,
+        share: Share,
+        level: ServerLevel,
+        workers: int,
+    ) -> None:
+        """Keeps the server's rows of whole tables.
+
+        Args:
+            tables: with weights; they may go afterwards.
+            rows: which keys have which rows so far; None where no table grows.
+            schema: the tables', as the model holds them.
+            config: resolved.
+            share: which server this is.
+            level: where the rows lie.
+            workers: number of ranks that read and update them.
+
+        Raises:
+            UserError: where a growing table has fewer rows than there are servers.
+        """
+        self._share, self._level, self._seed = share, level, torch.initial_seed()
+        turns = workers if config.tables.synchrony == "semi" else 1
+        self._decay = TableDecay(config.table_decay / turns) if config.table_decay else None
+        whole = matrices(tables)
+        self.names = tuple(whole)
+        self._rows_of_all = {name: len(matrix.weight) for name, matrix in whole.items()}
+        half = config.table_precision == "fp16"
+        self._rounding = StochasticRounding(self._seed) if half else None
+        self._weights, self._sums = dict[str, Tensor](), dict[str, Tensor]()
+        for name, matrix in whole.items():
+            weight_RD = share.part(matrix.weight.detach())
+            weight_RD = weight_RD.half() if half else weight_RD.float()
+            self._hold(name, weight_RD, torch.zeros(len(weight_RD)))
+        self._growing: GrowingTables | None = None
+        self.given = 0
+        """How many times rows were given to keys."""
+        if rows is None:
+            return
+        self._shares = growing_shares(whole, rows, share)
+        self._own_rows = GrowingRows(schema_of_shares(schema, rows, self._shares, turns))
+        self._number_R = numbers_of(rows, self._own_rows, self._shares, share)
+        self._spans = rows.spans
+        self._given_at = {
+            name: torch.zeros(len(held), dtype=torch.int64) for name, held in self._weights.items()
+        }
+        self._growing = GrowingTables(self._own_rows, Ranks())
+        if rows.keys.any():
+            self._take_keys(rows.keys, {name: matrix.weight.detach() for name, matrix in whole.items()}, {})
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of rows and of their sums."""
+        held = (*self._weights.values(), *self._sums.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def read(self, rows: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        """Returns weight_UD of each matrix's row_U."""
+        read = []
+        for name, row_U in zip(self.names, rows, strict=True):
+            weight_UD = self._weights[name].index_select(0, row_U)
+            if self._decay is not None:
+                weight_UD = weight_UD.float().mul_(self._decay.due(name, row_U))
+            read.append(weight_UD.to(dtype))
+        return tuple(read)
+
+    @torch.no_grad()
+    def update(self, gradients: Gradients) -> int:
+        """Runs row-wise Adagrad on some rows; returns how many were left out, as they belong to other keys now."""
+        dropped = 0
+        if self._decay is not None:
+            self._decay.step(gradients.rate)
+        for name, row_U, gradient_UD in zip(self.names, gradients.rows, gradients.gradients, strict=True):
+            if self._growing is not None:
+                same = self._given_at[name][row_U] <= gradients.read_at
+                dropped += int((~same).sum())
+                row_U, gradient_UD = row_U[same], gradient_UD[same]
+            weight_RD, sum_R = self._weights[name], self._sums[name]
+            weight_UD = weight_RD.index_select(0, row_U).float()
+            if self._decay is not None:
+                weight_UD.mul_(self._decay.due(name, row_U))
+                self._decay.done(name, row_U)
+            if gradients.decay:
+                gradient_UD = gradient_UD.add(weight_UD, alpha=gradients.decay)
+            weight_UD -= row_steps(sum_R, row_U, gradient_UD.clone(), gradients.rate)
+            self._write(name, row_U, weight_UD)
+        return dropped
+
+    @torch.no_grad()
+    def admit(self, key_K: Tensor, table_K: Tensor, times_K: Tensor, time: int | None) -> Tensor:
+        """Counts keys of a step, each once with its occurrences, and gives rows to those that are admitted;
+        returns the rows of all, as all servers' rows are numbered together."""
+        assert self._growing is not None
+        row_K, begun = self._growing.rows_of(key_K, table_K, time, times_K)
+        if begun is not None:
+            self.given += 1
+            self._begin(begun)
+        return self._number_R[row_K]
+
+    def find(self, key_K: Tensor) -> Tensor:
+        """Returns the rows that keys have, as all servers' rows are numbered together; 0 for those without one."""
+        return self._number_R[self._own_rows.index.find(key_K)]
+
+    def begin_pass(self) -> None:
+        """Is called before the first step of each pass."""
+        if self._growing is not None:
+            self._growing.begin_pass()
+
+    def rows_from(self, matrix: int, first: int, most: int) -> Tensor:
+        """Returns so many rows of a matrix in fp32, from one of the server's on; fewer at the end."""
+        name = self.names[matrix]
+        row_U = torch.arange(first, min(first + most, len(self._weights[name])))
+        (weight_UD,) = self.read([row_U if other == name else row_U[:0] for other in self.names])[
+            matrix : matrix + 1
+        ]
+        return weight_UD
+
+    def keys(self) -> tuple[Tensor, Tensor]:
+        """Returns the numbers of growing rows that keys have, as all servers' rows are numbered, and these
+        keys."""
+        row_K = self._own_rows.keys.nonzero().squeeze(1)
+        return self._number_R[row_K], self._own_rows.keys[row_K]
+
+    def save(self, folder: Path, beside: Mapping[str, Tensor]) -> None:
+        """Writes a file of the folder with the server's part, and with what else is given."""
+        self._settle()
+        state: Weights = {f"{WEIGHT}{name}": weight for name, weight in self._weights.items()}
+        state |= {f"{SUM}{name}": sums for name, sums in self._sums.items()}
+        if self._rounding is not None:
+            state[ROUNDING] = self._rounding.state
+        if self._growing is not None:
+            state |= {f"{COUNTED}{name}": values for name, values in self._counted().items()}
+            state |= {KEYS: self._own_rows.keys, NUMBERS: self._number_R, GIVEN: torch.tensor(self.given)}
+            state |= {f"{GIVEN_AT}{name}": values for name, values in self._given_at.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(state | dict(beside), folder / file_name(self._share))
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> list[Weights]:
+        """Takes over what servers have saved in a folder, however many they were; returns their files, in order.
+
+        Where they were as many, growing tables go on to the bit; else they keep rows and sums of all keys, and
+        count occurrences anew.
+
+        Raises:
+            UserError: where files are missing or damaged.
+        """
+        files = _files(folder)
+        saved = len(files)
+        if saved == self._share.servers:
+            self._load_own(files[self._share.server])
+            return files
+        whole, sums = dict[str, Tensor](), dict[str, Tensor]()
+        for name, count in self._rows_of_all.items():
+            held = self._weights[name]
+            whole[name], sums[name] = torch.empty(count, held.shape[1], dtype=held.dtype), torch.empty(count)
+            for number, file in enumerate(files):
+                Share(number, saved).put(file[f"{WEIGHT}{name}"], whole[name])
+                Share(number, saved).put(file[f"{SUM}{name}"], sums[name])
+            self._hold(name, self._share.part(whole[name]), self._share.part(sums[name]))
+        if self._growing is not None:
+            key_R = torch.zeros(1 + self._spans[-1].stop, dtype=torch.int64)
+            for file in files:
+                key_R[file[NUMBERS]] = file[KEYS]
+            self._take_keys(key_R, whole, sums)
+        return files
+
+    def _counted(self) -> State:
+        """Returns what growing tables count, but for their keys."""
+        assert self._growing is not None
+        counted = self._growing.state().items()
+        return {name: values for name, values in counted if name.startswith(f"{PROGRESS}.")}
+
+    def _settle(self) -> None:
+        """Applies all table decay that is due."""
+        if self._decay is None:
+            return
+        for name, weight_RD in self._weights.items():
+            for row_U in torch.split(torch.arange(len(weight_RD)), ROWS_AT_ONCE):
+                self._write(name, row_U, weight_RD[row_U].float().mul_(self._decay.due(name, row_U)))
+                self._decay.done(name, row_U)
+
+    def _write(self, name: str, row_U: Tensor, weight_UD: Tensor) -> None:
+        if self._rounding is not None:
+            self._rounding.write(self._weights[name], row_U, weight_UD)
+        else:
+            self._weights[name].index_copy_(0, row_U, weight_UD)
+
+    def _load_own(self, file: Weights) -> None:
+        for name, weight_RD in self._weights.items():
+            weight_RD.copy_(file[f"{WEIGHT}{name}"])
+            self._sums[name].copy_(file[f"{SUM}{name}"])
+        if self._rounding is not None:
+            self._rounding.state.copy_(file[ROUNDING])
+        if self._growing is not None:
+            self._own_rows.keys.copy_(file[KEYS])
+            for name, values in self._counted().items():
+                values.copy_(file[f"{COUNTED}{name}"])
+            self._growing.restored()
+            self.given = int(file[GIVEN])
+            for name, given_R in self._given_at.items():
+                given_R.copy_(file[f"{GIVEN_AT}{name}"])
+
+    def _hold(self, name: str, weight_RD: Tensor, sum_R: Tensor) -> None:
+        """Takes rows of a matrix and their sums over, to where they lie."""
+        if self._level == "ssd":
+            weight_RD, sum_R = on_ssd(weight_RD), on_ssd(sum_R)
+        self._weights[name], self._sums[name] = weight_RD, sum_R
+        if self._decay is not None:
+            self._decay.begin(name, len(weight_RD))
+
+    def _take_keys(self, key_R: Tensor, whole: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+        """Gives the server's first rows to those of all keys that are the server's, with the rows that they had
+        among all.
+
+        Args:
+            key_R: the key of each row, as all servers' rows are numbered; 0 where it is free.
+            whole: all rows of each matrix.
+            sums: their sums; empty for fresh ones.
+        """
+        assert self._growing is not None
+        for its, span, own in zip(self._shares, self._spans, self._own_rows.spans, strict=True):
+            key_T = key_R[span]
+            row_K = ((key_T != EMPTY) & self._share.own_keys(key_T)).nonzero().squeeze(1)
+            if len(row_K) > its.count:
+                LOG.warning("%d of %d keys find no row on this server", len(row_K) - its.count, len(row_K))
+                row_K = row_K[: its.count]
+            self._own_rows.keys[own.start : own.start + len(row_K)] = key_T[row_K]
+            place = slice(its.place, its.place + len(row_K))
+            in_matrix = row_K + its.start + 1  # row 0 of the table is the default row
+            self._weights[its.matrix][place] = whole[its.matrix][in_matrix].to(
+                self._weights[its.matrix].dtype
+            )
+            if sums:
+                self._sums[its.matrix][place] = sums[its.matrix][in_matrix]
+        self._growing.restored()
+
+    def _begin(self, begun: Begun) -> None:
+        """Begins rows anew that were given to keys."""
+        held = []
+        for table, its in zip(self._own_rows.tables, self._shares, strict=True):
+            rows = slice(its.place, its.place + its.count)
+            weight_RD, sum_R = self._weights[its.matrix][rows], self._sums[its.matrix][rows]
+            held.append(HeldBlock(Block(table.name, 0, weight_RD.shape[1]), weight_RD, sum_R))
+            if table.name in begun.tables:
+                given = begun.rows[begun.tables[table.name]] - 1
+                self._given_at[its.matrix][rows][given] = self.given
+                if self._decay is not None:
+                    self._decay.done(its.matrix, given + its.place)
+        # rows of a server's table follow one another without the default row before them
+        begin_rows(held, begun._replace(rows=begun.rows - 1))
+
+
+def file_name(share: Share) -> str:
+    """Returns the name of a server's file in a checkpoint."""
+    return f"{FILES}{share.server}-of-{share.servers}.safetensors"
+
+
+def _files(folder: Path) -> list[Weights]:
+    """Returns what all servers have saved in a folder, in their order."""
+    paths = list(folder.glob(f"{FILES}*"))
+    expected = [folder / file_name(Share(server, len(paths))) for server in range(len(paths))]
+    if not paths or sorted(paths) != sorted(expected):
+        raise UserError(
+            f"{folder}: the tables' checkpoint is not whole: there are {len(paths)} file(s) of servers. Delete "
+            "it, and training begins anew."
+        )
+    return [read_all(path) for path in expected]
