@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from dhen.cost import CostRow, table_bytes
+from dhen.cost import CostRow, shared, table_bytes
 from dhen.values import Value
 from trials.strategy import named
 
@@ -142,6 +142,11 @@ class JobSummary(Value):
     period: str | None = Field(default=None, exclude_if=lambda length: length is None)
     """Length of the periods of validation and test, each scored before it is trained on; None: they are scored by
     the trained weights as they are."""
+
+    @field_validator("cost")
+    @classmethod
+    def _in_common(cls, cost: tuple[CostRow, ...]) -> tuple[CostRow, ...]:
+        return tuple(map(shared, cost))
 
     @model_validator(mode="before")
     @classmethod
