@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import write_log
-from served_training import BATCH, a_job, a_task, apart, failure, train_on_servers
+from servers.served_training import BATCH, a_job, a_task, apart, failure, train_on_servers
 from torch import Tensor, nn
 
 from dhen.loss import cross_entropy
