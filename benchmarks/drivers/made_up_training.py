@@ -41,7 +41,7 @@ class MadeUpTrainings(Launcher):
         assert task.serving is None, "only trainings are made up"
         forget_last_run(directory, task.ranks_here)
         rank: RankProcess = _MadeUpRank(task, directory, self._seconds)
-        return Run([rank], task.logs(directory), deadline_seconds=task.deadline_seconds)
+        return Run({0: rank}, task.logs(directory), deadline_seconds=task.deadline_seconds)
 
 
 class _MadeUpRank:
