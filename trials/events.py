@@ -117,6 +117,8 @@ class Failed(Value):
     try."""
     host_left: bool = False
     """Whether that was because a host left, which says nothing of memory."""
+    stopped: bool = False
+    """Whether a rank was stopped by a signal (SIGSTOP), and found by its silence: worth another try."""
     disk_full: bool = False
     """Whether a file could not be written for want of space: the trial goes on once there is some."""
     needed_bytes: int | None = None

@@ -98,8 +98,9 @@ def with_attempt(
 
 
 def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
-    """The outcome of a failure: an attempt that was killed from outside is cut short and runs again; killed twice,
-    it counts as out of memory. Hosts that leave are another matter, until they do so again and again.
+    """The outcome of a failure: an attempt that was killed or stopped from outside is cut short and runs again;
+    killed twice, it counts as out of memory. Hosts that leave are another matter, until they do so again and
+    again.
 
     Tools in place of the kernel (earlyoom, systemd-oomd) send the same signal, and the kernel does not count it.
     An attempt whose driver died says nothing of memory.
@@ -108,5 +109,7 @@ def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
         attempt.outcome is Outcome.INTERRUPTED and not attempt.lost_its_driver for attempt in record.attempts
     )
     if event.killed and interrupted < (MOST_HOSTS_LOST if event.host_left else 1):
+        return Outcome.INTERRUPTED
+    if event.stopped and not interrupted:
         return Outcome.INTERRUPTED
     return Outcome.OUT_OF_MEMORY if event.out_of_memory or event.killed else Outcome.FAILED

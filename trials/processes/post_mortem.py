@@ -138,7 +138,7 @@ def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Fai
     )
     error = f"no progress for {seconds:,.1f} s, {at}: {states}"
     stacks = f"; the stacks are in the ranks' logs, {logs.name}.rank*.log"
-    return Failed(error=error + (_log(logs, suspect) if stopped else stacks))
+    return Failed(error=error + (_log(logs, suspect) if stopped else stacks), stopped=bool(stopped))
 
 
 def _how(ending: Ending) -> str:

@@ -41,8 +41,6 @@ def with_servers(
     of_ranks = [each for each in strategies if not each.model_parallel and each.tables == "device"]
     if pricing.alone:
         of_ranks = [each for each in of_ranks if each.dense == "dp" and each.checkpointing == "none"]
-    if asked is not None and not asked.servers:  # a way to hold the dense part
-        of_ranks = list(filter(options.allows, of_ranks))
     counts = {level: count or _needed(pricing, level) for level in LEVELS}
     _check_growing(max(counts.values()), pricing)
     return tuple(
