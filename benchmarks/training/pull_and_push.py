@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from trials.planner.tables.served import Served
 
 from benchmarks.models.one_network import parsed, stacked
 from benchmarks.shared.machine_and_tables import machine, markdown
@@ -30,6 +29,7 @@ from trials.distributed.process_group import meeting_of_servers
 from trials.distributed.table_split import take_tables
 from trials.embeddings.local import LocalTables
 from trials.job import Job, TablesConfig, TrainingConfig
+from trials.planner.servers.served import Served
 from trials.servers.client import Servers
 from trials.servers.server_tables import ServerTables
 
